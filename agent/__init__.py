@@ -1,0 +1,1 @@
+"""The daemon: what a node has, told to the kubelet."""

@@ -1,0 +1,1 @@
+"""What the node has: sources, discovery, health, claims, inventory, placement."""

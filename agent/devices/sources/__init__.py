@@ -1,0 +1,1 @@
+"""Sources: what the kernel says, turned into hints and records."""

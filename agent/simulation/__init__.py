@@ -1,0 +1,1 @@
+"""A kubelet and hardware to try things on; the demo and the tests use it."""

@@ -1,0 +1,1 @@
+"""Kinds of hardware, one file each: what a backend author sees, and nothing of gRPC."""

@@ -1,0 +1,443 @@
+"""The values backends and the daemon share, and the small interface a backend implements.
+
+Everything here is frozen. A backend reads a `Host` and its `Resource`s and answers with `Device`s,
+`Signal`s and `ContainerEdits`; it holds no mutable state and never imports `agent`.
+"""
+
+from __future__ import annotations
+
+import enum
+import stat
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Final, Generic, TypeVar
+
+import msgspec
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class HostPath:
+    """An absolute path as the host and the kubelet see it.
+
+    It is deliberately no `os.PathLike`: to open it, ask `Host.local` where this process sees it.
+    """
+
+    text: str
+
+    def __post_init__(self) -> None:
+        if not self.text.startswith("/"):
+            raise ValueError(f"a host path starts with '/', not {self.text!r}")
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __truediv__(self, below: str) -> HostPath:
+        return HostPath(f"{self.text.rstrip('/')}/{below}")
+
+    @property
+    def name(self) -> str:
+        """The last component."""
+        return self.text.rstrip("/").rpartition("/")[2]
+
+    @property
+    def parent(self) -> HostPath:
+        """The directory it lies in; `/` is its own parent."""
+        return HostPath(self.text.rstrip("/").rpartition("/")[0] or "/")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Where this process sees the host's trees; the only place that spells `/sys`, `/dev`, `/proc`, `/run`."""
+
+    root: Path = Path("/")
+    sys: Path = Path("/sys")
+    dev: Path = Path("/dev")
+    proc: Path = Path("/proc")
+    run: Path = Path("/run")
+
+    def _trees(self) -> tuple[tuple[str, Path], ...]:
+        return (("/sys", self.sys), ("/dev", self.dev), ("/proc", self.proc), ("/run", self.run))
+
+    def local(self, path: HostPath) -> Path:
+        """Where this process sees `path`."""
+        for prefix, tree in self._trees():
+            if path.text == prefix:
+                return tree
+            if path.text.startswith(prefix + "/"):
+                return tree / path.text[len(prefix) + 1 :]
+        return self.root / path.text.lstrip("/")
+
+    def host(self, path: Path) -> HostPath:
+        """The host's name for what this process sees as `path`.
+
+        Raises:
+            ValueError: `path` is in none of the host's trees.
+        """
+        for prefix, tree in self._trees():
+            if path.is_relative_to(tree):
+                below = path.relative_to(tree).as_posix()
+                return HostPath(prefix if below == "." else f"{prefix}/{below}")
+        return HostPath("/" + path.relative_to(self.root).as_posix())
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A device node to hand to a container."""
+
+    path: HostPath
+    container_path: str
+    permissions: str
+    """Of "r", "w", "m" (DeviceSpec.permissions of the device plugin API)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A host path to mount into a container."""
+
+    path: HostPath
+    container_path: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One piece of hardware that can be offered, as one look at the node found it."""
+
+    key: str
+    """Names it for ever within its backend (UUID, PCI address, serial, node path); never an order of discovery."""
+    unit: str
+    """The unit of discovery it was found in."""
+    hardware: frozenset[str]
+    """What it owns: `pci:0000:3b:00.0`, `usb:1-2`, `node:c:10:232`. Owned by one resource at a time."""
+    resource: str | None = None
+    """The one resource it was built for (a bundle, a pool); None: any resource that selects it."""
+    depends: frozenset[str] = frozenset()
+    """Hardware it does not own but whose health counts for it (MIG → GPU, VF → PF)."""
+    identity: str = ""
+    """Tells another card at the same key; compared with what a pod was given."""
+    nodes: tuple[Node, ...] = ()
+    numa_node: int | None = None
+    """None where the kernel says -1 or nothing (kubelet contract: A5)."""
+    ancestry: tuple[str, ...] = ()
+    """Its PCI bridges, from the root."""
+    attributes: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    """What selectors match and `explain` prints."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A connection between two devices that a backend knows (NVLink, XGMI), with its weight."""
+
+    one: str
+    other: str
+    weight: int
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something an operator should know: about what, and one sentence."""
+
+    subject: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """What one look at one unit found."""
+
+    devices: tuple[Device, ...] = ()
+    links: tuple[Link, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+
+class Verdict(enum.Enum):
+    """What a signal means for the hardware it is about."""
+
+    NOW = "now"  # proof: unhealthy at once
+    DELAYED = "delayed"  # may be transient: unhealthy once it has lasted `after` seconds
+    DEGRADED = "degraded"  # still offered; shown with its reason
+    INFO = "info"  # shown only
+    FINE = "fine"  # explicitly good
+
+
+class Clears(enum.Enum):
+    """What ends a latched signal."""
+
+    REBIND = "rebind"
+    RECOVERED = "recovered"
+    OUR_RESET = "our-reset"
+    BOOT = "boot"
+    OPERATOR = "operator"
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """One observation about one piece of hardware."""
+
+    hardware: str
+    reason: str
+    """Machine-readable: `node-missing`, `port-down`."""
+    verdict: Verdict
+    message: str
+    """One sentence for a person."""
+    after: float = 0.0
+    """Seconds a DELAYED signal must last before the hardware is unhealthy."""
+    recover_after: float = 0.0
+    """Seconds it must be absent before the hardware is healthy again."""
+    clears_on: frozenset[Clears] = frozenset()
+    """Of a signal from a record: what ends it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Uevent:
+    """A kernel object event: a hint where to look, never a fact (sysfs is the truth)."""
+
+    action: str
+    subsystem: str
+    devpath: str
+    """Below /sys, starting with `/devices/`."""
+    node: HostPath | None = None
+    """The device node the event names (DEVNAME)."""
+    properties: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PathChange:
+    """An entry of a watched directory appeared, vanished or changed."""
+
+    path: HostPath
+
+
+Hint = Uevent | PathChange
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A fact from the kernel that sysfs does not keep (an XID line, WEDGED, an IB async event)."""
+
+    source: str
+    boot: str
+    sequence: int
+    time: float
+    """Seconds since boot, as the kernel stamped it."""
+    text: str
+    properties: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+
+Selector = Mapping[str, tuple[str, ...]]
+"""Attribute → the values any of which must be among the device's."""
+
+
+def _matches(selector: Selector, attributes: Mapping[str, tuple[str, ...]]) -> str | None:
+    """Why the selector does not match, or None if it does."""
+    for name, wanted in selector.items():
+        found = attributes.get(name, ())
+        if not {w.lower() for w in wanted} & {f.lower() for f in found}:
+            return f"{name} is {' or '.join(found) or 'unknown'}, not {' or '.join(wanted)}"
+    return None
+
+
+Options = TypeVar("Options", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceSpec(Generic[Options]):
+    """How one resource is made: which backend, which hardware, with which options."""
+
+    backend: str
+    options: Options
+    select: tuple[Selector, ...] = ()
+    """Any of them takes a device; none written takes every device of the backend."""
+    exclude: tuple[Selector, ...] = ()
+    replicas: int = 1
+    """How many pods may share one device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resource(Generic[Options]):
+    """A resource name and its spec, as configured."""
+
+    name: str
+    spec: ResourceSpec[Options]
+
+    def refuses(self, device: Device) -> str | None:
+        """Why this resource does not take the device, or None if it does."""
+        if device.resource is not None and device.resource != self.name:
+            return f"it was made for {device.resource}"
+        for selector in self.spec.exclude:
+            if _matches(selector, device.attributes) is None:
+                return "it is excluded by " + " and ".join(f"{k} = {' or '.join(v)}" for k, v in selector.items())
+        reasons = [_matches(selector, device.attributes) for selector in self.spec.select]
+        if not reasons or None in reasons:
+            return None
+        return "; ".join(reason for reason in reasons if reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """One ID that a pod asked for, with the device behind it."""
+
+    id: str
+    device: Device
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerEdits:
+    """What a container gets with the devices it was given."""
+
+    nodes: tuple[Node, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict, hash=False)
+    annotations: Mapping[str, str] = field(default_factory=dict, hash=False)
+    cdi_devices: tuple[str, ...] = ()
+
+    def merge(self, *others: ContainerEdits) -> ContainerEdits:
+        """These edits and the others' in one; a node, mount or CDI name said twice is kept once.
+
+        Nodes are told apart by their path in the container, as the kubelet does (kubelet contract: A4).
+        """
+        every = (self, *others)
+        return ContainerEdits(
+            nodes=tuple({n.container_path: n for e in reversed(every) for n in reversed(e.nodes)}.values())[::-1],
+            mounts=tuple({m.container_path: m for e in reversed(every) for m in reversed(e.mounts)}.values())[::-1],
+            env={key: value for e in reversed(every) for key, value in e.env.items()},
+            annotations={key: value for e in reversed(every) for key, value in e.annotations.items()},
+            cdi_devices=tuple(dict.fromkeys(name for e in every for name in e.cdi_devices)),
+        )
+
+
+class AllocationRefused(Exception):  # noqa: N818  # the name the design gives it, and what it says
+    """The allocation cannot be granted; the sentence is shown to the pod's owner as it is."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence)
+        self.sentence = sentence
+
+
+class OptionsError(ValueError):
+    """An option's value is impossible.
+
+    `path` is the key inside the resource, as a config error names it: `("paths", 0, "permissions")`.
+    """
+
+    def __init__(self, path: tuple[str | int, ...], sentence: str) -> None:
+        super().__init__(sentence)
+        self.path = path
+        self.sentence = sentence
+
+
+@dataclass(frozen=True, slots=True)
+class Watches:
+    """What a backend wants to hear of; the sources serve this and nothing else."""
+
+    subsystems: frozenset[str] = frozenset()
+    """Of uevents; `ANY_SUBSYSTEM` for all of them."""
+    directories: frozenset[HostPath] = frozenset()
+    """Whose entries' coming and going is told; they need not exist yet."""
+
+    def __or__(self, other: Watches) -> Watches:
+        return Watches(self.subsystems | other.subsystems, self.directories | other.directories)
+
+
+ANY_SUBSYSTEM: Final = "*"
+
+
+class All(enum.Enum):
+    """Stands for every unit of a backend."""
+
+    ALL = "all"
+
+
+ALL: Final = All.ALL
+
+Known = Mapping[str, tuple[Device, ...]]
+"""What the last look found: unit → its devices."""
+
+
+class Backend(ABC, Generic[Options]):
+    """A kind of hardware.
+
+    Write `units`, `discover` and `edits`; the rest has defaults. One instance serves all resources of its
+    kind. `units`, `discover`, `probe`, `claim`, `prepare` and `release` run in worker threads and may block;
+    everything else is pure and runs on the event loop.
+    """
+
+    options_type: ClassVar[type[Any]]
+    """A msgspec struct; every key of a resource beyond the common ones is decoded into it."""
+
+    def __init__(self, host: Host, resources: Sequence[Resource[Options]]) -> None:
+        self.host = host
+        self.resources = tuple(resources)
+
+    @classmethod
+    def check(cls, resource: Resource[Options]) -> None:
+        """Refuse options that no hardware could make right.
+
+        Raises:
+            OptionsError: with the offending key and a sentence.
+        """
+
+    @classmethod
+    def fixed_ids(cls, resource: Resource[Options]) -> Iterable[str]:
+        """The IDs that the resource will list whatever the hardware is, as far as the config fixes them.
+
+        Validation uses them to refuse a list that could never pass the kubelet.
+        """
+        return ()
+
+    @abstractmethod
+    def units(self) -> Iterable[str]:
+        """Name, cheaply, every unit there is to look at now."""
+
+    @abstractmethod
+    def discover(self, unit: str) -> Discovery:
+        """Look at one unit; a unit that is gone has no devices."""
+
+    @abstractmethod
+    def edits(self, resource: Resource[Options], grants: Sequence[Grant]) -> ContainerEdits:
+        """What a container gets with these grants; pure."""
+
+    def watches(self, known: Known) -> Watches:
+        """What to listen to, given what is known."""
+        return Watches()
+
+    def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
+        """The units to look at again after this hint; none if it means nothing here."""
+        return ALL
+
+    def signals(self, record: Record) -> Iterable[Signal]:
+        """What a record says about hardware; pure. These latch until something in `clears_on` happens."""
+        return ()
+
+    def probe(self, device: Device) -> Iterable[Signal]:
+        """The whole truth about the device's health now; by default: are its nodes there?"""
+        hardware = min(device.hardware | device.depends, default="")
+        for node in device.nodes:
+            try:
+                mode = self.host.local(node.path).stat().st_mode
+            except FileNotFoundError:
+                yield Signal(hardware, "node-missing", Verdict.NOW, f"{node.path} does not exist")
+                continue
+            if not (stat.S_ISCHR(mode) or stat.S_ISBLK(mode)):
+                yield Signal(hardware, "not-a-device", Verdict.NOW, f"{node.path} is not a device node")
+
+    def ids(self, resource: Resource[Options], device: Device) -> Sequence[str]:
+        """The IDs under which the device is offered; unique within the resource, stable for ever."""
+        if resource.spec.replicas == 1:
+            return (device.key,)
+        return tuple(f"{device.key}::{n}" for n in range(resource.spec.replicas))
+
+    def claim(self, resource: Resource[Options], grants: Sequence[Grant]) -> None:
+        """Make the hardware ready before it is handed out (bind a driver, make a node); may block 10 s.
+
+        Raises:
+            AllocationRefused: with the sentence for the pod's owner.
+        """
+
+    def prepare(self, resource: Resource[Options], grants: Sequence[Grant]) -> None:
+        """Check or reset the hardware before a container starts (PreStartContainer); may block 30 s."""
+
+    def release(self, resource: Resource[Options], grants: Sequence[Grant], idle: frozenset[str]) -> None:
+        """Undo `claim`; `idle` is hardware that nobody holds any more."""

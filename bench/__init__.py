@@ -1,0 +1,1 @@
+"""Measures what the design promises, beside a baseline in the same run."""
