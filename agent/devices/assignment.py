@@ -1,0 +1,109 @@
+"""Which resource gets which device: one pure decision over devices that compete with each other.
+
+In the order of the config, each resource takes the devices it selects whose hardware is free or already
+its own. Hardware that a pod holds belongs to the pod's resource before anybody is asked, and an ID that a
+pod holds goes first to the hardware the pod has. The outcome depends on what is there, not on what came first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from agent.devices.model import Held
+from backends.base import Device
+
+Ref = TypeVar("Ref", bound=tuple[str, ...])
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A resource that selects a device, and the IDs it would have there."""
+
+    resource: str
+    order: int
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The resource that a device joined, and its IDs there."""
+
+    resource: str
+    ids: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Outcome(Generic[Ref]):
+    """Who joined which resource, and for each refusal the reason."""
+
+    placed: dict[Ref, Placed] = field(default_factory=dict)
+    rejected: dict[Ref, tuple[str, ...]] = field(default_factory=dict)
+
+
+def assign(
+    rivals: Mapping[Ref, tuple[Device, tuple[Candidate, ...]]],
+    claims: Mapping[tuple[str, str], Held],
+    claimed: Mapping[str, Set[tuple[str, str]]],
+) -> Outcome[Ref]:
+    """Decide for a closed set of rivals: devices that share hardware or IDs with none outside it.
+
+    Args:
+        rivals: each device with the resources that select it.
+        claims: what pods hold, by slot.
+        claimed: hardware → the slots of the pods that hold it.
+    """
+    outcome: Outcome[Ref] = Outcome()
+    owner: dict[str, str] = {}  # hardware → resource
+    holder: dict[tuple[str, str], Device] = {}  # slot → device
+    for device, _ in rivals.values():
+        for hardware in device.hardware:
+            if slots := claimed.get(hardware):
+                owner[hardware] = min(resource for resource, _ in slots)
+    bids = [
+        (candidate.order, not _is_held(device, candidate, claims), ref, candidate)
+        for ref, (device, candidates) in rivals.items()
+        for candidate in candidates
+    ]
+    for _, _, ref, candidate in sorted(bids, key=lambda bid: bid[:3]):
+        if ref in outcome.placed:
+            continue
+        device = rivals[ref][0]
+        if (why := _obstacle(device, candidate, owner, holder, claimed)) is not None:
+            outcome.rejected[ref] = (*outcome.rejected.get(ref, ()), f"{candidate.resource} selects it, but {why}")
+            continue
+        outcome.placed[ref] = Placed(candidate.resource, candidate.ids)
+        owner.update(dict.fromkeys(device.hardware, candidate.resource))
+        holder.update({(candidate.resource, device_id): device for device_id in candidate.ids})
+    return outcome
+
+
+def _is_held(device: Device, candidate: Candidate, claims: Mapping[tuple[str, str], Held]) -> bool:
+    """Does a pod hold one of these IDs with this device's hardware?"""
+    if not claims:
+        return False
+    return any(
+        (claim := claims.get((candidate.resource, device_id))) is not None
+        and not claim.hardware.isdisjoint(device.hardware)
+        for device_id in candidate.ids
+    )
+
+
+def _obstacle(
+    device: Device,
+    candidate: Candidate,
+    owner: Mapping[str, str],
+    holder: Mapping[tuple[str, str], Device],
+    claimed: Mapping[str, Set[tuple[str, str]]],
+) -> str | None:
+    """Why the resource cannot have the device, or None."""
+    for hardware in sorted(device.hardware):
+        if (resource := owner.get(hardware, candidate.resource)) != candidate.resource:
+            verb = "is held by a pod through" if claimed.get(hardware) else "belongs to"
+            return f"{hardware} {verb} {resource}"
+    if holder:
+        for device_id in candidate.ids:
+            if (other := holder.get((candidate.resource, device_id))) is not None:
+                return f"its ID {device_id} is that of {other.key}"
+    return None

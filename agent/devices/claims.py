@@ -1,0 +1,145 @@
+"""The ledger of who holds what: when a claim begins, what the witnesses say of it, when it ends.
+
+Pure: times are handed in as seconds on one monotonic clock; what to persist, to resend or to release is
+returned. A claim ends only when a podresources List leaves it out *and* a checkpoint written after that
+List does too (kubelet contract: A5; a List leaves out init containers), the List asked for at least
+`MIN_AGE` after the Allocate. A witness that cannot be reached ends nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, replace
+from typing import Final
+
+from agent.devices.model import Held
+from backends.base import Device
+
+MIN_AGE: Final = 30.0
+"""Seconds after an Allocate before anything can end its claim: the kubelet records it a little later."""
+
+REWRITE_AFTER: Final = 2.0
+"""Seconds to wait for the kubelet to write its checkpoint by itself before our list is sent again."""
+
+SlotKey = tuple[str, str]
+"""Resource and ID."""
+
+Version = tuple[int, ...]
+"""Identifies one written checkpoint (inode, time, size)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    held: Held
+    since: float  # the last Allocate of it, or when we learnt of it
+    absent_since: float | None = None  # when the first List without it was answered
+    absent_version: Version | None = None  # the checkpoint that lay there then; None: there was none
+
+
+class Ledger:
+    """All claims; the only one who knows them."""
+
+    def __init__(self) -> None:
+        self._claims: dict[SlotKey, _Claim] = {}
+
+    def held(self) -> list[Held]:
+        """Every claim, in the order in which they began."""
+        return [claim.held for claim in self._claims.values()]
+
+    def get(self, slot: SlotKey) -> Held | None:
+        """The claim of this ID, if there is one."""
+        claim = self._claims.get(slot)
+        return claim.held if claim else None
+
+    def holds(self, hardware: str) -> bool:
+        """Does any claim have this hardware?"""
+        return any(hardware in claim.held.hardware for claim in self._claims.values())
+
+    def allocate(self, given: Iterable[Held], now: float) -> bool:
+        """Record what an Allocate is about to give; True if the ledger changed in what must be kept.
+
+        An ID that is claimed already (the same container's restart, an app container after its init
+        container: A4) keeps its place and starts its minimum age anew.
+        """
+        changed = False
+        for held in given:
+            before = self._claims.get(held.slot)
+            changed |= before is None or before.held != held
+            self._claims[held.slot] = _Claim(held, now)
+        return changed
+
+    def restore(self, kept: Iterable[Held], now: float) -> None:
+        """Take in what an earlier run of ours had recorded; what is known already stays."""
+        for held in kept:
+            self._claims.setdefault(held.slot, _Claim(held, now))
+
+    def adopt(self, seen: Mapping[SlotKey, str], devices: Mapping[SlotKey, Device], now: float) -> list[Held]:
+        """Take in what a witness says is held and we did not know (our state was lost); returns what is new.
+
+        Args:
+            seen: the slots and the backend that serves each one's resource.
+            devices: the devices behind them now, as far as they are there. Fills in claims without hardware too.
+            now: monotonic seconds.
+        """
+        news: list[Held] = []
+        for slot, backend in seen.items():
+            claim = self._claims.get(slot)
+            if claim is not None and claim.held.hardware:
+                continue
+            device = devices.get(slot)
+            held = Held(
+                *slot,
+                backend=claim.held.backend if claim else backend,
+                hardware=device.hardware if device else frozenset(),
+                identity=device.identity if device else "",
+            )
+            if claim is None or held != claim.held:
+                self._claims[slot] = _Claim(held, claim.since if claim else now)
+                news.append(held)
+        return news
+
+    def listed(self, present: Set[SlotKey], asked: float, answered: float, checkpoint: Version | None) -> None:
+        """What a podresources List said.
+
+        Args:
+            present: every slot that it shows.
+            asked: when it was asked for; a claim younger than `MIN_AGE` then is not judged.
+            answered: when the answer was there.
+            checkpoint: the checkpoint that lay there *after* the answer; only another one is a second witness.
+        """
+        for slot, claim in self._claims.items():
+            if slot in present:
+                if claim.absent_since is not None:
+                    self._claims[slot] = replace(claim, absent_since=None, absent_version=None)
+            elif claim.absent_since is None and asked - claim.since >= MIN_AGE:
+                self._claims[slot] = replace(claim, absent_since=answered, absent_version=checkpoint)
+
+    def checkpoint(self, present: Set[SlotKey], version: Version) -> list[Held]:
+        """What the kubelet's checkpoint says; returns the claims that have ended with it."""
+        ended: list[Held] = []
+        for slot, claim in list(self._claims.items()):
+            if claim.absent_since is None or version == claim.absent_version:
+                continue
+            if slot in present:  # an init container's, say: ask the List again
+                self._claims[slot] = replace(claim, absent_since=None, absent_version=None)
+            else:
+                del self._claims[slot]
+                ended.append(claim.held)
+        return ended
+
+    def ending(self) -> bool:
+        """Is any claim waiting for its second witness?"""
+        return any(claim.absent_since is not None for claim in self._claims.values())
+
+    def awaiting_checkpoint(self, now: float) -> set[str]:
+        """Resources whose list should be sent again, so that the kubelet writes a checkpoint (A3)."""
+        return {
+            claim.held.resource
+            for claim in self._claims.values()
+            if claim.absent_since is not None and now - claim.absent_since >= REWRITE_AFTER
+        }
+
+    def next_judgement(self, now: float) -> float | None:
+        """When the youngest unjudged claim comes of age, in seconds from now; None if none is waiting to."""
+        ages = [MIN_AGE - (now - claim.since) for claim in self._claims.values() if now - claim.since < MIN_AGE]
+        return max(ages) if ages else None

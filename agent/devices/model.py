@@ -1,0 +1,79 @@
+"""The values of the device side: health, slots, snapshots, and what pods hold."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from backends.base import Device
+
+
+class State(enum.Enum):
+    """How hardware is. The kubelet knows Healthy and Unhealthy only; Degraded is Healthy to it."""
+
+    HEALTHY = "Healthy"
+    DEGRADED = "Degraded"
+    UNHEALTHY = "Unhealthy"
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The health of hardware, or of the slot that offers it."""
+
+    state: State
+    reason: str = ""
+    """Machine-readable: `node-missing`, `gone`, `replaced`."""
+    message: str = ""
+    """One sentence for a person."""
+    since: float = 0.0
+    """Seconds on the agent's monotonic clock; a face that shows it converts."""
+
+    @property
+    def offered(self) -> bool:
+        """Is it Healthy to the kubelet?"""
+        return self.state is not State.UNHEALTHY
+
+
+HEALTHY = Health(State.HEALTHY)
+
+
+class Slot(NamedTuple):
+    """One advertised ID; without a device it is a tombstone (kubelet contract: A7).
+
+    A named tuple, not a dataclass: a device with 1,000 tokens makes 1,000 of them at once, three times faster.
+    """
+
+    id: str
+    device: Device | None
+    health: Health
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything that one resource advertises, at one generation."""
+
+    resource: str
+    generation: int
+    slots: Mapping[str, Slot]
+    changed: frozenset[str] | None = None
+    """IDs that were added, removed or altered since the generation before; None: take all as changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a pod holds, or is being given: one ID of a resource."""
+
+    resource: str
+    id: str
+    backend: str
+    hardware: frozenset[str] = field(default_factory=frozenset)
+    """Empty where only the kubelet remembers the claim and the device is not there to ask."""
+    identity: str = ""
+    """The device's at the time it was given; empty if unknown."""
+
+    @property
+    def slot(self) -> tuple[str, str]:
+        """Resource and ID: what the kubelet knows it by."""
+        return self.resource, self.id
