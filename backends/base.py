@@ -284,6 +284,15 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
+class Released:
+    """One ID that no pod holds any more. Neither its resource nor its device need exist by now."""
+
+    resource: str
+    id: str
+    hardware: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class ContainerEdits:
     """What a container gets with the devices it was given."""
 
@@ -439,5 +448,5 @@ class Backend(ABC, Generic[Options]):
     def prepare(self, resource: Resource[Options], grants: Sequence[Grant]) -> None:
         """Check or reset the hardware before a container starts (PreStartContainer); may block 30 s."""
 
-    def release(self, resource: Resource[Options], grants: Sequence[Grant], idle: frozenset[str]) -> None:
-        """Undo `claim`; `idle` is hardware that nobody holds any more."""
+    def release(self, ended: Sequence[Released], idle: frozenset[str]) -> None:
+        """Undo `claim` for what pods no longer hold; `idle` is hardware that nobody holds any more."""

@@ -27,7 +27,8 @@ class Listing:
         before = self.slots.get(slot.id)
         if before == slot:
             return
-        self._bytes += _size(slot) - (_size(before) if before else 0)
+        if before is None or _numa_node(before) != _numa_node(slot):
+            self._bytes += _size(slot) - (_size(before) if before else 0)
         self.slots[slot.id] = slot
         self._changed.add(slot.id)
         self.dirty = True
@@ -69,5 +70,9 @@ class Listing:
         return fitting
 
 
+def _numa_node(slot: Slot) -> int | None:
+    return slot.device.numa_node if slot.device else None
+
+
 def _size(slot: Slot) -> int:
-    return limits.slot_bytes(slot.id, slot.device.numa_node if slot.device else None)
+    return limits.slot_bytes(slot.id, _numa_node(slot))

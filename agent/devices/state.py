@@ -1,0 +1,108 @@
+"""What must outlive a restart, kept in one JSON file in `state_dir`, written atomically by a thread of its own.
+
+A write that fails is reported, once, and refuses nothing; a file that cannot be read is reported and set aside.
+The file is not synced to the disk: the page cache survives our death, and a machine that dies takes the pods along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from agent.devices.model import Held
+
+_FORMAT: Final = 1
+_WRITE_PATIENCE: Final = 0.1  # seconds that an Allocate waits for its claim to be in the file
+
+log = structlog.get_logger()
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """The file's content."""
+
+    version: int = _FORMAT
+    claims: tuple[Held, ...] = ()
+
+
+class StateFile:
+    """Reads the state once and writes it whenever it changes, the newest content only."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "state.json"
+        self._wanted = 0  # counts what was asked to be written; read and raised on the loop
+        self._content = Kept()
+        self._complaint = ""
+        self._work = threading.Event()
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def read(self) -> Kept:
+        """What an earlier run left; nothing if there is none, or none that can be read (blocking)."""
+        try:
+            kept = msgspec.json.decode(self.path.read_bytes(), type=Kept)
+        except FileNotFoundError:
+            return Kept()
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            log.warning("state-unreadable", file=str(self.path), error=str(error), then="asking the kubelet instead")
+            return Kept()
+        if kept.version != _FORMAT:
+            log.warning("state-unreadable", file=str(self.path), error=f"format {kept.version}, not {_FORMAT}")
+            return Kept()
+        return kept
+
+    async def write(self, claims: Sequence[Held]) -> None:
+        """Have this written; returns when it is, or when the disk takes too long (it is written all the same)."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            threading.Thread(target=self._serve, name="state", daemon=True).start()
+        self._content = Kept(claims=tuple(claims))
+        self._wanted += 1
+        done = self._loop.create_future()
+        self._waiters.append((self._wanted, done))
+        self._work.set()
+        await asyncio.wait([done], timeout=_WRITE_PATIENCE)
+
+    def _serve(self) -> None:
+        while True:
+            self._work.wait()
+            self._work.clear()
+            number, content = self._wanted, self._content
+            complaint = ""
+            try:
+                self._replace(msgspec.json.encode(content))
+            except OSError as error:
+                complaint = str(error)
+            assert self._loop is not None
+            try:
+                self._loop.call_soon_threadsafe(self._finish, number, complaint)
+            except RuntimeError:
+                return  # the loop is closed: the process is ending
+
+    def _replace(self, data: bytes) -> None:
+        fresh = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        fresh.write_bytes(data)
+        fresh.rename(self.path)
+
+    def _finish(self, number: int, complaint: str) -> None:
+        for _, done in [waiter for waiter in self._waiters if waiter[0] <= number]:
+            if not done.done():
+                done.set_result(None)
+        self._waiters = [waiter for waiter in self._waiters if waiter[0] > number]
+        if complaint and complaint != self._complaint:
+            log.error(
+                "state-not-written",
+                file=str(self.path),
+                error=complaint,
+                then="a restart of Fairlead will have to ask the kubelet who holds what",
+            )
+        elif self._complaint and not complaint:
+            log.info("state-written-again", file=str(self.path))
+        self._complaint = complaint

@@ -1,0 +1,211 @@
+"""The device plugin service of one resource: what the kubelet calls.
+
+ListAndWatch is level-triggered: a stream remembers the generation it sent and sends the latest newer one,
+at once for the first change, then at most one message per `COALESCE` seconds (every message makes the
+kubelet rewrite its checkpoint: A3). All handlers are raw grpclib handlers: betterproto's servicer base hides
+the stream, and an async-generator servicer leaks when the client dies while a send is blocked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+from grpclib.const import Cardinality, Handler, Status
+from grpclib.exceptions import GRPCError
+
+from agent.kubelet import wire
+from agent.kubelet.api.v1beta1 import DevicePluginOptions, Empty, PreStartContainerResponse
+from backends.base import AllocationRefused, ContainerEdits
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from grpclib.server import Stream
+
+    from agent.devices.model import Slot, Snapshot
+
+COALESCE: Final = 0.05
+"""Seconds between two messages of one stream."""
+
+SERVICE: Final = "/v1beta1.DevicePlugin/"
+
+log = structlog.get_logger()
+
+Allocate = Callable[[str, Sequence[str], Callable[[str], bool]], Awaitable[ContainerEdits]]
+"""Gives these IDs of a resource to a container; asks whether the kubelet was told of an ID.
+
+Raises AllocationRefused with a sentence for the pod's owner.
+"""
+
+
+class Plugin:
+    """One resource as the kubelet sees it."""
+
+    def __init__(self, resource: str, allocate: Allocate, clock: Callable[[], float] = time.monotonic) -> None:
+        self.resource = resource
+        self.streaming = False
+        self.on_stream: Callable[[], None] = lambda: None
+        """Called when a stream has opened or ended."""
+        self.on_sent: Callable[[Snapshot], None] = lambda _snapshot: None
+        """Called when a list has been handed to the connection."""
+        self._allocate_ids = allocate
+        self._clock = clock
+        self._list = _EncodedList()
+        self._snapshot: Snapshot | None = None
+        self._sent: Mapping[str, Slot] = {}
+        self._sending: Mapping[str, Slot] | None = None
+        self._ending = False
+        self._news = asyncio.Event()
+
+    # --- for the daemon ---
+
+    def publish(self, snapshot: Snapshot) -> None:
+        """The resource's list is this from now on."""
+        self._list.apply(snapshot)
+        self._snapshot = snapshot
+        self._news.set()
+
+    def end_stream(self) -> None:
+        """Let the open stream return normally, with trailers; no other is accepted until `reopen`."""
+        self._ending = True
+        self._news.set()
+
+    def reopen(self) -> None:
+        """Accept a stream again."""
+        self._ending = False
+
+    # --- the service ---
+
+    def __mapping__(self) -> dict[str, Handler]:
+        """The handlers as grpclib wants them; every method is served (an unserved one upsets grpc-go)."""
+        unary, stream = Cardinality.UNARY_UNARY, Cardinality.UNARY_STREAM
+        return {
+            SERVICE + "GetDevicePluginOptions": Handler(self._options, unary, Empty, DevicePluginOptions),
+            SERVICE + "ListAndWatch": Handler(self._list_and_watch, stream, Empty, wire.DeviceList),
+            SERVICE + "Allocate": Handler(self._allocate, unary, wire.AllocateCall, ContainerEdits),
+            SERVICE + "GetPreferredAllocation": Handler(self._prefer, unary, wire.PreferredCall, wire.Encoded),
+            SERVICE + "PreStartContainer": Handler(self._pre_start, unary, wire.IdsCall, PreStartContainerResponse),
+        }
+
+    async def _options(self, stream: Stream[Empty, DevicePluginOptions]) -> None:
+        await _receive(stream)
+        await stream.send_message(DevicePluginOptions())
+
+    async def _list_and_watch(self, stream: Stream[Empty, Any]) -> None:
+        await _receive(stream)
+        if self.streaming or self._ending:
+            raise GRPCError(Status.UNAVAILABLE, f"{self.resource} has an open stream, or its plugin is stopping")
+        self.streaming = True
+        self.on_stream()
+        try:
+            await self._send_lists(stream)
+        finally:
+            self.streaming = False
+            self._sending = None
+            self.on_stream()
+
+    async def _send_lists(self, stream: Stream[Empty, Any]) -> None:
+        generation, next_message = 0, 0.0
+        while not self._ending:
+            snapshot = self._snapshot
+            wait = next_message - self._clock()
+            if snapshot is None or snapshot.generation == generation:
+                self._news.clear()
+                await self._news.wait()
+            elif wait > 0:
+                await self._pause(wait)
+            else:
+                # No timeout around a send: one that is cut off corrupts the stream. A client that
+                # does not read holds up this stream alone; registration breaks its connection.
+                self._sending = snapshot.slots
+                await stream.send_message(self._list.message())
+                self._sent, self._sending = snapshot.slots, None
+                generation, next_message = snapshot.generation, self._clock() + COALESCE
+                self.on_sent(snapshot)
+
+    async def _pause(self, seconds: float) -> None:
+        """Let changes gather; cut short when the stream is to end."""
+        deadline = self._clock() + seconds
+        while not self._ending and (left := deadline - self._clock()) > 0:
+            self._news.clear()
+            try:
+                async with asyncio.timeout(left):
+                    await self._news.wait()
+            except TimeoutError:
+                return
+
+    def _was_told(self, device_id: str) -> bool:
+        """Is this ID in the last list that the kubelet got, and in the one under way (kubelet contract: A7.1)?"""
+        return device_id in self._sent and (self._sending is None or device_id in self._sending)
+
+    async def _allocate(self, stream: Stream[wire.AllocateCall, Any]) -> None:
+        call = await _receive(stream)
+        given = []
+        for ids in call.containers:
+            try:
+                given.append(await self._allocate_ids(self.resource, ids, self._was_told))
+            except AllocationRefused as refusal:
+                log.warning("allocation-refused", resource=self.resource, ids=list(ids), reason=refusal.sentence)
+                raise GRPCError(Status.FAILED_PRECONDITION, refusal.sentence) from None
+        await stream.send_message(wire.encode_allocate(given))
+
+    async def _prefer(self, stream: Stream[wire.PreferredCall, Any]) -> None:
+        # not announced, so a kubelet does not call it; the plain choice is right for whoever does
+        call = await _receive(stream)
+        await stream.send_message(wire.encode_preferred([request.first_ones() for request in call.containers]))
+
+    async def _pre_start(self, stream: Stream[wire.IdsCall, PreStartContainerResponse]) -> None:
+        await _receive(stream)
+        await stream.send_message(PreStartContainerResponse())
+
+
+async def _receive(stream: Stream[Any, Any]) -> Any:
+    """The call's message; malformed bytes are the caller's error and end this call alone."""
+    try:
+        message = await stream.recv_message()
+    except wire.MalformedError as error:
+        raise GRPCError(Status.INVALID_ARGUMENT, f"malformed request: {error}") from None
+    if message is None:
+        raise GRPCError(Status.INVALID_ARGUMENT, "the request has no message")
+    return message
+
+
+class _EncodedList:
+    """The list as bytes, ID by ID; only what changed is encoded again."""
+
+    def __init__(self) -> None:
+        self._heads: dict[str, bytes] = {}
+        self._items: dict[str, bytes] = {}
+        self._generation = 0
+        self._message: wire.Encoded | None = None
+
+    def apply(self, snapshot: Snapshot) -> None:
+        """Take over what the snapshot changed."""
+        self._message = None
+        changed = snapshot.changed
+        if changed is None or snapshot.generation != self._generation + 1:
+            self._heads, self._items = {}, {}
+            changed = frozenset(snapshot.slots)
+        self._generation = snapshot.generation
+        slots, heads, items = snapshot.slots, self._heads, self._items
+        for device_id in changed:
+            slot = slots.get(device_id)
+            if slot is None:
+                heads.pop(device_id, None)
+                items.pop(device_id, None)
+                continue
+            head = heads.get(device_id)
+            if head is None:
+                head = heads[device_id] = wire.device_head(device_id)
+            tail = wire.device_tail(slot.health.offered, slot.device.numa_node if slot.device else None)
+            items[device_id] = wire.list_item(head, tail)
+
+    def message(self) -> wire.Encoded:
+        """The whole list."""
+        if self._message is None:
+            self._message = wire.join_list(self._items.values())
+        return self._message

@@ -1,0 +1,249 @@
+"""Keeps one resource registered with the kubelet, for ever: register, notice, end the old stream, register again.
+
+Never two live streams for one resource, and never a registration that overtakes an old stream's end: the
+kubelet would drop the *new* client (kubelet contract: A2). So: end the stream, wait until the kubelet has
+closed that connection, register.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import structlog
+from grpclib.client import Channel
+from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
+
+from agent.kubelet.api.v1beta1 import RegisterRequest, RegistrationStub
+from agent.kubelet.server import SocketServer
+from agent.kubelet.wire import Codec
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from agent.kubelet.plugin import Plugin
+
+API_VERSION: Final = "v1beta1"  # the only one a kubelet accepts (A1)
+
+_REGISTER_DEADLINE: Final = 30.0  # seconds; it is passed on to the dial-back, which may take 10 (A1)
+_AT_ONCE: Final = 16  # concurrent registrations; each has the kubelet dial back to us
+_STREAM_WITHIN: Final = 5.0  # seconds after which a registration without a stream did not work (A2)
+_TRAILERS_WITHIN: Final = 1.0  # seconds for an ended stream's trailers to leave; then its connection is reset
+_CLOSED_WITHIN: Final = 0.5  # seconds; a kubelet that has not closed by then has forgotten us (A2)
+_STOP_PATIENCE: Final = 0.7  # seconds for running calls when we stop
+_FIRST_DELAY: Final = 0.001  # seconds before the second try: a new socket may not listen yet for 3 ms (A6); doubling
+_UNREACHABLE_DELAY: Final = 1.0  # seconds, at most, while nobody listens
+_REFUSED_DELAY: Final = 30.0  # seconds, at most, while the kubelet refuses us or drops us again and again
+_SETTLED_AFTER: Final = 5.0  # seconds after which a registration counts as one that works
+_WORTH_SAYING: Final = 0.25  # seconds; a kubelet that does not answer for less is just starting
+
+log = structlog.get_logger()
+
+
+class RegistrationError(Exception):
+    """This registration did not work; the sentence says why."""
+
+
+class UnreachableError(RegistrationError):
+    """Nobody answers on the kubelet's socket."""
+
+
+class Kubelet:
+    """The kubelet's registration socket: is it there, is it a new one, and registering with it."""
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self.generation = 0
+        """Counts the sockets seen appear; an inode number would not tell (A6: it may be the same)."""
+        self._appeared = asyncio.Event()
+        self._channel: Channel | None = None
+        self._users = 0
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._silent_since: float | None = None
+        self._said_so = False
+
+    def appeared(self) -> None:
+        """A socket was created (or is there at our start): a kubelet has started."""
+        self.generation += 1
+        self._appeared.set()
+        self._appeared = asyncio.Event()
+
+    async def newer_than(self, generation: int) -> None:
+        """Wait until a socket newer than this one has appeared."""
+        while self.generation <= generation:
+            await self._appeared.wait()
+
+    async def register(self, resource: str, endpoint: str) -> None:
+        """Announce our socket `endpoint` (relative to the plugin directory) as the plugin of `resource`.
+
+        Returns when the kubelet has dialled back and opened ListAndWatch (A1).
+
+        Raises:
+            UnreachableError: nobody listens.
+            RegistrationError: the kubelet refuses.
+        """
+        request = RegisterRequest(version=API_VERSION, endpoint=endpoint, resource_name=resource)
+        try:
+            async with self._turns, self._connection() as channel:
+                await RegistrationStub(channel).register(request, timeout=_REGISTER_DEADLINE)
+        except GRPCError as error:
+            raise RegistrationError(f"the kubelet refused: {error.message or error.status.name}") from None
+        except (OSError, StreamTerminatedError, ProtocolError) as error:
+            self._note_silence(error)
+            raise UnreachableError(f"the kubelet does not answer on {self.socket}: {_words(error)}") from None
+        self._silent_since, self._said_so = None, False
+
+    def _note_silence(self, error: Exception) -> None:
+        """Say once, for all resources, that the kubelet does not answer."""
+        now = time.monotonic()
+        self._silent_since = self._silent_since or now
+        if now - self._silent_since >= _WORTH_SAYING and not self._said_so:
+            self._said_so = True
+            log.warning("kubelet-silent", socket=str(self.socket), error=_words(error))
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Channel]:
+        """One connection for all registrations under way; closed when the last is done."""
+        if self._channel is None:
+            self._channel = Channel(path=str(self.socket), codec=Codec())
+        self._users += 1
+        try:
+            yield self._channel
+        finally:
+            self._users -= 1
+            if not self._users:
+                self._channel.close()
+                self._channel = None
+
+
+class Registrar:
+    """One resource's server and its registration."""
+
+    def __init__(self, plugin: Plugin, kubelet: Kubelet, directory: Path, endpoint: str) -> None:
+        """Prepare; `endpoint` is our socket relative to the plugin directory `directory`."""
+        self.plugin = plugin
+        self.registered = False
+        """Registered, with an open stream."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when `registered` changes."""
+        self._kubelet = kubelet
+        self._endpoint = endpoint
+        self._server = SocketServer([plugin], directory / endpoint)
+        self._attention = asyncio.Event()
+        self._complaint = ""
+        plugin.on_stream = self._attention.set
+
+    async def run(self) -> None:
+        """Serve and stay registered until cancelled; then end the stream and remove the socket."""
+        delay = _FIRST_DELAY
+        try:
+            while True:
+                generation, most = self._kubelet.generation, _REFUSED_DELAY
+                try:
+                    await self._listen()
+                    await self._kubelet.newer_than(0)
+                    generation = self._kubelet.generation
+                    await self._register()
+                    if await self._stay(generation) >= _SETTLED_AFTER:
+                        delay = _FIRST_DELAY
+                except UnreachableError:
+                    most = _UNREACHABLE_DELAY  # the kubelet's own complaint, said once for all resources
+                except (RegistrationError, OSError) as error:
+                    self._complain(error)
+                delay = await self._wait_to_retry(delay, most, generation)
+        finally:
+            self.registered = False
+            with anyio.CancelScope(shield=True):
+                self.plugin.end_stream()
+                await self._server.shut_down(_STOP_PATIENCE)
+
+    async def _stay(self, generation: int) -> float:
+        """Registered: until the stream ends or another kubelet has started; for how many seconds it was."""
+        began = time.monotonic()
+        self._set_registered(True)
+        try:
+            await self._until_lost(generation)
+        finally:
+            self._set_registered(False)
+        return time.monotonic() - began
+
+    async def _listen(self) -> None:
+        """Be serving before registering; also if somebody removed our socket meanwhile."""
+        if self._server.is_reachable():
+            return
+        await self._end_streams()
+        await self._server.shut_down(_STOP_PATIENCE)
+        self._server.path.parent.mkdir(mode=0o750, exist_ok=True)
+        await self._server.open()
+
+    async def _register(self) -> None:
+        await self._end_streams()
+        self.plugin.reopen()
+        await self._kubelet.register(self.plugin.resource, self._endpoint)
+        if not await self._stream_is(open_=True, within=_STREAM_WITHIN):
+            raise RegistrationError(f"the kubelet accepted {self.plugin.resource} but opened no ListAndWatch")
+
+    async def _end_streams(self) -> None:
+        """End the old stream and see the kubelet close its connection (A2)."""
+        self.plugin.end_stream()
+        if not await self._stream_is(open_=False, within=_TRAILERS_WITHIN):
+            self._server.reset_connections()
+            await self._stream_is(open_=False, within=_TRAILERS_WITHIN)
+        await self._server.wait_disconnected(_CLOSED_WITHIN)
+
+    async def _stream_is(self, *, open_: bool, within: float) -> bool:
+        """Wait for a stream to be open, or to be gone."""
+        try:
+            async with asyncio.timeout(within):
+                while self.plugin.streaming is not open_:
+                    self._attention.clear()
+                    await self._attention.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _until_lost(self, generation: int) -> None:
+        """Wait until the stream ends or another kubelet has started."""
+        restarted = asyncio.ensure_future(self._kubelet.newer_than(generation))
+        restarted.add_done_callback(lambda _: self._attention.set())
+        try:
+            while self.plugin.streaming and not restarted.done():
+                self._attention.clear()
+                await self._attention.wait()
+        finally:
+            restarted.cancel()
+        log.info(
+            "kubelet-restarted" if self._kubelet.generation > generation else "stream-ended",
+            resource=self.plugin.resource,
+        )
+
+    async def _wait_to_retry(self, delay: float, most: float, generation: int) -> float:
+        """Wait a little longer each time; not at all once a new kubelet has started. The next delay."""
+        try:
+            async with asyncio.timeout(delay):
+                await self._kubelet.newer_than(generation)
+        except TimeoutError:
+            return min(delay * 2, most)
+        return _FIRST_DELAY
+
+    def _set_registered(self, registered: bool) -> None:
+        self.registered = registered
+        if registered:
+            self._complaint = ""
+            log.info("registered", resource=self.plugin.resource)
+        self.on_change()
+
+    def _complain(self, error: Exception) -> None:
+        """Say what is wrong once, not at every try."""
+        if (complaint := _words(error)) != self._complaint:
+            self._complaint = complaint
+            log.warning("not-registered", resource=self.plugin.resource, reason=complaint)
+
+
+def _words(error: BaseException) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,155 @@
+"""Asks the kubelet who holds what, podresources first and then its checkpoint, and lets the ledger judge.
+
+Asked after an Allocate, while a claim may be ending, else every `IDLE` seconds. A witness that cannot be
+reached ends nothing (design, "claims").
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from agent.devices.claims import Ledger, SlotKey
+from agent.devices.model import Held
+from agent.devices.workers import NoWorkerError, Workers
+from agent.kubelet.checkpoint import Checkpoint, CheckpointError
+from agent.kubelet.checkpoint import read as read_checkpoint
+from agent.kubelet.podresources import PodResourcesError, list_pods
+from backends.base import Device
+
+IDLE: Final = 60.0
+"""Seconds between two questions while nothing happens."""
+
+_AFTER_ALLOCATE: Final = 1.0  # seconds: the kubelet knows the pod by then
+_WHILE_ENDING: Final = 2.0  # seconds between looks for the second witness
+_LIST_DEADLINE: Final = 5.0  # seconds
+_READ_DEADLINE: Final = 5.0  # seconds
+
+log = structlog.get_logger()
+
+
+class Witnesses:
+    """Keeps the ledger true to what the kubelet says."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        pod_resources: Path,
+        plugin_dir: Path,
+        *,
+        served: Callable[[], Mapping[str, str]],
+        devices: Callable[[SlotKey], Device | None],
+        began: Callable[[Sequence[Held]], None],
+        ended: Callable[[Sequence[Held]], None],
+        resend: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            ledger: whom to tell.
+            pod_resources: the podresources socket.
+            plugin_dir: where the checkpoint lies.
+            served: the resources that are ours, each with its backend.
+            devices: the device behind a slot now.
+            began: told of claims that only the kubelet remembered.
+            ended: told of claims that both witnesses leave out.
+            resend: makes the kubelet write its checkpoint, by sending this resource's list again.
+            clock: monotonic seconds.
+        """
+        self._ledger = ledger
+        self._socket, self._plugin_dir = pod_resources, plugin_dir
+        self._served, self._devices = served, devices
+        self._began, self._ended, self._resend = began, ended, resend
+        self._clock = clock
+        self._workers = Workers("witnesses", limit=2)
+        self._allocated = asyncio.Event()
+        self._complaints: dict[str, str] = {}
+
+    def allocated(self) -> None:
+        """An Allocate was answered: ask soon."""
+        self._allocated.set()
+
+    async def run(self) -> None:
+        """Ask for ever."""
+        try:
+            while True:
+                await self.ask()
+                await self._wait()
+        finally:
+            self._workers.close()
+
+    async def _wait(self) -> None:
+        now = self._clock()
+        judgement = self._ledger.next_judgement(now)
+        wait = _WHILE_ENDING if self._ledger.ending() else min(IDLE, judgement + 1.0 if judgement else IDLE)
+        self._allocated.clear()
+        try:
+            async with asyncio.timeout(wait):
+                await self._allocated.wait()
+                await asyncio.sleep(_AFTER_ALLOCATE)
+        except TimeoutError:
+            pass
+
+    async def ask(self) -> None:
+        """One round: List, then the checkpoint that lay there after it."""
+        asked = self._clock()
+        present = await self._ask_pod_resources()
+        try:
+            checkpoint = await self._read_checkpoint()
+        except (CheckpointError, OSError, NoWorkerError) as error:
+            # without knowing which checkpoint lay there, no later one can be told from it: judge nothing
+            self._complain("checkpoint", str(error) or "reading it hangs")
+            self._adopt(present or set())
+            return
+        self._complain("checkpoint", "")
+        slots = _slots(checkpoint) if checkpoint else set()
+        self._adopt(slots if present is None else present)
+        if present is not None:
+            self._ledger.listed(present, asked, self._clock(), checkpoint.version if checkpoint else None)
+        if checkpoint is not None and (over := self._ledger.checkpoint(slots, checkpoint.version)):
+            self._ended(over)
+        for resource in self._ledger.awaiting_checkpoint(self._clock()):
+            self._resend(resource)
+
+    def _adopt(self, present: set[SlotKey]) -> None:
+        """Take in claims that we do not know: our own state was lost."""
+        served = self._served()
+        seen = {slot: served[slot[0]] for slot in present if slot[0] in served}
+        devices = {slot: device for slot in seen if (device := self._devices(slot)) is not None}
+        if news := self._ledger.adopt(seen, devices, self._clock()):
+            log.info("claims-adopted", count=len(news), slots=[f"{h.resource}/{h.id}" for h in news[:10]])
+            self._began(news)
+
+    async def _ask_pod_resources(self) -> set[SlotKey] | None:
+        try:
+            pods = await list_pods(self._socket, _LIST_DEADLINE)
+        except PodResourcesError as error:
+            self._complain("podresources", str(error))
+            return None
+        self._complain("podresources", "")
+        return {(entry.resource, device_id) for entry in pods.entries for device_id in entry.ids}
+
+    async def _read_checkpoint(self) -> Checkpoint | None:
+        async with asyncio.timeout(_READ_DEADLINE):
+            return await self._workers.start(partial(read_checkpoint, self._plugin_dir))
+
+    def _complain(self, witness: str, complaint: str) -> None:
+        """Say once that a witness is silent, and once that it is back."""
+        if self._complaints.get(witness, "") == complaint:
+            return
+        self._complaints[witness] = complaint
+        if complaint:
+            log.info("witness-silent", witness=witness, error=complaint, then="no claim ends until it answers")
+        else:
+            log.info("witness-answers", witness=witness)
+
+
+def _slots(checkpoint: Checkpoint) -> set[SlotKey]:
+    return {(entry.resource, device_id) for entry in checkpoint.entries for device_id in entry.ids}
