@@ -1,0 +1,109 @@
+"""What a kubelet accepts: resource names, the size of a list, the length of a socket's path.
+
+Validation and the inventory ask here, so that neither has to import the kubelet's side.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+MESSAGE_LIMIT: Final = 4 * 1024 * 1024
+"""The bytes that grpc-go receives in one message (kubelet contract: A1)."""
+
+SOCKET_PATH_LIMIT: Final = 107
+"""The bytes of a unix socket's path: `sun_path` has 108, the last is zero."""
+
+SOCKET_DIRECTORY: Final = "fairlead"
+"""Our directory below the plugin directory; a starting kubelet wipes only what lies beside it (kubelet contract: A6)."""
+
+_SUFFIX: Final = ".sock"
+_HASH_BYTES: Final = 6  # 10 characters of base32; 1,000 resources share a name once in 10^9 nodes
+_USUAL_ROOM: Final = SOCKET_PATH_LIMIT - len(f"/var/lib/kubelet/device-plugins/{SOCKET_DIRECTORY}/")
+
+_DOMAIN_LIMIT: Final = 253 - len("requests.")  # the kubelet checks the name with that in front, as quotas write it
+_NAME_LIMIT: Final = 63
+_LABEL: Final = "[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
+_DOMAIN: Final = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+_NAME: Final = re.compile("[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?")
+
+
+def slot_bytes(device_id: str, numa_node: int | None) -> int:
+    """What one ID adds to a ListAndWatchResponse in its larger form, Unhealthy, in bytes.
+
+    Device{ID=1, health=2, topology=3}; TopologyInfo{nodes=1}; NUMANode{ID=1} (kubelet contract, "Wire facts").
+    """
+    size = _field_bytes(len(device_id.encode())) if device_id else 0
+    size += _field_bytes(len("Unhealthy"))
+    if numa_node is not None:
+        size += _field_bytes(_field_bytes(1 + _varint_bytes(numa_node) if numa_node else 0))
+    return _field_bytes(size)
+
+
+def _varint_bytes(value: int) -> int:
+    return max(1, -(-value.bit_length() // 7))
+
+
+def _field_bytes(size: int) -> int:
+    """A field of `size` bytes with its key (one byte: the numbers are small) and length."""
+    return 1 + _varint_bytes(size) + size
+
+
+def resource_name_problem(name: str) -> str | None:
+    """Why a kubelet would refuse to register this resource name, or None if it would not (kubelet contract: A1)."""
+    domain, slash, rest = name.partition("/")
+    if not slash or "/" in rest:
+        return f"{name!r} must have exactly one '/', as in 'example.com/widget'"
+    if "kubernetes.io/" in name:
+        return f"{name!r} ends its domain in 'kubernetes.io', which is Kubernetes' own; use a domain of yours"
+    if name.startswith("requests."):
+        return f"{name!r} must not start with 'requests.', which quotas put before a name"
+    return _domain_problem(domain) or _name_problem(rest)
+
+
+def _domain_problem(domain: str) -> str | None:
+    if not _DOMAIN.fullmatch(domain):
+        return (
+            f"{domain!r} is no domain: lower-case letters, digits, '-' and '.', each part starting and ending with "
+            "a letter or digit"
+        )
+    if len(domain) > _DOMAIN_LIMIT:
+        return f"the domain has {len(domain)} characters, and {_DOMAIN_LIMIT} is the most"
+    return None
+
+
+def _name_problem(name: str) -> str | None:
+    if not _NAME.fullmatch(name):
+        return (
+            f"{name!r} (after the '/') may have letters, digits, '-', '_' and '.', and starts and ends with "
+            "a letter or digit"
+        )
+    if len(name) > _NAME_LIMIT:
+        return f"the part after the '/' has {len(name)} characters, and {_NAME_LIMIT} is the most"
+    return None
+
+
+def socket_name(resource: str, room: int = _USUAL_ROOM) -> str:
+    """The file name of a resource's socket: readable, or a hash where that is longer than `room` bytes.
+
+    No two resources share one: a domain has no `_`, so the first `_` stands for the `/`; a hash has none. What
+    is no resource name gets a hash as well. `room` is what the directory leaves of `SOCKET_PATH_LIMIT`.
+    """
+    if resource_name_problem(resource) is None:
+        readable = resource.replace("/", "_") + _SUFFIX
+        if len(readable) <= room:
+            return readable
+    digest = hashlib.blake2b(resource.encode(), digest_size=_HASH_BYTES).digest()
+    return base64.b32encode(digest).decode().rstrip("=").lower() + _SUFFIX
+
+
+def plugin_directory_problem(directory: Path) -> str | None:
+    """Why no socket could be made in our directory below this plugin directory, or None if it can."""
+    shortest = len(os.fsencode(directory / SOCKET_DIRECTORY)) + 1 + len(socket_name(""))
+    if shortest <= SOCKET_PATH_LIMIT:
+        return None
+    return f"is too long: a socket in it would have a path of {shortest} bytes, and {SOCKET_PATH_LIMIT} is the most"
