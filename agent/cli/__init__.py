@@ -1,1 +1,55 @@
 """The commands, one file each; a command imports what it needs only when it runs."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Final
+
+import click
+
+from agent.errors import FairleadError
+
+_COMMANDS: Final = {
+    "run": "Find hardware, offer it to the kubelet, hand it to pods.",
+    "discover": "Show the hardware that the configuration takes, and what it leaves.",
+    "validate": "Check a configuration file and say what it means.",
+    "demo": "Run against a simulated kubelet and watch devices come and go.",
+}
+"""Name → its line in the help. Each is the function of that name in the module of that name."""
+
+
+class _Lazy(click.Group):
+    """Knows its commands' names and first lines without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(f"agent.cli.{cmd_name}"), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.command(
+    cls=_Lazy,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done, 1 trouble, 2 wrong usage or configuration.",
+)
+@click.version_option(package_name="fairlead", message="fairlead %(version)s")
+def fairlead() -> None:
+    """Offer a node's hardware to Kubernetes, all kinds of it from one process."""
+
+
+def main() -> None:
+    """The program's entry point."""
+    try:
+        fairlead(prog_name="fairlead")
+    except FairleadError as error:
+        click.echo(error.sentence, err=True)
+        sys.exit(error.exit_code)

@@ -1,0 +1,64 @@
+"""`fairlead validate`: every mistake in a configuration, or what it means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from agent.cli import options
+from agent.config import Config, ConfigError, ConfigProblem, load
+from agent.errors import ExitCode
+
+
+@click.command(epilog="Exit codes: 0 it is valid, 2 it has problems.")
+@options.config
+@options.as_json
+def validate(config: Path | None, as_json: bool) -> None:
+    """Check a configuration file and say what it means.
+
+    With --json it prints {"valid": bool, "problems": [{"file", "line", "path", "message"}],
+    "resources": [{"name", "backend"}]}; "line" is null where a problem is about the whole file.
+    """
+    problems: tuple[ConfigProblem, ...] = ()
+    loaded: Config | None = None
+    try:
+        loaded = load(config)
+    except ConfigError as error:
+        problems = error.problems
+    if as_json:
+        click.echo(msgspec.json.encode(_document(loaded, problems)))
+    else:
+        for line in map(str, problems) if loaded is None else _meaning(loaded):
+            click.echo(line)
+    if problems:
+        raise click.exceptions.Exit(ExitCode.USAGE)
+
+
+def _document(config: Config | None, problems: tuple[ConfigProblem, ...]) -> dict[str, Any]:
+    return {
+        "valid": config is not None,
+        "problems": [
+            {"file": str(problem.file), "line": problem.line, "path": problem.path, "message": problem.sentence}
+            for problem in problems
+        ],
+        "resources": [
+            {"name": resource.name, "backend": resource.spec.backend}
+            for resource in (config.resources if config is not None else ())
+        ],
+    }
+
+
+def _meaning(config: Config) -> Iterator[str]:
+    yield f"{config.source} is valid." if config.source else "There is no configuration file; KubeVirt's devices it is."
+    if not config.resources:
+        yield "It has no [[resource]]: nothing would be offered."
+    width = max((len(resource.name) for resource in config.resources), default=0)
+    for resource in config.resources:
+        spec = resource.spec
+        shared = f", each device for {spec.replicas} pods" if spec.replicas > 1 else ""
+        chosen = ", selected" if spec.select or spec.exclude else ""
+        yield f"  {resource.name:<{width}}  {spec.backend}{chosen}{shared}"

@@ -1,0 +1,98 @@
+"""Reads a configuration file into a `Config`, or raises everything that is wrong with it at once."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from agent.config import kubevirt, typed
+from agent.config.model import AgentConfig, Config, HttpConfig
+from agent.config.problems import ConfigError, ConfigProblem, Problems, unknown
+from agent.config.resources import Registry, read_resources
+from agent.limits import plugin_directory_problem
+from backends import registry as installed
+from backends.base import Host
+
+DEFAULT_PATH: Final = Path("/etc/fairlead/config.toml")
+
+_TABLES: Final = ("agent", "host", "http", "resource")
+_PLACE: Final = re.compile(r" \(at (?:line (?P<line>\d+), column \d+|end of document)\)$")
+_Section = TypeVar("_Section")
+
+
+def load(path: Path | None = None, registry: Registry = installed, default: Path = DEFAULT_PATH) -> Config:
+    """The configuration in `path`; without one, that in `default`; where there is none either, KubeVirt's devices.
+
+    Raises:
+        ConfigError: the file cannot be read, or with every mistake in it.
+    """
+    try:
+        data = (path or default).read_bytes()
+    except FileNotFoundError as error:
+        if path is None:
+            return read_tables(kubevirt.TABLES, Problems(default, ""), registry, source=None)
+        raise _unreadable(path, error) from error
+    except OSError as error:
+        raise _unreadable(path or default, error) from error
+    return _read(path or default, data, registry)
+
+
+def read_tables(tables: Mapping[str, Any], problems: Problems, registry: Registry, source: Path | None) -> Config:
+    """The configuration that a document's tables mean.
+
+    Raises:
+        ConfigError: with every mistake.
+    """
+    for name in tables:
+        if name not in _TABLES:
+            problems.add((name,), unknown("table", name, _TABLES))
+    agent = _section(tables, "agent", AgentConfig, problems)
+    host = _section(tables, "host", Host, problems)
+    http = _section(tables, "http", HttpConfig, problems)
+    if agent is not None and (problem := plugin_directory_problem(agent.plugin_dir)):
+        problems.add(("agent", "plugin_dir"), problem)
+    resources = read_resources(tables.get("resource", []), registry, problems)
+    problems.raise_any()
+    assert agent is not None
+    assert host is not None
+    assert http is not None
+    return Config(agent, host, None if http.listen == "off" else str(http.listen), resources, source)
+
+
+def _section(tables: Mapping[str, Any], name: str, wanted: type[_Section], problems: Problems) -> _Section | None:
+    section: _Section | None
+    section, mistakes = typed.convert(tables.get(name, {}), wanted)
+    for path, sentence in mistakes:
+        problems.add((name, *path), sentence)
+    return section
+
+
+def _read(file: Path, data: bytes, registry: Registry) -> Config:
+    try:
+        document = data.decode("utf-8-sig")
+        return read_tables(_parse(file, document), Problems(file, document), registry, source=file)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise _failure(file, line, "the file is not written in UTF-8, as TOML has to be") from error
+    except RecursionError as error:
+        raise _failure(file, None, "the file has lists or tables that are nested too deeply") from error
+
+
+def _parse(file: Path, document: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(document)
+    except ValueError as error:  # tomllib's own, and Python's for a number of 5,000 digits
+        place = _PLACE.search(str(error))
+        line = int(place["line"] or document.count("\n") + 1) if place else None
+        raise _failure(file, line, f"this is no TOML: {_PLACE.sub('', str(error))}") from error
+
+
+def _unreadable(file: Path, error: OSError) -> ConfigError:
+    return _failure(file, None, f"the file cannot be read: {error.strerror}")
+
+
+def _failure(file: Path, line: int | None, sentence: str) -> ConfigError:
+    return ConfigError((ConfigProblem(file, line, "", sentence),))

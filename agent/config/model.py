@@ -1,0 +1,116 @@
+"""The configuration's typed values, their defaults, and how their texts are read."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from agent.limits import SOCKET_PATH_LIMIT
+from backends.base import Host, Resource
+
+_DURATION: Final = re.compile(
+    r"(?:(?P<h>\d{1,9})h)?(?:(?P<m>\d{1,9})m)?(?:(?P<s>\d{1,9}(?:\.\d{1,9})?)s)?(?:(?P<ms>\d{1,9})ms)?"
+)
+_UNIT_SECONDS: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+_TCP: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s\[\]:/]+):(?P<port>[0-9]{1,5})")
+
+
+class Seconds(float):
+    """A duration; written as a text such as "5s", "2m", "1h30m" or "250ms"."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Seconds:
+        """Read a duration.
+
+        Raises:
+            ValueError: it is none, or is zero.
+        """
+        found = _DURATION.fullmatch(text)
+        if not text or found is None:
+            raise ValueError(f"{text!r} is no duration; write it as in '5s', '2m' or '1h30m'")
+        total = sum(float(number) * _UNIT_SECONDS[unit] for unit, number in found.groupdict().items() if number)
+        if not total:
+            raise ValueError(f"{text!r} is no time at all; the duration must be longer than zero")
+        return cls(total)
+
+
+class Listen(str):
+    """Where HTTP is served: "host:port", "unix:/path" or "off"."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Listen:
+        """Read an address.
+
+        Raises:
+            ValueError: it has none of the three forms, or cannot be bound.
+        """
+        scheme, _, path = text.partition(":")
+        if scheme == "unix":
+            if not path.startswith("/") or "\0" in path or len(path.encode()) > SOCKET_PATH_LIMIT:
+                raise ValueError(f"{path!r} is no absolute path of at most {SOCKET_PATH_LIMIT} bytes")
+        elif text != "off":
+            found = _TCP.fullmatch(text)
+            if found is None or not 0 < int(found["port"]) < 65536:
+                raise ValueError(f"{text!r} is no address; write 'host:port', 'unix:/path' or 'off'")
+        return cls(text)
+
+
+def parse_path(text: str) -> Path:
+    """Read an absolute path.
+
+    Raises:
+        ValueError: it is relative or no path at all.
+    """
+    if not text.startswith("/") or "\0" in text:
+        raise ValueError(f"{text!r} is no absolute path; it starts with '/'")
+    return Path(text)
+
+
+_FIVE_MINUTES: Final = Seconds(300)
+_HALF_A_MINUTE: Final = Seconds(30)
+_OFF: Final = Listen("off")
+
+
+@dataclass(frozen=True, slots=True)
+class AgentConfig:
+    """`[agent]`: the paths are as this process sees them."""
+
+    plugin_dir: Path = Path("/var/lib/kubelet/device-plugins")
+    """Where `kubelet.sock` lies, whatever the kubelet's --root-dir says (kubelet contract: A1)."""
+    kubelet_root: Path = Path("/var/lib/kubelet")
+    """The kubelet's --root-dir; its podresources socket lies below (kubelet contract: A5)."""
+    state_dir: Path = Path("/var/lib/fairlead")
+    """What must outlive a restart."""
+    uevents: Literal["kernel", "udev", "off"] = "kernel"
+    """Who tells of hot-plug."""
+    resync: Seconds = _FIVE_MINUTES
+    """Between two full looks at sysfs, in case an event was lost."""
+    probe: Seconds = _HALF_A_MINUTE
+    """Between two looks at a device's health without an event."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpConfig:
+    """`[http]`."""
+
+    listen: Listen = _OFF
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything that is configured, checked."""
+
+    agent: AgentConfig = AgentConfig()
+    host: Host = field(default_factory=Host)
+    http_listen: str | None = None
+    """`host:port` or `unix:/path`; None is off."""
+    resources: tuple[Resource[Any], ...] = ()
+    """In the file's order: a device joins the first that takes it."""
+    source: Path | None = None
+    """The file it came from; None is the built-in set."""

@@ -1,0 +1,84 @@
+"""What is wrong with a configuration: collected, put on its line, told all at once."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.config.toml_lines import KeyPath, key_lines, line_of
+from agent.errors import ExitCode, FairleadError
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigProblem:
+    """One mistake in a configuration file."""
+
+    file: Path
+    line: int | None
+    """From 1; None where it is about the file as a whole."""
+    path: str
+    """The key, as in `resource[0].paths[1].permissions`; empty where it is about the file as a whole."""
+    sentence: str
+
+    def __str__(self) -> str:
+        place = str(self.file) if self.line is None else f"{self.file}:{self.line}"
+        return ": ".join(part for part in (place, self.path, self.sentence) if part)
+
+
+class ConfigError(FairleadError):
+    """The configuration cannot be used; every reason is in `problems`, in the file's order."""
+
+    exit_code = ExitCode.USAGE
+
+    def __init__(self, problems: tuple[ConfigProblem, ...]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = problems
+
+
+class Problems:
+    """Collects what is wrong with one document."""
+
+    def __init__(self, file: Path, document: str) -> None:
+        self._file = file
+        self._document = document
+        self._found: list[tuple[KeyPath, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def add(self, path: KeyPath, sentence: str) -> None:
+        """Something is wrong with the value at this path."""
+        self._found.append((path, sentence))
+
+    def lines(self) -> Mapping[KeyPath, int]:
+        """Where the document's keys stand; read anew, and only when something is wrong."""
+        return key_lines(self._document)
+
+    def raise_any(self) -> None:
+        """End here if anything was found.
+
+        Raises:
+            ConfigError: with all of it, in the order of the lines.
+        """
+        if not self._found:
+            return
+        lines = self.lines()
+        problems = [
+            ConfigProblem(self._file, line_of(lines, path), written(path), sentence) for path, sentence in self._found
+        ]
+        raise ConfigError(tuple(sorted(problems, key=lambda problem: problem.line or 0)))
+
+
+def written(path: KeyPath) -> str:
+    """A path as a person writes it."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """The sentence for a name that does not exist, with the one that was probably meant."""
+    choices = sorted(known)
+    if near := difflib.get_close_matches(name, choices, n=1):
+        return f"there is no {what} {name!r}; did you mean {near[0]!r}?"
+    return f"there is no {what} {name!r}; there are {', '.join(map(repr, choices)) or 'none at all'}"

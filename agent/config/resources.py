@@ -1,0 +1,182 @@
+"""Reads the `[[resource]]` tables: the keys that all resources have, and their backend's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Protocol, TypeVar
+
+import msgspec
+
+from agent.config import typed
+from agent.config.problems import Problems, unknown
+from agent.config.toml_lines import KeyPath
+from agent.limits import MESSAGE_LIMIT, resource_name_problem, slot_bytes
+from backends.base import Backend, OptionsError, Resource, ResourceSpec, Selector
+from backends.registry import BrokenBackendError, UnknownBackendError
+
+RESOURCE_KEYS: Final = ("name", "backend", "select", "exclude", "replicas", "options")
+"""What every resource may have; the rest are its backend's options."""
+
+_Replicas = Annotated[int, msgspec.Meta(ge=1)]
+_Value = TypeVar("_Value")
+
+
+class Registry(Protocol):
+    """Where backends are found: `backends.registry`, or a test's own."""
+
+    def names(self) -> list[str]:
+        """Every backend's name."""
+
+    def load(self, name: str) -> type[Backend[Any]]:
+        """The backend of a name; raises as `backends.registry.load` does."""
+
+
+def read_resources(tables: object, registry: Registry, problems: Problems) -> tuple[Resource[Any], ...]:
+    """The resources in their order; those with problems are left out."""
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        problems.add(("resource",), "a resource is a table of its own: write [[resource]] above its keys")
+        return ()
+    readers = [_Table(("resource", index), table, registry, problems) for index, table in enumerate(tables)]
+    found = [reader.resource() for reader in readers]
+    _refuse_duplicates(tables, problems)
+    return tuple(resource for resource in found if resource is not None)
+
+
+def _refuse_duplicates(tables: Sequence[Mapping[str, object]], problems: Problems) -> None:
+    first: dict[object, int] = {}
+    for index, table in enumerate(tables):
+        name = table.get("name")
+        if isinstance(name, str) and first.setdefault(name, index) != index:
+            problems.add(("resource", index, "name"), f"resource[{first[name]}] has the name {name!r} already")
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """One `[[resource]]` on its way to a `Resource`."""
+
+    at: KeyPath
+    table: Mapping[str, object]
+    registry: Registry
+    problems: Problems
+
+    def resource(self) -> Resource[Any] | None:
+        """The resource, or None where it has problems."""
+        before = len(self.problems)
+        name = self._name()
+        backend = self._backend()
+        select, exclude = self._selectors("select"), self._selectors("exclude")
+        replicas = self._common("replicas", _Replicas, 1)
+        if backend is not None and (options := self._options(backend)) is not None:
+            spec = ResourceSpec(str(self.table["backend"]), options, select, exclude, replicas)
+            resource = Resource(name, spec)
+            self._check(backend, resource)
+            if len(self.problems) == before:
+                return resource
+        return None
+
+    def _add(self, key: str, sentence: str) -> None:
+        self.problems.add((*self.at, key) if key in self.table else self.at, sentence)
+
+    def _common(self, key: str, wanted: Any, default: _Value) -> _Value:
+        if key not in self.table:
+            return default
+        value, mistakes = typed.convert(self.table[key], wanted)
+        for path, sentence in mistakes:
+            self.problems.add((*self.at, key, *path), sentence)
+        return default if mistakes else value
+
+    def _name(self) -> str:
+        if "name" not in self.table:
+            self._add("name", "the key 'name' is missing: the resource that pods ask for, as in 'example.com/widget'")
+        name = self._common("name", str, "")
+        if name and (problem := resource_name_problem(name)):
+            self._add("name", problem)
+        return name
+
+    def _backend(self) -> type[Backend[Any]] | None:
+        if "backend" not in self.table:
+            self._add("backend", f"the key 'backend' is missing: one of {', '.join(self.registry.names())}")
+        name = self._common("backend", str, "")
+        try:
+            return self.registry.load(name) if name else None
+        except UnknownBackendError:
+            self._add("backend", unknown("backend", name, self.registry.names()))
+        except BrokenBackendError as error:
+            self._add("backend", str(error))
+        return None
+
+    def _selectors(self, key: str) -> tuple[Selector, ...]:
+        if key not in self.table:
+            return ()
+        written = self.table[key]
+        tables = written if isinstance(written, list) else [written]
+        if not tables:
+            self._add(key, "an empty list selects nothing; leave the key out")
+        return tuple(
+            self._selector((key, index) if isinstance(written, list) else (key,), table)
+            for index, table in enumerate(tables)
+        )
+
+    def _selector(self, path: KeyPath, table: object) -> Selector:
+        if not isinstance(table, dict) or not table:
+            self.problems.add((*self.at, *path), "expected a table of attributes, as in { vendor = '10de' }")
+            return {}
+        return {name: tuple(self._wanted((*path, name), wanted)) for name, wanted in table.items()}
+
+    def _wanted(self, path: KeyPath, wanted: object) -> Iterator[str]:
+        values = wanted if isinstance(wanted, list) else [wanted]
+        if not values:
+            self.problems.add((*self.at, *path), "an empty list matches nothing; leave the attribute out")
+        for value in values:
+            if isinstance(value, str) or type(value) is int:
+                yield str(value)
+            else:
+                self.problems.add((*self.at, *path), "expected a string or a list of strings; put the value in quotes")
+
+    def _options(self, backend: type[Backend[Any]]) -> Any:
+        """The backend's own keys as its type, or None where they have problems."""
+        known = typed.keys(backend.options_type)
+        flat = {key: value for key, value in self.table.items() if key not in RESOURCE_KEYS}
+        below: dict[str, Any] = self._common("options", dict[str, Any], {})
+        for key in flat.keys() & below.keys():
+            self._add(key, "is also in [resource.options]; keep one of them")
+        for key in [key for key in flat if key not in known]:
+            self._add(key, unknown("key", key, {*RESOURCE_KEYS, *known}))
+            del flat[key]
+        options, mistakes = typed.convert({**flat, **below}, backend.options_type)
+        for path, sentence in mistakes:
+            self.problems.add(self._place(path), sentence)
+        return options
+
+    def _place(self, path: KeyPath) -> KeyPath:
+        """Where an option's path is written: flat or below `options`."""
+        options = self.table.get("options")
+        if path and isinstance(options, dict) and path[0] in options:
+            return (*self.at, "options", *path)
+        return (*self.at, *path)
+
+    def _check(self, backend: type[Backend[Any]], resource: Resource[Any]) -> None:
+        try:
+            backend.check(resource)
+            fits = _how_many_fit(backend.fixed_ids(resource))
+        except OptionsError as error:
+            self.problems.add(self._place(error.path), error.sentence)
+        except Exception as error:  # noqa: BLE001  # anyone's code; the other resources are still read
+            self._add("backend", f"the backend {resource.spec.backend!r} failed to check this resource: {error!r}")
+        else:
+            if fits is not None:
+                self.problems.add(
+                    self.at,
+                    f"its list of devices would pass the 4 MiB that a kubelet receives: at most {fits:,} of them fit",
+                )
+
+
+def _how_many_fit(ids: Iterable[str]) -> int | None:
+    """How many of these IDs a list can hold, or None if it holds them all."""
+    size = 0
+    for count, device_id in enumerate(ids):
+        size += slot_bytes(device_id, None)
+        if size > MESSAGE_LIMIT:
+            return count
+    return None

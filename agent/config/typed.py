@@ -1,0 +1,164 @@
+"""Turns the plain values of TOML into typed ones, and names every mistake on the way.
+
+msgspec stops at the first error, so tables and lists are walked here and msgspec converts what is left.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import enum
+import functools
+import re
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import UnionType
+from typing import Any, Final, Literal
+
+import msgspec
+
+from agent.config.model import Listen, Seconds, parse_path
+from agent.config.problems import unknown
+from agent.config.toml_lines import KeyPath
+
+Mistake = tuple[KeyPath, str]
+
+_READERS: Final[Mapping[Any, Any]] = {Path: parse_path, Seconds: Seconds.parse, Listen: Listen.parse}
+_NOUNS: Final = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a string",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a table",
+    "null": "nothing",
+    "datetime": "a date and time",
+    "date": "a date",
+    "time": "a time",
+}
+_WHERE: Final = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?", re.DOTALL)
+_STEP: Final = re.compile(r"\.(?P<key>\w+)|\[(?P<index>\d+)\]")
+
+
+def convert(value: object, wanted: Any) -> tuple[Any, list[Mistake]]:
+    """The typed value, or None and every mistake with its path below `value`."""
+    if mistakes := list(_mistakes(value, wanted)):
+        return None, mistakes
+    try:
+        return msgspec.convert(value, wanted, dec_hook=_read), []
+    except msgspec.ValidationError as error:  # what a type checks as a whole
+        return None, [_said(error)]
+
+
+def keys(record: Any) -> Mapping[str, bool]:
+    """The keys that a struct or dataclass has in TOML, and whether each must be there."""
+    if dataclasses.is_dataclass(record):
+        return {field.name: _is_required(field) for field in dataclasses.fields(record)}
+    return {field.encode_name: field.required for field in msgspec.structs.fields(record)}
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _mistakes(value: object, wanted: Any) -> Iterator[Mistake]:
+    wanted = _branch(value, wanted)
+    if isinstance(value, Mapping) and _is_record(wanted):
+        yield from _record_mistakes(value, wanted)
+    elif isinstance(value, list) and (item := _item_type(wanted)) is not None:
+        yield from _below(enumerate(value), item)
+    else:
+        yield from _leaf_mistakes(value, wanted)
+
+
+def _record_mistakes(value: Mapping[str, object], wanted: Any) -> Iterator[Mistake]:
+    known = keys(wanted)
+    types = _types(wanted)
+    for key, inner in value.items():
+        if key in known:
+            yield from _below([(key, inner)], types[key])
+        else:
+            yield (key,), unknown("key", key, known)
+    for key, required in known.items():
+        if required and key not in value:
+            yield (), f"the key {key!r} is missing"
+
+
+def _below(items: Iterable[tuple[str | int, object]], wanted: Any) -> Iterator[Mistake]:
+    for step, inner in items:
+        for path, sentence in _mistakes(inner, wanted):
+            yield (step, *path), sentence
+
+
+def _leaf_mistakes(value: object, wanted: Any) -> Iterator[Mistake]:
+    choices = _choices(wanted)
+    if isinstance(value, str) and choices and value not in choices:
+        yield (), unknown("choice", value, choices)
+        return
+    try:
+        msgspec.convert(value, wanted, dec_hook=_read)
+    except msgspec.ValidationError as error:
+        yield _said(error)
+
+
+def _branch(value: object, wanted: Any) -> Any:
+    """Of a union, the record or list that the value could be; msgspec allows no two of a kind."""
+    if not isinstance(value, (Mapping, list)):
+        return wanted
+    if typing.get_origin(wanted) is typing.Annotated:  # its conditions are met or not when all is converted
+        return _branch(value, typing.get_args(wanted)[0])
+    if typing.get_origin(wanted) in (UnionType, typing.Union):
+        fits = _is_record if isinstance(value, Mapping) else _item_type
+        return next(filter(fits, typing.get_args(wanted)), wanted)
+    return wanted
+
+
+def _item_type(wanted: Any) -> Any:
+    """What a list's items are; None if it is no list whose items are all alike."""
+    match typing.get_origin(wanted), typing.get_args(wanted):
+        case builtins.list, (item,):
+            return item
+        case builtins.tuple, (item, builtins.Ellipsis):
+            return item
+    return None
+
+
+def _is_record(wanted: Any) -> bool:
+    return isinstance(wanted, type) and (dataclasses.is_dataclass(wanted) or issubclass(wanted, msgspec.Struct))
+
+
+@functools.cache
+def _types(record: Any) -> Mapping[str, Any]:
+    """Key → type, with what `Annotated` adds to it."""
+    hints = typing.get_type_hints(record, include_extras=True)
+    if dataclasses.is_dataclass(record):
+        return hints
+    return {field.encode_name: hints[field.name] for field in msgspec.structs.fields(record)}
+
+
+def _choices(wanted: Any) -> list[str]:
+    if typing.get_origin(wanted) is Literal:
+        return [choice for choice in typing.get_args(wanted) if isinstance(choice, str)]
+    if isinstance(wanted, type) and issubclass(wanted, enum.Enum):
+        return [choice.value for choice in wanted]
+    return []
+
+
+def _read(wanted: type, value: object) -> object:
+    if not isinstance(value, str):
+        raise ValueError(f"expected a string, got {value!r}")  # noqa: TRY004  # msgspec puts only ValueError in words
+    return _READERS[wanted](value)
+
+
+def _said(error: msgspec.ValidationError) -> Mistake:
+    """The path and the words of msgspec in ours."""
+    found = _WHERE.fullmatch(str(error))
+    assert found is not None
+    path = tuple(step["key"] or int(step["index"]) for step in _STEP.finditer(found["path"] or ""))
+    what = re.sub(r"`([^`]*)`", lambda name: _in_words(name[1]), found["what"])
+    return path, what[:1].lower() + what[1:] if what.startswith("Expected") else what
+
+
+def _in_words(types: str) -> str:
+    return " or ".join(_NOUNS.get(name, name) for name in types.split(" | "))
