@@ -87,8 +87,8 @@ class Discoverer:
         self._clock = clock
         self._todo = _Todo(everything=True)
         self._wake = asyncio.Event()
-        self.scanned = False
-        """Has the first full scan come to its end?"""
+        self.first_scan = asyncio.Event()
+        """Set when the first full scan has come to its end."""
         self._hung: dict[str, asyncio.Future[None]] = {}
         self._retries: dict[str, tuple[float, float]] = {}  # unit → when, the delay after that
 
@@ -172,10 +172,8 @@ class Discoverer:
             if not progress.abandoned:
                 break
             units = self._rest(progress, units)
-        if todo.everything and not self.scanned:
-            self.scanned = True
-            self._publish(News(self.kind, {}, frozenset(), ()))
-            self._on_watches(self.kind, self.watches())
+        if todo.everything:
+            self.first_scan.set()
 
     async def _finish(self, job: asyncio.Future[None], progress: Walk) -> Exception | None:
         """Wait for a walk's end, or until one of its reads hangs; the error that ended it, if one did."""
