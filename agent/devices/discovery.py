@@ -20,6 +20,7 @@ import structlog
 from agent.devices.looks import Look, Walk, walk
 from agent.devices.workers import NoWorkerError, Workers
 from backends.base import ALL, All, Backend, Device, Hint, Problem, Signal, Watches
+from backends.known import Known
 
 UNIT_DEADLINE: Final = 5.0
 """Seconds after which a read is taken to hang."""
@@ -78,7 +79,7 @@ class Discoverer:
         self.kind = kind
         self.backend = backend
         self.workers = Workers(kind)
-        self.known: dict[str, tuple[Device, ...]] = {}
+        self.known = Known()
         self.problems: dict[str, tuple[Problem, ...]] = {}
         """Per unit ("" for the backend as a whole)."""
         self._publish = publish
@@ -217,8 +218,8 @@ class Discoverer:
         for unit, devices in changed.items():  # in place: a walk's thread only ever gets single units from it
             if devices:
                 self.known[unit] = devices
-            else:
-                self.known.pop(unit, None)
+            elif unit in self.known:
+                del self.known[unit]
         self._note(looks, failures, failure, whole=progress.listed is not None)
         self._publish(_news(self.kind, changed, looks))
         if changed:

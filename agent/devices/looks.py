@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from backends.base import Backend, Device, Discovery, Known, Signal
+from backends.base import Backend, Device, Discovery, Signal
+from backends.known import Known
 
 
 class NonsenseError(Exception):

@@ -1,0 +1,38 @@
+"""`fairlead run`: the daemon."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import click
+
+from agent import logs
+from agent.cli import options
+from agent.config import ConfigError, load
+from agent.devices.making import make_backends
+from agent.errors import ExitCode
+from agent.notify import Notifier
+from agent.supervisor import Agent
+
+
+@click.command(epilog="Exit codes: 0 it was stopped by SIGTERM or SIGINT, 2 the configuration has mistakes.")
+@options.config
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+)
+def run(config: Path | None, log_level: logs.Level) -> None:
+    """Find hardware, offer it to the kubelet, hand it to pods."""
+    logs.set_up(log_level)
+    try:
+        loaded = load(config)
+    except ConfigError as error:
+        for problem in error.problems:
+            click.echo(problem, err=True)
+        raise click.exceptions.Exit(ExitCode.USAGE) from None
+
+    async def main() -> None:
+        agent = Agent(loaded, make_backends(loaded.host, loaded.resources), Notifier.from_environment())
+        await agent.run_until_signal()
+
+    anyio.run(main)

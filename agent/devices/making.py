@@ -1,0 +1,46 @@
+"""Makes the backends that a configuration names; one that cannot be made is reported as one that cannot list."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+
+from backends import registry
+from backends.base import Backend, ContainerEdits, Discovery, Grant, Host, Resource
+
+
+def make_backends(host: Host, resources: Sequence[Resource[Any]]) -> dict[str, Backend[Any]]:
+    """One instance for each kind that the resources name, with all of its resources."""
+    by_kind: defaultdict[str, list[Resource[Any]]] = defaultdict(list)
+    for resource in resources:
+        by_kind[resource.spec.backend].append(resource)
+    return {kind: _make(kind, host, of_kind) for kind, of_kind in by_kind.items()}
+
+
+def _make(kind: str, host: Host, resources: list[Resource[Any]]) -> Backend[Any]:
+    try:
+        return registry.load(kind)(host, resources)
+    except Exception as error:  # noqa: BLE001  # a backend may raise anything; the others go on
+        return _Unmade(host, resources, error)
+
+
+class _Unmade(Backend[msgspec.Struct]):
+    """Stands for a backend whose constructor raised: its resources are served, empty, with the reason."""
+
+    options_type: ClassVar = msgspec.Struct
+
+    def __init__(self, host: Host, resources: Sequence[Resource[Any]], error: Exception) -> None:
+        super().__init__(host, resources)
+        self._error = error
+
+    def units(self) -> Iterable[str]:
+        raise RuntimeError(f"it could not be started: {self._error!r}") from self._error
+
+    def discover(self, unit: str) -> Discovery:
+        raise LookupError(unit)
+
+    def edits(self, resource: Resource[Any], grants: Sequence[Grant]) -> ContainerEdits:  # noqa: ARG002
+        raise LookupError(resource.name)
