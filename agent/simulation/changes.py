@@ -1,0 +1,104 @@
+"""What an observer of the simulated kubelet sees: resources as in the node's status, and each change of them."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from agent.kubelet.wire import HEALTHY, UNHEALTHY
+
+GONE = "gone"  # said of a device that left the list
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceView:
+    """One resource as the node's status reports it, with the IDs behind the numbers."""
+
+    name: str
+    capacity: int = 0
+    allocatable: int = 0
+    healthy: frozenset[str] = frozenset()
+    unhealthy: frozenset[str] = frozenset()
+
+
+class Kind(enum.StrEnum):
+    """What has happened."""
+
+    STARTED = "started"
+    STOPPED = "stopped"
+    REGISTERED = "registered"
+    REFUSED = "refused"
+    """A Register failed; the text is what the plugin was told."""
+    STREAM_OPENED = "stream-opened"
+    LIST = "list"
+    STREAM_ENDED = "stream-ended"
+    """The kubelet has seen the end of a stream, and has not acted on it yet."""
+    DISCONNECTED = "disconnected"
+    """The kubelet has closed its connection to the plugin; every device is unhealthy."""
+    EXPIRED = "expired"
+    """Nobody came back within the grace period."""
+    CHECKPOINT = "checkpoint"
+    POD = "pod"
+    PANIC = "panic"
+    """A real kubelet would have crashed here (kubelet contract: A7)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One event; `before` and `after` are the resource's views around it, where it has any."""
+
+    kind: Kind
+    resource: str = ""
+    text: str = ""
+    before: ResourceView | None = None
+    after: ResourceView | None = None
+    at: float = field(default_factory=time.perf_counter)
+    """`time.perf_counter()`; of a list, the moment its message had arrived, before it was read."""
+
+    def devices(self) -> dict[str, str]:
+        """The devices whose state differs: ID → Healthy, Unhealthy or gone."""
+        if self.after is None:
+            return {}
+        before = self.before or ResourceView(self.resource)
+        changed = dict.fromkeys(sorted(self.after.healthy - before.healthy), HEALTHY)
+        changed |= dict.fromkeys(sorted(self.after.unhealthy - before.unhealthy), UNHEALTHY)
+        left = (before.healthy | before.unhealthy) - self.after.healthy - self.after.unhealthy
+        return changed | dict.fromkeys(sorted(left), GONE)
+
+
+class Feed:
+    """Hands every change to whoever subscribed, at once and in order."""
+
+    def __init__(self) -> None:
+        self._listeners: dict[int, Callable[[Change], None]] = {}
+        self._next = 0
+
+    def publish(self, change: Change) -> None:
+        """Tell everyone."""
+        for listener in tuple(self._listeners.values()):
+            listener(change)
+
+    def subscribe(self, listener: Callable[[Change], None]) -> Callable[[], None]:
+        """Call `listener` with every change from now on; what is returned ends that."""
+        self._next += 1
+        key = self._next
+        self._listeners[key] = listener
+
+        def unsubscribe() -> None:
+            self._listeners.pop(key, None)
+
+        return unsubscribe
+
+    @contextmanager
+    def queue(self) -> Iterator[asyncio.Queue[Change]]:
+        """Every change from now on, in a queue."""
+        changes: asyncio.Queue[Change] = asyncio.Queue()
+        unsubscribe = self.subscribe(changes.put_nowait)
+        try:
+            yield changes
+        finally:
+            unsubscribe()

@@ -1,0 +1,258 @@
+"""The device manager of one kubelet process: what it believes, and how events change that.
+
+It ends with its process; a restarted kubelet makes a new one, which knows what the checkpoint says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+import anyio
+
+from agent.kubelet.wire import DeviceList
+from agent.simulation import checkpoint, state
+from agent.simulation.allocation import AdmissionError, Allocation, Choice, PodDevices, Reusable, begin
+from agent.simulation.changes import Change, Feed, Kind, ResourceView
+from agent.simulation.clock import Clock
+from agent.simulation.endpoint import Arrival, Options, PluginClient, PluginError
+from agent.simulation.pods import Container
+
+GRACE_PERIOD: Final = 300.0  # seconds from a plugin's end until its endpoint is removed (kubelet contract: A3)
+
+
+class KubeletPanicError(Exception):
+    """A real kubelet would have crashed here (kubelet contract: A7)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Endpoint:
+    client: PluginClient | None  # None: known from the checkpoint alone
+    options: Options
+    stopped: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _InFlight:
+    resource: str
+    ids: frozenset[str]
+    vanished: set[str] = field(default_factory=set)
+
+
+_NO_OPTIONS = Options(pre_start=False, preferred_allocation=False)
+
+
+class DeviceManager:
+    """Resources, endpoints and allocations; `node` holds the views that the node's status shows."""
+
+    def __init__(
+        self, directory: Path, node: dict[str, ResourceView], feed: Feed, clock: Clock, rng: random.Random
+    ) -> None:
+        self._directory = directory
+        self._node = node
+        self._feed = feed
+        self._clock = clock
+        self._rng = rng
+        self._resources: dict[str, state.Resource] = {}
+        self._endpoints: dict[str, _Endpoint] = {}
+        self._graces: dict[str, Callable[[], None]] = {}
+        self._in_flight: set[_InFlight] = set()
+        self._unlisted: dict[str, frozenset[str]] = {}
+        self._writing = asyncio.Lock()
+        self.held = PodDevices()
+
+    # --- start and stop ---
+
+    def load(self) -> None:
+        """Start from the checkpoint: allocations survive, resources have no devices until they register (A6)."""
+        for view in list(self._node.values()):
+            self._show(ResourceView(view.name))
+        try:
+            entries, resources = checkpoint.decode((self._directory / checkpoint.NAME).read_bytes())
+        except FileNotFoundError:
+            return
+        except checkpoint.CorruptError as error:
+            # A real kubelet logs this and goes on with nothing.
+            self._feed.publish(Change(Kind.CHECKPOINT, text=f"{error}; allocations are forgotten"))
+            return
+        self.held = PodDevices(entries)
+        for name in resources:
+            self._resources[name] = state.empty(name)
+            self._endpoints[name] = _Endpoint(None, _NO_OPTIONS, stopped=True)
+            self._await_return(name)
+            self._show(ResourceView(name))
+        self._unlisted = {name: self.held.in_use(name) for name in {key[2] for key in entries}}
+
+    def stop(self) -> None:
+        """Forget the timers."""
+        for call_off in self._graces.values():
+            call_off()
+
+    # --- what the clients say ---
+
+    def connected(self, client: PluginClient, options: Options) -> None:
+        """A plugin has answered: it is the resource's endpoint now."""
+        if call_off := self._graces.pop(client.resource, None):
+            call_off()
+        self._endpoints[client.resource] = _Endpoint(client, options)
+
+    def stream_opened(self, resource: str) -> None:
+        """ListAndWatch has been sent."""
+        self._feed.publish(Change(Kind.STREAM_OPENED, resource))
+
+    async def received(self, resource: str, arrival: Arrival) -> None:
+        """A list: full replacement, then the checkpoint is rewritten (A3)."""
+        new = state.listed(resource, DeviceList.parse(arrival.data).devices)
+        self._resources[resource] = new
+        for allocation in self._in_flight:
+            if allocation.resource == resource:
+                allocation.vanished |= allocation.ids - new.nodes.keys()
+        self._show(new.view, Kind.LIST, at=arrival.at)
+        held = self._unlisted.pop(resource, frozenset()) & self.held.in_use(resource)
+        if (missing := new.crashes_restart(held)) is not None:
+            self._panic(
+                f"the first list of {resource} after a restart lacks {missing}, which a pod holds, "
+                "and has devices with NUMA nodes (kubelet contract: A7.2)",
+                resource,
+            )
+        await self.write_checkpoint()
+
+    def stream_ended(self, resource: str, reason: str) -> None:
+        """A stream's end has been seen."""
+        self._feed.publish(Change(Kind.STREAM_ENDED, resource, reason))
+
+    def disconnected(self, resource: str) -> None:
+        """The plugin is gone: every device unhealthy at once, and a grace period for its return (A3)."""
+        endpoint = self._endpoints.get(resource)
+        if endpoint is None:
+            return
+        self._endpoints[resource] = replace(endpoint, stopped=True)
+        self._await_return(resource)
+        known = self._resources.get(resource)
+        if known is None:
+            self._feed.publish(Change(Kind.DISCONNECTED, resource))
+            return
+        self._resources[resource] = state.lost(known)
+        self._show(self._resources[resource].view, Kind.DISCONNECTED)
+
+    def _await_return(self, resource: str) -> None:
+        if call_off := self._graces.pop(resource, None):
+            call_off()
+        self._graces[resource] = self._clock.call_later(GRACE_PERIOD, lambda: self._expire(resource))
+
+    def _expire(self, resource: str) -> None:
+        # The node goes on listing it, with 0, for ever (A3).
+        del self._graces[resource]
+        self._endpoints.pop(resource, None)
+        self._resources.pop(resource, None)
+        self._show(ResourceView(resource), Kind.EXPIRED)
+
+    # --- pods ---
+
+    async def allocate(self, uid: str, container: Container, reusable: Reusable) -> dict[str, frozenset[str]]:
+        """Give one container what it asks for: resource → IDs.
+
+        Raises:
+            AdmissionError: it cannot have that, or a plugin refused.
+            KubeletPanicError: a device left the list while its Allocate was in flight (A7.1).
+        """
+        given = {}
+        for resource, count in self._rng.sample(sorted(container.resources.items()), len(container.resources)):
+            ids = await self._choose(resource, count, reusable.of(resource))
+            allocation = await self._ask(resource, ids)
+            self.held.entries[uid, container.name, resource] = allocation
+            given[resource] = ids
+        if given:
+            await self.write_checkpoint()
+        return given
+
+    async def _choose(self, resource: str, count: int, reusable: Collection[str]) -> frozenset[str]:
+        known = self._resources.get(resource)
+        if known is None:
+            raise AdmissionError(f"cannot allocate unregistered device {resource}")
+        choice = begin(
+            resource,
+            count,
+            healthy=known.view.healthy,
+            in_use=self.held.in_use(resource),
+            reusable=reusable,
+            rng=self._rng,
+        )
+        if choice.complete:
+            return choice.chosen
+        return choice.finish(await self._preferred(resource, choice), self._rng)
+
+    async def _preferred(self, resource: str, choice: Choice) -> Collection[str]:
+        endpoint = self._endpoints[resource]
+        if not endpoint.options.preferred_allocation or endpoint.client is None:
+            return ()
+        try:
+            return await endpoint.client.preferred(
+                self._in_random_order(choice.free | choice.chosen), self._in_random_order(choice.chosen), choice.count
+            )
+        except PluginError as error:
+            raise AdmissionError(f"device plugin GetPreferredAllocation rpc failed with err: {error}") from None
+
+    async def _ask(self, resource: str, ids: frozenset[str]) -> Allocation:
+        endpoint = self._endpoints[resource]
+        if endpoint.client is None or endpoint.stopped:
+            raise AdmissionError(f"endpoint of {resource} has been stopped")
+        in_flight = _InFlight(resource, ids)
+        self._in_flight.add(in_flight)
+        try:
+            reply = await endpoint.client.allocate(self._in_random_order(ids))
+        except PluginError as error:
+            raise AdmissionError(str(error)) from None
+        finally:
+            self._in_flight.discard(in_flight)
+        # It looks the devices up again now; one that left and came back may have been away at that moment.
+        if missing := in_flight.vanished | (ids - self._resources[resource].nodes.keys()):
+            text = f"{min(missing)} left the list of {resource} while its Allocate was in flight"
+            self._panic(f"{text} (kubelet contract: A7.1)", resource)
+            raise KubeletPanicError(text)
+        if not reply.containers:
+            raise AdmissionError("no containers return in allocation response")
+        return Allocation(self._resources[resource].by_node(sorted(ids)), reply.containers[0])
+
+    async def pre_start(self, uid: str, container: str) -> None:
+        """Before every start of a container: ask the plugins that want to be asked (A4).
+
+        Raises:
+            PluginError: one of them objects.
+        """
+        for resource, allocation in self.held.of(uid, container).items():
+            endpoint = self._endpoints.get(resource)
+            if endpoint is None:
+                raise PluginError(f"endpoint not found in cache for a registered resource: {resource}")
+            if endpoint.client is None or not endpoint.options.pre_start:
+                continue
+            try:
+                await endpoint.client.pre_start(self._in_random_order(allocation.ids))
+            except PluginError as error:
+                raise PluginError(f"device plugin PreStartContainer rpc failed with err: {error}") from None
+
+    # --- the checkpoint and the node's status ---
+
+    async def write_checkpoint(self) -> None:
+        """Replace the file by what is believed now."""
+        async with self._writing:
+            healthy = {name: resource.view.healthy for name, resource in self._resources.items()}
+            content = checkpoint.encode(self.held.entries, healthy)
+            await anyio.to_thread.run_sync(checkpoint.write, self._directory, content)
+        self._feed.publish(Change(Kind.CHECKPOINT))
+
+    def _show(self, view: ResourceView, kind: Kind = Kind.STARTED, at: float | None = None) -> None:
+        before = self._node.get(view.name)
+        self._node[view.name] = view
+        change = Change(kind, view.name, before=before, after=view)
+        self._feed.publish(change if at is None else replace(change, at=at))
+
+    def _panic(self, text: str, resource: str) -> None:
+        self._feed.publish(Change(Kind.PANIC, resource, text))
+
+    def _in_random_order(self, ids: Collection[str]) -> list[str]:
+        return self._rng.sample(sorted(ids), len(ids))

@@ -1,0 +1,89 @@
+"""The kubelet's pod resources API, v1: which container holds which devices.
+
+Kubelet contract: A5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+
+from agent.kubelet.api.v1 import (
+    ContainerDevices,
+    ContainerResources,
+    ListPodResourcesRequest,
+    ListPodResourcesResponse,
+    PodResources,
+    PodResourcesListerBase,
+)
+from agent.simulation.allocation import PodDevices
+from agent.simulation.clock import Clock
+from agent.simulation.pods import PodStatus
+
+QPS: Final = 100.0  # calls a second (kubelet contract: A5)
+BURST: Final = 10.0  # calls at once: DefaultPodResourcesBurstTokens in the kubelet's sources
+
+
+class Limiter:
+    """A token bucket."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._tokens = BURST
+        self._filled = clock.now()
+
+    def allow(self) -> bool:
+        """May one more call pass?"""
+        now = self._clock.now()
+        self._tokens = min(BURST, self._tokens + (now - self._filled) * QPS)
+        self._filled = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+
+def answer(pods: Iterable[PodStatus], held: PodDevices) -> ListPodResourcesResponse:
+    """What List says of these pods: one entry for each ID, vanished ones too; no ordinary init containers."""
+    return ListPodResourcesResponse(
+        [
+            PodResources(
+                status.pod.name,
+                status.pod.namespace,
+                [
+                    ContainerResources(
+                        container.name,
+                        [
+                            ContainerDevices(resource, [device])
+                            for resource, allocation in held.of(status.uid, container.name).items()
+                            for device in sorted(allocation.ids)
+                        ],
+                    )
+                    for container in status.pod.every()
+                    if not status.in_init(container.name)
+                ],
+            )
+            for status in pods
+        ]
+    )
+
+
+class Lister(PodResourcesListerBase):
+    """Serves List."""
+
+    def __init__(self, snapshot: Callable[[], ListPodResourcesResponse], clock: Clock) -> None:
+        self._snapshot = snapshot
+        self._limiter = Limiter(clock)
+
+    async def list(self, _list_pod_resources_request: ListPodResourcesRequest) -> ListPodResourcesResponse:
+        """The pods known now.
+
+        Raises:
+            GRPCError: more than a hundred calls a second.
+        """
+        if not self._limiter.allow():
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, "rejected by rate limit")
+        return self._snapshot()
