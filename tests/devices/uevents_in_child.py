@@ -1,0 +1,200 @@
+"""What test_uevents runs in an isolated child process; each function returns JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from agent.devices.sources.base import Resync
+from agent.devices.sources.uevents import BUFFER_BYTES, Mode, UeventSource
+from backends.base import ANY_SUBSYSTEM, Hint, Host, Uevent
+from tests.e2e.hermetic import NETLINK_KOBJECT_UEVENT, Injector, private_tmpfs, udev_message
+
+_LAST = "last"  # the subsystem of the event that ends a case
+
+
+class Case:
+    """A running source, and what it emitted until the last event."""
+
+    def __init__(self, mode: Mode = "kernel", buffer_bytes: int = BUFFER_BYTES) -> None:
+        self.inject = Injector()
+        self.emitted: list[list[Any]] = []
+        self.ended = asyncio.Event()
+        self.source = UeventSource(self._take, Host(), mode, buffer_bytes)
+
+    def _take(self, hint: Hint | Resync) -> None:
+        if isinstance(hint, Resync):
+            self.emitted.append(["resync"])
+            return
+        assert isinstance(hint, Uevent)
+        if hint.subsystem == _LAST:
+            self.ended.set()
+            return
+        self.emitted.append([hint.action, hint.subsystem, hint.devpath, hint.node and hint.node.text])
+
+    def watch(self, *subsystems: str) -> None:
+        self.source.watch(frozenset({*subsystems, _LAST}))
+
+    async def end(self) -> None:
+        """Wait until everything injected so far has been read."""
+        self.ended.clear()
+        self.inject.kernel("change", "/devices/last", _LAST)
+        await asyncio.wait_for(self.ended.wait(), 10)
+
+
+def _run(body: Callable[[Case], Awaitable[None]], mode: Mode = "kernel", buffer_bytes: int = BUFFER_BYTES) -> Case:
+    async def run() -> Case:
+        case = Case(mode, buffer_bytes)
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(case.source.run)
+            await body(case)
+            tasks.cancel_scope.cancel()
+        return case
+
+    return anyio.run(run)
+
+
+def hints() -> Any:
+    async def body(case: Case) -> None:
+        case.watch("block", "usb", "pci")
+        case.inject.kernel("add", "/devices/virtual/block/loop9", "block", DEVNAME="loop9", MAJOR="7", MINOR="9")
+        case.inject.kernel("add", "/devices/pci0/usb1/1-2", "usb", DEVNAME="bus/usb/001/002")
+        case.inject.kernel("change", "/devices/pci0", "pci", DEVNAME="/dev/odd")
+        case.inject.kernel("remove", "/devices/pci0", "pci")
+        case.inject.kernel("add", "/devices/virtual/net/x", "net")
+        await case.end()
+
+    case = _run(body)
+    received = {f"{subsystem} {action}": n for (subsystem, action), n in case.source.received.items()}
+    return {"emitted": case.emitted, "received": received}
+
+
+def filter_changes() -> Any:
+    async def body(case: Case) -> None:
+        for number, wanted in enumerate((["pci"], ["pci", "usb"], [ANY_SUBSYSTEM], ["usb"], [])):
+            case.watch(*wanted)
+            for subsystem in ("pci", "usb", "net"):
+                case.inject.kernel("add", f"/devices/{number}", subsystem)
+            await case.end()
+
+    return [[devpath, subsystem] for _, subsystem, devpath, _ in _run(body).emitted]
+
+
+def wanted_is_never_lost_while_the_filter_changes(rounds: int) -> Any:
+    async def body(case: Case) -> None:
+        for number in range(rounds):
+            case.inject.kernel("add", f"/devices/{number}", "pci")
+            case.watch(*(["pci"], ["pci", "usb"], [ANY_SUBSYSTEM])[number % 3])
+            if number % 7 == 0:
+                await asyncio.sleep(0)
+        await case.end()
+
+    return [devpath for _, _, devpath, _ in _run(body).emitted]
+
+
+def overflow(events: int, buffer_bytes: int) -> Any:
+    async def body(case: Case) -> None:
+        case.watch("block")
+        for number in range(events):  # the loop does not run meanwhile: nothing is read
+            case.inject.kernel("add", f"/devices/{number}", "block", SEQNUM=str(number + 1))
+        await asyncio.sleep(0.05)
+        overflown = len(case.emitted)
+        case.inject.kernel("add", "/devices/after", "block")
+        await case.end()
+        case.emitted.append(["overflown at", overflown])
+
+    case = _run(body, buffer_bytes=buffer_bytes)
+    return {"emitted": case.emitted, "overflows": case.source.overflows}
+
+
+def burst(events: int) -> Any:
+    turns = 0
+
+    async def body(case: Case) -> None:
+        nonlocal turns
+        case.watch("block")
+        for number in range(events):
+            case.inject.kernel("add", f"/devices/virtual/block/loop{number}", "block", DEVNAME=f"loop{number}")
+        end = asyncio.ensure_future(case.end())
+        while not end.done():
+            await asyncio.sleep(0)
+            turns += 1
+        await end
+
+    case = _run(body)
+    return {"emitted": len(case.emitted), "overflows": case.source.overflows, "turns": turns}
+
+
+def impostors() -> Any:
+    async def body(case: Case) -> None:
+        case.watch(ANY_SUBSYSTEM)
+        message = b"add@/devices/evil\0ACTION=add\0DEVPATH=/devices/evil\0SUBSYSTEM=block\0"
+        case.inject.multicast(1, message)  # to the kernel's group, but from a port
+        for port in _ports():
+            case.inject.unicast(port, message)
+        case.inject.multicast(2, udev_message("add", "/devices/evil", "block"))
+        await case.end()
+
+    return _run(body).emitted
+
+
+def _ports() -> list[int]:
+    """The ports of this namespace's uevent sockets that listen to the kernel."""
+    lines = Path("/proc/self/net/netlink").read_text().splitlines()[1:]
+    rows = [line.split() for line in lines]
+    return [int(row[2]) for row in rows if int(row[1]) == NETLINK_KOBJECT_UEVENT and int(row[3], 16) == 1]
+
+
+def _without_udevd() -> None:
+    """libudev listens to udevd only where it runs, or /dev is a devtmpfs."""
+    for path in ("/dev", "/run"):
+        private_tmpfs(path)
+    os.mknod("/dev/null", stat.S_IFCHR | 0o666, os.makedev(1, 3))  # ldconfig, which finds libudev, is run with it
+
+
+def udev_without_udevd() -> Any:
+    async def body(case: Case) -> None:
+        raise AssertionError("it was started")
+
+    _without_udevd()
+    with pytest.raises(BaseExceptionGroup) as raised:
+        _run(body, mode="udev")
+    return [str(error) for error in raised.value.exceptions]
+
+
+def udev() -> Any:
+    _without_udevd()
+    Path("/run/udev").mkdir()
+    Path("/run/udev/control").touch()
+
+    async def body(case: Case) -> None:
+        case.source.watch(frozenset({"block", "last"}))
+        case.inject.kernel("add", "/devices/of-the-kernel", "block")
+        case.inject.multicast(2, b"libudev\0garbage")
+        case.inject.udev("add", "/devices/virtual/block/loop9", "block", DEVNAME="/dev/loop9")
+        case.inject.udev("change", "/devices/last", "last")
+        await asyncio.wait_for(case.ended.wait(), 5)
+
+    return _run(body, mode="udev").emitted
+
+
+def run_again() -> Any:
+    async def run() -> Case:
+        case = Case()
+        case.watch("block")
+        for _ in range(2):
+            async with anyio.create_task_group() as tasks:
+                await tasks.start(case.source.run)
+                await case.end()
+                tasks.cancel_scope.cancel()
+        return case
+
+    case = anyio.run(run)
+    return {"emitted": case.emitted, "open sockets": len(_ports())}
