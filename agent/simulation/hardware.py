@@ -1,0 +1,73 @@
+"""Hardware that can be made to come and go: real loop devices with real kernel events, and a stub's file."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_CONTROL: Final = Path("/dev/loop-control")
+_LOOP_CTL_ADD: Final = 0x4C80  # linux/loop.h
+_LOOP_CTL_REMOVE: Final = 0x4C81
+_FIRST: Final = 100  # far from the numbers that losetup gives out
+
+
+@dataclass(frozen=True, slots=True)
+class LoopDevice:
+    """One loop device of our own; adding takes the kernel half a millisecond, removing thirty."""
+
+    number: int
+
+    @classmethod
+    def free(cls) -> LoopDevice | None:
+        """One that nobody has, if this process may make and remove it."""
+        number = next(n for n in range(_FIRST, 1 << 20) if not Path(f"/dev/loop{n}").exists())
+        device = cls(number)
+        try:
+            device.add()
+            device.remove()
+        except OSError:
+            return None
+        return device
+
+    @property
+    def name(self) -> str:
+        """Its node's name in /dev."""
+        return f"loop{self.number}"
+
+    def add(self) -> None:
+        """Make it; blocks until its node is there.
+
+        Raises:
+            OSError: not permitted, no such driver, or it exists.
+        """
+        self._control(_LOOP_CTL_ADD)
+
+    def remove(self) -> None:
+        """Remove it; blocks for some 30 ms; one that is gone already is no error.
+
+        Raises:
+            OSError: not permitted, or somebody uses it.
+        """
+        try:
+            self._control(_LOOP_CTL_REMOVE)
+        except OSError as error:
+            if error.errno != errno.ENODEV:
+                raise
+
+    def _control(self, request: int) -> None:
+        fd = os.open(_CONTROL, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.ioctl(fd, request, self.number)
+        finally:
+            os.close(fd)
+
+
+def write_stub_file(path: Path, lines: str) -> None:
+    """Replace a stub's file at once, so that nobody reads half of it."""
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.write_text(lines)
+    fresh.rename(path)
