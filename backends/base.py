@@ -16,6 +16,8 @@ from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import msgspec
 
+from backends.known import Known
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class HostPath:
@@ -352,9 +354,6 @@ class All(enum.Enum):
 
 ALL: Final = All.ALL
 
-Known = Mapping[str, tuple[Device, ...]]
-"""What the last look found: unit → its devices."""
-
 
 class Backend(ABC, Generic[Options]):
     """A kind of hardware.
@@ -397,7 +396,11 @@ class Backend(ABC, Generic[Options]):
 
     @abstractmethod
     def edits(self, resource: Resource[Options], grants: Sequence[Grant]) -> ContainerEdits:
-        """What a container gets with these grants; pure."""
+        """What a container gets with these grants, which come in the order of their IDs; pure.
+
+        Raises:
+            AllocationRefused: these devices cannot be had together; with the sentence for the pod's owner.
+        """
 
     def watches(self, known: Known) -> Watches:
         """What to listen to, given what is known."""

@@ -1,0 +1,107 @@
+"""Globs over the host's /dev: which paths one takes, and what it matches now.
+
+As in a shell, `*`, `?` and `[…]` never take a `/`, nor a dot at the start of a name. Names that cannot be printed
+are passed over: they could not be an ID.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+from collections.abc import Callable, Iterator
+
+from backends.base import Host, HostPath
+from backends.linux.nodes import NoNodeError, directory
+
+_WILD = re.compile(r"[*?\[]")
+
+
+def is_glob(path: str) -> bool:
+    """Has the path a wildcard?"""
+    return _WILD.search(path) is not None
+
+
+class Glob:
+    """One pattern, an absolute path with wildcards in some of its components."""
+
+    __slots__ = ("_parts", "_prefix", "deep", "fixed", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        parts = text.split("/")
+        first = next(n for n, part in enumerate(parts) if is_glob(part))
+        self.fixed = HostPath("/".join(parts[:first]) or "/")
+        """The deepest directory without a wildcard."""
+        self.deep = first < len(parts) - 1
+        """Are there wildcards in its directories?"""
+        self._prefix = _WILD.split(text, maxsplit=1)[0]
+        self._parts = tuple(_component(part) for part in parts)
+
+    def takes(self, path: str) -> bool:
+        """Is this path one of those that the glob means?"""
+        return path.startswith(self._prefix) and len(parts := path.split("/")) == len(self._parts) and self._fits(parts)
+
+    def leads_through(self, path: str) -> bool:
+        """Could this path be a directory on the way to what the glob takes?"""
+        if not (path.startswith(self._prefix) or self._prefix.startswith(path)):
+            return False
+        return len(parts := path.rstrip("/").split("/")) < len(self._parts) and self._fits(parts)
+
+    def _fits(self, parts: list[str]) -> bool:
+        return all(fits(part) for fits, part in zip(self._parts, parts, strict=False))
+
+    def matches(self, host: Host) -> Iterator[str]:
+        """What is there now and no directory; also each directory that a wildcard takes, or that cannot be listed."""
+        parts = self._parts[len(self.fixed.text.split("/")) :]
+        yield from _below(host, self.fixed, parts, wild=False)
+
+
+def cannot_list(host: Host, path: HostPath) -> str | None:
+    """Why a directory, if it is one, cannot be listed."""
+    try:
+        _names(host, path)
+    except NoNodeError as error:
+        return error.sentence
+    except OSError as error:
+        return f"{path} cannot be listed: {(error.strerror or str(error)).lower()}"
+    return None
+
+
+def _component(part: str) -> Callable[[str], bool]:
+    if not is_glob(part):
+        return part.__eq__
+    match = re.compile(fnmatch.translate(part)).match
+    hidden = part.startswith(".")
+    return lambda name: match(name) is not None and (hidden or not name.startswith(".")) and name.isprintable()
+
+
+def _below(host: Host, path: HostPath, parts: tuple[Callable[[str], bool], ...], *, wild: bool) -> Iterator[str]:
+    try:
+        names = _names(host, path)
+    except (NoNodeError, OSError):
+        yield path.text
+        return
+    if names is None:
+        return
+    if wild:
+        yield path.text
+    fits, *rest = parts
+    for name, is_directory in names:
+        if not fits(name):
+            continue
+        if rest:
+            yield from _below(host, path / name, tuple(rest), wild=True)
+        elif not is_directory:
+            yield f"{path}/{name}"
+
+
+def _names(host: Host, path: HostPath) -> list[tuple[str, bool]] | None:
+    """The directory's entries, and whether each is itself a directory; None if there is no such directory."""
+    if (real := directory(host, path)) is None:
+        return None
+    try:
+        with os.scandir(host.local(real)) as entries:
+            return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    except (FileNotFoundError, NotADirectoryError):
+        return None

@@ -1,0 +1,161 @@
+"""Device nodes of the host: what a path in its /dev leads to, links followed inside the host's own tree.
+
+The kernel would follow an absolute link into the tree of this process, which in a container is not the host's:
+each link is read and followed by hand.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import posixpath
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from backends.base import Host, HostPath
+
+MOST_LINKS: Final = 40
+"""Links followed before a path counts as a loop (the kernel's MAXSYMLINKS)."""
+
+_KINDS: Final = {
+    stat.S_IFREG: "a plain file",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNode:
+    """A device node as one look found it."""
+
+    path: HostPath
+    """Where it lies once all links are followed."""
+    block: bool
+    major: int
+    minor: int
+    via: frozenset[HostPath]
+    """The paths that links on the way pointed to; none where there was no link."""
+
+    @property
+    def number(self) -> str:
+        """`c:10:232`: type, major and minor number."""
+        return f"{'b' if self.block else 'c'}:{self.major}:{self.minor}"
+
+
+class Fault(enum.Enum):
+    """Why a path leads to no device node."""
+
+    MISSING = enum.auto()
+    DANGLING = enum.auto()  # a link whose target is missing
+    DIRECTORY = enum.auto()
+    OTHER = enum.auto()  # a plain file, a socket, a loop, a way out of /dev
+    UNREADABLE = enum.auto()
+
+
+class NoNodeError(Exception):
+    """The path leads to no device node; the sentence says why."""
+
+    def __init__(self, fault: Fault, sentence: str) -> None:
+        super().__init__(sentence)
+        self.fault = fault
+        self.sentence = sentence
+
+
+def device_node(host: Host, path: HostPath) -> DeviceNode:
+    """The node that `path`, in the host's /dev, leads to.
+
+    Raises:
+        NoNodeError: it leads to none, or out of /dev.
+    """
+    status, real, via = _follow(host, path)
+    kind = stat.S_IFMT(status.st_mode)
+    if kind not in (stat.S_IFCHR, stat.S_IFBLK):
+        fault = Fault.DIRECTORY if kind == stat.S_IFDIR else Fault.OTHER
+        raise NoNodeError(fault, f"{_led(path, via)} is {_KINDS.get(kind, 'something else')}, not a device node")
+    device = status.st_rdev
+    return DeviceNode(real, kind == stat.S_IFBLK, os.major(device), os.minor(device), frozenset(via))
+
+
+def directory(host: Host, path: HostPath) -> HostPath | None:
+    """Where the directory that `path`, in the host's /dev, leads to lies; None if it leads to none.
+
+    Raises:
+        NoNodeError: it cannot be read, or leads out of /dev.
+    """
+    try:
+        status, real, _ = _follow(host, path)
+    except NoNodeError as error:
+        if error.fault in (Fault.MISSING, Fault.DANGLING):
+            return None
+        raise
+    return real if stat.S_ISDIR(status.st_mode) else None
+
+
+def numa_node(host: Host, node: DeviceNode) -> int | None:
+    """The NUMA node of the hardware behind a device node, where sysfs knows it."""
+    attribute = f"dev/{'block' if node.block else 'char'}/{node.major}:{node.minor}/device/numa_node"
+    try:
+        with open(f"{host.sys}/{attribute}") as file:  # noqa: PTH123  # pathlib doubles the cost, and there may be 10,000 nodes
+            found = int(file.read())
+    except (OSError, ValueError):
+        return None
+    return found if found >= 0 else None
+
+
+def _follow(host: Host, path: HostPath) -> tuple[os.stat_result, HostPath, list[HostPath]]:
+    """What lies at the end of all links, where that is, and each path that a link pointed to."""
+    tree = os.fspath(host.dev)
+    at: list[str] = []  # the components walked, none of them a link
+    ahead = path.text.split("/")[::-1]
+    via: list[HostPath] = []
+    status = None  # of what lies at `at`, where it was asked for
+    while ahead:
+        part = ahead.pop()
+        if part in ("", "."):
+            continue
+        status = None
+        if part == "..":
+            del at[-1:]
+            continue
+        at.append(part)
+        if at[0] != "dev":
+            break
+        if len(at) == 1:
+            continue
+        local = "/".join((tree, *at[1:]))
+        status = _ask(os.lstat, local, path, via)
+        if stat.S_ISLNK(status.st_mode):
+            status, target = None, _ask(os.readlink, local, path, via)
+            del at[0 if target.startswith("/") else -1 :]
+            ahead += target.split("/")[::-1]
+            via.append(HostPath(posixpath.normpath("/".join(("/dev/..", *at, *ahead[::-1])))))
+            if len(via) > MOST_LINKS:
+                raise NoNodeError(Fault.OTHER, f"{path} is a loop of symbolic links")
+    if not at or at[0] != "dev":
+        raise NoNodeError(Fault.OTHER, f"{_led(path, via)} leads out of /dev")
+    return status or _ask(os.stat, "/".join((tree, *at[1:])), path, via), HostPath("/" + "/".join(at)), via
+
+
+def _ask(question: Callable[[str], _Answer], local: str, path: HostPath, via: list[HostPath]) -> _Answer:
+    try:
+        return question(local)
+    except OSError as error:
+        raise _fault(error, path, via) from None
+
+
+def _fault(error: OSError, path: HostPath, via: list[HostPath]) -> NoNodeError:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        why = (error.strerror or str(error)).lower()
+        return NoNodeError(Fault.UNREADABLE, f"{_led(path, via)} cannot be read: {why}")
+    if via:
+        return NoNodeError(Fault.DANGLING, f"{path} is a link to {via[-1]}, which does not exist")
+    return NoNodeError(Fault.MISSING, f"{path} does not exist")
+
+
+def _led(path: HostPath, via: list[HostPath]) -> str:
+    return f"{path}, a link to {via[-1]}," if via else str(path)

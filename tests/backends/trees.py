@@ -1,0 +1,58 @@
+"""Fixture trees written as text: a host's /dev, /sys and the rest below one directory.
+
+One entry a line: `dev/kvm c 10:232` and `dev/loop0 b 7:0` are device nodes (root only), `dev/by-id/x -> ../y` is a
+link, `sys/a/numa_node = 1` a file with that line in it, `dev/net/` a directory, `dev/log` an empty file. Directories
+above an entry come by themselves; `#` starts a comment line.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from backends.base import Host
+
+_NODES = {"c": stat.S_IFCHR, "b": stat.S_IFBLK}
+
+
+def plant(root: Path, text: str) -> None:
+    """Make the entries below `root`."""
+    for line in text.splitlines():
+        if (entry := line.strip()) and not entry.startswith("#"):
+            _plant(root, entry)
+
+
+def planted_host(root: Path, text: str = "") -> Host:
+    """A host whose trees are these."""
+    for name in ("dev", "sys", "proc", "run"):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    plant(root, text)
+    return Host(root=root, sys=root / "sys", dev=root / "dev", proc=root / "proc", run=root / "run")
+
+
+def make_node(path: Path, kind: str, major: int, minor: int) -> None:
+    """A device node, `kind` being c or b; needs root."""
+    os.mknod(path, 0o600 | _NODES[kind], os.makedev(major, minor))
+
+
+def _plant(root: Path, entry: str) -> None:
+    if " -> " in entry:
+        name, target = entry.split(" -> ")
+        _fresh(root / name).symlink_to(target)
+    elif " = " in entry:
+        name, value = entry.split(" = ", 1)
+        _fresh(root / name).write_text(value + "\n")
+    elif entry.endswith("/"):
+        (root / entry).mkdir(parents=True, exist_ok=True)
+    elif entry.count(" ") == 2:
+        name, kind, numbers = entry.split(" ")
+        major, minor = numbers.split(":")
+        make_node(_fresh(root / name), kind, int(major), int(minor))
+    else:
+        _fresh(root / entry).touch()
+
+
+def _fresh(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
