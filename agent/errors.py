@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import enum
+from collections.abc import Iterable
 from typing import ClassVar
 
 
@@ -25,3 +27,11 @@ class FairleadError(Exception):
     def __init__(self, sentence: str) -> None:
         super().__init__(sentence)
         self.sentence = sentence
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """The sentence for a name that does not exist, with the one that was probably meant."""
+    choices = sorted(known)
+    if near := difflib.get_close_matches(name, choices, n=1):
+        return f"there is no {what} {name!r}; did you mean {near[0]!r}?"
+    return f"there is no {what} {name!r}; there are {', '.join(map(repr, choices)) or 'none at all'}"

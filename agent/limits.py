@@ -21,6 +21,8 @@ SOCKET_PATH_LIMIT: Final = 107
 SOCKET_DIRECTORY: Final = "fairlead"
 """Our directory below the plugin directory; a starting kubelet wipes only what lies beside it (kubelet contract: A6)."""
 
+_HEALTH_BYTES: Final = 2 + len("Unhealthy")
+
 _SUFFIX: Final = ".sock"
 _HASH_BYTES: Final = 6  # 10 characters of base32; 1,000 resources share a name once in 10^9 nodes
 _USUAL_ROOM: Final = SOCKET_PATH_LIMIT - len(f"/var/lib/kubelet/device-plugins/{SOCKET_DIRECTORY}/")
@@ -37,20 +39,19 @@ def slot_bytes(device_id: str, numa_node: int | None) -> int:
 
     Device{ID=1, health=2, topology=3}; TopologyInfo{nodes=1}; NUMANode{ID=1} (kubelet contract, "Wire facts").
     """
-    size = _field_bytes(len(device_id.encode())) if device_id else 0
-    size += _field_bytes(len("Unhealthy"))
+    size = _HEALTH_BYTES + (_field_bytes(len(device_id.encode())) if device_id else 0)
     if numa_node is not None:
         size += _field_bytes(_field_bytes(1 + _varint_bytes(numa_node) if numa_node else 0))
     return _field_bytes(size)
 
 
 def _varint_bytes(value: int) -> int:
-    return max(1, -(-value.bit_length() // 7))
+    return 1 if value < 0x80 else -(-value.bit_length() // 7)
 
 
 def _field_bytes(size: int) -> int:
     """A field of `size` bytes with its key (one byte: the numbers are small) and length."""
-    return 1 + _varint_bytes(size) + size
+    return size + 2 if size < 0x80 else size + 1 + _varint_bytes(size)
 
 
 def resource_name_problem(name: str) -> str | None:

@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from agent.errors import FairleadError
+from agent.errors import FairleadError, unknown
 
 _COMMANDS: Final = {
     "run": "Find hardware, offer it to the kubelet, hand it to pods.",
@@ -25,9 +25,9 @@ class _Lazy(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
         return list(_COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         if cmd_name not in _COMMANDS:
-            return None
+            ctx.fail(unknown("command", cmd_name, _COMMANDS))
         command: click.Command = getattr(import_module(f"agent.cli.{cmd_name}"), cmd_name)
         return command
 

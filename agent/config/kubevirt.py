@@ -19,7 +19,7 @@ TABLES: Final[dict[str, Any]] = {
         {
             "name": f"devices.kubevirt.io/{name}",
             "backend": "chardev",
-            "paths": [{"path": path, "permissions": "rw"}],
+            "paths": [{"path": path}],
             "count": _TOKENS,
         }
         for name, path in _NODES.items()

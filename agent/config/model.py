@@ -11,7 +11,8 @@ from agent.limits import SOCKET_PATH_LIMIT
 from backends.base import Host, Resource
 
 _DURATION: Final = re.compile(
-    r"(?:(?P<h>\d{1,9})h)?(?:(?P<m>\d{1,9})m)?(?:(?P<s>\d{1,9}(?:\.\d{1,9})?)s)?(?:(?P<ms>\d{1,9})ms)?"
+    r"(?:(?P<h>\d{1,9})h)?(?:(?P<m>\d{1,9})m)?(?:(?P<s>\d{1,9}(?:\.\d{1,9})?)s)?(?:(?P<ms>\d{1,9})ms)?",
+    re.ASCII,
 )
 _UNIT_SECONDS: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _TCP: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s\[\]:/]+):(?P<port>[0-9]{1,5})")

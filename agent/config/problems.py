@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,11 +73,3 @@ class Problems:
 def written(path: KeyPath) -> str:
     """A path as a person writes it."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
-
-
-def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """The sentence for a name that does not exist, with the one that was probably meant."""
-    choices = sorted(known)
-    if near := difflib.get_close_matches(name, choices, n=1):
-        return f"there is no {what} {name!r}; did you mean {near[0]!r}?"
-    return f"there is no {what} {name!r}; there are {', '.join(map(repr, choices)) or 'none at all'}"

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Final, Protocol, TypeVar
 import msgspec
 
 from agent.config import typed
-from agent.config.problems import Problems, unknown
+from agent.config.problems import Problems
 from agent.config.toml_lines import KeyPath
+from agent.errors import unknown
 from agent.limits import MESSAGE_LIMIT, resource_name_problem, slot_bytes
 from backends.base import Backend, OptionsError, Resource, ResourceSpec, Selector
 from backends.registry import BrokenBackendError, UnknownBackendError

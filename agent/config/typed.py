@@ -19,12 +19,16 @@ from typing import Any, Final, Literal
 import msgspec
 
 from agent.config.model import Listen, Seconds, parse_path
-from agent.config.problems import unknown
 from agent.config.toml_lines import KeyPath
+from agent.errors import unknown
 
 Mistake = tuple[KeyPath, str]
 
-_READERS: Final[Mapping[Any, Any]] = {Path: parse_path, Seconds: Seconds.parse, Listen: Listen.parse}
+_READERS: Final[Mapping[Any, tuple[Any, str]]] = {
+    Path: (parse_path, "a path"),
+    Seconds: (Seconds.parse, "a duration such as '5s'"),
+    Listen: (Listen.parse, "an address"),
+}
 _NOUNS: Final = {
     "int": "a whole number",
     "float": "a number",
@@ -110,7 +114,7 @@ def _branch(value: object, wanted: Any) -> Any:
         return _branch(value, typing.get_args(wanted)[0])
     if typing.get_origin(wanted) in (UnionType, typing.Union):
         fits = _is_record if isinstance(value, Mapping) else _item_type
-        return next(filter(fits, typing.get_args(wanted)), wanted)
+        return next(filter(fits, (_branch(value, choice) for choice in typing.get_args(wanted))), wanted)
     return wanted
 
 
@@ -146,9 +150,10 @@ def _choices(wanted: Any) -> list[str]:
 
 
 def _read(wanted: type, value: object) -> object:
+    read, noun = _READERS[wanted]
     if not isinstance(value, str):
-        raise ValueError(f"expected a string, got {value!r}")  # noqa: TRY004  # msgspec puts only ValueError in words
-    return _READERS[wanted](value)
+        raise ValueError(f"expected {noun}, got {value!r}")  # noqa: TRY004  # msgspec puts only ValueError in words
+    return read(value)
 
 
 def _said(error: msgspec.ValidationError) -> Mistake:

@@ -35,7 +35,7 @@ def listen(path: Path, mode: int = 0o600) -> socket.socket:
     Raises:
         OSError: the directory is missing or not writable, or the path is longer than 107 bytes.
     """
-    fresh = path.with_name(f".{os.getpid()}.{path.name}"[:40])
+    fresh = path.with_name(f".{os.getpid()}")  # never longer than the path itself
     fresh.unlink(missing_ok=True)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:

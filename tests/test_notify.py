@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.notify import Notifier
+
+
+@pytest.fixture(params=["path", "abstract"])
+def systemd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[socket.socket, str]]:
+    """A socket such as systemd's, and its name as NOTIFY_SOCKET gives it."""
+    name = str(tmp_path / "notify") if request.param == "path" else f"@fairlead-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(name.replace("@", "\0"))
+        sock.settimeout(5)
+        yield sock, name
+
+
+def test_systemd_hears_each_state_as_one_message(systemd: tuple[socket.socket, str]) -> None:
+    sock, name = systemd
+    notifier = Notifier.from_environment({"NOTIFY_SOCKET": name})
+    notifier.ready("3 resources registered")
+    notifier.status("waiting for\nthe kubelet")
+    notifier.stopping()
+    assert [sock.recv(1000) for _ in range(3)] == [
+        b"READY=1\nSTATUS=3 resources registered",
+        b"STATUS=waiting for the kubelet",
+        b"STOPPING=1",
+    ]
+
+
+@pytest.mark.parametrize("environment", [{}, {"NOTIFY_SOCKET": ""}])
+def test_without_systemd_nothing_is_said(environment: dict[str, str]) -> None:
+    notifier = Notifier.from_environment(environment)
+    assert notifier.address is None
+    notifier.ready("to nobody")
+
+
+@pytest.mark.parametrize("address", ["/does/not/exist", "x" * 200, "/with\0zero", "vsock:2:1234"])
+def test_a_socket_that_cannot_be_reached_is_no_reason_to_fail(address: str) -> None:
+    Notifier(address).ready("\ud800")
+
+
+def test_a_systemd_that_does_not_read_does_not_hold_us(systemd: tuple[socket.socket, str]) -> None:
+    _, name = systemd
+    for _ in range(2000):
+        Notifier(name).status("x" * 100)
