@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
+import signal
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
 import click
@@ -24,13 +25,9 @@ from agent.notify import Notifier
 from agent.simulation.hardware import LoopDevice, write_stub_file
 from agent.simulation.kubelet import Kubelet
 from agent.simulation.pods import Container, Pod
-from agent.simulation.stage import Outcome, Stage, view
+from agent.simulation.stage import Stage, view
 from agent.supervisor import Agent
 
-if TYPE_CHECKING:
-    from rich.live import Live
-
-KVM: Final = "devices.kubevirt.io/kvm"
 LOOP: Final = "demo.fairlead/loop"
 STUB: Final = "demo.fairlead/stub"
 
@@ -68,7 +65,7 @@ file = "{root}/hardware/stub"
 def demo(seconds: float | None, as_json: bool) -> None:
     """Run against a simulated kubelet and watch devices come and go.
 
-    Nothing outside a temporary directory is touched, except one loop device, made and removed again, if you are root.
+    It works in a temporary directory; for root it also makes a loop device, and removes it again.
 
     With --json it prints {"resources": [{"name", "capacity", "allocatable"}], "changes": [{"resource", "device",
     "health", "latency_ms", "kernel_ms"}]} at the end, after 10 seconds if --seconds does not say otherwise.
@@ -76,13 +73,127 @@ def demo(seconds: float | None, as_json: bool) -> None:
     logs.set_up("error")
     if as_json and seconds is None:
         seconds = 10.0
-    with TemporaryDirectory(prefix="fairlead-demo-") as directory:
-        show = Show(live=not as_json)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it tidies up then too
+    with TemporaryDirectory(prefix="fairlead-") as directory:
+        play = Play(Path(directory), quiet=as_json)
+        with suppress(KeyboardInterrupt):
+            anyio.run(play.run, seconds)
+    if as_json:
+        click.echo(msgspec.json.encode(play.document()))
+    if play.missed:
+        raise FairleadError(f"{play.missed} changes did not reach the kubelet; run `fairlead run` to see the log")
+
+
+class Play:
+    """The acts in their order, and what the viewer sees of them."""
+
+    def __init__(self, root: Path, *, quiet: bool) -> None:
+        self.missed = 0
+        self._quiet = quiet
+        self._stub_file = root / "hardware" / "stub"
+        self._stub_file.parent.mkdir()
+        self._config = root / "config.toml"
+        self._config.write_text(_CONFIG.format(root=root))
+        self._kubelet = Kubelet(root)
+        self._stage = Stage(self._kubelet, frozenset({Path("/dev"), self._stub_file.parent}))
+        self._loop = LoopDevice.free()
+        self._seen: list[tuple[str, int, int]] = []
+
+    async def run(self, seconds: float | None) -> None:
+        """Play until the time is up, or for ever."""
+        config = load(self._config)
+        async with self._kubelet, anyio.create_task_group() as tasks:
+            began = time.perf_counter()
+            tasks.start_soon(Agent(config, make_backends(config.host, config.resources), Notifier(None)).run)
+            tasks.start_soon(self._stage.run)
+            names = {resource.name for resource in config.resources}
+            await self._kubelet.wait_for(
+                lambda k: all(name in k.resources and k.streams(name) for name in names), _START
+            )
+            self._say(
+                f"{len(names)} resources registered {1000 * (time.perf_counter() - began):.0f} ms after the start"
+            )
+            self._show_resources()
+            await anyio.sleep(_PAUSE)
+            with anyio.move_on_after(seconds):
+                await self._acts()
+            self._seen = view(self._kubelet.resources)
+            tasks.cancel_scope.cancel()
+
+    async def _acts(self) -> None:
+        loop = self._loop
+        if loop is None:
+            self._say("Loop devices cannot be made here (it takes root and the loop driver); the stub plays alone.")
         try:
-            anyio.run(partial(_demo, Path(directory), seconds, show))
-        except KeyboardInterrupt:
-            pass
-        if as_json:
-            click.echo(msgspec.json.encode(show.document()))
-    if show.missed:
-        raise FairleadError(f"{show.missed} changes never reached the kubelet")
+            while True:
+                if loop is not None:
+                    await self._act("a loop device appears", LOOP, loop.name, loop.add)
+                    await self._act("the loop device goes", LOOP, loop.name, loop.remove)
+                await self._act(
+                    "a stub device fails", STUB, "stub", partial(self._stub, "stub-1 unhealthy it was told to")
+                )
+                await self._act("and recovers", STUB, "stub", partial(self._stub, ""))
+                await self._pod()
+                await self._restart()
+        finally:
+            if loop is not None:
+                loop.remove()
+
+    def _stub(self, line: str) -> None:
+        write_stub_file(self._stub_file, f"{line}\n")
+
+    async def _act(self, title: str, resource: str, entry: str, effect: Callable[[], None]) -> None:
+        outcome = await self._stage.act(resource, entry, effect)
+        if outcome is None:
+            self.missed += 1
+            self._say(f"{title}: {resource} never changed at the kubelet", error=True)
+        else:
+            ours = outcome.latency_ms - outcome.kernel_ms
+            self._say(
+                f"{title:<24} {outcome.device} {outcome.health.lower():<10} at the kubelet after {outcome.latency_ms:5.1f} ms "
+                f"(kernel {outcome.kernel_ms:.1f}, Fairlead {ours:.1f}); {self._count(resource)}"
+            )
+        await anyio.sleep(_PAUSE)
+
+    async def _pod(self) -> None:
+        pod = Pod("demo", (Container("main", {STUB: 1}),))
+        status = await self._kubelet.admit(pod)
+        ids = ", ".join(sorted(self._kubelet.held(pod, "main").get(STUB, ())))
+        self._say(f"a pod asks for a device  {status.phase}, it got {ids or status.message}")
+        self._kubelet.end(pod)
+        await anyio.sleep(_PAUSE)
+
+    async def _restart(self) -> None:
+        try:
+            took = await self._stage.restart_kubelet()
+        except TimeoutError:
+            self.missed += 1
+            self._say("the kubelet restarted, and not everything registered again", error=True)
+        else:
+            self._say(f"the kubelet restarts      everything registered again {took:.1f} ms after its socket was there")
+        await anyio.sleep(_PAUSE)
+
+    # --- what is shown ---
+
+    def _count(self, resource: str) -> str:
+        found = self._kubelet.resources[resource]
+        return f"{resource} {found.allocatable}/{found.capacity}"
+
+    def _show_resources(self) -> None:
+        self._say("What the kubelet sees (allocatable/capacity):")
+        for name, capacity, allocatable in view(self._kubelet.resources):
+            self._say(f"  {name:<28} {allocatable}/{capacity}")
+
+    def _say(self, line: str, *, error: bool = False) -> None:
+        if not self._quiet or error:
+            click.echo(f"{time.strftime('%H:%M:%S')}  {line}", err=error)
+
+    def document(self) -> dict[str, Any]:
+        """What --json prints."""
+        return {
+            "resources": [
+                {"name": name, "capacity": capacity, "allocatable": allocatable}
+                for name, capacity, allocatable in self._seen
+            ],
+            "changes": [asdict(outcome) for outcome in self._stage.outcomes],
+        }
