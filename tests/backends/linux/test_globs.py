@@ -52,7 +52,8 @@ def test_a_glob_matches_names_and_the_directories_on_the_way(tmp_path: Path, pat
 
 
 def test_a_linked_directory_is_listed_in_the_hosts_tree(tmp_path: Path) -> None:
-    host = planted_host(tmp_path, "dev/away -> /dev/pts\ndev/out -> /\ndev/real/x")
+    host = planted_host(tmp_path, "dev/away -> /dev/pts\ndev/out -> /\ndev/real/x\ndev/link -> /dev/real")
+    assert list(Glob("/dev/link/*").matches(host)) == ["/dev/link/x"]
     assert list(Glob("/dev/away/*").matches(host)) == []  # ours has a /dev/pts
     assert list(Glob("/dev/out/*").matches(host)) == ["/dev/out"]
     assert cannot_list(host, HostPath("/dev/out")) == "/dev/out, a link to /, leads out of /dev"

@@ -67,6 +67,7 @@ def test_an_absolute_link_does_not_lead_into_our_own_dev(tmp_path: Path) -> None
         ("dev/x/", Fault.DIRECTORY, "/dev/x is a directory, not a device node"),
         ("dev/x -> .", Fault.DIRECTORY, "/dev/x, a link to /dev, is a directory, not a device node"),
         ("dev/d/\ndev/x -> d/..", Fault.DIRECTORY, "/dev/x, a link to /dev, is a directory, not a device node"),
+        ("dev/n c 1:3\ndev/x -> n/..", Fault.DIRECTORY, "/dev/x, a link to /dev, is a directory, not a device node"),
         ("dev/x -> y", Fault.DANGLING, "/dev/x is a link to /dev/y, which does not exist"),
         ("dev/x -> y\ndev/y", Fault.OTHER, "/dev/x, a link to /dev/y, is a plain file, not a device node"),
         ("dev/x -> x", Fault.OTHER, "/dev/x is a loop of symbolic links"),
