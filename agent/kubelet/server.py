@@ -21,6 +21,7 @@ from grpclib.server import Server
 from h2.exceptions import ProtocolError
 
 from agent.kubelet.wire import Codec
+from agent.limits import SOCKET_PATH_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 _CLOSE_TIMEOUT: Final = 0.2  # seconds in which a connection's last bytes must have left
 _BACKLOG: Final = 64
 _ACCEPT_TURNS: Final = 4  # of the event loop, from a connection's arrival to its transport
-_PATH_LIMIT: Final = 107  # bytes of sun_path, less its end (unix(7))
 
 _FileId = tuple[int, int]
 """Device and inode: no other file has them while our socket is open."""
@@ -44,19 +44,16 @@ def listen(path: Path, mode: int = 0o600) -> socket.socket:
     Raises:
         OSError: the directory is missing or not writable, or the path is longer than 107 bytes.
     """
-<<<<<<< HEAD
-    fresh = path.with_name(f".{os.getpid()}")  # never longer than the path itself
-    fresh.unlink(missing_ok=True)
-=======
     return _listen(path, mode)[0]
 
 
 def _listen(path: Path, mode: int) -> tuple[socket.socket, _FileId]:
     size = len(os.fsencode(path))
-    if size > _PATH_LIMIT:
-        raise OSError(errno.ENAMETOOLONG, f"a socket's path has at most {_PATH_LIMIT} bytes, not {size}", str(path))
+    if size > SOCKET_PATH_LIMIT:
+        raise OSError(
+            errno.ENAMETOOLONG, f"a socket's path has at most {SOCKET_PATH_LIMIT} bytes, not {size}", str(path)
+        )
     fresh = path.with_name(f".{secrets.token_hex(2)}")  # never longer than "x.sock"
->>>>>>> kube
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         sock.setblocking(False)
