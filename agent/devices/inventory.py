@@ -145,7 +145,8 @@ class Inventory:
 
     def touch(self, resource: str) -> None:
         """Have this list sent again although nothing changed (it makes the kubelet write its checkpoint: A3)."""
-        self._lists[resource].touch()
+        if (listing := self._lists.get(resource)) is not None:
+            listing.touch()
 
     # --- what comes out ---
 
@@ -174,7 +175,8 @@ class Inventory:
 
     def omitted(self, resource: str) -> int:
         """How many unclaimed slots the last snapshot left out, to pass the kubelet's message limit."""
-        return self._lists[resource].omitted
+        listing = self._lists.get(resource)
+        return listing.omitted if listing else 0
 
     def resource(self, name: str) -> Resource[Any] | None:
         """The configured resource of that name; None while it retires."""

@@ -52,6 +52,7 @@ class Workers:
         """Let the idle threads end; the ones that hang end with the process."""
         for worker in self._idle:
             worker.jobs.put(None)
+        self._threads -= len(self._idle)
         self._idle.clear()
 
 

@@ -143,6 +143,7 @@ class SocketServer(Server):
         try:
             await self.start(sock=sock)
         except BaseException:
+            self._loop.remove_reader(sock)  # cancelled while it started: the loop listens already
             sock.close()
             self._remove_socket()
             raise
