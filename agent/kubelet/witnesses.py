@@ -124,7 +124,7 @@ class Witnesses:
     def _adopt(self, present: set[SlotKey]) -> None:
         """Take in claims that we do not know: our own state was lost."""
         served = self._served()
-        seen = {slot: served[slot[0]] for slot in present if slot[0] in served}
+        seen = {slot: served[slot[0]] for slot in sorted(present) if slot[0] in served}
         devices = {slot: device for slot in seen if (device := self._devices(slot)) is not None}
         if news := self._ledger.adopt(seen, devices, self._clock()):
             log.info("claims-adopted", count=len(news), slots=[f"{h.resource}/{h.id}" for h in news[:10]])
