@@ -1,8 +1,8 @@
 """Which resource gets which device: one pure decision over devices that compete with each other.
 
-In the order of the config, each resource takes the devices it selects whose hardware is free or already
-its own. Hardware that a pod holds belongs to the pod's resource before anybody is asked, and an ID that a
-pod holds goes first to the hardware the pod has. The outcome depends on what is there, not on what came first.
+Hardware that a pod holds belongs to the pod's resource before anybody is asked, and the IDs that pods hold go
+to the devices they have, or could have. Then, in the order of the config, each resource takes the devices it
+selects whose hardware is free or already its own. The outcome depends on what is there, not on what came first.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def assign(
             if slots := claimed.get(hardware):
                 owner[hardware] = min(resource for resource, _ in slots)
     bids = [
-        (candidate.order, not _is_held(device, candidate, claims), ref, candidate)
+        (not _is_held(device, candidate, claims), candidate.order, ref, candidate)
         for ref, (device, candidates) in rivals.items()
         for candidate in candidates
     ]
@@ -80,12 +80,12 @@ def assign(
 
 
 def _is_held(device: Device, candidate: Candidate, claims: Mapping[tuple[str, str], Held]) -> bool:
-    """Does a pod hold one of these IDs with this device's hardware?"""
+    """Does a pod hold one of these IDs, with this device's hardware as far as that is known?"""
     if not claims:
         return False
     return any(
         (claim := claims.get((candidate.resource, device_id))) is not None
-        and not claim.hardware.isdisjoint(device.hardware)
+        and (not claim.hardware or not claim.hardware.isdisjoint(device.hardware))
         for device_id in candidate.ids
     )
 

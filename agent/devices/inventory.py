@@ -115,10 +115,11 @@ class Inventory:
                 continue
             if before is not None:
                 self._forget(before)
+                moved |= self._concerned(before)
             self._claims[claim.slot] = claim
             for hardware in claim.hardware:
                 self._claimed[hardware].add(claim.slot)
-            self._lists.setdefault(claim.resource, Listing(claim.resource))
+            self._lists.setdefault(claim.resource, Listing(claim.resource)).claims[claim.id] = claim
             if not self._is_placed(claim):
                 moved |= self._concerned(claim)
             self._write_slot(claim.slot)
@@ -131,6 +132,7 @@ class Inventory:
             if (known := self._claims.pop(claim.slot, None)) is None:
                 continue
             self._forget(known)
+            del self._lists[claim.resource].claims[claim.id]
             moved |= self._concerned(known)
             self._write_slot(claim.slot)
         self._settle(moved)
@@ -145,7 +147,8 @@ class Inventory:
 
     def touch(self, resource: str) -> None:
         """Have this list sent again although nothing changed (it makes the kubelet write its checkpoint: A3)."""
-        self._lists[resource].touch()
+        if (listing := self._lists.get(resource)) is not None:
+            listing.touch()
 
     # --- what comes out ---
 
@@ -158,7 +161,7 @@ class Inventory:
         snapshots = []
         for name, listing in list(self._lists.items()):
             if listing.dirty and self._is_ready(name):
-                snapshots.append(listing.snapshot(self._claims))
+                snapshots.append(listing.snapshot())
             if name not in self._resources and not listing.slots:
                 del self._lists[name]  # retired: its last claim has ended
         return snapshots
@@ -174,7 +177,8 @@ class Inventory:
 
     def omitted(self, resource: str) -> int:
         """How many unclaimed slots the last snapshot left out, to pass the kubelet's message limit."""
-        return self._lists[resource].omitted
+        listing = self._lists.get(resource)
+        return listing.omitted if listing else 0
 
     def resource(self, name: str) -> Resource[Any] | None:
         """The configured resource of that name; None while it retires."""
@@ -210,8 +214,12 @@ class Inventory:
         for name, resource in self._resources.items():
             if resource.spec.backend != ref[0]:
                 continue
-            if (why := resource.refuses(device)) is None:
-                ids = tuple(self._backends[ref[0]].ids(resource, device))
+            try:
+                why = resource.refuses(device)
+                ids = () if why is not None else _checked_ids(self._backends[ref[0]].ids(resource, device))
+            except Exception as error:  # noqa: BLE001  # one backend's nonsense must not stop the lists of all
+                why = f"its IDs cannot be told: {error!r}"
+            if why is None:
                 candidates.append(Candidate(name, self._order[name], ids))
             else:
                 refused.append(f"{name} does not take it: {why}")
@@ -261,7 +269,7 @@ class Inventory:
         """Find a place for these devices and for all that compete with them."""
         if not refs:
             return
-        rivals = {ref: self._found[ref] for ref in self._rivals(refs)}
+        rivals = {ref: self._found[ref] for ref in sorted(self._rivals(refs))}
         outcome = assign(
             {ref: (found.device, found.candidates) for ref, found in rivals.items()}, self._claims, self._claimed
         )
@@ -295,18 +303,18 @@ class Inventory:
         """Write all slots of a placed device; they change together."""
         if (place := found.placed) is None:
             return
-        health, listing = self._health_of(found.device), self._lists[place.resource]
-        for device_id in place.ids:
-            claim = self._claims.get((place.resource, device_id))
-            if claim is None or _is_same(claim, found.device):
-                listing.put(Slot(device_id, found.device, health))
-            else:
-                listing.put(Slot(device_id, found.device, _replaced(claim, found.device)))
+        device, health, listing = found.device, self._health_of(found.device), self._lists[place.resource]
+        held = [claim for i in place.ids if (claim := listing.claims.get(i))] if listing.claims else ()
+        replaced = {claim.id: _replaced(claim, device) for claim in held if not _is_same(claim, device)}
+        for device_id, why in replaced.items():
+            listing.put(Slot(device_id, device, why))
+        listing.put_device([i for i in place.ids if i not in replaced] if replaced else place.ids, device, health)
 
     def _write_slot(self, slot: tuple[str, str]) -> None:
         """Write one slot from what is known: its device, else its claim's tombstone, else nothing."""
         resource, device_id = slot
-        listing, claim = self._lists[resource], self._claims.get(slot)
+        listing = self._lists[resource]
+        claim = listing.claims.get(device_id)
         if (ref := listing.owners.get(device_id)) is not None:
             device = self._found[ref].device
             health = self._health_of(device) if claim is None or _is_same(claim, device) else _replaced(claim, device)
@@ -350,11 +358,29 @@ class Inventory:
         return backend is None or backend in self._ready
 
 
+def _checked_ids(ids: Iterable[str]) -> tuple[str, ...]:
+    """A backend's IDs, each once.
+
+    Raises:
+        ValueError: one of them cannot be sent to a kubelet.
+    """
+    unique = tuple(dict.fromkeys(ids))
+    for device_id in unique:
+        if not (isinstance(device_id, str) and device_id):
+            raise ValueError(f"{device_id!r} is no ID")
+        device_id.encode()  # a file name may have bytes that are no text
+    return unique
+
+
 def _is_same(claim: Held, device: Device) -> bool:
     """Is this the card that the pod was given?"""
-    return not claim.identity or claim.identity == device.identity
+    if claim.identity and claim.identity != device.identity:
+        return False
+    return not claim.hardware or not claim.hardware.isdisjoint(device.hardware)
 
 
 def _replaced(claim: Held, device: Device) -> Health:
-    sentence = f"another device ({device.identity}) is where the pod's ({claim.identity}) was"
-    return Health(State.UNHEALTHY, "replaced", sentence)
+    was, now = claim.identity, device.identity
+    if was == now:
+        was, now = ", ".join(sorted(claim.hardware)), ", ".join(sorted(device.hardware))
+    return Health(State.UNHEALTHY, "replaced", f"another device ({now}) is where the pod's ({was}) was")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from agent import limits
-from agent.devices.model import Slot, Snapshot
+from agent.devices.model import Health, Held, Slot, Snapshot
+from backends.base import Device
 
 
 class Listing:
@@ -16,6 +16,7 @@ class Listing:
         self.resource = resource
         self.slots: dict[str, Slot] = {}
         self.owners: dict[str, tuple[str, str, str, str]] = {}  # ID → the found device behind it
+        self.claims: dict[str, Held] = {}  # ID → the pod's claim
         self.dirty = True
         self.omitted = 0
         self._generation = 0
@@ -27,11 +28,31 @@ class Listing:
         before = self.slots.get(slot.id)
         if before == slot:
             return
-        if before is None or _numa_node(before) != _numa_node(slot):
-            self._bytes += _size(slot) - (_size(before) if before else 0)
+        self._bytes += _size(slot) - (_size(before) if before else 0)
         self.slots[slot.id] = slot
         self._changed.add(slot.id)
         self.dirty = True
+
+    def put_device(self, ids: Iterable[str], device: Device, health: Health) -> None:
+        """Write all slots of one device, which may be 1,000.
+
+        They are compared by identity: a device or a health that says the same as before is the same object.
+        """
+        slots, changed, grown = self.slots, [], 0
+        for device_id in ids:
+            before = slots.get(device_id)
+            if before is None:
+                grown += limits.slot_bytes(device_id, device.numa_node)
+            elif before.device is not device:
+                grown += limits.slot_bytes(device_id, device.numa_node) - _size(before)
+            elif before.health is health:
+                continue
+            slots[device_id] = Slot(device_id, device, health)
+            changed.append(device_id)
+        if changed:
+            self._bytes += grown
+            self._changed.update(changed)
+            self.dirty = True
 
     def drop(self, device_id: str) -> None:
         """Take a slot off the list."""
@@ -44,7 +65,7 @@ class Listing:
         """Make the next snapshot due although nothing changed."""
         self.dirty = True
 
-    def snapshot(self, claims: Mapping[tuple[str, str], Any]) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         """Everything listed now, as a new generation; unclaimed slots beyond the kubelet's limit are left out."""
         self._generation += 1
         changed, self._changed = frozenset(self._changed), set()
@@ -52,17 +73,16 @@ class Listing:
         if self._bytes <= limits.MESSAGE_LIMIT:
             partial, self.omitted = bool(self.omitted), 0
             return Snapshot(self.resource, self._generation, self.slots.copy(), None if partial else changed)
-        slots = self._fitting(claims)
+        slots = self._fitting()
         self.omitted = len(self.slots) - len(slots)
         return Snapshot(self.resource, self._generation, slots, None)
 
-    def _fitting(self, claims: Mapping[tuple[str, str], Any]) -> dict[str, Slot]:
+    def _fitting(self) -> dict[str, Slot]:
         """The claimed slots, and as many others as the message limit allows, the oldest first."""
-        held = {i for i in self.slots if (self.resource, i) in claims}
-        room = limits.MESSAGE_LIMIT - sum(_size(self.slots[i]) for i in held)
+        room = limits.MESSAGE_LIMIT - sum(_size(self.slots[device_id]) for device_id in self.claims)
         fitting = {}
         for device_id, slot in self.slots.items():
-            if device_id not in held:
+            if device_id not in self.claims:
                 room -= _size(slot)
                 if room < 0:
                     continue
