@@ -358,17 +358,16 @@ class Inventory:
         return backend is None or backend in self._ready
 
 
-def _checked_ids(ids: Iterable[str]) -> tuple[str, ...]:
+def _checked_ids(ids: Iterable[Any]) -> tuple[str, ...]:
     """A backend's IDs, each once.
 
     Raises:
         ValueError: one of them cannot be sent to a kubelet.
     """
     unique = tuple(dict.fromkeys(ids))
-    for device_id in unique:
-        if not (isinstance(device_id, str) and device_id):
-            raise ValueError(f"{device_id!r} is no ID")
-        device_id.encode()  # a file name may have bytes that are no text
+    if wrong := [device_id for device_id in unique if not (isinstance(device_id, str) and device_id)]:
+        raise ValueError(f"{wrong[0]!r} is no ID")
+    "".join(unique).encode()  # a file name may have bytes that are no text
     return unique
 
 

@@ -93,11 +93,15 @@ def test_what_a_pod_holds_does_not_change_hands_when_a_resource_with_precedence_
 
 def test_a_claim_whose_hardware_only_the_kubelet_knew_draws_the_device_with_its_id() -> None:
     found = device("d", A, B)
-    it = inventory()
-    it.claim([held(B, "d")])
-    it.update(KIND, by_unit([found]))
-    assert shown(it, A) == {}
-    assert shown(it, B) == {"d": "Healthy"}
+    early, late = inventory(), inventory(devices=[found])
+    early.claim([held(B, "d")])
+    early.update(KIND, by_unit([found]))
+    late.claim([held(B, "d")])
+    for it in (early, late):
+        assert shown(it, A) == {}
+        assert shown(it, B) == {"d": "Healthy"}
+    late.unclaim([held(B, "d")])
+    assert shown(late, A) == {"d": "Healthy"}
 
 
 def test_an_id_that_is_claimed_goes_to_the_hardware_that_the_pod_has() -> None:
@@ -414,10 +418,9 @@ class AnyOrder(RuleBasedStateMachine):
         for name, slot in self.slots():
             if slot.device is None:
                 continue
-            claim = self.claims.get((name, slot.id))
-            if claim and claim.identity and claim.identity != slot.device.identity:
-                assert slot.health.reason == "replaced"
-            elif claim and claim.hardware and claim.hardware.isdisjoint(slot.device.hardware):
+            claim = self.claims.get((name, slot.id), Held(name, slot.id, KIND))
+            another_card = claim.identity not in ("", slot.device.identity)
+            if another_card or (claim.hardware and claim.hardware.isdisjoint(slot.device.hardware)):
                 assert slot.health.reason == "replaced"
             else:
                 said = {self.health.get(h, HEALTHY).state for h in slot.device.hardware | slot.device.depends}
