@@ -39,9 +39,8 @@ class News:
     backend: str
     units: Mapping[str, tuple[Device, ...]]
     """Units whose devices differ from before; an empty tuple is a unit that is gone."""
-    probed: frozenset[str]
-    """Hardware whose health was looked at."""
-    signals: tuple[Signal, ...]
+    signals: Mapping[str, tuple[Signal, ...]]
+    """Every unit that was looked at, with all that its probes said; nothing of a unit that is gone."""
 
 
 @dataclass(slots=True)
@@ -271,9 +270,8 @@ class Discoverer:
 
 
 def _news(kind: str, changed: Mapping[str, tuple[Device, ...]], looks: Mapping[str, Look]) -> News:
-    hardware = frozenset(h for look in looks.values() for device in look.discovery.devices for h in device.hardware)
-    signals = tuple(signal for look in looks.values() for signal in look.signals)
-    return News(kind, changed, hardware, signals)
+    gone = dict.fromkeys(changed.keys() - looks.keys(), ())
+    return News(kind, changed, {unit: look.signals for unit, look in looks.items()} | gone)
 
 
 def _words(error: Exception) -> str:
