@@ -109,6 +109,7 @@ def test_recovery_takes_its_time_and_a_relapse_starts_it_anew() -> None:
     assert probe(book, 1.0) == {}
     assert book.next_deadline(1.0) == 11.0
     assert probe(book, 5.0) == {}
+    assert book.next_deadline(5.0) == 11.0
     assert probe(book, 9.0, flapping) == {}
     assert book.next_deadline(9.0) is None
     assert probe(book, 10.0) == {}

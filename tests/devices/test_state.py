@@ -82,12 +82,12 @@ class Slow:
     """Holds every write up until it is let through."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.entered, self.gate, self.written = threading.Event(), threading.Event(), list[bytes]()
+        self.entered, self.gate, self.written = threading.Event(), threading.Semaphore(0), list[bytes]()
         whole = Path.write_bytes
 
         def write_bytes(path: Path, data: Any) -> int:
             self.entered.set()
-            self.gate.wait(10)
+            self.gate.acquire(timeout=10)
             self.written.append(bytes(data))
             return whole(path, data)
 
@@ -98,7 +98,7 @@ class Slow:
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
     made = Slow(monkeypatch)
     yield made
-    made.gate.set()
+    made.gate.release(9)
 
 
 async def test_an_allocate_waits_for_a_slow_disk_only_as_long_as_its_patience(
@@ -114,13 +114,18 @@ async def test_an_allocate_waits_for_a_slow_disk_only_as_long_as_its_patience(
 @pytest.mark.usefixtures("patient")
 async def test_the_newest_content_is_written_and_what_came_between_is_not(tmp_path: Path, slow: Slow) -> None:
     it = StateFile(tmp_path)
-    every = (held("a.example/one", f"x{n}") for n in range(20))
-    writes = [asyncio.create_task(it.write([claim])) for claim in every]
+    first = asyncio.create_task(it.write([X]))
+    while not slow.entered.is_set():
+        await asyncio.sleep(0.001)
+    others = [asyncio.create_task(it.write([held("a.example/one", f"x{n}")])) for n in range(20)]
     await asyncio.sleep(0)
-    await asyncio.to_thread(slow.entered.wait, 5)
-    slow.gate.set()
-    await asyncio.gather(*writes)
-    assert len(slow.written) <= 2
+    slow.gate.release()
+    await first
+    await asyncio.sleep(0)
+    assert not any(write.done() for write in others)
+    slow.gate.release()
+    await asyncio.gather(*others)
+    assert len(slow.written) == 2
     assert [claim.id for claim in it.read().claims] == ["x19"]
 
 
