@@ -7,6 +7,7 @@ selects whose hardware is free or already its own. The outcome depends on what i
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -56,7 +57,7 @@ def assign(
     """
     outcome: Outcome[Ref] = Outcome()
     owner: dict[str, str] = {}  # hardware → resource
-    holder: dict[tuple[str, str], Device] = {}  # slot → device
+    holder: defaultdict[str, dict[str, Device]] = defaultdict(dict)  # resource → ID → device
     for device, _ in rivals.values():
         for hardware in device.hardware:
             if slots := claimed.get(hardware):
@@ -70,12 +71,12 @@ def assign(
         if ref in outcome.placed:
             continue
         device = rivals[ref][0]
-        if (why := _obstacle(device, candidate, owner, holder, claimed)) is not None:
+        if (why := _obstacle(device, candidate, owner, holder[candidate.resource], claimed)) is not None:
             outcome.rejected[ref] = (*outcome.rejected.get(ref, ()), f"{candidate.resource} selects it, but {why}")
             continue
         outcome.placed[ref] = Placed(candidate.resource, candidate.ids)
         owner.update(dict.fromkeys(device.hardware, candidate.resource))
-        holder.update({(candidate.resource, device_id): device for device_id in candidate.ids})
+        holder[candidate.resource].update(dict.fromkeys(candidate.ids, device))
     return outcome
 
 
@@ -94,7 +95,7 @@ def _obstacle(
     device: Device,
     candidate: Candidate,
     owner: Mapping[str, str],
-    holder: Mapping[tuple[str, str], Device],
+    holder: Mapping[str, Device],
     claimed: Mapping[str, Set[tuple[str, str]]],
 ) -> str | None:
     """Why the resource cannot have the device, or None."""
@@ -104,6 +105,6 @@ def _obstacle(
             return f"{hardware} {verb} {resource}"
     if holder:
         for device_id in candidate.ids:
-            if (other := holder.get((candidate.resource, device_id))) is not None:
+            if (other := holder.get(device_id)) is not None:
                 return f"its ID {device_id} is that of {other.key}"
     return None

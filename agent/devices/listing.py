@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable
 
 from agent import limits
 from agent.devices.model import Health, Held, Slot, Snapshot
@@ -38,28 +39,36 @@ class Listing:
 
         They are compared by identity: a device or a health that says the same as before is the same object.
         """
-        slots, changed, grown = self.slots, [], 0
+        slots, changed, others = self.slots, [], []
         for device_id in ids:
             before = slots.get(device_id)
-            if before is None:
-                grown += limits.slot_bytes(device_id, device.numa_node)
-            elif before.device is not device:
-                grown += limits.slot_bytes(device_id, device.numa_node) - _size(before)
+            if before is None or before.device is not device:
+                others.append(device_id)
             elif before.health is health:
                 continue
-            slots[device_id] = Slot(device_id, device, health)
             changed.append(device_id)
         if changed:
-            self._bytes += grown
+            self._bytes += _size_of_all(others, device.numa_node) - self._listed_size(others)
+            slots.update((device_id, Slot(device_id, device, health)) for device_id in changed)
             self._changed.update(changed)
             self.dirty = True
 
-    def drop(self, device_id: str) -> None:
-        """Take a slot off the list."""
-        if (slot := self.slots.pop(device_id, None)) is not None:
-            self._bytes -= _size(slot)
-            self._changed.add(device_id)
+    def drop(self, ids: Collection[str]) -> None:
+        """Take slots off the list."""
+        if listed := [device_id for device_id in ids if device_id in self.slots]:
+            self._bytes -= self._listed_size(listed)
+            for device_id in listed:
+                del self.slots[device_id]
+            self._changed.update(listed)
             self.dirty = True
+
+    def _listed_size(self, ids: Iterable[str]) -> int:
+        """What these IDs, as far as they are listed, take of the message."""
+        by_node: defaultdict[int | None, list[str]] = defaultdict(list)
+        for device_id in ids:
+            if (slot := self.slots.get(device_id)) is not None:
+                by_node[_numa_node(slot)].append(device_id)
+        return sum(_size_of_all(alike, numa_node) for numa_node, alike in by_node.items())
 
     def touch(self) -> None:
         """Make the next snapshot due although nothing changed."""
@@ -92,6 +101,12 @@ class Listing:
 
 def _numa_node(slot: Slot) -> int | None:
     return slot.device.numa_node if slot.device else None
+
+
+def _size_of_all(ids: Iterable[str], numa_node: int | None) -> int:
+    """Of IDs on one NUMA node; those of one device are of few lengths."""
+    lengths = Counter(map(len, map(str.encode, ids)))
+    return sum(limits.slot_bytes("x" * length, numa_node) * count for length, count in lengths.items())
 
 
 def _size(slot: Slot) -> int:

@@ -32,14 +32,14 @@ def test_writing_what_is_there_changes_nothing() -> None:
     it.snapshot()
     it.put(Slot("x", device("d"), SICK))
     it.put_device(["x"], found, SICK)
-    it.drop("y")
+    it.drop(["y"])
     assert not it.dirty
 
 
 def test_a_snapshot_is_not_altered_by_what_comes_later() -> None:
     it = listing(Slot("x", None, SICK))
     before = it.snapshot()
-    it.drop("x")
+    it.drop(["x"])
     assert list(before.slots) == ["x"]
     after = it.snapshot()
     assert (after.generation, after.changed, len(after.slots)) == (before.generation + 1, frozenset("x"), 0)
@@ -54,7 +54,7 @@ def test_the_size_it_keeps_is_that_of_the_bytes_in_their_larger_form(steps: list
         elif isinstance(step, list):
             it.put_device(step, DEVICES[2], HEALTHY)
         else:
-            it.drop(step)
+            it.drop([step])
     encoded = _EncodedList()
     for slot in list(it.slots.values()):
         it.put(slot._replace(health=SICK))
