@@ -47,5 +47,8 @@ echo "-- the program in it"
 image=$(buildah from --pull-never localhost/fairlead)
 inside() { buildah run "$image" -- "$@"; }
 inside fairlead --version
-inside fairlead discover --json | python3 -c 'import json, sys; print(*(found["name"] for found in json.load(sys.stdin)["resources"]))'
 inside python3 -c 'import pyudev; pyudev.Context()'
+inside fairlead discover --json | python3 -c 'import json, sys; print(*(one["name"] for one in json.load(sys.stdin)["resources"]))'
+inside fairlead demo --seconds 3 --json | python3 -c 'import json, sys
+for change in json.load(sys.stdin)["changes"] or sys.exit("The demo saw no change."):
+    print("demo: {resource} {device}: {health} after {latency_ms} ms".format_map(change))'
