@@ -16,6 +16,7 @@ trap 'buildah rm --all > /dev/null || true; rm -rf --one-file-system "$scratch"'
 echo "-- the base: this machine's Debian with Python"
 codename=$(. /etc/os-release && echo "$VERSION_CODENAME")
 apt-get indextargets --format 'deb $(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' 'Origin: Debian' > "$scratch/sources.list"
+[ -s "$scratch/sources.list" ] || { echo "apt knows no index of Debian's yet: apt-get update" >&2; exit 1; }
 mmdebstrap --quiet --mode=root --variant=apt --include=python3,python3-venv "$codename" "$scratch/base.tar" "$scratch/sources.list"
 base=$(buildah from scratch)
 buildah add --quiet "$base" "$scratch/base.tar" / > /dev/null
