@@ -282,7 +282,8 @@ class Watches:
     subsystems: frozenset[str] = frozenset()
     """Of uevents; `ANY_SUBSYSTEM` for all of them."""
     directories: frozenset[HostPath] = frozenset()
-    """Whose entries' coming and going is told; they need not exist yet."""
+    """Whose entries' coming and going is told; they need not exist yet. A directory itself is told when it
+    begins to be watched (look at what is in it then), appears or vanishes."""
 
     def __or__(self, other: Watches) -> Watches:
         return Watches(self.subsystems | other.subsystems, self.directories | other.directories)
