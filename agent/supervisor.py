@@ -86,6 +86,7 @@ class Agent:
         self._tasks: TaskGroup  # of the running agent
         self._lists: dict[str, Snapshot] = {}
         self._omitted: dict[str, int] = {}
+        self._broken: dict[str, str] = {}
         self._plugins: dict[str, Plugin] = {}
         self._registrars: dict[str, tuple[Registrar, anyio.CancelScope]] = {}
         self._names_changed = asyncio.Event()
@@ -204,6 +205,9 @@ class Agent:
         self.inventory.update(news.backend, news.units)
         self.inventory.set_health(self._health.probed(news.backend, news.signals, time.monotonic()))
         self._health_changed.set()
+        for resource, why in self.inventory.broken.items() - self._broken.items():
+            log.error("resource-broken", resource=resource, backend=news.backend, reason=why)
+        self._broken = dict(self.inventory.broken)
         self._flush()
 
     async def _ripen(self) -> None:

@@ -63,7 +63,7 @@ class Lists:
         self.publish()
 
     def publish(self) -> None:
-        self.plugin.publish(self.listing.snapshot({}))
+        self.plugin.publish(self.listing.snapshot())
 
 
 class Client:
