@@ -195,6 +195,18 @@ async def test_names_that_are_too_long_for_a_socket_are_served_under_a_hash(node
         assert len(found) < 20
 
 
+async def test_a_long_plugin_directory_leaves_less_room_for_names(tmp_path_factory: pytest.TempPathFactory) -> None:
+    root = tmp_path_factory.mktemp("n")
+    longest = limits.SOCKET_PATH_LIMIT - len("/fairlead/example.com_toy.sock")
+    node = Node(root / ("d" * (longest - len(f"{root}//k/device-plugins") + 1)))
+    await node.kubelet.start()
+    async with node.running(toys()):
+        await node.has(TOY, healthy=3)
+        assert node.sockets() != ["example.com_toy.sock"]
+    await node.kubelet.stop()
+    node.notified.close()
+
+
 @pytest.mark.root
 async def test_a_node_that_comes_and_goes_is_followed(node: Node) -> None:
     await node.kubelet.start()

@@ -43,12 +43,13 @@ class Agent:
         }
         for plugin in self.plugins.values():
             Lists(plugin).put("a", "b")
+        self.deaf = False
         self._watch = DirectoryWatch(self._changed, self.kubelet.look)
         self._watch.watch(frozenset({plugin_dir}))
         self._tasks: anyio.abc.TaskGroup
 
     def _changed(self, path: Path, change: PathChange) -> None:
-        if path == self.kubelet.socket and change is PathChange.CREATED:
+        if path == self.kubelet.socket and change is PathChange.CREATED and not self.deaf:
             self.kubelet.look()
 
     async def __aenter__(self) -> Agent:
@@ -292,10 +293,11 @@ async def test_a_kubelet_that_hangs_is_left_for_a_new_one(tmp_path: Path) -> Non
     """Its Register never returns; a new socket appears in its place."""
     node = SimulatedKubelet(tmp_path)
     node.plugin_dir.mkdir()
-    mute = SocketServer([_Hanging()], node.socket)
+    hanging = _Hanging()
+    mute = SocketServer([hanging], node.socket)
     await mute.open()
-    async with running(node) as agent:
-        await until(lambda: bool(mute._connections))
+    async with running(node, *(f"example.com/toy{n}" for n in range(20))) as agent:
+        await until(lambda: hanging.asked == 16)
         began = time.monotonic()
         await node.start()
         await settled(node, agent)
@@ -305,7 +307,10 @@ async def test_a_kubelet_that_hangs_is_left_for_a_new_one(tmp_path: Path) -> Non
 
 
 class _Hanging(RegistrationBase):
+    asked = 0
+
     async def register(self, register_request: RegisterRequest) -> Empty:
+        self.asked += 1
         await asyncio.Event().wait()
         return Empty()
 
@@ -321,6 +326,21 @@ async def test_events_without_a_new_socket_are_no_restart(node: SimulatedKubelet
         await settled(node, agent)
         assert node.registrations[TOY] == 1
         assert agent.plugin.streams == 1
+
+
+async def test_a_create_event_that_comes_after_the_registration_is_no_news(node: SimulatedKubelet) -> None:
+    """We were trying again just when the new kubelet began to listen."""
+    await node.start()
+    async with running(node) as agent:
+        await settled(node, agent)
+        agent.deaf = True
+        await node.restart()
+        await until(lambda: node.registrations[TOY] == 2)
+        await settled(node, agent)
+        agent.kubelet.look()  # what the event says at last
+        await asyncio.sleep(0.05)
+        await settled(node, agent)
+        assert node.registrations[TOY] == 2
 
 
 async def test_a_new_socket_of_a_kubelet_that_goes_on_living_is_a_restart(node: SimulatedKubelet) -> None:

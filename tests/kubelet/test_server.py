@@ -373,3 +373,18 @@ async def test_a_malformed_request_ends_its_call_and_not_the_server(tmp_path: Pa
             await within(2, garbage(Encoded(b"\x0a\xff")))
         assert raised.value.status is Status.UNKNOWN
         assert await within(2, call(channel)) == Message(["done"])
+
+
+async def test_a_server_cancelled_while_it_starts_leaves_nothing_in_the_event_loop(tmp_path: Path) -> None:
+    for turns in range(6):
+        server = SocketServer([Service()], tmp_path / "cancelled")
+        opening = asyncio.ensure_future(server.open())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        opening.cancel()
+        await asyncio.wait([opening])
+        await server.shut_down(0)
+        assert list(tmp_path.iterdir()) == []
+        async with serving(tmp_path / "s") as (service, _), connected(tmp_path / "s") as channel:  # the same descriptor
+            service.let_go.set()
+            assert await within(2, call(channel)) == Message(["done"])
