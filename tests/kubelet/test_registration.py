@@ -315,6 +315,30 @@ class _Hanging(RegistrationBase):
         return Empty()
 
 
+async def test_a_new_kubelet_is_not_asked_over_the_connection_to_the_one_before(tmp_path: Path) -> None:
+    kubelet = Kubelet(tmp_path / "kubelet.sock")
+    old = SocketServer([hanging := _Hanging()], kubelet.socket)
+    await old.open()
+    kubelet.look()
+    left = asyncio.ensure_future(kubelet.register("example.com/a", "a.sock"))
+    await until(lambda: hanging.asked == 1)
+    new = SocketServer([_Accepting()], kubelet.socket)
+    await new.open()
+    kubelet.look()
+    async with asyncio.timeout(SECONDS):
+        await kubelet.register("example.com/b", "b.sock")
+    left.cancel()
+    await asyncio.wait([left])
+    await until(lambda: not old._connections)
+    await old.shut_down(0)
+    await new.shut_down(0)
+
+
+class _Accepting(RegistrationBase):
+    async def register(self, register_request: RegisterRequest) -> Empty:
+        return Empty()
+
+
 async def test_events_without_a_new_socket_are_no_restart(node: SimulatedKubelet) -> None:
     await node.start()
     async with running(node) as agent:
