@@ -102,14 +102,9 @@ def socket_name(resource: str, room: int = _USUAL_ROOM) -> str:
     return base64.b32encode(digest).decode().rstrip("=").lower() + _SUFFIX
 
 
-def socket_room(directory: Path) -> int:
-    """The bytes that this plugin directory, with ours in it, leaves for a socket's name."""
-    return SOCKET_PATH_LIMIT - len(os.fsencode(directory / SOCKET_DIRECTORY)) - 1
-
-
 def plugin_directory_problem(directory: Path) -> str | None:
     """Why no socket could be made in our directory below this plugin directory, or None if it can."""
-    shortest = SOCKET_PATH_LIMIT - socket_room(directory) + len(socket_name(""))
+    shortest = len(os.fsencode(directory / SOCKET_DIRECTORY)) + 1 + len(socket_name(""))
     if shortest <= SOCKET_PATH_LIMIT:
         return None
     return f"is too long: a socket in it would have a path of {shortest} bytes, and {SOCKET_PATH_LIMIT} is the most"

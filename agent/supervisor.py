@@ -68,7 +68,6 @@ class Agent:
         self._uevents = None if settings.uevents == "off" else UeventSource(self._take, config.host, settings.uevents)
         self._paths = PathSource(self._take, config.host)
         self._kubelet = Kubelet(settings.plugin_dir / "kubelet.sock")
-        self._room = limits.socket_room(settings.plugin_dir)
         self._directory = DirectoryWatch(self._directory_changed, self._look_for_kubelet)
         self._directory_news = asyncio.Event()
         workers = {kind: discoverer.workers for kind, discoverer in self.discoverers.items()}
@@ -325,7 +324,7 @@ class Agent:
             if name in self._registrars:
                 continue
             plugin = self._plugins[name] = Plugin(name, self._allocator.allocate)
-            endpoint = f"{limits.SOCKET_DIRECTORY}/{limits.socket_name(name, self._room)}"
+            endpoint = f"{limits.SOCKET_DIRECTORY}/{limits.socket_name(name)}"
             registrar = Registrar(plugin, self._kubelet, self.config.agent.plugin_dir, endpoint)
             scope = anyio.CancelScope()
             self._registrars[name] = registrar, scope
