@@ -110,7 +110,7 @@ class Witnesses:
             return
         self._complain("checkpoint", "")
         slots = _slots(checkpoint) if checkpoint else set()
-        self._adopt(slots | (present or set()))  # a List leaves out init containers (kubelet contract: A5)
+        self._adopt(slots if present is None else present)
         if present is not None:
             self._ledger.listed(present, asked, self._clock(), checkpoint.version if checkpoint else None)
         if checkpoint is not None and (over := self._ledger.checkpoint(slots, checkpoint.version)):
