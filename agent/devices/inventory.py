@@ -174,8 +174,7 @@ class Inventory:
 
     def omitted(self, resource: str) -> int:
         """How many unclaimed slots the last snapshot left out, to pass the kubelet's message limit."""
-        listing = self._lists.get(resource)
-        return listing.omitted if listing else 0
+        return self._lists[resource].omitted
 
     def resource(self, name: str) -> Resource[Any] | None:
         """The configured resource of that name; None while it retires."""
