@@ -9,7 +9,7 @@ from tests.e2e.node import WIDGET, Node, chardev
 from tests.e2e.process import AgentProcess
 
 RESTARTS = 200  # issue: "200 kubelet restarts in a row (simulated, both wipe styles)"
-WARM_UP = 20  # restarts after which the agent has what it needs
+WARM_UP = 100  # restarts after which the agent has all the memory it needs: garbage waits for its collection
 MEGABYTE = 1 << 20
 NAMES = [f"fl.test/r{n}" for n in range(8)]
 
