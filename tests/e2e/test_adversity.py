@@ -126,15 +126,13 @@ async def test_a_socket_of_ours_that_somebody_removes_is_made_again(node: Node) 
 # --- the state directory ---
 
 FULL = """
-import ctypes, os
+from contextlib import suppress
+from pathlib import Path
 from tests.e2e import hermetic
-libc = ctypes.CDLL(None, use_errno=True)
-assert libc.unshare(hermetic.CLONE_NEWNS) == 0
-assert libc.mount(b"none", b"/", None, ctypes.c_ulong(hermetic.MS_REC | hermetic.MS_PRIVATE), None) == 0
-directory = os.fsencode({directory!r})
-assert libc.mount(b"tmpfs", directory, b"tmpfs", ctypes.c_ulong(0), b"size=4k") == 0
-with open(os.path.join(directory, b"filler"), "wb") as filler:
-    filler.write(bytes(4096))
+hermetic.isolate()
+hermetic.private_tmpfs({directory!r})
+with suppress(OSError):
+    Path({directory!r}, "filler").write_bytes(bytes(32 << 20))
 """
 
 
