@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 REPOSITORY: Final = Path(__file__).parents[2]
 PATIENCE: Final = 10.0  # seconds; far beyond what anything here takes, for a machine that has other things to do
 
-_MAIN: Final = "from agent.cli import main; main()"
+MAIN: Final = "from agent.cli import main; main()"
 
 Line = dict[str, Any]
 
@@ -34,7 +34,7 @@ async def finish(*arguments: str, environment: Mapping[str, str] = os.environ) -
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
-        _MAIN,
+        MAIN,
         *arguments,
         cwd=REPOSITORY,
         env=environment,
@@ -65,7 +65,7 @@ class AgentProcess:
         self, config: Path, prelude: str = "", environment: Mapping[str, str] | None = None, wrapper: Sequence[str] = ()
     ) -> None:
         self.log: list[Line] = []
-        self._command = [*wrapper, sys.executable, "-c", f"{prelude}\n{_MAIN}", "run", "--config", str(config)]
+        self._command = [*wrapper, sys.executable, "-c", f"{prelude}\n{MAIN}", "run", "--config", str(config)]
         self._environment = {**os.environ, **(environment or {})}
         self._process: asyncio.subprocess.Process
         self._reader: asyncio.Task[None]
