@@ -13,7 +13,8 @@ from tests.e2e.process import AgentProcess
 
 SOON = """
 from agent import supervisor
-supervisor._DIRECTORY_RETRY = 0.01
+from agent.kubelet import registration
+supervisor._DIRECTORY_RETRY = registration._UNREACHABLE_DELAY = 0.01
 """
 OFTEN = 20  # retries
 
@@ -76,9 +77,8 @@ async def test_a_plugin_directory_with_a_long_path_is_served(tmp_path: Path) -> 
     root.mkdir()
     node = Node(root)
     node.mknod("w1")
-    name = "a-domain-that-is-long.fl.test/and-a-resource-of-thirty-letters"
-    async with node.kubelet, node.agent(chardev(name=name)):
-        await node.healthy("w1", resource=name)
+    async with node.kubelet, node.agent():
+        await node.healthy("w1")
 
 
 # --- sockets ---
@@ -89,10 +89,10 @@ async def test_a_dead_kubelets_socket_is_reported_once(bare_node: Node) -> None:
     bare_node.plugin_dir.mkdir()
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(bare_node.plugin_dir / "kubelet.sock"))
-    async with AgentProcess(bare_node.config(chardev(), chardev("/dev/v*", "fl.test/v"))) as agent:
+    async with AgentProcess(bare_node.config(chardev(), chardev("/dev/v*", "fl.test/v")), SOON) as agent:
         said = await agent.says("kubelet-silent")
         assert "Connection refused" in said["error"]
-        await agent.takes_turns(4)
+        await agent.takes_turns(OFTEN)
         async with bare_node.kubelet:
             await bare_node.registered(WIDGET, "fl.test/v")
             await bare_node.healthy("w1")
@@ -181,6 +181,8 @@ async def test_a_broken_state_file_is_reported_and_the_kubelet_asked(node: Node,
 
 NO_NETLINK = """
 import pyudev
+from agent import supervision
+supervision._FIRST_DELAY = supervision._MOST_DELAY = 0.01
 
 def refused(*_, **__):
     raise PermissionError(1, "Operation not permitted")
@@ -195,5 +197,5 @@ async def test_without_hot_plug_events_inotify_still_sees_nodes(node: Node) -> N
         assert "allow AF_NETLINK" in said["error"]
         node.mknod("w1")
         await node.healthy("w1")
-        await agent.takes_turns(4)  # it tries again after 0.1 s, 0.2 s and so on
+        await agent.takes_turns(OFTEN)
         assert len(agent.said("part-restarts", part="uevents")) == 1

@@ -72,7 +72,7 @@ class Troubled(Backend[Options]):
         return Discovery((device,))
 
     def watches(self, known: Known) -> Watches:
-        return Watches(directories=frozenset({self._nodes}))
+        return Watches(directories=frozenset({self._nodes, self._nodes.parent}))
 
     def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
         return self._obey("affects") or ALL
