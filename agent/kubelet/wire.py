@@ -166,6 +166,18 @@ def _string(number: int, value: str) -> bytes:
     return _field(number, value.encode()) if value else b""
 
 
+@dataclass(frozen=True, slots=True)
+class EmptyCall:
+    """An Empty; betterproto takes any bytes for one."""
+
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """Read a request, whatever fields it has."""
+        for _ in fields(data):
+            pass
+        return cls()
+
+
 # --- ListAndWatchResponse{devices=1}; Device{ID=1, health=2, topology=3} ---
 
 
