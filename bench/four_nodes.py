@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from backends.base import ContainerEdits, Backend, Device, Discovery, Grant, HostPath, Node, Resource, Signal
+from backends.base import Backend, ContainerEdits, Device, Discovery, Grant, HostPath, Node, Resource, Signal
 
 DEVICES: Final = 128
 

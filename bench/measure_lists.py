@@ -16,7 +16,7 @@ from bench import messages
 from bench.figures import Figure, figure
 from bench.kubelet import Kubelet
 from bench.names import device_names, resource_names
-from bench.processes import Agent, Baseline, Offer, many_nodes
+from bench.processes import Agent, Baseline, Offer, Process, many_nodes
 from tests.e2e import hermetic
 
 _GAP: Final = 0.055  # seconds after each event: one side's events are at least 110 ms apart
@@ -24,7 +24,9 @@ _WITHIN: Final = 10.0  # seconds for a list to come
 _SETTLE: Final = 0.3  # seconds after the first list, for a start to be over
 
 _MKNOD: Final = "mknod or unlink of one node, seen by inotify; until the whole list is in the kubelet"
-_UEVENT: Final = "an injected uevent of a node whose sysfs says another NUMA node; until the whole list is in the kubelet"
+_UEVENT: Final = (
+    "an injected uevent of a node whose sysfs says another NUMA node; until the whole list is in the kubelet"
+)
 _TOKENS: Final = "mknod or unlink of the node that all tokens are of; until the whole list is in the kubelet"
 
 
@@ -108,13 +110,14 @@ def _measure(
     with tempfile.TemporaryDirectory() as home, ExitStack() as running:
         agent, baseline = agent_in(Path(home, "a")), Baseline(Path(home, "b"), 1, devices, change)
         sides = side_of(agent), _Side(Kubelet(baseline.plugin_dir), lambda: None, baseline.change)
-        for process, side in zip((agent, baseline), sides, strict=True):
+        processes: tuple[Process, Process] = agent, baseline
+        for process, side in zip(processes, sides, strict=True):
             running.enter_context(_running(process, side.kubelet))
         return _in_turn(sides, devices, events)
 
 
 @contextmanager
-def _running(process: Agent | Baseline, kubelet: Kubelet) -> Iterator[None]:
+def _running(process: Process, kubelet: Kubelet) -> Iterator[None]:
     """Until it is registered and its first list has come."""
     kubelet.start()
     try:

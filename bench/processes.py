@@ -8,7 +8,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -51,74 +51,82 @@ class Offer:
         )
 
 
-class Agent:
+class Process:
+    """One of the two that are measured: it offers resources in a plugin directory of its own."""
+
+    def __init__(self, plugin_dir: Path, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.plugin_dir = plugin_dir
+        plugin_dir.mkdir(parents=True, exist_ok=True)
+        self._command, self._environment = command, {**os.environ, **environment}
+        self._running: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def _process(self) -> subprocess.Popen[bytes]:
+        assert self._running is not None, "it was not started"
+        return self._running
+
+    def start(self) -> float:
+        """Run it; the moment before that."""
+        with self.plugin_dir.with_suffix(".log").open("ab") as log:
+            before = time.perf_counter()
+            self._running = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=log, stderr=log, bufsize=0, env=self._environment
+            )
+        return before
+
+    def stop(self) -> None:
+        """End it; nothing happens if it does not run."""
+        if self._running is None:
+            return
+        with self._running as process:
+            process.terminate()
+            try:
+                process.wait(_STOP_WITHIN)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        self._running = None
+
+
+class Agent(Process):
     """`fairlead run` with a /dev and a /sys of its own."""
 
     def __init__(self, home: Path, offers: Sequence[Offer], resync: str = "5m") -> None:
-        self.home = home
-        self.plugin_dir = home / "kubelet" / "device-plugins"
-        self._process: subprocess.Popen[bytes] | None = None
-        for directory in (self.plugin_dir, home / "dev", home / "sys"):
-            directory.mkdir(parents=True, exist_ok=True)
-        (home / "config.toml").write_text(
+        config = home / "config.toml"
+        command = [str(Path(sys.executable).with_name("fairlead")), "run", "--config", str(config)]
+        path = os.pathsep.join(map(str, (_PLUGIN, messages.ROOT)))
+        super().__init__(home / "kubelet" / "device-plugins", command, {"PYTHONPATH": path})
+        self._dev, self._sys = home / "dev", home / "sys"
+        self._dev.mkdir()
+        self._sys.mkdir()
+        config.write_text(
             f'[agent]\nplugin_dir = "{self.plugin_dir}"\nkubelet_root = "{home}/kubelet"\n'
-            f'state_dir = "{home}/state"\nresync = "{resync}"\n[host]\ndev = "{home}/dev"\nsys = "{home}/sys"\n'
+            f'state_dir = "{home}/state"\nresync = "{resync}"\n[host]\ndev = "{self._dev}"\nsys = "{self._sys}"\n'
             + "".join(offer.toml() for offer in offers)
         )
 
     def node(self, name: str) -> Path:
         """Where this agent's `/dev/<name>` lies."""
-        return self.home / "dev" / name
+        return self._dev / name
 
     def make_node(self, name: str, minor: int) -> None:
         os.mknod(self.node(name), stat.S_IFCHR | 0o600, os.makedev(_MAJOR, minor))
 
     def numa_node(self, minor: int) -> Path:
         """The attribute from which the agent learns where a node's hardware is."""
-        return self.home / "sys" / "dev" / "char" / f"{_MAJOR}:{minor}" / "device" / "numa_node"
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    def start(self) -> float:
-        """Run it; the moment before that."""
-        command = [str(Path(sys.executable).with_name("fairlead")), "run", "--config", str(self.home / "config.toml")]
-        environment = {**os.environ, "PYTHONPATH": f"{_PLUGIN}{os.pathsep}{messages.ROOT}"}
-        with (self.home / "log").open("ab") as log:
-            before = time.perf_counter()
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-        return before
-
-    def stop(self) -> None:
-        if self._process is not None:
-            _end(self._process)
+        return self._sys / "dev" / "char" / f"{_MAJOR}:{minor}" / "device" / "numa_node"
 
 
-class Baseline:
+class Baseline(Process):
     """`bench.baseline_server` with as many resources and devices."""
 
     def __init__(self, home: Path, resources: int, devices: int, change: str = "one") -> None:
-        self.plugin_dir = home
-        home.mkdir(parents=True, exist_ok=True)
-        self._arguments = [str(home), str(resources), str(devices), change]
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    def start(self) -> float:
-        """Run it; the moment before that."""
-        command = [sys.executable, "-m", "bench.baseline_server", *self._arguments]
-        with (self.plugin_dir / "log").open("ab") as log:
-            before = time.perf_counter()
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=messages.ROOT, bufsize=0
-            )
-        return before
+        arguments = [str(home), str(resources), str(devices), change]
+        command = [sys.executable, "-m", "bench.baseline_server", *arguments]
+        super().__init__(home, command, {"PYTHONPATH": str(messages.ROOT)})
 
     def change(self) -> None:
         self._order(b"c")
@@ -127,22 +135,8 @@ class Baseline:
         self._order(b"r")
 
     def _order(self, order: bytes) -> None:
-        assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(order)
-
-    def stop(self) -> None:
-        if self._process is not None:
-            _end(self._process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(_STOP_WITHIN)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def one_node_each(home: Path, resources: int) -> Agent:
