@@ -129,21 +129,16 @@ class Agent:
             self._watches[discoverer.kind] = discoverer.watches()
         self._listen_to(self._all_watches())
         self._directory.watch(frozenset({self.config.agent.plugin_dir}))
-        for name, source in {"inotify": self._run_paths, "kubelet's directory": self._run_directory}.items():
+        for name, source in {"inotify": self._paths.run, "kubelet's directory": self._run_directory}.items():
             self._tasks.start_soon(supervise, name, source)
         if self._uevents is not None:
             self._tasks.start_soon(supervise, "uevents", self._run_uevents)
 
-    async def _run_paths(self) -> None:
-        async with anyio.create_task_group() as tasks:
-            await tasks.start(self._paths.run)
-            self._rescan()
-
     async def _run_uevents(self) -> None:
         assert self._uevents is not None
         async with anyio.create_task_group() as tasks:
-            await tasks.start(self._uevents.run)  # 30 ms, in which the first scan is under way
-            self._rescan()
+            await tasks.start(self._uevents.run)
+            self._rescan()  # opening the socket took 30 ms, in which the first scan was under way
 
     async def _run_directory(self) -> None:
         async with anyio.create_task_group() as tasks:
@@ -189,12 +184,8 @@ class Agent:
         """A backend wants to hear of something else from now on."""
         if self._watches.get(kind) == watches:
             return
-        before = self._all_watches()
         self._watches[kind] = watches
-        after = self._all_watches()
-        self._listen_to(after)
-        if after.directories - before.directories:  # what came to be there before we listened was not told
-            self.discoverers[kind].rescan()
+        self._listen_to(self._all_watches())
 
     def _all_watches(self) -> Watches:
         every = Watches()
@@ -232,7 +223,10 @@ class Agent:
             self._lists[snapshot.resource] = snapshot
             if (plugin := self._plugins.get(snapshot.resource)) is not None:
                 plugin.publish(snapshot)
-            _tell(before.slots if before else None, snapshot, self.inventory.omitted(snapshot.resource))
+            # after the streams have sent it: they were woken first
+            asyncio.get_running_loop().call_soon(
+                _tell, before.slots if before else None, snapshot, self.inventory.omitted(snapshot.resource)
+            )
         if set(self.inventory.names()) != self._plugins.keys():
             self._names_changed.set()
 

@@ -11,77 +11,13 @@ import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import msgspec
 
+from backends.host import Host as Host
+from backends.host import HostPath as HostPath
 from backends.known import Known
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class HostPath:
-    """An absolute path as the host and the kubelet see it.
-
-    It is deliberately no `os.PathLike`: to open it, ask `Host.local` where this process sees it.
-    """
-
-    text: str
-
-    def __post_init__(self) -> None:
-        if not self.text.startswith("/"):
-            raise ValueError(f"a host path starts with '/', not {self.text!r}")
-
-    def __str__(self) -> str:
-        return self.text
-
-    def __truediv__(self, below: str) -> HostPath:
-        return HostPath(f"{self.text.rstrip('/')}/{below}")
-
-    @property
-    def name(self) -> str:
-        """The last component."""
-        return self.text.rstrip("/").rpartition("/")[2]
-
-    @property
-    def parent(self) -> HostPath:
-        """The directory it lies in; `/` is its own parent."""
-        return HostPath(self.text.rstrip("/").rpartition("/")[0] or "/")
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """Where this process sees the host's trees; the only place that spells `/sys`, `/dev`, `/proc`, `/run`."""
-
-    root: Path = Path("/")
-    sys: Path = Path("/sys")
-    dev: Path = Path("/dev")
-    proc: Path = Path("/proc")
-    run: Path = Path("/run")
-
-    def _trees(self) -> tuple[tuple[str, Path], ...]:
-        return (("/sys", self.sys), ("/dev", self.dev), ("/proc", self.proc), ("/run", self.run))
-
-    def local(self, path: HostPath) -> Path:
-        """Where this process sees `path`."""
-        for prefix, tree in self._trees():
-            if path.text == prefix:
-                return tree
-            if path.text.startswith(prefix + "/"):
-                return tree / path.text[len(prefix) + 1 :]
-        return self.root / path.text.lstrip("/")
-
-    def host(self, path: Path) -> HostPath:
-        """The host's name for what this process sees as `path`.
-
-        Raises:
-            ValueError: `path` is in none of the host's trees.
-        """
-        for prefix, tree in self._trees():
-            if path.is_relative_to(tree):
-                below = path.relative_to(tree).as_posix()
-                return HostPath(prefix if below == "." else f"{prefix}/{below}")
-        return HostPath("/" + path.relative_to(self.root).as_posix())
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +44,7 @@ class Device:
     """One piece of hardware that can be offered, as one look at the node found it."""
 
     key: str
-    """Names it for ever within its backend (UUID, PCI address, serial, node path); never an order of discovery."""
+    """Names it for ever within its unit and resource (UUID, PCI address, serial, node path); never an order."""
     unit: str
     """The unit of discovery it was found in."""
     hardware: frozenset[str]
@@ -346,7 +282,8 @@ class Watches:
     subsystems: frozenset[str] = frozenset()
     """Of uevents; `ANY_SUBSYSTEM` for all of them."""
     directories: frozenset[HostPath] = frozenset()
-    """Whose entries' coming and going is told; they need not exist yet."""
+    """Whose entries' coming and going is told; they need not exist yet. A directory itself is told when it
+    begins to be watched (look at what is in it then), appears or vanishes."""
 
     def __or__(self, other: Watches) -> Watches:
         return Watches(self.subsystems | other.subsystems, self.directories | other.directories)
@@ -425,12 +362,13 @@ class Backend(ABC, Generic[Options]):
 
     def probe(self, device: Device) -> Iterable[Signal]:
         """The whole truth about the device's health now; by default: are its nodes there?"""
-        hardware = min(device.hardware | device.depends, default="")
+        hardware = min(device.hardware, default="")
         for node in device.nodes:
             try:
                 mode = self.host.local(node.path).stat().st_mode
-            except FileNotFoundError:
-                yield Signal(hardware, "node-missing", Verdict.NOW, f"{node.path} does not exist")
+            except OSError as error:
+                why = (error.strerror or str(error)).lower()
+                yield Signal(hardware, "node-missing", Verdict.NOW, f"{node.path} cannot be used: {why}")
                 continue
             if not (stat.S_ISCHR(mode) or stat.S_ISBLK(mode)):
                 yield Signal(hardware, "not-a-device", Verdict.NOW, f"{node.path} is not a device node")

@@ -130,9 +130,9 @@ class Play:
                     await self._act("a loop device appears", LOOP, loop.name, loop.add)
                     await self._act("the loop device goes", LOOP, loop.name, loop.remove)
                 await self._act(
-                    "a stub device fails", STUB, "stub", partial(self._stub, "stub-1 unhealthy it was told to")
+                    "a stub device fails", STUB, "stub-1", partial(self._stub, "stub-1 unhealthy it was told to")
                 )
-                await self._act("and recovers", STUB, "stub", partial(self._stub, ""))
+                await self._act("and recovers", STUB, "stub-1", partial(self._stub, ""))
                 await self._pod()
                 await self._restart()
         finally:
@@ -142,8 +142,9 @@ class Play:
     def _stub(self, line: str) -> None:
         write_stub_file(self._stub_file, f"{line}\n")
 
-    async def _act(self, title: str, resource: str, entry: str, effect: Callable[[], None]) -> None:
-        outcome = await self._stage.act(resource, entry, effect)
+    async def _act(self, title: str, resource: str, device: str, effect: Callable[[], None]) -> None:
+        entry = self._stub_file.name if resource == STUB else device
+        outcome = await self._stage.act(resource, device, entry, effect)
         if outcome is None:
             self.missed += 1
             self._say(f"{title}: {resource} never changed at the kubelet", error=True)

@@ -13,11 +13,10 @@ import msgspec
 
 from agent import logs
 from agent.cli import options
-from agent.config import ConfigError, load
+from agent.config import load
 from agent.devices.making import make_backends
 from agent.devices.model import Slot
 from agent.devices.survey import Survey, survey
-from agent.errors import ExitCode
 
 _PATIENCE = 10.0  # seconds for each backend
 
@@ -32,12 +31,7 @@ def discover(config: Path | None, as_json: bool) -> None:
     "attributes"}]}], "unclaimed": [{"device", "backend", "why"}], "problems": [{"backend", "subject", "message"}]}.
     """
     logs.set_up("error")
-    try:
-        loaded = load(config)
-    except ConfigError as error:
-        for problem in error.problems:
-            click.echo(problem, err=True)
-        raise click.exceptions.Exit(ExitCode.USAGE) from None
+    loaded = load(config)
     found = anyio.run(survey, loaded.resources, make_backends(loaded.host, loaded.resources), _PATIENCE)
     if as_json:
         click.echo(msgspec.json.encode(_document(found)))

@@ -9,9 +9,8 @@ import click
 
 from agent import logs
 from agent.cli import options
-from agent.config import ConfigError, load
+from agent.config import load
 from agent.devices.making import make_backends
-from agent.errors import ExitCode
 from agent.notify import Notifier
 from agent.supervisor import Agent
 
@@ -24,12 +23,7 @@ from agent.supervisor import Agent
 def run(config: Path | None, log_level: logs.Level) -> None:
     """Find hardware, offer it to the kubelet, hand it to pods."""
     logs.set_up(log_level)
-    try:
-        loaded = load(config)
-    except ConfigError as error:
-        for problem in error.problems:
-            click.echo(problem, err=True)
-        raise click.exceptions.Exit(ExitCode.USAGE) from None
+    loaded = load(config)
 
     async def main() -> None:
         agent = Agent(loaded, make_backends(loaded.host, loaded.resources), Notifier.from_environment())

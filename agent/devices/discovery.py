@@ -215,14 +215,15 @@ class Discoverer:
             for unit in self.problems.keys() - progress.listed - {"", *_CALLS}:
                 self._report(unit, [])
                 self._retries.pop(unit, None)
-        for unit, devices in changed.items():  # in place: a walk's thread only ever gets single units from it
-            if devices:
-                self.known[unit] = devices
-            elif unit in self.known:
+        fresh = looks.keys() - self.known.keys()
+        for unit in changed.keys() | fresh:  # in place: a walk's thread only ever gets single units from it
+            if progress.listed is None or unit in progress.listed:
+                self.known[unit] = looks[unit].discovery.devices
+            else:
                 del self.known[unit]
         self._note(looks, failures, failure, whole=progress.listed is not None)
         self._publish(_news(self.kind, changed, looks))
-        if changed:
+        if changed or fresh:
             self._on_watches(self.kind, self.watches())
 
     def _note(

@@ -1,38 +1,104 @@
-import json, os
+"""Reads the kubelet's own record of which pods hold which devices (kubelet contract: A6).
+
+It is rewritten with every list that a plugin sends, and may be stale; podresources knows better what is active.
+"""
+
+from __future__ import annotations
+
+import os
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+FILE_NAME: Final = "kubelet_internal_checkpoint"
+
+Version = tuple[int, int, int]
+"""Of one writing of the file: inode, modification time in ns, size."""
 
 
 class CheckpointError(Exception):
-    pass
+    """The checkpoint cannot be read; the message says why and what to do."""
 
 
-@dataclass
-class Entry:
+@dataclass(frozen=True, slots=True)
+class CheckpointEntry:
+    """What one container was given of one resource."""
+
     pod_uid: str
     container: str
     resource: str
-    ids: tuple
+    ids: tuple[str, ...]
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
-    version: tuple
-    entries: tuple
+    """One writing of the file."""
+
+    version: Version
+    entries: tuple[CheckpointEntry, ...]
 
 
-def read(d):
+class _Entry(msgspec.Struct, rename="pascal"):
+    pod_uid: str = msgspec.field(name="PodUID")
+    container_name: str
+    resource_name: str
+    device_ids: dict[str, list[str] | None] | list[str] | None = msgspec.field(default=None, name="DeviceIDs")
+    """By NUMA node ("-1" for none), under each of its nodes; a kubelet before 1.20 wrote a plain list.
+
+    Go writes an empty list as null.
+    """
+
+    def ids(self) -> tuple[str, ...]:
+        if isinstance(self.device_ids, dict):
+            return tuple(sorted({id_ for ids in self.device_ids.values() for id_ in ids or ()}))
+        return tuple(sorted(self.device_ids or ()))
+
+
+class _Data(msgspec.Struct, rename="pascal"):
+    pod_device_entries: list[_Entry] | None = None
+
+
+class _File(msgspec.Struct, rename="pascal"):
+    data: _Data
+
+
+_decoder: Final = msgspec.json.Decoder(_File)
+
+
+def parse(data: bytes) -> tuple[CheckpointEntry, ...]:
+    """The entries of a checkpoint file.
+
+    Raises:
+        msgspec.MsgspecError: it is no JSON, or of another shape.
+    """
+    return tuple(
+        CheckpointEntry(entry.pod_uid, entry.container_name, entry.resource_name, entry.ids())
+        for entry in _decoder.decode(data).data.pod_device_entries or ()
+    )
+
+
+def read(plugin_dir: Path) -> Checkpoint | None:
+    """The checkpoint in the kubelet's plugin directory, or None if there is none; blocks, so call it in a thread.
+
+    Raises:
+        CheckpointError: it cannot be read, or is damaged.
+    """
+    path = plugin_dir / FILE_NAME
     try:
-        with open(d / "kubelet_internal_checkpoint") as f:
-            st = os.fstat(f.fileno())
-            j = json.load(f)
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            data = file.read()
     except FileNotFoundError:
         return None
-    return Checkpoint(
-        (st.st_ino, st.st_mtime_ns, st.st_size),
-        tuple(
-            Entry(
-                e["PodUID"], e["ContainerName"], e["ResourceName"], tuple(i for l in e["DeviceIDs"].values() for i in l)
-            )
-            for e in (j["Data"].get("PodDeviceEntries") or [])
-        ),
-    )
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {os.strerror(error.errno or 0)}; Fairlead needs to read it as root"
+        ) from error
+    try:
+        return Checkpoint((found.st_ino, found.st_mtime_ns, found.st_size), parse(data))
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CheckpointError(
+            f"{path} is damaged: {error}; the kubelet writes it anew with the next list of devices"
+        ) from error

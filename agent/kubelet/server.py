@@ -8,9 +8,11 @@ connections open: a kubelet goes on believing the resource healthy; and on Pytho
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import secrets
 import socket
-import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,58 +21,80 @@ from grpclib.server import Server
 from h2.exceptions import ProtocolError
 
 from agent.kubelet.wire import Codec
+from agent.limits import SOCKET_PATH_LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection
 
     from grpclib._typing import IServable
 
 _CLOSE_TIMEOUT: Final = 0.2  # seconds in which a connection's last bytes must have left
 _BACKLOG: Final = 64
+_ACCEPT_TURNS: Final = 4  # of the event loop, from a connection's arrival to its transport
+
+_FileId = tuple[int, int]
+"""Device and inode: no other file has them while our socket is open."""
 
 
 def listen(path: Path, mode: int = 0o600) -> socket.socket:
     """A listening unix socket that appears under its name only when it can be connected to.
 
+    Until then it is a dot-file with a short random name beside it; that is all a crash could leave.
+
     Raises:
         OSError: the directory is missing or not writable, or the path is longer than 107 bytes.
     """
-    fresh = path.with_name(f".{os.getpid()}")  # never longer than the path itself
-    fresh.unlink(missing_ok=True)
+    return _listen(path, mode)[0]
+
+
+def _listen(path: Path, mode: int) -> tuple[socket.socket, _FileId]:
+    size = len(os.fsencode(path))
+    if size > SOCKET_PATH_LIMIT:
+        raise OSError(
+            errno.ENAMETOOLONG, f"a socket's path has at most {SOCKET_PATH_LIMIT} bytes, not {size}", str(path)
+        )
+    fresh = path.with_name(f".{secrets.token_hex(2)}")  # never longer than "x.sock"
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         sock.setblocking(False)
         sock.bind(str(fresh))
         fresh.chmod(mode)
         sock.listen(_BACKLOG)
+        made = _identify(fresh)
         fresh.rename(path)
-    except BaseException:
+    except BaseException as error:
         sock.close()
+        with suppress(OSError):
+            fresh.unlink()
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)
         raise
-    return sock
+    return sock, made
+
+
+def _identify(path: Path) -> _FileId:
+    found = path.lstat()
+    return found.st_dev, found.st_ino
 
 
 class _Connection(H2Protocol):
     """One client's connection; tells its server when it is made and lost."""
 
-    def __init__(self, protocol: H2Protocol, register: set[_Connection], on_lost: Callable[[], None]) -> None:
+    transport: asyncio.Transport
+
+    def __init__(self, protocol: H2Protocol, server: SocketServer) -> None:
         super().__init__(protocol.handler, protocol.config, protocol.h2_config)
-        self._register = register
-        self._on_lost = on_lost
+        self._server = server
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._register.add(self)
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport  # grpclib forgets its own when it closes
+        self._server.connected(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._register.discard(self)
         super().connection_lost(exc)
-        self._on_lost()
-
-    @property
-    def transport(self) -> asyncio.Transport:
-        transport: asyncio.Transport = self.connection._transport
-        return transport
+        self._server.disconnected(self)
 
     def say_goodbye(self) -> None:
         """GOAWAY and close; the transport still sends what it holds."""
@@ -92,12 +116,20 @@ class SocketServer(Server):
         self.path = path
         self._connections: set[_Connection] = set()
         self._disconnected = asyncio.Event()
-        self._inode = 0
+        self._made: _FileId | None = None
 
     def _protocol_factory(self) -> H2Protocol:
-        return _Connection(super()._protocol_factory(), self._connections, self._on_lost)
+        return _Connection(super()._protocol_factory(), self)
 
-    def _on_lost(self) -> None:
+    def connected(self, connection: _Connection) -> None:
+        """A client has connected; one that was accepted just before we stopped is turned away."""
+        self._connections.add(connection)
+        if self._server is None:
+            connection.transport.abort()
+
+    def disconnected(self, connection: _Connection) -> None:
+        """A client's connection is gone."""
+        self._connections.discard(connection)
         if not self._connections:
             self._disconnected.set()
 
@@ -107,48 +139,71 @@ class SocketServer(Server):
         Raises:
             OSError: as `listen`.
         """
-        sock = listen(self.path)
-        self._inode = self.path.lstat().st_ino
-        await self.start(sock=sock)
+        sock, self._made = _listen(self.path, 0o600)
+        try:
+            await self.start(sock=sock)
+        except BaseException:
+            sock.close()
+            self._remove_socket()
+            raise
 
     def is_reachable(self) -> bool:
         """Is the socket at our path still the one we made?"""
         try:
-            found = self.path.lstat()
+            return _identify(self.path) == self._made
         except OSError:
             return False
-        return found.st_ino == self._inode and stat.S_ISSOCK(found.st_mode)
+
+    def _remove_socket(self) -> None:
+        if self.is_reachable():
+            self.path.unlink(missing_ok=True)
 
     async def shut_down(self, patience: float = 1.0) -> bool:
         """Stop listening, remove the socket, end calls and connections.
 
         Running calls (whose streams the caller has told to return) get `patience` seconds; late ones are
         cancelled, then every connection gets GOAWAY and is closed. True if every call ended by itself.
+        Cancelled itself, it breaks all connections at once.
         """
-        if self._server is None:
+        server, self._server = self._server, None
+        if server is None:
             return True
-        if self.is_reachable():
-            self.path.unlink(missing_ok=True)
-        self._server.close()
-        self._server = None
+        self._remove_socket()
+        try:
+            await self._finish_accepting()
+            server.close()
+            late = await self._end_calls(patience)
+            for connection in list(self._connections):
+                connection.say_goodbye()
+            await self.wait_disconnected(_CLOSE_TIMEOUT)
+        finally:
+            server.close()
+            for handler in self._handlers:
+                handler.close()
+            self.reset_connections()
+        await asyncio.sleep(0)  # lets connection_lost run
+        return not late
+
+    async def _finish_accepting(self) -> None:
+        # asyncio forgets, open, a connection whose server closes between accept and the making of its transport
+        for _ in range(_ACCEPT_TURNS):
+            await asyncio.sleep(0)
+
+    async def _end_calls(self, patience: float) -> set[asyncio.Task[None]]:
+        """Wait for the running calls; cancel and return the late ones."""
         calls = {task for handler in self._handlers for task in handler._tasks.values() if not task.done()}
-        late: set[asyncio.Task[None]] = set()
-        if calls:
-            _, late = await asyncio.wait(calls, timeout=patience)
-        for handler in self._handlers:
-            handler.close()
+        if not calls:
+            return set()
+        _, late = await asyncio.wait(calls, timeout=patience)
+        for task in late:
+            task.cancel()
         if late:
             await asyncio.wait(late, timeout=_CLOSE_TIMEOUT)
-        for connection in list(self._connections):
-            connection.say_goodbye()
-        if not await self.wait_disconnected(_CLOSE_TIMEOUT):
-            self.reset_connections()
-            await asyncio.sleep(0)  # lets connection_lost run
-        return not late
+        return late
 
     def reset_connections(self) -> None:
         """Break every connection at once: for a client that does not even read our trailers."""
-        for connection in self._connections:
+        for connection in list(self._connections):
             connection.transport.abort()
 
     async def wait_disconnected(self, patience: float = 0.5) -> bool:

@@ -90,6 +90,8 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
+            if value >> 64:
+                raise MalformedError("a number has more than 64 bits")
             return value, at
         shift += 7
         if shift > 63:
@@ -106,6 +108,8 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     while at < end:
         key, at = _read_varint(data, at)
         kind, number = key & 7, key >> 3
+        if not number:
+            raise MalformedError("there is no field number 0")
         if kind == _BYTES:
             size, at = _read_varint(data, at)
             if at + size > end:
@@ -213,10 +217,16 @@ def _parse_device(item: bytes) -> tuple[str, str, tuple[int, ...]]:
         elif number == 2:
             health = text(value)
         elif number == 3:
-            nodes.extend(
-                next((v for n, v in fields(node) if n == 1 and isinstance(v, int)), 0) for node in messages(value, 1)
-            )
+            nodes.extend(_parse_node(node) for node in messages(value, 1))
     return device_id, health, tuple(nodes)
+
+
+def _parse_node(node: bytes) -> int:
+    found = 0
+    for number, value in fields(node):
+        if number == 1 and isinstance(value, int):
+            found = value - (1 << 64) if value >> 63 else value  # int64: negative ones in two's complement
+    return found
 
 
 # --- AllocateRequest{container_requests=1}; ContainerAllocateRequest{devices_ids=1} ---
@@ -318,10 +328,8 @@ def _container(edits: ContainerEdits) -> bytes:
 
 
 def _map(number: int, entries: Mapping[str, str]) -> bytes:
-    # an entry is a message {key=1, value=2}; betterproto writes empty ones out, and so do we
-    return b"".join(
-        _field(number, _field(1, key.encode()) + _field(2, value.encode())) for key, value in entries.items()
-    )
+    # an entry is a message {key=1, value=2}
+    return b"".join(_field(number, _string(1, key) + _string(2, value)) for key, value in entries.items())
 
 
 # --- podresources v1: ListPodResourcesResponse{pod_resources=1}, and what it holds ---

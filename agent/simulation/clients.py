@@ -49,6 +49,7 @@ class Clients:
         self._made: set[PluginClient] = set()
         self._connecting: Counter[str] = Counter()
         self._ends: dict[str, list[asyncio.TimerHandle]] = {}
+        self._stopped = False
         self.streams: Counter[str] = Counter()
 
     async def connect(self, resource: str, path: Path) -> None:
@@ -92,8 +93,9 @@ class Clients:
         finally:
             self.streams[resource] -= was_open
             opened()
-        self._handler.stream_ended(resource, reason)
-        self._end_soon(resource)
+        if not self._stopped:  # grpclib may turn our task's cancellation into the stream's end
+            self._handler.stream_ended(resource, reason)
+            self._end_soon(resource)
 
     def _end_soon(self, resource: str) -> None:
         if self._connecting[resource]:
@@ -125,6 +127,7 @@ class Clients:
 
     def stop(self, *, kill: bool) -> None:
         """Let go of every plugin, as the end of the process does."""
+        self._stopped = True
         for timer in (timer for timers in self._ends.values() for timer in timers):
             timer.cancel()
         for client in self._made:

@@ -52,13 +52,13 @@ class _Process:
     async def close(self, *, kill: bool) -> None:
         """End every part, whatever state it is in."""
         self.pods.stop()
-        self.manager.stop()
         if kill:
             self._registration.reset_connections()
             self._pod_resources.reset_connections()
         await self._registration.shut_down(patience=0.0)
         await self._pod_resources.shut_down(patience=0.0)
         self.clients.stop(kill=kill)
+        await self.manager.stop()
         await self._background.stop()
 
 

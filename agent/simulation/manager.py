@@ -63,6 +63,7 @@ class DeviceManager:
         self._in_flight: set[_InFlight] = set()
         self._unlisted: dict[str, frozenset[str]] = {}
         self._writing = asyncio.Lock()
+        self._stopped = False
         self.held = PodDevices()
 
     # --- start and stop ---
@@ -87,10 +88,13 @@ class DeviceManager:
             self._show(ResourceView(name))
         self._unlisted = {name: self.held.in_use(name) for name in {key[2] for key in entries}}
 
-    def stop(self) -> None:
-        """Forget the timers."""
+    async def stop(self) -> None:
+        """Forget the timers; write nothing more."""
         for call_off in self._graces.values():
             call_off()
+        self._stopped = True
+        async with self._writing:
+            pass
 
     # --- what the clients say ---
 
@@ -240,9 +244,15 @@ class DeviceManager:
     async def write_checkpoint(self) -> None:
         """Replace the file by what is believed now."""
         async with self._writing:
+            if self._stopped:
+                return
             healthy = {name: resource.view.healthy for name, resource in self._resources.items()}
             content = checkpoint.encode(self.held.entries, healthy)
-            await anyio.to_thread.run_sync(checkpoint.write, self._directory, content)
+            writing = asyncio.ensure_future(anyio.to_thread.run_sync(checkpoint.write, self._directory, content))
+            try:
+                await asyncio.shield(writing)
+            finally:
+                await asyncio.wait({writing})  # whoever is cancelled, the next kubelet finds no writer at work
         self._feed.publish(Change(Kind.CHECKPOINT))
 
     def _show(self, view: ResourceView, kind: Kind = Kind.STARTED, at: float | None = None) -> None:

@@ -57,13 +57,13 @@ class Stage:
         if self._cause is not None and self._cause.told is None and path.name == self._entry:
             self._cause.told = time.perf_counter()
 
-    async def act(self, resource: str, entry: str, effect: Callable[[], None]) -> Outcome | None:
-        """Run a blocking effect on the directory entry `entry`; how the first device of `resource` changed.
+    async def act(self, resource: str, device: str, entry: str, effect: Callable[[], None]) -> Outcome | None:
+        """Run a blocking effect on the directory entry `entry`; how `device` of `resource` changed with it.
 
         None if nothing reached the kubelet in time.
         """
         seen: list[Change] = []
-        unsubscribe = self.kubelet.subscribe(lambda c: seen.append(c) if _concerns(c, resource) else None)
+        unsubscribe = self.kubelet.subscribe(lambda c: seen.append(c) if _concerns(c, resource, device) else None)
         self._entry, self._cause = entry, _Cause(time.perf_counter())
         cause = self._cause
         try:
@@ -74,7 +74,7 @@ class Stage:
         finally:
             unsubscribe()
             self._cause = None
-        outcome = _outcome(seen[0], cause)
+        outcome = _outcome(seen[0], device, cause)
         self.outcomes.append(outcome)
         return outcome
 
@@ -88,17 +88,16 @@ class Stage:
         return (time.perf_counter() - started) * 1000
 
 
-def _concerns(change: Change, resource: str) -> bool:
-    return change.kind is Kind.LIST and change.resource == resource and bool(change.devices())
+def _concerns(change: Change, resource: str, device: str) -> bool:
+    return change.kind is Kind.LIST and change.resource == resource and device in change.devices()
 
 
-def _outcome(change: Change, cause: _Cause) -> Outcome:
-    device, health = next(iter(change.devices().items()))
+def _outcome(change: Change, device: str, cause: _Cause) -> Outcome:
     told = min(cause.told or cause.began, change.at)
     return Outcome(
         change.resource,
         device,
-        health,
+        change.devices()[device],
         latency_ms=round((change.at - cause.began) * 1000, 2),
         kernel_ms=round((told - cause.began) * 1000, 2),
     )

@@ -18,6 +18,7 @@ from inotify_simple import INotify
 from agent.devices.sources.base import Resync
 from agent.devices.sources.paths import Change, DirectoryWatch, PathSource
 from backends.base import Hint, Host, HostPath, PathChange
+from tests.e2e import hermetic
 
 CREATED, REMOVED, CHANGED = Change.CREATED, Change.REMOVED, Change.CHANGED
 
@@ -180,6 +181,33 @@ async def test_a_directory_replaced_between_two_looks_is_told_as_another(tmp_pat
         assert await seen.so_far() == [(wanted, REMOVED), (wanted, CREATED), (wanted / "one", CREATED)]
 
 
+async def test_a_directory_that_was_away_between_two_looks_is_told_with_its_entries(tmp_path: Path) -> None:
+    wanted = tmp_path / "a"
+    (wanted / "one").mkdir(parents=True)
+    async with watching(tmp_path, wanted) as seen:
+        await seen.so_far()
+        wanted.rename(tmp_path / "b")
+        (tmp_path / "b").rename(wanted)
+        assert await seen.so_far() == [(wanted, REMOVED), (wanted, CREATED), (wanted / "one", CREATED)]
+
+
+async def test_a_directory_made_while_its_watch_is_being_made_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / "a" / "b"
+    add_watch = INotify.add_watch
+
+    def make_first(self: INotify, path: str, mask: int) -> int:
+        if path == str(tmp_path):
+            deep.mkdir(parents=True, exist_ok=True)
+        wd: int = add_watch(self, path, mask)
+        return wd
+
+    monkeypatch.setattr(INotify, "add_watch", make_first)
+    async with watching(tmp_path, deep) as seen:
+        assert await seen.so_far() == [(deep, CREATED)]
+
+
 async def test_a_symbolic_link_is_followed_wherever_it_comes_to_lead(tmp_path: Path) -> None:
     link, one, two = tmp_path / "link", tmp_path / "one", tmp_path / "deep" / "two"
     link.symlink_to("one")
@@ -336,6 +364,17 @@ async def test_no_inotify_instance_is_told_in_a_sentence(monkeypatch: pytest.Mon
     monkeypatch.setattr(INotify, "__del__", lambda self: None, raising=False)
     with pytest.raises(OSError, match=r"Too many open files; raise fs\.inotify\.max_user_instances"):
         await DirectoryWatch(lambda path, change: None, lambda: None).run()
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_an_unmounted_directory_is_told_as_another(tmp_path: Path) -> None:
+    assert hermetic.call("tests.devices.paths_in_child:unmount", str(tmp_path)) == [
+        [".", "created"],
+        [".", "removed"],
+        [".", "created"],
+        ["below", "created"],
+    ]
 
 
 async def test_the_source_speaks_of_the_hosts_paths(tmp_path: Path) -> None:

@@ -66,6 +66,11 @@ def private_tmpfs(path: str) -> None:
     _check(_libc.mount(b"tmpfs", path.encode(), b"tmpfs", ctypes.c_ulong(0), b"size=16m,mode=755"), f"mount {path}")
 
 
+def unmount(path: str) -> None:
+    """Take the topmost file system off this directory."""
+    _check(_libc.umount2(path.encode(), 0), f"unmount {path}")
+
+
 def _hold_network_namespace(ready: tuple[int, int], go: tuple[int, int]) -> None:
     """In a forked child: make the namespace, wait until it has been joined, exit."""
     try:

@@ -12,7 +12,6 @@ import os
 import socket
 import struct
 from collections import Counter
-from collections.abc import Mapping
 from typing import Final, Literal
 
 import pyudev
@@ -33,7 +32,6 @@ _MESSAGE_BYTES: Final = 8192  # an event's environment is at most 2,048 bytes (U
 _CREDENTIALS: Final = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 _UDEV_MAGIC: Final = b"libudev\0\xfe\xed\xca\xfe"  # udev_monitor_netlink_header, as systemd and eudev write it
 _UDEV_EXTENT: Final = struct.Struct("=II")  # its properties_off and properties_len, at byte 16
-_SENDERS: Final[Mapping[Mode, int]] = {"kernel": 1, "udev": 2}  # multicast groups
 _BATCH: Final = 128  # events between two turns of the event loop: 1 ms
 
 
@@ -138,12 +136,9 @@ def _properties(data: bytes) -> dict[str, str]:
 
 
 def _is_genuine(mode: Mode, sender: tuple[int, int], ancillary: list[tuple[int, int, bytes]]) -> bool:
-    """Did the kernel (port 0) or root's udevd multicast it? Any process may send us a unicast message."""
-    port, group = sender
-    if group != _SENDERS[mode]:
-        return False
+    """Is it from the kernel (port 0), or from root's udevd? Any process may send us a message of its own."""
     if mode == "kernel":
-        return port == 0
+        return sender[0] == 0
     return any(
         level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and _CREDENTIALS.unpack_from(data)[1] == 0
         for level, kind, data in ancillary

@@ -1,0 +1,71 @@
+"""The host's paths, and where this process sees them; the only place that spells `/sys`, `/dev`, `/proc`, `/run`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class HostPath:
+    """An absolute path as the host and the kubelet see it.
+
+    It is deliberately no `os.PathLike`: to open it, ask `Host.local` where this process sees it.
+    """
+
+    text: str
+
+    def __post_init__(self) -> None:
+        if not self.text.startswith("/"):
+            raise ValueError(f"a host path starts with '/', not {self.text!r}")
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __truediv__(self, below: str) -> HostPath:
+        return HostPath(f"{self.text.rstrip('/')}/{below}")
+
+    @property
+    def name(self) -> str:
+        """The last component."""
+        return self.text.rstrip("/").rpartition("/")[2]
+
+    @property
+    def parent(self) -> HostPath:
+        """The directory it lies in; `/` is its own parent."""
+        return HostPath(self.text.rstrip("/").rpartition("/")[0] or "/")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Where this process sees the host's trees."""
+
+    root: Path = Path("/")
+    sys: Path = Path("/sys")
+    dev: Path = Path("/dev")
+    proc: Path = Path("/proc")
+    run: Path = Path("/run")
+
+    def _trees(self) -> tuple[tuple[str, Path], ...]:
+        return (("/sys", self.sys), ("/dev", self.dev), ("/proc", self.proc), ("/run", self.run))
+
+    def local(self, path: HostPath) -> Path:
+        """Where this process sees `path`."""
+        for prefix, tree in self._trees():
+            if path.text == prefix:
+                return tree
+            if path.text.startswith(prefix + "/"):
+                return tree / path.text[len(prefix) + 1 :]
+        return self.root / path.text.lstrip("/")
+
+    def host(self, path: Path) -> HostPath:
+        """The host's name for what this process sees as `path`.
+
+        Raises:
+            ValueError: `path` is in none of the host's trees.
+        """
+        for prefix, tree in self._trees():
+            if path.is_relative_to(tree):
+                below = path.relative_to(tree).as_posix()
+                return HostPath(prefix if below == "." else f"{prefix}/{below}")
+        return HostPath("/" + path.relative_to(self.root).as_posix())

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from agent.kubelet import checkpoint
+from agent.kubelet.checkpoint import CheckpointEntry, CheckpointError, parse, read
+
+WRITTEN = {
+    "Data": {
+        "PodDeviceEntries": [
+            {
+                "PodUID": "0f2c",
+                "ContainerName": "main",
+                "ResourceName": "nvidia.com/gpu",
+                "DeviceIDs": {"0": ["b", "a"], "1": ["c", "a"], "-1": None},
+                "AllocResp": "CgsK",
+            },
+            {"PodUID": "77", "ContainerName": "old", "ResourceName": "x/y", "DeviceIDs": ["2", "1"], "AllocResp": ""},
+            {"PodUID": "78", "ContainerName": "none", "ResourceName": "x/y", "DeviceIDs": None, "AllocResp": ""},
+        ],
+        "RegisteredDevices": {"nvidia.com/gpu": ["a", "b", "c"]},
+    },
+    "Checksum": 3826480345,
+}
+
+
+def test_both_ways_to_write_device_ids_are_read() -> None:
+    assert parse(json.dumps(WRITTEN).encode()) == (
+        CheckpointEntry("0f2c", "main", "nvidia.com/gpu", ("a", "b", "c")),
+        CheckpointEntry("77", "old", "x/y", ("1", "2")),
+        CheckpointEntry("78", "none", "x/y", ()),
+    )
+
+
+def test_a_kubelet_without_pods_has_no_entries() -> None:
+    assert parse(b'{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}') == ()
+
+
+def test_no_file_is_no_checkpoint(tmp_path: Path) -> None:
+    assert read(tmp_path) is None
+
+
+def test_each_writing_has_a_version_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / checkpoint.FILE_NAME
+    path.write_text(json.dumps(WRITTEN))
+    first = read(tmp_path)
+    assert first is not None
+    assert first == read(tmp_path)
+    found = path.stat()
+    assert first.version == (found.st_ino, found.st_mtime_ns, found.st_size)
+    os.utime(path, ns=(0, first.version[1] + 1))
+    again = read(tmp_path)
+    assert again is not None
+    assert again.version != first.version
+    assert again.entries == first.entries
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"", "truncated"),
+        (b'{"Data":', "truncated"),
+        (b"[]", "Expected `object`, got `array`"),
+        (b"{}", "missing required field `Data`"),
+        (b'{"Data":{"PodDeviceEntries":[{"PodUID":1}]}}', r"Expected `str`, got `int` - at `\$.Data.PodDeviceEntries"),
+        (b'{"Data":{"PodDeviceEntries":[{"PodUID":"\xff"}]}}', "is damaged"),
+    ],
+)
+def test_a_damaged_file_is_told_in_a_sentence(tmp_path: Path, content: bytes, what: str) -> None:
+    (tmp_path / checkpoint.FILE_NAME).write_bytes(content)
+    with pytest.raises(CheckpointError, match=what) as raised:
+        read(tmp_path)
+    assert str(raised.value).startswith(f"{tmp_path}/kubelet_internal_checkpoint is damaged: ")
+    assert str(raised.value).endswith("; the kubelet writes it anew with the next list of devices")
+
+
+def test_an_unreadable_file_is_told_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / checkpoint.FILE_NAME).mkdir()
+    with pytest.raises(CheckpointError, match="cannot be read: Is a directory"):
+        read(tmp_path)

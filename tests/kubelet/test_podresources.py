@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpclib
+import pytest
+from grpclib.const import Cardinality, Handler, Status
+
+from agent.kubelet.api.v1 import (
+    ContainerDevices,
+    ContainerResources,
+    ListPodResourcesRequest,
+    ListPodResourcesResponse,
+    PodResources,
+)
+from agent.kubelet.podresources import PodResourcesError, list_pods
+from agent.kubelet.server import SocketServer
+from agent.kubelet.wire import Encoded, PodDevices, PodList
+
+Answer = Callable[["grpclib.server.Stream[Any, Any]"], Awaitable[None]]
+
+
+class Lister:
+    """A podresources service that answers as it is told."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    def __mapping__(self) -> dict[str, Handler]:
+        handler = Handler(self._answer, Cardinality.UNARY_UNARY, ListPodResourcesRequest, ListPodResourcesResponse)
+        return {"/v1.PodResourcesLister/List": handler}
+
+
+@asynccontextmanager
+async def kubelet(path: Path, answer: Answer) -> AsyncIterator[SocketServer]:
+    server = SocketServer([Lister(answer)], path)
+    await server.open()
+    try:
+        yield server
+    finally:
+        await server.shut_down(0.1)
+
+
+def sends(message: Any) -> Answer:
+    async def answer(stream: grpclib.server.Stream[Any, Any]) -> None:
+        await stream.recv_message()
+        await stream.send_message(message)
+
+    return answer
+
+
+async def test_every_container_of_every_pod_is_listed(tmp_path: Path) -> None:
+    path = tmp_path / "kubelet.sock"
+    gpus = ContainerDevices(resource_name="nvidia.com/gpu", device_ids=["a", "b"])
+    nics = ContainerDevices(resource_name="x/nic", device_ids=["n"])
+    reply = ListPodResourcesResponse(
+        pod_resources=[
+            PodResources("one", "default", [ContainerResources("main", [gpus, nics]), ContainerResources("side", [])]),
+            PodResources("two", "kube-system", [ContainerResources("main", [nics])]),
+        ]
+    )
+    async with kubelet(path, sends(reply)) as server:
+        assert await list_pods(path, 5) == PodList(
+            (
+                PodDevices("default", "one", "main", "nvidia.com/gpu", ("a", "b")),
+                PodDevices("default", "one", "main", "x/nic", ("n",)),
+                PodDevices("kube-system", "two", "main", "x/nic", ("n",)),
+            )
+        )
+        assert await server.wait_disconnected()
+
+
+async def test_a_kubelet_without_pods_lists_nothing(tmp_path: Path) -> None:
+    async with kubelet(tmp_path / "s", sends(ListPodResourcesResponse())):
+        assert await list_pods(tmp_path / "s", 5) == PodList(())
+
+
+async def test_no_kubelet_is_told_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(PodResourcesError, match=f"no kubelet answers at {tmp_path}/s: No such file or directory"):
+        await list_pods(tmp_path / "s", 5)
+
+
+async def test_a_dead_socket_is_told_in_a_sentence(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "s"))
+        with pytest.raises(PodResourcesError, match="Connection refused"):
+            await list_pods(tmp_path / "s", 5)
+
+
+async def test_a_path_that_is_too_long_is_told_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(PodResourcesError, match="too long"):
+        await list_pods(tmp_path / ("x" * 120), 5)
+
+
+async def test_a_kubelet_that_never_answers_is_told_in_a_sentence(tmp_path: Path) -> None:
+    asked = asyncio.Event()
+
+    async def never(stream: grpclib.server.Stream[Any, Any]) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    async with kubelet(tmp_path / "s", never) as server:
+        with pytest.raises(PodResourcesError, match=r"did not answer at .* within 0\.05 s"):
+            await list_pods(tmp_path / "s", 0.05)
+        assert asked.is_set()
+        assert await server.wait_disconnected()
+
+
+async def test_a_socket_that_accepts_and_says_nothing_is_told_in_a_sentence(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.bind(str(tmp_path / "s"))
+        mute.listen()
+        with pytest.raises(PodResourcesError, match="did not answer"):
+            await list_pods(tmp_path / "s", 0.05)
+
+
+async def test_a_kubelet_that_hangs_up_is_told_in_a_sentence(tmp_path: Path) -> None:
+    async def hang_up(stream: grpclib.server.Stream[Any, Any]) -> None:
+        server.reset_connections()
+        await asyncio.Event().wait()
+
+    async with kubelet(tmp_path / "s", hang_up) as server:
+        with pytest.raises(PodResourcesError, match="ended the call"):
+            await list_pods(tmp_path / "s", 5)
+
+
+async def test_a_refusal_is_told_with_the_kubelets_words(tmp_path: Path) -> None:
+    async def refuse(stream: grpclib.server.Stream[Any, Any]) -> None:
+        raise grpclib.GRPCError(Status.RESOURCE_EXHAUSTED, "rejected by rate limit")
+
+    async with kubelet(tmp_path / "s", refuse):
+        with pytest.raises(PodResourcesError, match="refused to list its pods' devices: rejected by rate limit"):
+            await list_pods(tmp_path / "s", 5)
+
+
+async def test_an_answer_that_is_no_list_is_told_in_a_sentence(tmp_path: Path) -> None:
+    async with kubelet(tmp_path / "s", sends(Encoded(b"\x0a\xff"))):
+        with pytest.raises(PodResourcesError, match="is no pod list: the message ends within a"):
+            await list_pods(tmp_path / "s", 5)
+
+
+async def test_an_answer_that_is_cut_off_is_told_in_a_sentence(tmp_path: Path) -> None:
+    async def cut_off(stream: grpclib.server.Stream[Any, Any]) -> None:
+        await stream.recv_message()
+        await stream.send_initial_metadata()
+        await stream._stream.send_data(b"\0\0\0\0\x10abc")
+        await stream.send_trailing_metadata(status=Status.DATA_LOSS)
+
+    async with kubelet(tmp_path / "s", cut_off):
+        with pytest.raises(PodResourcesError, match="is no pod list"):
+            await list_pods(tmp_path / "s", 5)
+
+
+async def test_something_else_at_the_socket_is_told_in_a_sentence(tmp_path: Path) -> None:
+    async def unimplemented(stream: grpclib.server.Stream[Any, Any]) -> None:
+        raise grpclib.GRPCError(Status.UNIMPLEMENTED, "unknown service v1.PodResourcesLister")
+
+    async with kubelet(tmp_path / "s", unimplemented):
+        with pytest.raises(PodResourcesError, match="does not serve podresources v1"):
+            await list_pods(tmp_path / "s", 5)
+
+
+async def test_a_socket_that_speaks_no_http2_is_told_in_a_sentence(tmp_path: Path) -> None:
+    def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_unix_server(babble, tmp_path / "s")
+    with pytest.raises(PodResourcesError):
+        await list_pods(tmp_path / "s", 5)
+    server.close()

@@ -1,0 +1,375 @@
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import grpclib
+import h2.config
+import h2.connection
+import h2.errors
+import h2.events
+import h2.settings
+import pytest
+from grpclib.client import Channel, UnaryUnaryMethod
+from grpclib.const import Cardinality, Handler, Status
+from grpclib.exceptions import StreamTerminatedError
+
+from agent.kubelet.api.v1beta1 import Empty, PreStartContainerRequest
+from agent.kubelet.server import SocketServer, listen
+from agent.kubelet.wire import Codec, Encoded
+
+Stream = grpclib.server.Stream[Any, Any]
+Message = PreStartContainerRequest  # any message with bytes in it
+QUICK = 0.05  # seconds of patience with calls that are meant to be late
+
+
+class Service:
+    """Calls that last until they are let go."""
+
+    def __init__(self) -> None:
+        self.started = asyncio.Event()
+        self.let_go = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        self.asked = 0
+
+    async def watch(self, stream: Stream) -> None:
+        await stream.recv_message()
+        await stream.send_message(Message(["now"]))
+        self.started.set()
+        await self._wait()
+
+    async def call(self, stream: Stream) -> None:
+        await stream.recv_message()
+        self.asked += 1
+        self.started.set()
+        await self._wait()
+        await stream.send_message(Message(["done"]))
+
+    async def flood(self, stream: Stream) -> None:
+        await stream.recv_message()
+        while True:
+            await stream.send_message(Encoded(b"\x0a\x80\x80\x08" + bytes(1 << 17)))
+
+    async def _wait(self) -> None:
+        try:
+            await self.let_go.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+    def __mapping__(self) -> dict[str, Handler]:
+        return {
+            "/t/Watch": Handler(self.watch, Cardinality.UNARY_STREAM, Empty, Message),
+            "/t/Flood": Handler(self.flood, Cardinality.UNARY_STREAM, Empty, Message),
+            "/t/Call": Handler(self.call, Cardinality.UNARY_UNARY, Empty, Message),
+        }
+
+
+@asynccontextmanager
+async def serving(path: Path) -> AsyncIterator[tuple[Service, SocketServer]]:
+    service = Service()
+    server = SocketServer([service], path)
+    await server.open()
+    try:
+        yield service, server
+    finally:
+        service.let_go.set()
+        await server.shut_down()
+
+
+@asynccontextmanager
+async def connected(path: Path) -> AsyncIterator[Channel]:
+    channel = Channel(path=str(path), codec=Codec())
+    try:
+        yield channel
+    finally:
+        channel.close()
+        await asyncio.sleep(0)
+
+
+class RawClient:
+    """Speaks HTTP/2 by hand, to see each frame in its order, or to read none."""
+
+    def __init__(self, path: Path) -> None:
+        self.events: list[h2.events.Event] = []
+        self._sock = socket.socket(socket.AF_UNIX)
+        self._sock.setblocking(False)
+        self._sock.connect(str(path))
+        self._h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding="utf-8"))
+        self._h2.initiate_connection()
+        self._h2.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 1 << 30})
+        self._h2.increment_flow_control_window(1 << 30)
+
+    async def ask(self, method: str) -> None:
+        headers = [(":method", "POST"), (":scheme", "http"), (":authority", "x"), (":path", method)]
+        self._h2.send_headers(1, [*headers, ("te", "trailers"), ("content-type", "application/grpc")])
+        self._h2.send_data(1, bytes(5), end_stream=True)  # an empty message
+        await asyncio.get_running_loop().sock_sendall(self._sock, self._h2.data_to_send())
+
+    async def read_to_the_end(self) -> None:
+        """Until the server closes the connection.
+
+        Raises:
+            ConnectionResetError: it broke it.
+        """
+        while data := await asyncio.get_running_loop().sock_recv(self._sock, 1 << 16):
+            self.events += self._h2.receive_data(data)
+
+    def __enter__(self) -> RawClient:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._sock.close()
+
+
+def call(channel: Channel) -> asyncio.Task[Any]:
+    return asyncio.ensure_future(UnaryUnaryMethod[Any, Any](channel, "/t/Call", Empty, Message)(Empty()))
+
+
+async def within(seconds: float, what: Any) -> Any:
+    return await asyncio.wait_for(what, seconds)
+
+
+class TestShutDown:
+    async def test_streams_that_return_end_with_trailers_and_the_connection_with_goaway(self, tmp_path: Path) -> None:
+        async with serving(tmp_path / "s") as (service, server):
+            with RawClient(tmp_path / "s") as client:
+                await client.ask("/t/Watch")
+                await within(2, service.started.wait())
+                service.let_go.set()
+                _, ended = await within(2, asyncio.gather(client.read_to_the_end(), server.shut_down()))
+                assert ended
+                *_, data, trailers, stream_ended, goaway = client.events
+                assert isinstance(data, h2.events.DataReceived)
+                assert isinstance(trailers, h2.events.TrailersReceived)
+                headers: Any = trailers.headers  # h2 does not know that they are decoded
+                assert dict(headers) == {"grpc-status": "0"}
+                assert isinstance(stream_ended, h2.events.StreamEnded)
+                assert isinstance(goaway, h2.events.ConnectionTerminated)
+                assert goaway.error_code == h2.errors.ErrorCodes.NO_ERROR
+
+    async def test_a_call_in_flight_is_answered(self, tmp_path: Path) -> None:
+        async with serving(tmp_path / "s") as (service, server), connected(tmp_path / "s") as channel:
+            calling = call(channel)
+            await within(2, service.started.wait())
+            ending = asyncio.ensure_future(server.shut_down())
+            await asyncio.sleep(0)
+            service.let_go.set()
+            assert await within(2, calling) == Message(["done"])
+            assert await within(2, ending)
+
+    async def test_a_late_call_is_cancelled_and_said_to_be_late(self, tmp_path: Path) -> None:
+        async with serving(tmp_path / "s") as (service, server), connected(tmp_path / "s") as channel:
+            calling = call(channel)
+            await within(2, service.started.wait())
+            assert not await within(2, server.shut_down(QUICK))
+            assert service.cancelled.is_set()
+            with pytest.raises(StreamTerminatedError):
+                await within(2, calling)
+
+    async def test_a_client_that_never_reads_does_not_hold_it_up(self, tmp_path: Path) -> None:
+        async with serving(tmp_path / "s") as (_, server):
+            with RawClient(tmp_path / "s") as client:
+                await client.ask("/t/Flood")
+                while all(connection.connection.write_ready.is_set() for connection in server._connections):
+                    await asyncio.sleep(0.001)
+                assert not await within(2, server.shut_down(QUICK))
+                assert await server.wait_disconnected(0)
+
+    async def test_an_idle_connection_is_closed(self, tmp_path: Path) -> None:
+        async with serving(tmp_path / "s") as (service, server), connected(tmp_path / "s") as channel:
+            service.let_go.set()
+            await within(2, call(channel))
+            assert await within(2, server.shut_down())
+            assert not channel._connected
+
+    async def test_nobody_can_connect_any_more_and_the_socket_is_gone(self, tmp_path: Path) -> None:
+        async with serving(tmp_path / "s") as (_, server):
+            assert await server.shut_down()
+            assert list(tmp_path.iterdir()) == []
+            assert not server.is_reachable()
+            with pytest.raises(FileNotFoundError):
+                await asyncio.open_unix_connection(tmp_path / "s")
+
+    @pytest.mark.parametrize("turns", range(4))
+    async def test_a_connection_made_while_it_ends_is_not_served(self, tmp_path: Path, turns: int) -> None:
+        async with serving(tmp_path / "s") as (service, server), connected(tmp_path / "s") as channel:
+            first = call(channel)
+            await within(2, service.started.wait())
+            with RawClient(tmp_path / "s") as late:
+                for _ in range(turns):  # from waiting in the backlog to being accepted
+                    await asyncio.sleep(0)
+                ending = asyncio.ensure_future(server.shut_down())
+                await asyncio.sleep(0)
+                service.let_go.set()
+                await within(2, first)
+                assert await within(2, ending)
+                assert await server.wait_disconnected(0)
+                with suppress(ConnectionResetError):
+                    await within(2, late.read_to_the_end())
+
+    async def test_cancelling_it_leaves_no_connection(self, tmp_path: Path) -> None:
+        async with serving(tmp_path / "s") as (service, server), connected(tmp_path / "s") as channel:
+            calling = call(channel)
+            await within(2, service.started.wait())
+            ending = asyncio.ensure_future(server.shut_down(60))
+            await asyncio.sleep(0.01)
+            ending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await within(2, ending)
+            with pytest.raises(StreamTerminatedError):
+                await within(2, calling)
+            assert await server.wait_disconnected()
+
+    async def test_twice_is_as_once_and_it_can_be_opened_again(self, tmp_path: Path) -> None:
+        async with serving(tmp_path / "s") as (service, server):
+            service.let_go.set()
+            assert await server.shut_down()
+            assert await server.shut_down()
+            await server.open()
+            async with connected(tmp_path / "s") as channel:
+                assert await within(2, call(channel)) == Message(["done"])
+
+
+class TestDisconnecting:
+    async def test_it_waits_until_the_client_has_closed_its_connection(self, tmp_path: Path) -> None:
+        async with serving(tmp_path / "s") as (service, server), connected(tmp_path / "s") as channel:
+            service.let_go.set()
+            await within(2, call(channel))
+            assert not await server.wait_disconnected(0.02)
+            waiting = asyncio.ensure_future(server.wait_disconnected(2))
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            channel.close()
+            assert await within(2, waiting)
+
+    async def test_without_connections_it_does_not_wait(self, tmp_path: Path) -> None:
+        async with serving(tmp_path / "s") as (_, server):
+            assert await within(0.5, server.wait_disconnected(60))
+
+    async def test_resetting_ends_every_connection_at_once(self, tmp_path: Path) -> None:
+        async with (
+            serving(tmp_path / "s") as (service, server),
+            connected(tmp_path / "s") as one,
+            connected(tmp_path / "s") as other,
+        ):
+            calls = [call(one), call(other)]
+            while service.asked < 2:
+                await asyncio.sleep(0.001)
+            server.reset_connections()
+            assert await within(0.5, server.wait_disconnected())
+            for calling in calls:
+                with pytest.raises(StreamTerminatedError):
+                    await within(2, calling)
+            service.let_go.set()
+            async with connected(tmp_path / "s") as again:
+                assert await within(2, call(again)) == Message(["done"])
+
+
+class TestSocket:
+    async def test_only_its_owner_may_connect(self, tmp_path: Path) -> None:
+        async with serving(tmp_path / "s"):
+            found = (tmp_path / "s").lstat()
+            assert stat.S_ISSOCK(found.st_mode)
+            assert stat.S_IMODE(found.st_mode) == 0o600
+
+    async def test_another_process_s_socket_renamed_over_ours_stays(self, tmp_path: Path) -> None:
+        async with serving(tmp_path / "s") as (_, server):
+            assert server.is_reachable()
+            theirs = (
+                "import os, socket, sys; s = socket.socket(socket.AF_UNIX); "
+                "s.bind(sys.argv[1] + '.new'); os.rename(sys.argv[1] + '.new', sys.argv[1])"
+            )
+            await asyncio.to_thread(
+                subprocess.run, [sys.executable, "-c", theirs, str(tmp_path / "s")], check=True, timeout=10
+            )
+            inode = (tmp_path / "s").lstat().st_ino
+            assert not server.is_reachable()
+            await server.shut_down()
+            assert (tmp_path / "s").lstat().st_ino == inode
+
+    async def test_a_second_server_takes_the_name_over_and_the_first_leaves_it(self, tmp_path: Path) -> None:
+        async with serving(tmp_path / "s") as (one, first), connected(tmp_path / "s") as old:
+            one.let_go.set()
+            await within(2, call(old))
+            async with serving(tmp_path / "s") as (other, second):
+                assert second.is_reachable()
+                assert not first.is_reachable()
+                await first.shut_down()
+                assert second.is_reachable()
+                other.let_go.set()
+                async with connected(tmp_path / "s") as channel:
+                    await within(2, call(channel))
+                assert (one.asked, other.asked) == (1, 1)
+
+    async def test_a_wiped_socket_is_noticed(self, tmp_path: Path) -> None:
+        async with serving(tmp_path / "s") as (_, server):
+            (tmp_path / "s").unlink()
+            assert not server.is_reachable()
+            (tmp_path / "s").touch()
+            assert not server.is_reachable()
+
+    async def test_it_takes_the_place_of_a_dead_one(self, tmp_path: Path) -> None:
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(tmp_path / "s"))
+        async with serving(tmp_path / "s") as (service, _), connected(tmp_path / "s") as channel:
+            service.let_go.set()
+            await within(2, call(channel))
+
+    def test_the_longest_path_works_and_a_longer_one_leaves_nothing(self, tmp_path: Path) -> None:
+        directory = tmp_path / ("d" * (107 - len(os.fsencode(tmp_path)) - 1 - 1 - 6))
+        directory.mkdir()
+        with listen(directory / "x.sock") as sock:
+            assert len(os.fsencode(sock.getsockname())) <= 107
+            assert [entry.name for entry in directory.iterdir()] == ["x.sock"]
+        (directory / "x.sock").unlink()
+        with pytest.raises(OSError, match="107 bytes") as raised:
+            listen(directory / "xx.sock")
+        assert raised.value.errno == errno.ENAMETOOLONG
+        assert list(directory.iterdir()) == []
+
+    def test_a_missing_directory_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError, match=f"{tmp_path}/gone/s"):
+            listen(tmp_path / "gone" / "s")
+
+    def test_what_cannot_be_put_in_place_leaves_nothing(self, tmp_path: Path) -> None:
+        (tmp_path / "s").mkdir()
+        with pytest.raises(IsADirectoryError):
+            listen(tmp_path / "s")
+        assert [entry.name for entry in tmp_path.iterdir()] == ["s"]
+
+    def test_sockets_with_long_and_similar_names_do_not_meet(self, tmp_path: Path) -> None:
+        names = [f"a-resource-with-a-very-long-name-{n}.sock" for n in range(20)]
+        socks = [listen(tmp_path / name) for name in names]
+        assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted(names)
+        for sock in socks:
+            sock.close()
+
+    async def test_a_failed_start_leaves_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def fail(*args: object, **kwargs: object) -> None:
+            raise OSError(errno.EMFILE, "no")
+
+        server = SocketServer([Service()], tmp_path / "s")
+        monkeypatch.setattr(asyncio.get_running_loop(), "create_server", fail)
+        with pytest.raises(OSError, match="no"):
+            await server.open()
+        assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_malformed_request_ends_its_call_and_not_the_server(tmp_path: Path) -> None:
+    async with serving(tmp_path / "s") as (service, _), connected(tmp_path / "s") as channel:
+        service.let_go.set()
+        garbage = UnaryUnaryMethod[Any, Any](channel, "/t/Call", Empty, Message)
+        with pytest.raises(grpclib.GRPCError) as raised:
+            await within(2, garbage(Encoded(b"\x0a\xff")))
+        assert raised.value.status is Status.UNKNOWN
+        assert await within(2, call(channel)) == Message(["done"])

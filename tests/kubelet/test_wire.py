@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.kubelet import wire
+from agent.kubelet.api import v1
+from agent.kubelet.api import v1beta1 as api
+from agent.kubelet.wire import (
+    AllocateCall,
+    Codec,
+    DeviceList,
+    Encoded,
+    MalformedError,
+    PodDevices,
+    PodList,
+    device_head,
+    device_tail,
+    encode_allocate,
+    join_list,
+    list_item,
+)
+from backends.base import ContainerEdits, HostPath, Mount, Node
+
+text = st.text(st.characters(codec="utf-8"), max_size=12)
+long_text = text | st.integers(120, 70_000).map(lambda size: "x" * size)
+numa = st.none() | st.integers(0, 2**63 - 1)
+int64 = st.integers(-(2**63), 2**63 - 1)
+host_paths = text.map(lambda below: HostPath("/" + below))
+nodes = st.builds(Node, host_paths, text, text)
+mounts = st.builds(Mount, host_paths, text, st.booleans())
+env = st.dictionaries(text.filter(bool), long_text, max_size=3)  # betterproto loses an entry that is empty altogether
+edits = st.builds(
+    ContainerEdits,
+    st.lists(nodes, max_size=3).map(tuple),
+    st.lists(mounts, max_size=3).map(tuple),
+    env,
+    env,
+    st.lists(text.filter(bool), max_size=3).map(tuple),
+)
+quick = settings(deadline=None, max_examples=50)
+
+
+def item(device_id: str, healthy: bool, numa_node: int | None) -> bytes:
+    return list_item(device_head(device_id), device_tail(healthy, numa_node))
+
+
+def device(device_id: str, healthy: bool, numa_node: int | None) -> api.Device:
+    made = api.Device(id=device_id, health="Healthy" if healthy else "Unhealthy")
+    if numa_node is not None:
+        made.topology = api.TopologyInfo(nodes=[api.NumaNode(id=numa_node)])
+    return made
+
+
+@quick
+@given(st.lists(st.tuples(long_text, st.booleans(), numa), max_size=8))
+def test_a_list_is_written_as_betterproto_writes_it(devices: list[tuple[str, bool, int | None]]) -> None:
+    mine = join_list(item(*each) for each in devices)
+    assert mine == bytes(api.ListAndWatchResponse(devices=[device(*each) for each in devices]))
+
+
+@quick
+@given(st.lists(st.tuples(long_text, text, st.none() | st.lists(int64, max_size=3)), max_size=8))
+def test_a_list_is_read_as_betterproto_wrote_it(devices: list[tuple[str, str, list[int] | None]]) -> None:
+    written = [api.Device(id=device_id, health=health) for device_id, health, _ in devices]
+    for made, (_, _, ids) in zip(written, devices, strict=True):
+        if ids is not None:
+            made.topology = api.TopologyInfo(nodes=[api.NumaNode(id=node) for node in ids])
+    read = DeviceList.parse(bytes(api.ListAndWatchResponse(devices=written)))
+    assert read.devices == tuple((device_id, health, tuple(ids or ())) for device_id, health, ids in devices)
+
+
+@quick
+@given(st.lists(edits, max_size=3))
+def test_an_allocate_reply_is_written_as_betterproto_writes_it(containers: list[ContainerEdits]) -> None:
+    replies = [
+        api.ContainerAllocateResponse(
+            envs=dict(each.env),
+            mounts=[api.Mount(m.container_path, m.path.text, m.read_only) for m in each.mounts],
+            devices=[api.DeviceSpec(n.container_path, n.path.text, n.permissions) for n in each.nodes],
+            annotations=dict(each.annotations),
+            cdi_devices=[api.CdiDevice(name) for name in each.cdi_devices],
+        )
+        for each in containers
+    ]
+    assert encode_allocate(containers) == bytes(api.AllocateResponse(container_responses=replies))
+
+
+@quick
+@given(st.lists(st.lists(long_text, max_size=5), max_size=3))
+def test_an_allocate_request_is_read_as_betterproto_wrote_it(containers: list[list[str]]) -> None:
+    request = api.AllocateRequest(container_requests=[api.ContainerAllocateRequest(ids) for ids in containers])
+    assert AllocateCall.parse(bytes(request)).containers == tuple(map(tuple, containers))
+
+
+@quick
+@given(
+    st.lists(
+        st.tuples(text, text, st.lists(st.tuples(text, st.lists(st.tuples(text, st.lists(text)), max_size=2)))),
+        max_size=4,
+    )
+)
+def test_a_pod_list_is_read_as_betterproto_wrote_it(pods: Any) -> None:
+    written = v1.ListPodResourcesResponse(
+        [
+            v1.PodResources(
+                name,
+                namespace,
+                [v1.ContainerResources(c, [v1.ContainerDevices(r, ids) for r, ids in devices]) for c, devices in parts],
+            )
+            for name, namespace, parts in pods
+        ]
+    )
+    assert PodList.parse(bytes(written)).entries == tuple(
+        PodDevices(namespace, name, container, resource, tuple(ids))
+        for name, namespace, parts in pods
+        for container, devices in parts
+        for resource, ids in devices
+    )
+
+
+parsers = pytest.mark.parametrize("parse", [DeviceList.parse, AllocateCall.parse, PodList.parse])
+
+
+@parsers
+@quick
+@given(data=st.binary(max_size=200))
+def test_bytes_that_are_no_message_raise_only_what_is_said(parse: Callable[[bytes], object], data: bytes) -> None:
+    with suppress(MalformedError):
+        parse(data)
+
+
+@parsers
+@quick
+@given(data=st.data())
+def test_a_damaged_message_raises_only_what_is_said(parse: Callable[[bytes], object], data: st.DataObject) -> None:
+    whole = bytearray(_sample(parse))
+    for at in data.draw(st.lists(st.integers(0, len(whole) - 1), max_size=4)):
+        whole[at] = data.draw(st.integers(0, 255))
+    with suppress(MalformedError):
+        parse(bytes(whole[: data.draw(st.integers(0, len(whole)))]))
+
+
+def _sample(parse: Callable[[bytes], object]) -> bytes:
+    if parse == DeviceList.parse:
+        return bytes(api.ListAndWatchResponse([device("gpu-é", True, 300), device("b", False, None)]))
+    if parse == AllocateCall.parse:
+        return bytes(api.AllocateRequest([api.ContainerAllocateRequest(["gpu-é", "b"])]))
+    devices = [v1.ContainerDevices("a/b", ["gpu-é", "b"])]
+    return bytes(v1.ListPodResourcesResponse([v1.PodResources("p", "n", [v1.ContainerResources("c", devices)])]))
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"\x0a", "within a number"),
+        (b"\x0a\x05abc", "within a field"),
+        (b"\x09\0\0\0", "within a field"),
+        (b"\x0d\0\0", "within a field"),
+        (b"\x08" + b"\xff" * 10, "more than 64 bits"),
+        (b"\x08" + b"\xff" * 9 + b"\x02", "more than 64 bits"),
+        (b"\x0b", "wire type 3"),
+        (b"\x02\x00", "field number 0"),
+        (b"\x08\x01", "a number where a message is due"),
+        (b"\x0a\x03\x0a\x01\xff", "not UTF-8"),
+    ],
+)
+def test_what_is_wrong_with_a_message_is_said(data: bytes, what: str) -> None:
+    with pytest.raises(MalformedError, match=what):
+        AllocateCall.parse(data)
+
+
+def test_fields_of_a_newer_kubelet_are_passed_over() -> None:
+    fixed64, fixed32, number, bytes_ = b"\x79" + b"1" * 8, b"\x7d" + b"1" * 4, b"\x78\x01", b"\x7a\x01x"
+    newer = fixed64 + fixed32 + number + bytes_
+    assert AllocateCall.parse(newer + b"\x0a\x05" + b"\x0a\x01a" + number + newer) == AllocateCall((("a",),))
+    read = DeviceList.parse(newer + wire._field(1, newer + device_head("a") + newer + device_tail(True, 3) + newer))
+    assert read.devices == (("a", "Healthy", (3,)),)
+
+
+def test_the_last_of_a_repeated_single_field_counts() -> None:
+    node = b"\x08\x01\x08\x02"
+    twice = device_head("a") + device_head("b") + wire._field(3, wire._field(1, node))
+    assert DeviceList.parse(wire._field(1, twice)).devices == (("b", "", (2,)),)
+    assert api.NumaNode().parse(node).id == 2
+
+
+@quick
+@given(st.integers(0, 2**64 - 1))
+def test_every_number_is_read_as_it_was_written(value: int) -> None:
+    assert list(wire.fields(b"\x08" + wire.varint(value))) == [(1, value)]
+
+
+def test_the_codec_passes_encoded_bytes_and_messages_and_nothing_else() -> None:
+    codec = Codec()
+    message = api.AllocateRequest([api.ContainerAllocateRequest(["a"])])
+    assert codec.encode(Encoded(b"x"), api.AllocateRequest) == b"x"
+    assert codec.encode(message, api.AllocateRequest) == bytes(message)
+    assert codec.decode(bytes(message), api.AllocateRequest) == message
+    assert codec.decode(bytes(message), AllocateCall) == AllocateCall((("a",),))
+    for wrong in (b"plain bytes", api.Empty(), None):
+        with pytest.raises(TypeError, match="expected AllocateRequest or Encoded, got"):
+            codec.encode(wrong, api.AllocateRequest)
