@@ -23,8 +23,8 @@ class Figure:
     p99: float
     baseline_p50: float
     baseline_p99: float
-    ratio: float
-    """Of the two p50."""
+    ratio: float | None
+    """Of the two p50; None where the baseline's is nothing."""
     samples: int
     how: str
     """What exactly was measured, in one sentence."""
@@ -45,7 +45,7 @@ def percentile(samples: Iterable[float], share: float) -> float:
 def figure(name: str, size: str, unit: str, agent: Sequence[float], baseline: Sequence[float], how: str) -> Figure:
     """The figure that these samples make, judged by its limit."""
     p50, baseline_p50 = percentile(agent, 0.50), percentile(baseline, 0.50)
-    ratio = p50 / baseline_p50
+    ratio = p50 / baseline_p50 if baseline_p50 else None
     limit = LIMITS.get((name, size))
     met = None if limit is None else _is_met(limit, p50, ratio)
     return Figure(
@@ -56,8 +56,9 @@ def figure(name: str, size: str, unit: str, agent: Sequence[float], baseline: Se
     )  # fmt: skip
 
 
-def _is_met(limit: Limit, p50: float, ratio: float) -> bool:
-    return (p50 if limit.p50 is not None else ratio) <= limit.bound
+def _is_met(limit: Limit, p50: float, ratio: float | None) -> bool:
+    found = p50 if limit.p50 is not None else ratio
+    return found is not None and found <= limit.bound
 
 
 def table(figures: Sequence[Figure]) -> str:
@@ -75,7 +76,9 @@ def _row(it: Figure) -> tuple[str, ...]:
     return (it.name, it.size, it.unit, *map(_number, numbers), it.limit or "", verdict, str(it.samples))
 
 
-def _number(value: float) -> str:
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 

@@ -48,6 +48,13 @@ def test_a_figure_without_a_limit_is_neither_met_nor_missed() -> None:
     assert met("exec_to_registered", "1", 1e6, 1.0) is None
 
 
+def test_there_is_no_ratio_to_nothing() -> None:
+    it = figure("idle_cpu", "100", "%", [0.1], [0.0], HOW)
+    assert it.ratio is None
+    assert it.met is True
+    assert " -  " in table([it])
+
+
 def test_a_missed_limit_comes_with_its_reason_and_a_met_one_without() -> None:
     missed = figure("rss", "100", "MB", [40.0], [30.0], HOW)
     kept = figure("rss", "100", "MB", [30.0], [30.0], HOW)
