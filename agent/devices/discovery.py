@@ -215,7 +215,7 @@ class Discoverer:
             for unit in self.problems.keys() - progress.listed - {"", *_CALLS}:
                 self._report(unit, [])
                 self._retries.pop(unit, None)
-        fresh = looks.keys() - self.known.keys()
+        fresh = {unit for unit in looks if unit not in self.known}  # `looks` is short, `known` may not be
         for unit in changed.keys() | fresh:  # in place: a walk's thread only ever gets single units from it
             if progress.listed is None or unit in progress.listed:
                 self.known[unit] = looks[unit].discovery.devices
