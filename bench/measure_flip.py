@@ -44,11 +44,12 @@ def _agent(path: str, devices: int, tokens: int) -> Callable[[bool], bytes]:
     for snapshot in inventory.take():
         encoded.apply(snapshot)
     encoded.message()
-    ((flipping,),) = [list(devices[0].hardware) for devices in list(found.values())[-1:]]
+    unit, (device,) = list(found.items())[-1]
+    (flipping,) = device.hardware
     signal = Signal(flipping, "node-missing", Verdict.NOW, "it does not exist")
 
     def side(healthy: bool) -> bytes:
-        inventory.set_health(health.probed({flipping}, [] if healthy else [signal], time.monotonic()))
+        inventory.set_health(health.probed("chardev", {unit: [] if healthy else [signal]}, time.monotonic()))
         for snapshot in inventory.take():
             encoded.apply(snapshot)
         return encoded.message()
