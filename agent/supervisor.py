@@ -44,6 +44,7 @@ SETTLE: Final = 2.0
 """Seconds that first scans, and the kubelet's memory, may take before resources are listed without them."""
 
 _DIRECTORY_RETRY: Final = 1.0  # seconds
+_TELL_AFTER: Final = 0.002  # seconds from a change to its line in the log: the kubelet is told first
 _LOGGED_AT_MOST: Final = 10  # transitions of one snapshot that get a line each
 
 log = structlog.get_logger()
@@ -202,8 +203,8 @@ class Agent:
         """Discovery found something different."""
         self.inventory.update(news.backend, news.units)
         self.inventory.set_health(self._health.probed(news.backend, news.signals, time.monotonic()))
-        self._health_changed.set()
         self._flush()
+        self._health_changed.set()  # after the streams were woken: they go first
 
     async def _ripen(self) -> None:
         """Let time pass for delayed signals."""
@@ -223,9 +224,13 @@ class Agent:
             self._lists[snapshot.resource] = snapshot
             if (plugin := self._plugins.get(snapshot.resource)) is not None:
                 plugin.publish(snapshot)
-            # after the streams have sent it: they were woken first
-            asyncio.get_running_loop().call_soon(
-                _tell, before.slots if before else None, snapshot, self.inventory.omitted(snapshot.resource)
+            # after the streams have sent it, which takes them two turns of the loop
+            asyncio.get_running_loop().call_later(
+                _TELL_AFTER,
+                _tell,
+                before.slots if before else None,
+                snapshot,
+                self.inventory.omitted(snapshot.resource),
             )
         if set(self.inventory.names()) != self._plugins.keys():
             self._names_changed.set()
