@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from importlib.metadata import entry_points
+from typing import Any, Final
 
 from backends.base import Backend
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 ENTRY_POINT_GROUP: Final = "fairlead.backends"
 
@@ -29,7 +26,7 @@ class BrokenBackendError(Exception):
 
 def names() -> list[str]:
     """Every backend that a resource may name, without importing any."""
-    return sorted({*_BUILT_IN, *(point.name for point in _installed())})
+    return sorted({*_BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
 
 
 def load(name: str) -> type[Backend[Any]]:
@@ -43,7 +40,7 @@ def load(name: str) -> type[Backend[Any]]:
         module, _, attribute = target.partition(":")
         built_in: type[Backend[Any]] = getattr(import_module(module), attribute)
         return built_in
-    for point in (point for point in _installed() if point.name == name):
+    for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
         try:
             found = point.load()
         except Exception as error:
@@ -52,9 +49,3 @@ def load(name: str) -> type[Backend[Any]]:
             raise BrokenBackendError(f"backend {name!r} ({point.value}) is not a subclass of backends.base.Backend")
         return found
     raise UnknownBackendError(name)
-
-
-def _installed() -> Iterable[EntryPoint]:
-    from importlib.metadata import entry_points  # noqa: PLC0415  # 15 ms that the built-in ones need not wait for
-
-    return entry_points(group=ENTRY_POINT_GROUP)
