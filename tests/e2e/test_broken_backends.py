@@ -32,7 +32,7 @@ discovery._RETRY_FIRST = 0.05
     [
         ("start", "raise", "backend troubled0 cannot list its units: it could not be started: "),
         ("units", "raise", "backend troubled0 cannot list its units: units was told to fail"),
-        ("units", "nonsense", "units() returned 7 where a unit's name is due"),
+        ("units", "nonsense", "backend troubled0 cannot list its units: it returned 7 where a unit's name is due"),
         ("discover-a", "raise", "a cannot be read: discover-a was told to fail"),
         ("discover-a", "nonsense", "a cannot be read: discover() returned list where a Discovery is due"),
     ],
@@ -120,7 +120,7 @@ async def test_a_backend_that_fails_in_allocate_refuses_the_pod_with_a_sentence(
         refused = await node.admit(pod("one", TROUBLED))
         assert refused.phase == "Failed"
         assert sentence in refused.message
-        assert agent.said("backend-failed", call=call)
+        await agent.says("backend-failed", call=call)
         trouble.forget(call)
         assert (await node.admit(pod("two", TROUBLED))).phase == "Running"
 
@@ -140,7 +140,7 @@ async def test_a_claim_that_hangs_refuses_the_pod_and_delays_no_other(node: Node
         await node.healthy("w1")
         refused = await node.admit(pod("one", TROUBLED))
         assert "a of fl.test/troubled0 could not be made ready: not done within 0.1 s" in refused.message
-        assert agent.said("claim-hangs")
+        await agent.says("claim-hangs")
         assert (await node.admit(pod("two", WIDGET))).phase == "Running"
 
 
@@ -156,7 +156,7 @@ async def test_a_backend_that_cannot_be_imported_is_a_mistake_in_the_config(node
 
 EVENTS = 24
 APART = 0.06  # seconds between two events: lists are at least 0.05 s apart
-RATIO, SLACK = 2.0, 0.002  # of the medians, and seconds: a machine that is busy with other things
+RATIO, SLACK = 3.0, 0.003  # of the medians, and seconds: a machine that is busy with other things
 
 
 async def latencies(node: Node) -> list[float]:
