@@ -177,14 +177,13 @@ class Bundles:
             if member.node is None
         ]
         links = {f"path:{target}" for _, member in held for target in member.via}
+        owned = frozenset(f"node:{node.number}" for option, _, node in nodes if not option.shared)
         return Device(
             key=key,
             unit=unit,
             resource=resource.name,
-            hardware=frozenset(
-                {f"{self.prefix}{resource.name}/{key}"}
-                | {f"node:{node.number}" for option, _, node in nodes if not option.shared}
-            ),
+            hardware=owned | {f"{self.prefix}{resource.name}/{key}"},
+            exclusive=owned - {f"node:{node.number}" for option, _, node in nodes if option.limit > 1},
             depends=frozenset(links | {f"node:{node.number}" for option, _, node in nodes if option.shared}),
             identity=" + ".join(str(member) for _, member in held),
             nodes=tuple(container_node(option, path, self.host) for option, path, _ in nodes),

@@ -127,6 +127,7 @@ def test_a_bundle_is_one_device_with_all_its_nodes_and_mounts(tmp_path: Path) ->
         unit="bundle:example.com/b",
         resource="example.com/b",
         hardware=frozenset({"bundle:example.com/b//dev/ttyUSB0", "node:c:188:0"}),
+        exclusive=frozenset({"node:c:188:0"}),
         depends=frozenset({"node:c:188:2", "path:/dev/ttyUSB2"}),
         identity="/dev/ttyUSB0 c:188:0 + /dev/led c:188:2 + /etc/scanner.conf",
         nodes=(
@@ -164,6 +165,7 @@ def test_nodes_are_paired_by_name(tmp_path: Path) -> None:
 def test_a_node_with_a_limit_is_in_so_many_bundles(tmp_path: Path) -> None:
     resource = bundle(path("/dev/fuse", limit=2), path("/dev/ttyUSB*"), count=2)
     backend = chardev(tmp_path, TTYS + "dev/fuse c 10:229", resource)
+    assert [d.exclusive for d in found(backend)] == [{"node:c:188:0"}, {"node:c:188:1"}]
     assert [d.identity for d in found(backend)] == [f"/dev/fuse c:10:229 + /dev/ttyUSB{n} c:188:{n}" for n in (0, 1)]
     ids = [list(backend.ids(resource, device)) for device in found(backend)]
     assert ids == [["ttyUSB0::0", "ttyUSB0::1"], ["ttyUSB1::0", "ttyUSB1::1"]]
