@@ -65,7 +65,7 @@ class Nodes:
         """The paths, and the globs for all of whose matches there is no room."""
         paths, crowded = dict.fromkeys(self._wanted.literals), list[str]()
         for glob, _ in self._wanted.globs:
-            matches, more = first_matches(glob, self.host, MOST_MATCHES - len(paths))
+            matches, more = first_matches(glob, self.host, max(0, MOST_MATCHES - len(paths)))
             paths.update(dict.fromkeys(matches))
             if more:
                 crowded.append(glob.text)
