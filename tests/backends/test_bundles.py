@@ -158,7 +158,9 @@ def test_nodes_are_paired_by_name(tmp_path: Path) -> None:
         "/dev/ttyUSB0": "/dev/ttyUSB0 c:188:0 + /dev/video0 c:81:0",
         "/dev/ttyUSB1": "/dev/ttyUSB1 c:188:1 + /dev/video1 c:81:1",
     }
-    assert problems(backend) == ["1 of the 3 matches of /dev/ttyUSB* are in no bundle: /dev/video* has enough for 2"]
+    assert problems(backend) == [
+        "of /dev/ttyUSB* there are 3, of /dev/video* enough for 2: the others are in no bundle"
+    ]
 
 
 @pytest.mark.root
@@ -186,7 +188,7 @@ def test_a_required_path_without_a_match_leaves_no_bundle_and_says_so(tmp_path: 
     assert holdings(backend) == {}
     assert problems(backend) == [
         "/dev/led does not exist",
-        "1 of the 1 matches of /dev/ttyUSB* are in no bundle: /dev/led has enough for 0",
+        "there is no bundle, because /dev/led matches nothing",
     ]
 
 
