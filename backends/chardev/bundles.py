@@ -65,7 +65,7 @@ class _Member:
         return f"{self.path} {self.node.number}" if self.node else str(self.path)
 
 
-_Any = TypeVar("_Any")
+_T = TypeVar("_T")
 _Bundle: TypeAlias = Bundle[_Member]
 
 
@@ -248,7 +248,7 @@ def _attributes(members: Sequence[_Member]) -> Mapping[str, tuple[str, ...]]:
     }
 
 
-def _first(problems: Iterable[_Any]) -> list[_Any]:
+def _first(problems: Iterable[_T]) -> list[_T]:
     return list(islice(problems, _TOLD))
 
 
