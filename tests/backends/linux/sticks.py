@@ -57,3 +57,15 @@ def tty(port: str, name: str, numbers: str, *, dev: bool = True) -> str:
 def describe(root: Path, port: str, serial_index: int) -> None:
     """The stick's device descriptor, which is no text."""
     (root / "sys" / directory(port) / "descriptors").write_bytes(bytes([18, 1, *[0] * 14, serial_index, 1]))
+
+
+def device_number(port: str, below: str, numbers: str) -> str:
+    """The link by which a node's number leads to its device."""
+    return f"sys/dev/char/{numbers} -> ../../{directory(port)}/{below}\n"
+
+
+def record(root: Path, name: str, *lines: str) -> None:
+    """What udev has written down of a device."""
+    path = root / "run/udev/data" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines))

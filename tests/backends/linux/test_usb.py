@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import string
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -263,14 +262,17 @@ GARBAGE = st.dictionaries(
 )
 
 
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    return planted_host(tmp_path_factory.mktemp("host"), stick("1-2", 5, serial="A", dev=False))
+
+
 @settings(max_examples=80, deadline=None)
-@given(GARBAGE)
-def test_no_garbage_makes_reading_fail(garbage: dict[str, bytes]) -> None:
-    with tempfile.TemporaryDirectory() as root:
-        host = planted_host(Path(root), stick("1-2", 5, serial="A", dev=False))
-        for name, data in garbage.items():
-            (Path(root) / "sys" / directory("1-2") / name).write_bytes(data)
-        device = usb.read(host, "1-2")
+@given(garbage=GARBAGE)
+def test_no_garbage_makes_reading_fail(planted: Host, garbage: dict[str, bytes]) -> None:
+    for name, data in garbage.items():  # on top of what the examples before left
+        (planted.sys / directory("1-2") / name).write_bytes(data)
+    device = usb.read(planted, "1-2")
     assert device is None or (len(device.vendor) == len(device.product) == 4)
 
 
