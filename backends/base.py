@@ -56,6 +56,8 @@ class Device:
     identity: str = ""
     """Tells another card at the same key; compared with what a pod was given."""
     nodes: tuple[Node, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    """What belongs to it beside its nodes."""
     numa_node: int | None = None
     """None where the kernel says -1 or nothing (kubelet contract: A5)."""
     ancestry: tuple[str, ...] = ()

@@ -21,15 +21,18 @@ from backends.base import (
     Signal,
     Watches,
 )
+from backends.chardev.bundles import Bundles
 from backends.chardev.finder import Finder
 from backends.chardev.nodes import Nodes
 from backends.chardev.options import CharDevOptions, CharDevResource, check
 from backends.known import Known
+from backends.linux.globs import is_glob
 
 
-def way_of_finding(_options: CharDevOptions) -> type[Finder]:
+def way_of_finding(options: CharDevOptions) -> type[Finder]:
     """The finder that a resource with these options belongs to."""
-    return Nodes
+    first, *others = options.paths
+    return Bundles if others or first.type == "mount" or (first.limit > 1 and is_glob(first.path)) else Nodes
 
 
 class CharDev(Backend[CharDevOptions]):
@@ -96,14 +99,18 @@ class CharDev(Backend[CharDevOptions]):
         return affected
 
     def edits(self, resource: CharDevResource, grants: Sequence[Grant]) -> ContainerEdits:
-        """Each node once, however many of its tokens were granted.
+        """Each node and mount once, however many of its tokens were granted.
 
         Raises:
-            AllocationRefused: two nodes would lie at the same path in the container.
+            AllocationRefused: two of them would lie at the same path in the container.
         """
         nodes = tuple(dict.fromkeys(node for grant in grants for node in grant.device.nodes))
-        if len({node.container_path for node in nodes}) < len(nodes):
-            raise AllocationRefused(
-                f"{resource.name} puts each device at {nodes[0].container_path}: a container can have only one of them"
-            )
-        return ContainerEdits(nodes=nodes)
+        mounts = tuple(dict.fromkeys(mount for grant in grants for mount in grant.device.mounts))
+        taken: set[str] = set()
+        for path in (*(node.container_path for node in nodes), *(mount.container_path for mount in mounts)):
+            if path in taken:
+                raise AllocationRefused(
+                    f"{resource.name} puts each device at {path}: a container can have only one of them"
+                )
+            taken.add(path)
+        return ContainerEdits(nodes=nodes, mounts=mounts)

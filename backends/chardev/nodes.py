@@ -7,9 +7,8 @@ string). Several tokens of a glob's node are told apart as `ttyUSB0::1`.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from backends.base import (
     ALL,
@@ -20,16 +19,24 @@ from backends.base import (
     Hint,
     Host,
     HostPath,
-    Node,
     Problem,
     Signal,
     Uevent,
-    Verdict,
     Watches,
 )
-from backends.chardev.options import CharDevResource, PathOption
+from backends.chardev.options import CharDevResource
+from backends.chardev.paths import (
+    MOST_MATCHES,
+    WantedPaths,
+    container_node,
+    first_matches,
+    node_attributes,
+    node_signal,
+    tokens,
+    too_many,
+)
 from backends.known import Known
-from backends.linux.globs import Glob, cannot_list, is_glob
+from backends.linux.globs import is_glob
 from backends.linux.nodes import DeviceNode, Fault, NoNodeError, device_node, numa_node
 
 
@@ -40,113 +47,98 @@ class Nodes:
 
     def __init__(self, host: Host, resources: Sequence[CharDevResource]) -> None:
         self.host = host
-        self._literals: dict[str, list[CharDevResource]] = defaultdict(list)
-        self._above: dict[str, set[str]] = defaultdict(set)  # directory → the literal paths below it
-        self._globs: list[tuple[Glob, CharDevResource]] = []
-        for resource in resources:
-            for option in resource.spec.options.paths:
-                self._add(option.path, resource)
-
-    def _add(self, path: str, resource: CharDevResource) -> None:
-        if is_glob(path):
-            self._globs.append((Glob(path), resource))
-            return
-        self._literals[path].append(resource)
-        above = HostPath(path)
-        while above != (above := above.parent):
-            self._above[above.text].add(path)
+        self._wanted = WantedPaths((resource.spec.options.paths[0], resource) for resource in resources)
+        self._globs = frozenset(glob.text for glob, _ in self._wanted.globs)
 
     @staticmethod
     def fixed_ids(resource: CharDevResource) -> Iterable[str]:
         """The tokens of a path; what a glob matches is not fixed."""
-        path = resource.spec.options.paths[0].path
-        return () if is_glob(path) else _tokens(path, resource.spec.options.count)
+        options = resource.spec.options
+        return () if is_glob(options.paths[0].path) else _tokens(options.paths[0].path, options.count)
 
     def units(self) -> Iterable[str]:
-        """Every path, there or not, and what the globs match (see `Glob.matches`)."""
-        matches = (match for glob, _ in self._globs for match in glob.matches(self.host))
-        return dict.fromkeys((*self._literals, *matches))
+        """Every path, there or not, what the globs match (see `Glob.matches`), and each glob that matches too much."""
+        units, crowded = self._listed()
+        return (*units, *crowded)
+
+    def _listed(self) -> tuple[Iterable[str], Iterable[str]]:
+        """The paths, and the globs for all of whose matches there is no room."""
+        paths, crowded = dict.fromkeys(self._wanted.literals), list[str]()
+        for glob, _ in self._wanted.globs:
+            matches, more = first_matches(glob, self.host, MOST_MATCHES - len(paths))
+            paths.update(dict.fromkeys(matches))
+            if more:
+                crowded.append(glob.text)
+        return paths, crowded
 
     def discover(self, unit: str) -> Discovery:
         """One device for each resource that takes the node; what is no node is a problem.
 
         Not so for a glob: what it does not find is not missed, and directories are not meant by it.
         """
-        problems = [Problem(unit, why) for why in self._unlistable(unit)]
-        takers = self._takers(unit)
+        problems = [Problem(unit, why) for why in self._complaints(unit)]
+        takers = self._wanted.takers(unit)
         if not takers:
             return Discovery(problems=tuple(problems))
         try:
             node = device_node(self.host, HostPath(unit))
         except NoNodeError as error:
-            if unit in self._literals or error.fault not in (Fault.MISSING, Fault.DIRECTORY):
+            if self._is_missed(unit, error.fault):
                 problems.append(Problem(unit, error.sentence))
             return Discovery(problems=tuple(problems))
         numa = numa_node(self.host, node)
-        return Discovery(
-            tuple(
-                self._device(resource, unit, node, numa)
-                for resource in takers
-                if not self._has_own_name(resource, unit, node)
-            )
-        )
+        devices = [
+            self._device(resource, unit, node, numa)
+            for resource in takers
+            if not self._has_own_name(resource, unit, node)
+        ]
+        return Discovery(tuple(devices), problems=tuple(problems))
 
-    def _takers(self, path: str) -> list[CharDevResource]:
-        return [*self._literals.get(path, ()), *(resource for glob, resource in self._globs if glob.takes(path))]
-
-    def _unlistable(self, unit: str) -> Iterator[str]:
-        if any(glob.leads_through(unit) for glob, _ in self._globs) and (why := cannot_list(self.host, HostPath(unit))):
+    def _complaints(self, unit: str) -> Iterator[str]:
+        if self._wanted.leads_through(unit) and (why := self._wanted.cannot_list(self.host, unit)):
             yield why
+        if unit in self._globs and unit in self._listed()[1]:
+            yield too_many(unit)
+
+    def _is_missed(self, unit: str, fault: Fault) -> bool:
+        """Is it a problem that there is no node at this path?"""
+        named = self._wanted.literals.get(unit, ())
+        if fault is Fault.MISSING:
+            return not all(resource.spec.options.paths[0].optional for resource in named)
+        return fault is not Fault.DIRECTORY or bool(named)
 
     def _has_own_name(self, resource: CharDevResource, unit: str, node: DeviceNode) -> bool:
         """Is the path an alias of a node that the same resource takes under the node's own name?"""
-        return node.path.text != unit and any(r is resource and glob.takes(node.path.text) for glob, r in self._globs)
+        return node.path.text != unit and any(taker is resource for taker in self._wanted.takers(node.path.text))
 
     def _device(self, resource: CharDevResource, unit: str, node: DeviceNode, numa: int | None) -> Device:
         option = resource.spec.options.paths[0]
         path = HostPath(unit)
-        attributes = {
-            "path": (unit,),
-            "name": (path.name,),
-            "type": ("block" if node.block else "character",),
-            "major": (str(node.major),),
-            "minor": (str(node.minor),),
-        }
-        if node.via:
-            attributes["target"] = (node.path.text,)
+        hardware = frozenset({f"node:{node.number}"})
+        links = frozenset(f"path:{target}" for target in node.via)
         return Device(
             key=unit,
             unit=unit,
             resource=resource.name,
-            hardware=frozenset({f"node:{node.number}"}),
-            depends=frozenset(f"path:{target}" for target in node.via),
+            hardware=frozenset({f"shared:{resource.name}/{node.number}"}) if option.shared else hardware,
+            depends=links | hardware if option.shared else links,
             identity=node.number,
-            nodes=(Node(path, _container_path(option, path), option.permissions or self._default_permissions()),),
+            nodes=(container_node(option, path, self.host),),
             numa_node=numa,
-            attributes=attributes,
+            attributes=node_attributes([(path, node)]),
         )
-
-    def _default_permissions(self) -> str:
-        """KubeVirt's: with cgroup v2 it adds mknod."""
-        return "rwm" if self.host.sys.joinpath("fs/cgroup/cgroup.controllers").exists() else "rw"
 
     def ids(self, resource: CharDevResource, device: Device) -> Sequence[str]:
         """The tokens of the node (see the module)."""
         options = resource.spec.options
         if not is_glob(path := options.paths[0].path):
             return tuple(_tokens(path, options.count))
-        name = device.key.removeprefix("/dev/")
-        return (name,) if options.count == 1 else tuple(f"{name}::{n}" for n in range(options.count))
+        return tokens(device.key, options.count)
 
     def watches(self, known: Known) -> Watches:
         """All uevents, and the directories of all paths, for nodes and links that are made by hand or by udev."""
-        directories = {HostPath(path).parent for path in self._literals}
-        for glob, _ in self._globs:
-            directories.add(glob.fixed)
-            if glob.deep:
-                listed = {*known, *(unit.rpartition("/")[0] for unit in known)}
-                directories |= {HostPath(path) for path in listed if path and glob.leads_through(path)}
-        return Watches(frozenset({ANY_SUBSYSTEM}), frozenset(directories))
+        listed = (path for unit in known for path in (unit, unit.rpartition("/")[0]))
+        return Watches(frozenset({ANY_SUBSYSTEM}), frozenset(self._wanted.directories(listed)))
 
     def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
         """The path itself, if a resource takes it, and the links that lead to it; for a directory what is below.
@@ -155,42 +147,27 @@ class Nodes:
         """
         if not isinstance(hint, Uevent):
             path = hint.path.text
-            if any(glob.leads_through(path) for glob, _ in self._globs):
+            if self._wanted.leads_through(path):
                 return ALL
-            below: Iterable[str] = self._above.get(path, ())
+            below = self._wanted.below(path)
         elif hint.node is None or hint.action == "change":
             return ()
         else:
             path, below = hint.node.text, ()
-        taken = path in self._literals or any(glob.takes(path) for glob, _ in self._globs)
-        return (*below, *((path,) if taken else ()), *known.minding(f"path:{path}"))
+        links = known.minding(f"path:{path}")
+        if not self._wanted.takers(path):
+            return (*below, *links)
+        if path not in known and len(known) >= MOST_MATCHES:  # once this has been said, only full looks help
+            return (*below, *links) if any(glob in known for glob in self._globs) else ALL
+        return (*below, path, *links)
 
     def probe(self, device: Device) -> Iterable[Signal]:
         """Is the node there, and still the same?"""
         (hardware,) = device.hardware
-        try:
-            node = device_node(self.host, HostPath(device.key))
-        except NoNodeError as error:
-            yield Signal(hardware, _REASONS.get(error.fault, "node-replaced"), Verdict.NOW, error.sentence)
-            return
-        if node.number != device.identity:
-            message = f"{device.key} is another device now: {node.number}, it was {device.identity}"
-            yield Signal(hardware, "node-replaced", Verdict.NOW, message)
-
-
-_REASONS: Final = {
-    Fault.MISSING: "node-missing",
-    Fault.DANGLING: "node-missing",
-    Fault.UNREADABLE: "node-unreadable",
-}
+        if signal := node_signal(self.host, hardware, device.key, device.identity):
+            yield signal
 
 
 def _tokens(path: str, count: int) -> Iterator[str]:
     name = HostPath(path).name
     return (f"{name}{n}" for n in range(count))
-
-
-def _container_path(option: PathOption, path: HostPath) -> str:
-    if option.mount_path is None:
-        return path.text
-    return option.mount_path + path.name if option.mount_path.endswith("/") else option.mount_path
