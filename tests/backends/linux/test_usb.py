@@ -203,6 +203,13 @@ def test_a_link_that_does_not_lead_to_a_device_is_no_stick(tmp_path: Path, link:
     assert usb.read(host, "1-2") is None
 
 
+def test_what_looks_like_a_stick_but_lies_elsewhere_is_none(tmp_path: Path) -> None:
+    elsewhere = stick("1-2", 5, dev=False).replace("sys/devices/", "elsewhere/")
+    host = planted_host(tmp_path, elsewhere.replace("../../../devices/", "../../../../elsewhere/"))
+    assert (tmp_path / "sys/bus/usb/devices/1-2/idVendor").exists()
+    assert usb.read(host, "1-2") is None
+
+
 def test_links_below_a_stick_are_not_followed(tmp_path: Path) -> None:
     loops = f"sys/{directory('1-2')}/1-2:1.0/port -> ..\nsys/{directory('1-2')}/self -> ."
     device = found(tmp_path, "1-2", stick("1-2", 5, dev=False), tty("1-2", "ttyUSB0", "188:0", dev=False), loops)
