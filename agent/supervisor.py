@@ -201,7 +201,7 @@ class Agent:
     def _digest(self, news: News) -> None:
         """Discovery found something different."""
         self.inventory.update(news.backend, news.units)
-        self.inventory.set_health(self._health.probed(news.probed, news.signals, time.monotonic()))
+        self.inventory.set_health(self._health.probed(news.backend, news.signals, time.monotonic()))
         self._health_changed.set()
         self._flush()
 

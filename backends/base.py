@@ -58,6 +58,8 @@ class Device:
     nodes: tuple[Node, ...] = ()
     mounts: tuple[Mount, ...] = ()
     """What belongs to it beside its nodes."""
+    exclusive: frozenset[str] = frozenset()
+    """Of its hardware, what no other device of the same resource may have at a time."""
     numa_node: int | None = None
     """None where the kernel says -1 or nothing (kubelet contract: A5)."""
     ancestry: tuple[str, ...] = ()

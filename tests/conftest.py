@@ -1,6 +1,52 @@
+"""What every test has: the backend of async tests, root or a skip, and a gate that takes no skip for an answer."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
 import pytest
+from hypothesis import HealthCheck, settings
+
+_NO_SKIPS: Final = "--no-skips"
+
+# A busy machine is no failure. With CI set, hypothesis takes its own profile, which is patient and repeatable.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+if "CI" not in os.environ:
+    settings.load_profile("patient")
 
 
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(_NO_SKIPS, action="store_true", help="fail if a test was skipped; for machines that can run all")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("root") and os.geteuid() != 0:
+        pytest.skip("needs root")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.exitstatus == pytest.ExitCode.OK and _unwanted(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if unwanted := _unwanted(config):
+        terminalreporter.section(f"skipped, though {_NO_SKIPS} says that this machine can run everything")
+        for report in unwanted:
+            terminalreporter.line(f"{report.nodeid}: {report.longrepr[2]}", red=True)
+
+
+def _unwanted(config: pytest.Config) -> list[Any]:
+    """The reports of skips that the options do not allow."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or not config.getoption(_NO_SKIPS):
+        return []
+    skipped: list[Any] = reporter.stats.get("skipped", [])
+    return [report for report in skipped if not hasattr(report, "wasxfail")]

@@ -39,7 +39,7 @@ def test_the_example_is_valid_as_it_is() -> None:
 
 
 def test_the_example_is_valid_and_so_names_no_unknown_key_with_every_setting_in_force(everything: Config) -> None:
-    assert {resource.spec.backend for resource in everything.resources} == set(registry.names())
+    assert sorted({resource.spec.backend for resource in everything.resources}) == registry.names()
 
 
 def test_what_is_commented_out_shows_the_defaults(everything: Config) -> None:

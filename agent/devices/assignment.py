@@ -1,12 +1,14 @@
 """Which resource gets which device: one pure decision over devices that compete with each other.
 
-In the order of the config, each resource takes the devices it selects whose hardware is free or already
-its own. Hardware that a pod holds belongs to the pod's resource before anybody is asked, and an ID that a
-pod holds goes first to the hardware the pod has. The outcome depends on what is there, not on what came first.
+Hardware that a pod holds belongs to the pod's resource before anybody is asked, and the IDs that pods hold go
+to the devices they have, or could have. Then, in the order of the config, each resource takes the devices it
+selects whose hardware is free or already its own. What is exclusive is offered by one device alone, and while a
+pod holds it under its ID alone. The outcome depends on what is there, not on what came first.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -56,13 +58,14 @@ def assign(
     """
     outcome: Outcome[Ref] = Outcome()
     owner: dict[str, str] = {}  # hardware → resource
-    holder: dict[tuple[str, str], Device] = {}  # slot → device
+    user: dict[str, Device] = {}  # hardware → the last device that got it
+    holder: defaultdict[str, dict[str, Device]] = defaultdict(dict)  # resource → ID → device
     for device, _ in rivals.values():
         for hardware in device.hardware:
             if slots := claimed.get(hardware):
                 owner[hardware] = min(resource for resource, _ in slots)
     bids = [
-        (candidate.order, not _is_held(device, candidate, claims), ref, candidate)
+        (not _is_held(device, candidate, claims), candidate.order, ref, candidate)
         for ref, (device, candidates) in rivals.items()
         for candidate in candidates
     ]
@@ -70,22 +73,24 @@ def assign(
         if ref in outcome.placed:
             continue
         device = rivals[ref][0]
-        if (why := _obstacle(device, candidate, owner, holder, claimed)) is not None:
+        why = _obstacle(device, candidate, owner, holder[candidate.resource], claimed)
+        if (why := why or _overlap(device, candidate, user, claims, claimed)) is not None:
             outcome.rejected[ref] = (*outcome.rejected.get(ref, ()), f"{candidate.resource} selects it, but {why}")
             continue
         outcome.placed[ref] = Placed(candidate.resource, candidate.ids)
         owner.update(dict.fromkeys(device.hardware, candidate.resource))
-        holder.update({(candidate.resource, device_id): device for device_id in candidate.ids})
+        user.update(dict.fromkeys(device.hardware, device))
+        holder[candidate.resource].update(dict.fromkeys(candidate.ids, device))
     return outcome
 
 
 def _is_held(device: Device, candidate: Candidate, claims: Mapping[tuple[str, str], Held]) -> bool:
-    """Does a pod hold one of these IDs with this device's hardware?"""
+    """Does a pod hold one of these IDs, with this device's hardware as far as that is known?"""
     if not claims:
         return False
     return any(
         (claim := claims.get((candidate.resource, device_id))) is not None
-        and not claim.hardware.isdisjoint(device.hardware)
+        and (not claim.hardware or not claim.hardware.isdisjoint(device.hardware))
         for device_id in candidate.ids
     )
 
@@ -94,7 +99,7 @@ def _obstacle(
     device: Device,
     candidate: Candidate,
     owner: Mapping[str, str],
-    holder: Mapping[tuple[str, str], Device],
+    holder: Mapping[str, Device],
     claimed: Mapping[str, Set[tuple[str, str]]],
 ) -> str | None:
     """Why the resource cannot have the device, or None."""
@@ -104,6 +109,30 @@ def _obstacle(
             return f"{hardware} {verb} {resource}"
     if holder:
         for device_id in candidate.ids:
-            if (other := holder.get((candidate.resource, device_id))) is not None:
+            if (other := holder.get(device_id)) is not None:
                 return f"its ID {device_id} is that of {other.key}"
+    return None
+
+
+def _overlap(
+    device: Device,
+    candidate: Candidate,
+    user: Mapping[str, Device],
+    claims: Mapping[tuple[str, str], Held],
+    claimed: Mapping[str, Set[tuple[str, str]]],
+) -> str | None:
+    """Why the resource should not offer this too: it has the hardware under another name, or a pod holds it so.
+
+    A pod's other ID does not matter to a device with several, which pods share, nor to one that is held itself.
+    """
+    name, ids = candidate.resource, candidate.ids
+    unshared = len(ids) == 1 and (name, ids[0]) not in claims
+    for hardware in sorted(device.hardware):
+        other = user.get(hardware)
+        if other is not None and hardware in device.exclusive | other.exclusive:
+            return f"{hardware} is offered as {other.key} already"
+        if unshared and hardware in device.exclusive:
+            for resource, held in sorted(claimed.get(hardware, ())):
+                if resource == name and held not in ids:
+                    return f"{hardware} is held by a pod as {held}"
     return None

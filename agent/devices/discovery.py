@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
 import structlog
 
-from agent.devices.looks import Look, Walk, walk
+from agent.devices.looks import Look, NonsenseError, Walk, checked_units, walk
 from agent.devices.workers import NoWorkerError, Workers
 from backends.base import ALL, All, Backend, Device, Hint, Problem, Signal, Watches
 from backends.known import Known
@@ -39,9 +39,8 @@ class News:
     backend: str
     units: Mapping[str, tuple[Device, ...]]
     """Units whose devices differ from before; an empty tuple is a unit that is gone."""
-    probed: frozenset[str]
-    """Hardware whose health was looked at."""
-    signals: tuple[Signal, ...]
+    signals: Mapping[str, tuple[Signal, ...]]
+    """Every unit that was looked at, with all that its probes said; nothing of a unit that is gone."""
 
 
 @dataclass(slots=True)
@@ -99,11 +98,13 @@ class Discoverer:
         """Something happened somewhere: look at the units it affects. Called for every event; cheap."""
         try:
             affected = self.backend.affects(hint, self.known)
+            units = affected if affected is ALL else checked_units(affected)
         except Exception as error:  # noqa: BLE001  # reported; a full scan sees what the hint meant
-            self._report("affects", [Problem("affects", f"affects() failed on {hint}: {error!r}")])
-            affected = ALL
-        if affected is ALL or affected:
-            self._ask(affected)
+            if "affects" not in self.problems:  # hints come by the thousand, and each would have its own sentence
+                self._report("affects", [Problem("affects", f"affects() failed on {hint}: {error!r}")])
+            units = ALL
+        if units:
+            self._ask(units)
 
     def rescan(self) -> None:
         """Look at everything again."""
@@ -114,7 +115,8 @@ class Discoverer:
         self._wake.set()
 
     async def run(self) -> None:
-        """Look whenever there is a reason to, for ever."""
+        """Look whenever there is a reason to, for ever; started again after a failure, at everything."""
+        self._todo.add(ALL)
         next_resync = self._clock() + self._resync
         next_probe = self._clock() + self._probe
         try:
@@ -156,13 +158,15 @@ class Discoverer:
 
     async def _scan(self, todo: _Todo) -> None:
         """Walk what is to be looked at; where a read hangs, publish what is there and go on without it."""
-        if "" in self._hung:
-            return  # the listing itself hangs; it is asked again when its thread comes back
-        units = None if todo.everything else sorted(todo.units - self._hung.keys())
+        units: Set[str] | None = todo.units - self._hung.keys()
+        if todo.everything:  # as long as the listing itself hangs, that is what is known
+            units = None if "" not in self._hung else (todo.units | self.known.keys()) - self._hung.keys()
         while units is None or units:
             progress = Walk()
             try:
-                job = self.workers.start(partial(walk, self.backend, units, self.known, progress, self._clock))
+                job = self.workers.start(
+                    partial(walk, self.backend, units, frozenset(self._hung), self.known, progress, self._clock)
+                )
             except NoWorkerError as error:
                 self._report("", [Problem(self.kind, f"{error}; its devices are shown as they were last seen")])
                 self._retry("", failed=True)
@@ -184,13 +188,18 @@ class Discoverer:
                 progress.abandoned = True
                 self._quarantine(progress.unit or "", job)
                 return None
-            await asyncio.wait([job], timeout=left)
+            try:
+                await asyncio.wait([job], timeout=left)
+            except asyncio.CancelledError:
+                progress.abandoned = True
+                job.cancel()
+                raise
         error = job.exception()
         return error if isinstance(error, Exception) else None
 
-    def _rest(self, progress: Walk, units: list[str] | None) -> list[str]:
-        planned = sorted(progress.listed or ()) if units is None else units
-        return [u for u in planned if u not in progress.looks and u not in progress.failures and u not in self._hung]
+    def _rest(self, progress: Walk, units: Set[str] | None) -> Set[str]:
+        planned = progress.listed or frozenset() if units is None else units
+        return planned - progress.looks.keys() - progress.failures.keys() - self._hung.keys()
 
     def _quarantine(self, unit: str, job: asyncio.Future[None]) -> None:
         what = f"reading {unit}" if unit else "listing its units"
@@ -200,34 +209,39 @@ class Discoverer:
         job.add_done_callback(partial(self._release, unit))
 
     def _release(self, unit: str, job: asyncio.Future[None]) -> None:
-        """The thread that hung has come back: look at the unit again."""
+        """The thread that hung has come back: look at the unit again, at all of them if there was no thread left."""
         del self._hung[unit]
         if not job.cancelled():
             job.exception()  # whatever it was; asyncio complains of one that nobody read
-            self._ask([unit] if unit else ALL)
+            self._ask([unit] if unit and "" not in self.problems else ALL)
 
     def _digest(self, progress: Walk, failure: Exception | None) -> None:
         """Replace what the walk covered, publish what is different, note what went wrong."""
-        looks, failures = dict(progress.looks), dict(progress.failures)
+        looks, failures, listed = dict(progress.looks), dict(progress.failures), progress.listed
         changed = {unit: look.discovery.devices for unit, look in looks.items() if look.changed}
-        if progress.listed is not None:
-            changed.update(dict.fromkeys(self.known.keys() - progress.listed, ()))
-            for unit in self.problems.keys() - progress.listed - {"", *_CALLS}:
+        if listed is not None:
+            changed.update(dict.fromkeys(self.known.keys() - listed, ()))
+            for unit in self.problems.keys() - listed - {"", *_CALLS}:
                 self._report(unit, [])
                 self._retries.pop(unit, None)
+        self._publish(_news(self.kind, changed, looks))  # if that fails, all this is found again
         fresh = looks.keys() - self.known.keys()
         for unit in changed.keys() | fresh:  # in place: a walk's thread only ever gets single units from it
-            if progress.listed is None or unit in progress.listed:
+            if listed is None or unit in listed:
                 self.known[unit] = looks[unit].discovery.devices
             else:
                 del self.known[unit]
-        self._note(looks, failures, failure, whole=progress.listed is not None)
-        self._publish(_news(self.kind, changed, looks))
+        self._note(looks, failures, failure, whole=listed is not None)
         if changed or fresh:
             self._on_watches(self.kind, self.watches())
 
     def _note(
-        self, looks: Mapping[str, Look], failures: Mapping[str, Exception], failure: Exception | None, *, whole: bool
+        self,
+        looks: Mapping[str, Look],
+        failures: Mapping[str, BaseException],
+        failure: Exception | None,
+        *,
+        whole: bool,
     ) -> None:
         for unit, look in looks.items():
             self._report(unit, look.discovery.problems)
@@ -251,10 +265,14 @@ class Discoverer:
     def watches(self) -> Watches:
         """What the sources should listen to for this backend."""
         try:
-            return self.backend.watches(self.known)
+            watches = self.backend.watches(self.known)
+            if not isinstance(watches, Watches):
+                raise NonsenseError(f"returned {watches!r} where Watches are due")
         except Exception as error:  # noqa: BLE001  # reported; the slow timer still looks
             self._report("watches", [Problem("watches", f"watches() failed: {error!r}")])
             return Watches()
+        self._report("watches", [])
+        return watches
 
     def _report(self, unit: str, problems: Iterable[Problem]) -> None:
         """Keep what is wrong with a unit, and say it once, when it changes."""
@@ -263,7 +281,7 @@ class Discoverer:
             return
         if after:
             self.problems[unit] = after
-            for problem in after:
+            for problem in (problem for problem in after if problem not in before):
                 log.warning("discovery-problem", backend=self.kind, subject=problem.subject, problem=problem.sentence)
         else:
             del self.problems[unit]
@@ -271,10 +289,9 @@ class Discoverer:
 
 
 def _news(kind: str, changed: Mapping[str, tuple[Device, ...]], looks: Mapping[str, Look]) -> News:
-    hardware = frozenset(h for look in looks.values() for device in look.discovery.devices for h in device.hardware)
-    signals = tuple(signal for look in looks.values() for signal in look.signals)
-    return News(kind, changed, hardware, signals)
+    gone = dict.fromkeys(changed.keys() - looks.keys(), ())
+    return News(kind, changed, {unit: look.signals for unit, look in looks.items()} | gone)
 
 
-def _words(error: Exception) -> str:
+def _words(error: BaseException) -> str:
     return str(error) or repr(error)

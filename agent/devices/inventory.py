@@ -11,31 +11,15 @@ Unhealthy tombstone (kubelet contract: A7); another card at the same key is othe
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from agent.devices.assignment import Candidate, Placed, assign
+from agent.devices.assignment import Candidate, assign
+from agent.devices.found import Found, Indexes, Ref
 from agent.devices.listing import Listing
 from agent.devices.model import HEALTHY, Health, Held, Slot, Snapshot, State
 from backends.base import Backend, Device, Resource
-
-Ref = tuple[str, str, str, str]
-"""Names one found device: backend, unit, the resource it was built for or "", key."""
-
-
-@dataclass(slots=True)
-class _Found:
-    """A device that was found, and what became of it."""
-
-    ref: Ref
-    device: Device
-    candidates: tuple[Candidate, ...]
-    refused: tuple[str, ...]
-    """Why the resources that do not select it do not."""
-    placed: Placed | None = None
-    lost: tuple[str, ...] = ()
-    """Why the resources that do select it did not get it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,28 +31,6 @@ class Unclaimed:
     why: str
 
 
-Index = dict[Any, set[Ref]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Indexes:
-    """Where a piece of hardware, or an ID, leads."""
-
-    owned: Index = field(default_factory=dict)  # hardware → who owns it
-    minded: Index = field(default_factory=dict)  # hardware → who owns it or depends on it
-    wanted: Index = field(default_factory=dict)  # slot → whose it would be
-
-    def places(self, found: _Found) -> Iterator[tuple[Index, Any]]:
-        """Every index and key under which this device is filed."""
-        for hardware in found.device.hardware:
-            yield self.owned, hardware
-        for hardware in found.device.hardware | found.device.depends:
-            yield self.minded, hardware
-        for candidate in found.candidates:
-            for device_id in candidate.ids:
-                yield self.wanted, (candidate.resource, device_id)
-
-
 class Inventory:
     """The lists of all resources, and who owns which hardware."""
 
@@ -76,9 +38,9 @@ class Inventory:
         self._resources = {resource.name: resource for resource in resources}
         self._order = {name: n for n, name in enumerate(self._resources)}
         self._backends = backends
-        self._found: dict[Ref, _Found] = {}
+        self._found: dict[Ref, Found] = {}
         self._units: dict[tuple[str, str], tuple[Ref, ...]] = {}
-        self._index = _Indexes()
+        self._index = Indexes()
         self._health: dict[str, Health] = {}
         self._claims: dict[tuple[str, str], Held] = {}
         self._claimed: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)  # hardware → slots that hold it
@@ -102,7 +64,7 @@ class Inventory:
                 self._health.pop(hardware, None)
             else:
                 self._health[hardware] = health
-            touched |= self._index.minded.get(hardware, set())
+            touched.update(self._index.minded.get(hardware, ()))
         for ref in touched:
             self._write_slots(self._found[ref])
 
@@ -115,10 +77,11 @@ class Inventory:
                 continue
             if before is not None:
                 self._forget(before)
+                moved |= self._concerned(before)
             self._claims[claim.slot] = claim
             for hardware in claim.hardware:
                 self._claimed[hardware].add(claim.slot)
-            self._lists.setdefault(claim.resource, Listing(claim.resource))
+            self._lists.setdefault(claim.resource, Listing(claim.resource)).claims[claim.id] = claim
             if not self._is_placed(claim):
                 moved |= self._concerned(claim)
             self._write_slot(claim.slot)
@@ -131,6 +94,7 @@ class Inventory:
             if (known := self._claims.pop(claim.slot, None)) is None:
                 continue
             self._forget(known)
+            del self._lists[claim.resource].claims[claim.id]
             moved |= self._concerned(known)
             self._write_slot(claim.slot)
         self._settle(moved)
@@ -145,7 +109,8 @@ class Inventory:
 
     def touch(self, resource: str) -> None:
         """Have this list sent again although nothing changed (it makes the kubelet write its checkpoint: A3)."""
-        self._lists[resource].touch()
+        if (listing := self._lists.get(resource)) is not None:
+            listing.touch()
 
     # --- what comes out ---
 
@@ -158,7 +123,7 @@ class Inventory:
         snapshots = []
         for name, listing in list(self._lists.items()):
             if listing.dirty and self._is_ready(name):
-                snapshots.append(listing.snapshot(self._claims))
+                snapshots.append(listing.snapshot())
             if name not in self._resources and not listing.slots:
                 del self._lists[name]  # retired: its last claim has ended
         return snapshots
@@ -174,7 +139,8 @@ class Inventory:
 
     def omitted(self, resource: str) -> int:
         """How many unclaimed slots the last snapshot left out, to pass the kubelet's message limit."""
-        return self._lists[resource].omitted
+        listing = self._lists.get(resource)
+        return listing.omitted if listing else 0
 
     def resource(self, name: str) -> Resource[Any] | None:
         """The configured resource of that name; None while it retires."""
@@ -210,33 +176,31 @@ class Inventory:
         for name, resource in self._resources.items():
             if resource.spec.backend != ref[0]:
                 continue
-            if (why := resource.refuses(device)) is None:
-                ids = tuple(self._backends[ref[0]].ids(resource, device))
+            try:
+                why = resource.refuses(device)
+                ids = () if why is not None else _checked_ids(self._backends[ref[0]].ids(resource, device))
+            except Exception as error:  # noqa: BLE001  # one backend's nonsense must not stop the lists of all
+                why = f"its IDs cannot be told: {error!r}"
+            if why is None:
                 candidates.append(Candidate(name, self._order[name], ids))
             else:
                 refused.append(f"{name} does not take it: {why}")
-        found = self._found[ref] = _Found(ref, device, tuple(candidates), tuple(refused))
-        for index, key in self._index.places(found):
-            index.setdefault(key, set()).add(ref)
+        found = self._found[ref] = Found(ref, device, tuple(candidates), tuple(refused))
+        self._index.add(found)
 
     def _remove(self, ref: Ref) -> set[Ref]:
         """Forget a device; the refs that may now have what it had."""
         found = self._found.pop(ref)
-        rivals: set[Ref] = set()
-        for index, key in self._index.places(found):
-            index[key].discard(ref)
-            rivals |= index[key]
-            if not index[key]:
-                del index[key]
+        rivals = self._index.remove(found)
         self._withdraw(found)
         return rivals
 
     # --- who gets what ---
 
     def _concerned(self, claim: Held) -> set[Ref]:
-        refs = set(self._index.wanted.get(claim.slot, ()))
+        refs = set(self._index.wanted[claim.resource].get(claim.id, ()))
         for hardware in claim.hardware:
-            refs |= self._index.owned.get(hardware, set())
+            refs.update(self._index.owned.get(hardware, ()))
         return refs
 
     def _rivals(self, refs: Iterable[Ref]) -> set[Ref]:
@@ -247,21 +211,14 @@ class Inventory:
             if ref in connected or ref not in self._found:
                 continue
             connected.add(ref)
-            found = self._found[ref]
-            for hardware in found.device.hardware:
-                if len(others := self._index.owned.get(hardware, ())) > 1:
-                    todo.extend(others)
-            for candidate in found.candidates:
-                for device_id in candidate.ids:
-                    if len(others := self._index.wanted[candidate.resource, device_id]) > 1:
-                        todo.extend(others)
+            todo.extend(self._index.beside(self._found[ref]))
         return connected
 
     def _settle(self, refs: set[Ref]) -> None:
         """Find a place for these devices and for all that compete with them."""
         if not refs:
             return
-        rivals = {ref: self._found[ref] for ref in self._rivals(refs)}
+        rivals = {ref: self._found[ref] for ref in sorted(self._rivals(refs))}
         outcome = assign(
             {ref: (found.device, found.candidates) for ref, found in rivals.items()}, self._claims, self._claimed
         )
@@ -278,35 +235,36 @@ class Inventory:
         for ref, found in rivals.items():
             found.lost = outcome.rejected.get(ref, ())
 
-    def _withdraw(self, found: _Found) -> None:
+    def _withdraw(self, found: Found) -> None:
         """Take a device's slots from the list it is in; the claimed ones become tombstones."""
         place, found.placed = found.placed, None
         if place is None:
             return
-        owners = self._lists[place.resource].owners
+        listing = self._lists[place.resource]
         for device_id in place.ids:
-            if owners.get(device_id) == found.ref:
-                del owners[device_id]
-                self._write_slot((place.resource, device_id))
+            del listing.owners[device_id]
+        listing.drop([device_id for device_id in place.ids if device_id not in listing.claims])
+        for device_id in listing.claims and listing.claims.keys() & set(place.ids):
+            self._write_slot((place.resource, device_id))
 
     # --- slots ---
 
-    def _write_slots(self, found: _Found) -> None:
+    def _write_slots(self, found: Found) -> None:
         """Write all slots of a placed device; they change together."""
         if (place := found.placed) is None:
             return
-        health, listing = self._health_of(found.device), self._lists[place.resource]
-        for device_id in place.ids:
-            claim = self._claims.get((place.resource, device_id))
-            if claim is None or _is_same(claim, found.device):
-                listing.put(Slot(device_id, found.device, health))
-            else:
-                listing.put(Slot(device_id, found.device, _replaced(claim, found.device)))
+        device, health, listing = found.device, self._health_of(found.device), self._lists[place.resource]
+        held = [claim for i in place.ids if (claim := listing.claims.get(i))] if listing.claims else ()
+        replaced = {claim.id: _replaced(claim, device) for claim in held if not _is_same(claim, device)}
+        for device_id, why in replaced.items():
+            listing.put(Slot(device_id, device, why))
+        listing.put_device([i for i in place.ids if i not in replaced] if replaced else place.ids, device, health)
 
     def _write_slot(self, slot: tuple[str, str]) -> None:
         """Write one slot from what is known: its device, else its claim's tombstone, else nothing."""
         resource, device_id = slot
-        listing, claim = self._lists[resource], self._claims.get(slot)
+        listing = self._lists[resource]
+        claim = listing.claims.get(device_id)
         if (ref := listing.owners.get(device_id)) is not None:
             device = self._found[ref].device
             health = self._health_of(device) if claim is None or _is_same(claim, device) else _replaced(claim, device)
@@ -314,7 +272,7 @@ class Inventory:
         elif claim is not None:
             listing.put(Slot(device_id, None, self._tombstone(claim)))
         else:
-            listing.drop(device_id)
+            listing.drop([device_id])
 
     def _health_of(self, device: Device) -> Health:
         """The worst of its own hardware and of what it depends on."""
@@ -350,11 +308,28 @@ class Inventory:
         return backend is None or backend in self._ready
 
 
+def _checked_ids(ids: Iterable[Any]) -> tuple[str, ...]:
+    """A backend's IDs, each once.
+
+    Raises:
+        ValueError: one of them cannot be sent to a kubelet.
+    """
+    unique = tuple(dict.fromkeys(ids))
+    if wrong := [device_id for device_id in unique if not (isinstance(device_id, str) and device_id)]:
+        raise ValueError(f"{wrong[0]!r} is no ID")
+    "".join(unique).encode()  # a file name may have bytes that are no text
+    return unique
+
+
 def _is_same(claim: Held, device: Device) -> bool:
     """Is this the card that the pod was given?"""
-    return not claim.identity or claim.identity == device.identity
+    if claim.identity and claim.identity != device.identity:
+        return False
+    return not claim.hardware or not claim.hardware.isdisjoint(device.hardware)
 
 
 def _replaced(claim: Held, device: Device) -> Health:
-    sentence = f"another device ({device.identity}) is where the pod's ({claim.identity}) was"
-    return Health(State.UNHEALTHY, "replaced", sentence)
+    was, now = claim.identity, device.identity
+    if was == now:
+        was, now = ", ".join(sorted(claim.hardware)), ", ".join(sorted(device.hardware))
+    return Health(State.UNHEALTHY, "replaced", f"another device ({now}) is where the pod's ({was}) was")

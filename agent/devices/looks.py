@@ -6,11 +6,11 @@ What backends answer is checked here, so that nonsense is blamed on the unit it 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from backends.base import Backend, Device, Discovery, Signal
+from backends.base import Backend, Device, Discovery, Problem, Signal
 from backends.known import Known
 
 
@@ -33,7 +33,7 @@ class Walk:
     """A walk under way: written by its thread, read by the loop."""
 
     looks: dict[str, Look] = field(default_factory=dict)
-    failures: dict[str, Exception] = field(default_factory=dict)
+    failures: dict[str, BaseException] = field(default_factory=dict)
     listed: frozenset[str] | None = None
     """All units there are, if the walk asked for them."""
     unit: str | None = None
@@ -44,7 +44,12 @@ class Walk:
 
 
 def walk(
-    backend: Backend[Any], units: Iterable[str] | None, known: Known, progress: Walk, clock: Callable[[], float]
+    backend: Backend[Any],
+    units: Set[str] | None,
+    skip: Set[str],
+    known: Known,
+    progress: Walk,
+    clock: Callable[[], float],
 ) -> None:
     """Look at these units, or at all there are, beside what is known; to be run in a thread.
 
@@ -52,15 +57,14 @@ def walk(
         Exception: whatever `units()` raises. A unit that raises is a failure of that unit alone.
     """
     if units is None:
-        progress.listed = frozenset(_checked_units(backend.units()))
-        units = sorted(progress.listed)
-    for unit in units:
+        units = progress.listed = checked_units(backend.units())
+    for unit in sorted(units - skip):
         if progress.abandoned:
             return
         progress.unit, progress.since = unit, clock()
         try:
             look = _look(backend, unit, known.get(unit, ()))
-        except Exception as error:  # noqa: BLE001  # reported with the unit's name
+        except BaseException as error:  # noqa: BLE001  # reported with the unit's name; this thread is ours alone
             progress.failures[unit] = error
         else:
             progress.looks[unit] = look
@@ -75,28 +79,53 @@ def _look(backend: Backend[Any], unit: str, before: tuple[Device, ...]) -> Look:
     return Look(discovery, tuple(signals), discovery.devices != before)
 
 
-def _checked_units(units: Any) -> list[str]:
+def checked_units(units: Any) -> frozenset[str]:
+    """What a backend named as units.
+
+    Raises:
+        NonsenseError: these are no names.
+    """
+    if isinstance(units, str):
+        raise NonsenseError(f"it returned the string {units!r} where units are due")
     listed = list(units)
     if wrong := [unit for unit in listed if not (isinstance(unit, str) and unit)]:
-        raise NonsenseError(f"units() returned {wrong[0]!r} where a unit's name is due")
-    return listed
+        raise NonsenseError(f"it returned {wrong[0]!r} where a unit's name is due")
+    return frozenset(listed)
 
 
 def _checked_discovery(found: Any, unit: str) -> Discovery:
     if not isinstance(found, Discovery):
         raise NonsenseError(f"discover() returned {type(found).__name__} where a Discovery is due")
+    _check_all(found.devices, Device)
+    _check_all(found.problems, Problem)
     for device in found.devices:
         _check_device(device, unit)
     return found
 
 
-def _check_device(answer: Any, unit: str) -> None:
-    if not isinstance(answer, Device):
-        raise NonsenseError(f"discover() returned {type(answer).__name__} where a Device is due")
-    device: Any = answer
-    if not (isinstance(device.key, str) and device.key) or device.unit != unit:
-        raise NonsenseError(f"discover() returned device {device.key!r} of unit {device.unit!r}")
-    if not isinstance(device.hardware, frozenset) or not isinstance(device.attributes, Mapping):
-        raise NonsenseError(f"discover() returned device {device.key!r} with hardware {device.hardware!r}")
-    if device.numa_node is not None and not (isinstance(device.numa_node, int) and device.numa_node >= 0):
-        raise NonsenseError(f"discover() returned device {device.key!r} on NUMA node {device.numa_node!r}")
+def _check_all(answer: Any, kind: type) -> None:
+    if not isinstance(answer, tuple):
+        raise NonsenseError(f"discover() returned {type(answer).__name__} where a tuple of {kind.__name__} is due")
+    if wrong := [item for item in answer if not isinstance(item, kind)]:
+        raise NonsenseError(f"discover() returned {type(wrong[0]).__name__} where a {kind.__name__} is due")
+
+
+def _check_device(device: Any, unit: str) -> None:
+    numa = device.numa_node
+    allowed = {
+        "key": isinstance(device.key, str) and device.key,
+        "unit": device.unit == unit,
+        "resource": device.resource is None or isinstance(device.resource, str),
+        "hardware": _is_names(device.hardware),
+        "depends": _is_names(device.depends),
+        "identity": isinstance(device.identity, str),
+        "numa_node": numa is None or (isinstance(numa, int) and numa >= 0),
+        "attributes": isinstance(device.attributes, Mapping),
+    }
+    if wrong := [name for name, right in allowed.items() if not right]:
+        what = f"{wrong[0]} {getattr(device, wrong[0])!r}"
+        raise NonsenseError(f"discover() returned device {device.key!r} with the impossible {what}")
+
+
+def _is_names(answer: Any) -> bool:
+    return isinstance(answer, frozenset) and all(isinstance(name, str) for name in answer)

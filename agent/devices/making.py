@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import msgspec
 
 from backends import registry
-from backends.base import Backend, ContainerEdits, Discovery, Grant, Host, Resource
+from backends.base import Backend, ContainerEdits, Discovery, Grant, Host, Released, Resource
 
 
 def make_backends(host: Host, resources: Sequence[Resource[Any]]) -> dict[str, Backend[Any]]:
@@ -36,11 +36,17 @@ class _Unmade(Backend[msgspec.Struct]):
         super().__init__(host, resources)
         self._error = error
 
-    def units(self) -> Iterable[str]:
+    def _raise(self) -> NoReturn:
         raise RuntimeError(f"it could not be started: {self._error!r}") from self._error
+
+    def units(self) -> Iterable[str]:
+        self._raise()
 
     def discover(self, unit: str) -> Discovery:
         raise LookupError(unit)
 
     def edits(self, resource: Resource[Any], grants: Sequence[Grant]) -> ContainerEdits:  # noqa: ARG002
         raise LookupError(resource.name)
+
+    def release(self, ended: Sequence[Released], idle: frozenset[str]) -> None:  # noqa: ARG002
+        self._raise()

@@ -1,6 +1,6 @@
 """What must outlive a restart, kept in one JSON file in `state_dir`, written atomically by a thread of its own.
 
-A write that fails is reported, once, and refuses nothing; a file that cannot be read is reported and set aside.
+A write that fails is reported, once, and refuses nothing; a file that cannot be read is reported and replaced.
 The file is not synced to the disk: the page cache survives our death, and a machine that dies takes the pods along.
 """
 
@@ -10,6 +10,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -49,13 +50,14 @@ class StateFile:
             kept = msgspec.json.decode(self.path.read_bytes(), type=Kept)
         except FileNotFoundError:
             return Kept()
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            log.warning("state-unreadable", file=str(self.path), error=str(error), then="asking the kubelet instead")
-            return Kept()
-        if kept.version != _FORMAT:
-            log.warning("state-unreadable", file=str(self.path), error=f"format {kept.version}, not {_FORMAT}")
-            return Kept()
-        return kept
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as failure:
+            error = str(failure)
+        else:
+            if kept.version == _FORMAT:
+                return kept
+            error = f"it has format {kept.version}, and this Fairlead reads {_FORMAT}"
+        log.warning("state-unreadable", file=str(self.path), error=error, then="asking the kubelet who holds what")
+        return Kept()
 
     async def write(self, claims: Sequence[Held]) -> None:
         """Have this written; returns when it is, or when the disk takes too long (it is written all the same)."""
@@ -77,8 +79,8 @@ class StateFile:
             complaint = ""
             try:
                 self._replace(msgspec.json.encode(content))
-            except OSError as error:
-                complaint = str(error)
+            except Exception as error:  # noqa: BLE001  # whatever it is, the thread must go on
+                complaint = str(error) or repr(error)
             assert self._loop is not None
             try:
                 self._loop.call_soon_threadsafe(self._finish, number, complaint)
@@ -88,8 +90,13 @@ class StateFile:
     def _replace(self, data: bytes) -> None:
         fresh = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-        fresh.write_bytes(data)
-        fresh.rename(self.path)
+        try:
+            fresh.write_bytes(data)
+            fresh.rename(self.path)
+        except OSError:
+            with suppress(OSError):
+                fresh.unlink()  # a full disk is no place to leave half a file
+            raise
 
     def _finish(self, number: int, complaint: str) -> None:
         for _, done in [waiter for waiter in self._waiters if waiter[0] <= number]:

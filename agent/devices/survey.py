@@ -30,7 +30,7 @@ async def survey(resources: Sequence[Resource[Any]], backends: Mapping[str, Back
 
     def digest(news: News) -> None:
         inventory.update(news.backend, news.units)
-        inventory.set_health(health.probed(news.probed, news.signals, time.monotonic()))
+        inventory.set_health(health.probed(news.backend, news.signals, time.monotonic()))
 
     discoverers = [Discoverer(kind, backend, digest) for kind, backend in backends.items()]
     problems: list[tuple[str, Problem]] = []

@@ -39,8 +39,8 @@ class Workers:
         if self._idle:
             worker = self._idle.pop()
         elif self._threads < self._limit:
+            worker = _Worker(f"{self._name}-{self._threads + 1}", self._idle)
             self._threads += 1
-            worker = _Worker(f"{self._name}-{self._threads}", self._idle)
         else:
             raise NoWorkerError(f"all {self._limit} threads of {self._name} hang")
         loop = asyncio.get_running_loop()
@@ -49,9 +49,10 @@ class Workers:
         return future
 
     def close(self) -> None:
-        """Let the idle threads end; the ones that hang end with the process."""
+        """Let the idle threads end, and make others if there is more to do; the ones that hang end with the process."""
         for worker in self._idle:
             worker.jobs.put(None)
+        self._threads -= len(self._idle)
         self._idle.clear()
 
 

@@ -192,6 +192,7 @@ class _EncodedList:
             changed = frozenset(snapshot.slots)
         self._generation = snapshot.generation
         slots, heads, items = snapshot.slots, self._heads, self._items
+        device, health, tail = None, None, b""
         for device_id in changed:
             slot = slots.get(device_id)
             if slot is None:
@@ -201,7 +202,9 @@ class _EncodedList:
             head = heads.get(device_id)
             if head is None:
                 head = heads[device_id] = wire.device_head(device_id)
-            tail = wire.device_tail(slot.health.offered, slot.device.numa_node if slot.device else None)
+            if slot.health is not health or slot.device is not device:  # 1,000 tokens of one device share them
+                device, health = slot.device, slot.health
+                tail = wire.device_tail(health.offered, device.numa_node if device else None)
             items[device_id] = wire.list_item(head, tail)
 
     def message(self) -> wire.Encoded:

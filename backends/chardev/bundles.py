@@ -177,14 +177,13 @@ class Bundles:
             if member.node is None
         ]
         links = {f"path:{target}" for _, member in held for target in member.via}
+        owned = frozenset(f"node:{node.number}" for option, _, node in nodes if not option.shared)
         return Device(
             key=key,
             unit=unit,
             resource=resource.name,
-            hardware=frozenset(
-                {f"{self.prefix}{resource.name}/{key}"}
-                | {f"node:{node.number}" for option, _, node in nodes if not option.shared}
-            ),
+            hardware=owned | {f"{self.prefix}{resource.name}/{key}"},
+            exclusive=owned - {f"node:{node.number}" for option, _, node in nodes if option.limit > 1},
             depends=frozenset(links | {f"node:{node.number}" for option, _, node in nodes if option.shared}),
             identity=" + ".join(str(member) for _, member in held),
             nodes=tuple(container_node(option, path, self.host) for option, path, _ in nodes),
@@ -278,12 +277,14 @@ def _shortage(
         return
     present = [(o, p) for o, p in zip(options, paths, strict=True) if p.found or not p.optional]
     scarce, least = min(present, key=lambda one: len(one[1].found) * one[1].limit)
+    if not bundles:
+        yield f"there is no bundle, because {scarce.path} matches nothing"
+        return
     for option, path in present:
-        used = -(-len(bundles) // path.limit)
-        if path.limit == 1 and used < len(path.found):
+        if path.limit == 1 and len(path.found) > len(bundles):
             yield (
-                f"{len(path.found) - used} of the {len(path.found)} matches of {option.path} are in no bundle: "
-                f"{scarce.path} has enough for {len(least.found) * least.limit}"
+                f"of {option.path} there are {len(path.found)}, of {scarce.path} enough for "
+                f"{len(least.found) * least.limit}: the others are in no bundle"
             )
 
 

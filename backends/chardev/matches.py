@@ -87,6 +87,7 @@ class UdevMatches:
             unit=unit,
             resource=resource.name,
             hardware=members.hardware(node),
+            exclusive=members.hardware(node),
             identity=found.properties.get("ID_SERIAL") or found.node.number,
             nodes=members.container_nodes(node, resource.spec.options.permissions or default_permissions(self.host)),
             numa_node=sysfs.numa_node(self.host, found.path),

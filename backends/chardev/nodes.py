@@ -65,7 +65,7 @@ class Nodes:
         """The paths, and the globs for all of whose matches there is no room."""
         paths, crowded = dict.fromkeys(self._wanted.literals), list[str]()
         for glob, _ in self._wanted.globs:
-            matches, more = first_matches(glob, self.host, MOST_MATCHES - len(paths))
+            matches, more = first_matches(glob, self.host, max(0, MOST_MATCHES - len(paths)))
             paths.update(dict.fromkeys(matches))
             if more:
                 crowded.append(glob.text)
@@ -114,14 +114,16 @@ class Nodes:
     def _device(self, resource: CharDevResource, unit: str, node: DeviceNode, numa: int | None) -> Device:
         option = resource.spec.options.paths[0]
         path = HostPath(unit)
-        hardware = frozenset({f"node:{node.number}"})
+        number = frozenset({f"node:{node.number}"})
+        hardware = frozenset({f"shared:{resource.name}/{node.number}"}) if option.shared else number
         links = frozenset(f"path:{target}" for target in node.via)
         return Device(
             key=unit,
             unit=unit,
             resource=resource.name,
-            hardware=frozenset({f"shared:{resource.name}/{node.number}"}) if option.shared else hardware,
-            depends=links | hardware if option.shared else links,
+            hardware=hardware,
+            exclusive=hardware,
+            depends=links | number if option.shared else links,
             identity=node.number,
             nodes=(container_node(option, path, self.host),),
             numa_node=numa,

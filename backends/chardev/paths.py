@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Final, Generic, TypeVar
 
 from backends.base import Host, HostPath, Node, Signal, Verdict
@@ -79,8 +80,8 @@ def _upwards(directory: HostPath) -> Iterator[str]:
 
 def first_matches(glob: Glob, host: Host, most: int) -> tuple[list[str], bool]:
     """What a glob matches, by name, at most so many; and whether that is not all."""
-    found = heapq.nsmallest(max(most, 0) + 1, glob.matches(host))
-    return found[: max(most, 0)], len(found) > max(most, 0)
+    found = list(islice(glob.matches(host), most + 1))
+    return found[:most], len(found) > most
 
 
 def too_many(glob: str) -> str:
@@ -93,7 +94,7 @@ def too_many(glob: str) -> str:
 
 def default_permissions(host: Host) -> str:
     """KubeVirt's: with cgroup v2 it adds mknod."""
-    return "rwm" if host.sys.joinpath("fs/cgroup/cgroup.controllers").exists() else "rw"
+    return "rwm" if os.path.exists(f"{host.sys}/fs/cgroup/cgroup.controllers") else "rw"  # noqa: PTH110  # see `numa_node`
 
 
 def container_path(option: PathOption, path: HostPath) -> str:

@@ -93,6 +93,7 @@ class UsbSticks:
             unit=unit,
             resource=resource.name,
             hardware=members.hardware(found) | {unit},
+            exclusive=members.hardware(found),
             identity=":".join((stick.vendor, stick.product, stick.serial or "")),
             nodes=members.container_nodes(found, options.permissions or DEFAULT_PERMISSIONS),
             numa_node=stick.numa_node,

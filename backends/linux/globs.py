@@ -57,7 +57,7 @@ class Glob:
         return all(fits(part) for fits, part in zip(self._parts, parts, strict=False))
 
     def matches(self, host: Host) -> Iterator[str]:
-        """What is there now, in no order; without `files` no directories.
+        """What is there now, by name, directory by directory; without `files` no directories.
 
         Also each directory on the way that a wildcard takes, or that cannot be listed; `takes` tells them apart.
         """
@@ -81,9 +81,7 @@ class Glob:
         if wild:
             yield path.text
         fits, *rest = parts
-        for name, is_directory in names:
-            if not fits(name):
-                continue
+        for name, is_directory in sorted(entry for entry in names if fits(entry[0])):
             if rest:
                 yield from self._below(host, path / name, tuple(rest), wild=True)
             elif self._files or not is_directory:

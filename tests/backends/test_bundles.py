@@ -127,6 +127,7 @@ def test_a_bundle_is_one_device_with_all_its_nodes_and_mounts(tmp_path: Path) ->
         unit="bundle:example.com/b",
         resource="example.com/b",
         hardware=frozenset({"bundle:example.com/b//dev/ttyUSB0", "node:c:188:0"}),
+        exclusive=frozenset({"node:c:188:0"}),
         depends=frozenset({"node:c:188:2", "path:/dev/ttyUSB2"}),
         identity="/dev/ttyUSB0 c:188:0 + /dev/led c:188:2 + /etc/scanner.conf",
         nodes=(
@@ -157,13 +158,16 @@ def test_nodes_are_paired_by_name(tmp_path: Path) -> None:
         "/dev/ttyUSB0": "/dev/ttyUSB0 c:188:0 + /dev/video0 c:81:0",
         "/dev/ttyUSB1": "/dev/ttyUSB1 c:188:1 + /dev/video1 c:81:1",
     }
-    assert problems(backend) == ["1 of the 3 matches of /dev/ttyUSB* are in no bundle: /dev/video* has enough for 2"]
+    assert problems(backend) == [
+        "of /dev/ttyUSB* there are 3, of /dev/video* enough for 2: the others are in no bundle"
+    ]
 
 
 @pytest.mark.root
 def test_a_node_with_a_limit_is_in_so_many_bundles(tmp_path: Path) -> None:
     resource = bundle(path("/dev/fuse", limit=2), path("/dev/ttyUSB*"), count=2)
     backend = chardev(tmp_path, TTYS + "dev/fuse c 10:229", resource)
+    assert [d.exclusive for d in found(backend)] == [{"node:c:188:0"}, {"node:c:188:1"}]
     assert [d.identity for d in found(backend)] == [f"/dev/fuse c:10:229 + /dev/ttyUSB{n} c:188:{n}" for n in (0, 1)]
     ids = [list(backend.ids(resource, device)) for device in found(backend)]
     assert ids == [["ttyUSB0::0", "ttyUSB0::1"], ["ttyUSB1::0", "ttyUSB1::1"]]
@@ -184,7 +188,7 @@ def test_a_required_path_without_a_match_leaves_no_bundle_and_says_so(tmp_path: 
     assert holdings(backend) == {}
     assert problems(backend) == [
         "/dev/led does not exist",
-        "1 of the 1 matches of /dev/ttyUSB* are in no bundle: /dev/led has enough for 0",
+        "there is no bundle, because /dev/led matches nothing",
     ]
 
 

@@ -148,6 +148,7 @@ def test_a_node_is_a_device(tmp_path: Path) -> None:
         unit="/dev/net/tun",
         resource="devices.kubevirt.io/tun",
         hardware=frozenset({"node:c:10:200"}),
+        exclusive=frozenset({"node:c:10:200"}),
         identity="c:10:200",
         nodes=(Node(HostPath("/dev/net/tun"), "/dev/net/tun", "rwm"),),
         numa_node=1,

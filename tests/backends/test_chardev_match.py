@@ -98,6 +98,7 @@ def test_what_matches_is_a_device_named_by_udevs_lasting_link(tmp_path: Path) ->
         unit=UNIT,
         resource="a/serial",
         hardware=frozenset({"node:c:188:0"}),
+        exclusive=frozenset({"node:c:188:0"}),
         identity="FTDI_A1",
         nodes=(Node(HostPath("/dev/ttyUSB0"), "/dev/ttyUSB0", "rw"),),
         numa_node=1,

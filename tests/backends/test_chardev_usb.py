@@ -158,6 +158,7 @@ def test_a_stick_is_a_device_with_its_node_in_dev_bus_usb(tmp_path: Path) -> Non
         unit="usb:1-2",
         resource="squat.ai/ftdi",
         hardware=frozenset({"usb:1-2", "node:c:189:4"}),
+        exclusive=frozenset({"node:c:189:4"}),
         identity="0403:6001:A50285BI",
         nodes=(Node(HostPath("/dev/bus/usb/001/005"), "/dev/bus/usb/001/005", "rw"),),
         numa_node=1,
@@ -367,10 +368,17 @@ class Plugged:
     def plug(self, port: str, number: int, **options: Any) -> None:
         plant(self.root, stick(port, number, **options))
 
-    def hold(self, slot: str) -> None:
+    def state(self, slot: str) -> str:
+        """Why the kubelet is told Unhealthy; empty if it is told Healthy."""
+        return self.inventory.slots("example.com/x")[slot].health.reason
+
+    def hold(self, slot: str) -> Held:
+        """A pod is given this."""
         device = self.inventory.slots("example.com/x")[slot].device
         assert device is not None
-        self.inventory.claim([Held("example.com/x", slot, "chardev", device.hardware, device.identity)])
+        held = Held("example.com/x", slot, "chardev", device.hardware, device.identity)
+        self.inventory.claim([held])
+        return held
 
 
 @pytest.mark.root
@@ -396,19 +404,53 @@ def test_sticks_with_one_serial_are_all_offered_by_port(tmp_path: Path) -> None:
 
 
 @pytest.mark.root
-def test_a_stick_keeps_its_id_and_its_pod_when_it_is_plugged_in_again_elsewhere(tmp_path: Path) -> None:
+def test_a_stick_keeps_its_id_elsewhere_but_is_offered_there_only_once_its_pod_has_ended(tmp_path: Path) -> None:
     node = Plugged(tmp_path, stick("1-2", 5, serial="A1"), resource())
     node.look()
-    node.hold("0403:6001:A1")
+    held = node.hold("0403:6001:A1")
     node.unplug("1-2")
     node.look()
     assert node.slots() == {"0403:6001:A1": "gone"}
     node.plug("1-4", 6, serial="A1")
     node.look()
-    slot = node.inventory.slots("example.com/x")["0403:6001:A1"]
-    assert slot.health.offered
-    assert slot.device is not None
-    assert [path.path.text for path in slot.device.nodes] == ["/dev/bus/usb/001/006"]
+    assert node.slots() == {"0403:6001:A1": "usb:1-4"}
+    assert node.state("0403:6001:A1") == "replaced"  # the pod's node is gone for good
+    node.inventory.unclaim([held])
+    assert node.state("0403:6001:A1") == ""
+
+
+@pytest.mark.root
+def test_a_stick_keeps_its_id_and_its_pod_when_it_is_plugged_in_again(tmp_path: Path) -> None:
+    node = Plugged(tmp_path, stick("1-2", 5, serial="A1"), resource())
+    node.look()
+    node.hold("0403:6001:A1")
+    node.unplug("1-2")
+    node.plug("1-2", 6, serial="A1")
+    node.look()
+    assert node.slots() == {"0403:6001:A1": "usb:1-2"}
+    assert node.state("0403:6001:A1") == ""
+    node.unplug("1-2")
+    node.plug("1-2", 7, serial="A2")
+    node.look()
+    assert node.slots() == {"0403:6001:A1": "gone", "0403:6001:A2": "usb:1-2"}
+
+
+@pytest.mark.root
+def test_a_node_that_a_pod_still_has_is_not_given_to_a_second_pod_as_another_sticks(tmp_path: Path) -> None:
+    tree = stick("1-2", 5, serial="A1") + tty("1-2", "ttyUSB0", "188:0")
+    node = Plugged(tmp_path, tree, resource(nodes="tty"))
+    node.look()
+    held = node.hold("0403:6001:A1")
+    node.unplug("1-2")
+    (tmp_path / "dev/ttyUSB0").unlink()
+    node.plug("1-3", 6, serial="A2")
+    plant(tmp_path, tty("1-3", "ttyUSB0", "188:0"))
+    node.look()
+    assert node.slots() == {"0403:6001:A1": "gone"}
+    (unclaimed,) = node.inventory.unclaimed()
+    assert unclaimed.why == "example.com/x selects it, but node:c:188:0 is held by a pod as 0403:6001:A1"
+    node.inventory.unclaim([held])
+    assert node.slots() == {"0403:6001:A2": "usb:1-3"}
 
 
 @pytest.mark.root

@@ -1,0 +1,79 @@
+"""The devices that were found, and who shares hardware or IDs with whom."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from agent.devices.assignment import Candidate, Placed
+from backends.base import Device
+
+Ref = tuple[str, str, str, str]
+"""Names one found device: backend, unit, the resource it was built for or "", key."""
+
+
+@dataclass(slots=True)
+class Found:
+    """A device that was found, and what became of it."""
+
+    ref: Ref
+    device: Device
+    candidates: tuple[Candidate, ...]
+    refused: tuple[str, ...]
+    """Why the resources that do not select it do not."""
+    placed: Placed | None = None
+    lost: tuple[str, ...] = ()
+    """Why the resources that do select it did not get it."""
+
+
+_Index = dict[str, tuple[Ref, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Indexes:
+    """Where a piece of hardware, or an ID, leads."""
+
+    owned: _Index = field(default_factory=dict)
+    """Hardware → who owns it."""
+    minded: _Index = field(default_factory=dict)
+    """Hardware → who owns it or depends on it."""
+    wanted: defaultdict[str, _Index] = field(default_factory=lambda: defaultdict(dict))
+    """Resource → ID → whose it would be."""
+
+    def _places(self, found: Found) -> Iterator[tuple[_Index, Collection[str]]]:
+        """Every index, and the keys under which this device is filed there."""
+        yield self.owned, found.device.hardware
+        yield self.minded, found.device.hardware | found.device.depends
+        for candidate in found.candidates:
+            yield self.wanted[candidate.resource], candidate.ids
+
+    def add(self, found: Found) -> None:
+        """File a device."""
+        alone = (found.ref,)
+        for index, keys in self._places(found):
+            if index.keys().isdisjoint(keys):
+                index.update(dict.fromkeys(keys, alone))
+            else:
+                index.update({key: (*index.get(key, ()), found.ref) for key in keys})
+
+    def remove(self, found: Found) -> set[Ref]:
+        """Take a device out; those that were filed beside it."""
+        rivals: set[Ref] = set()
+        for index, keys in self._places(found):
+            for key in keys:
+                refs = index.pop(key)
+                if len(refs) > 1:
+                    index[key] = tuple(ref for ref in refs if ref != found.ref)
+                    rivals.update(index[key])
+        return rivals
+
+    def beside(self, found: Found) -> Iterator[Ref]:
+        """Those that own some of its hardware, or would have one of its IDs."""
+        for hardware in found.device.hardware:
+            yield from self.owned[hardware]
+        for candidate in found.candidates:
+            index = self.wanted[candidate.resource]
+            for device_id in candidate.ids:
+                if len(refs := index[device_id]) > 1:
+                    yield from refs

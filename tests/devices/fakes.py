@@ -1,0 +1,120 @@
+"""A backend that says what a test tells it, and devices made in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+
+from agent.devices.model import Held
+from backends.base import (
+    All,
+    Backend,
+    ContainerEdits,
+    Device,
+    Discovery,
+    Grant,
+    Hint,
+    Host,
+    Resource,
+    ResourceSpec,
+    Signal,
+    Watches,
+)
+from backends.known import Known
+
+KIND = "fake"
+
+
+class FakeOptions(msgspec.Struct, frozen=True):
+    """None."""
+
+
+def resource(name: str, kind: str = KIND, replicas: int = 1) -> Resource[Any]:
+    """A resource that selects the devices made `taken_by` it."""
+    return Resource(name, ResourceSpec(kind, FakeOptions(), select=({"taken_by": (name,)},), replicas=replicas))
+
+
+def device(
+    key: str,
+    *taken_by: str,
+    hardware: Iterable[str] | None = None,
+    ids: Iterable[str] | None = None,
+    unit: str = "",
+    identity: str = "",
+    depends: Iterable[str] = (),
+    exclusive: Iterable[str] = (),
+    numa_node: int | None = None,
+) -> Device:
+    """A device that owns the hardware of its own name, unless told otherwise."""
+    return Device(
+        key,
+        unit or key,
+        frozenset((key,) if hardware is None else hardware),
+        depends=frozenset(depends),
+        identity=identity,
+        exclusive=frozenset(exclusive),
+        numa_node=numa_node,
+        attributes={"taken_by": taken_by, "ids": (key,) if ids is None else tuple(ids)},
+    )
+
+
+def held(resource: str, device_id: str, found: Device | None = None) -> Held:
+    """What an Allocate of this ID records; without a device, what only the kubelet remembers."""
+    if found is None:
+        return Held(resource, device_id, KIND)
+    return Held(resource, device_id, KIND, found.hardware, found.identity)
+
+
+class Fake(Backend[FakeOptions]):
+    """Shows what is in `hardware`; a value that can be called is called for the answer."""
+
+    options_type: ClassVar = FakeOptions
+
+    def __init__(self, *resources: Resource[Any]) -> None:
+        super().__init__(Host(), resources)
+        self.hardware: dict[str, Sequence[Device] | Callable[[], Any]] = {}
+        self.listed: Callable[[], Any] = lambda: list(self.hardware)
+        self.affected: Callable[[Hint], Any] = lambda _hint: All.ALL
+        self.watched: Callable[[], Any] = Watches
+        self.seen: Callable[[Device], Any] = lambda _device: ()
+        self.looked: list[str] = []
+
+    def units(self) -> Iterable[str]:
+        found: Iterable[str] = self.listed()
+        return found
+
+    def discover(self, unit: str) -> Discovery:
+        self.looked.append(unit)
+        answer = self.hardware.get(unit, ())
+        if callable(answer):
+            told: Discovery = answer()
+            return told
+        return Discovery(tuple(answer))
+
+    def edits(self, resource: Resource[FakeOptions], grants: Sequence[Grant]) -> ContainerEdits:
+        return ContainerEdits()
+
+    def ids(self, resource: Resource[FakeOptions], device: Device) -> Sequence[str]:
+        return device.attributes["ids"]
+
+    def probe(self, device: Device) -> Iterable[Signal]:
+        signals: Iterable[Signal] = self.seen(device)
+        return signals
+
+    def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
+        units: Iterable[str] | All = self.affected(hint)
+        return units
+
+    def watches(self, known: Known) -> Watches:
+        wanted: Watches = self.watched()
+        return wanted
+
+
+def by_unit(devices: Iterable[Device]) -> Mapping[str, tuple[Device, ...]]:
+    """As discovery hands them on."""
+    units: dict[str, tuple[Device, ...]] = {}
+    for found in devices:
+        units[found.unit] = (*units.get(found.unit, ()), found)
+    return units

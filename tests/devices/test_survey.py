@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import threading
+
+from agent.devices.survey import survey
+from backends.base import Discovery, Problem, Signal, Verdict
+from tests.devices.fakes import KIND, Fake, device, resource
+
+A = "a.example/one"
+
+
+async def test_it_shows_what_each_resource_would_offer_with_its_health() -> None:
+    backend = Fake(resource(A))
+    backend.hardware = {"u": (device("u", A),), "v": (device("v", A),), "w": (device("w", "somebody.else/x"),)}
+    backend.seen = lambda found: [Signal("v", "sick", Verdict.NOW, "")] if found.key == "v" else []
+    found = await survey([resource(A)], {KIND: backend}, 5.0)
+    slots = found.inventory.slots(A)
+    assert {slot.id: slot.health.reason for slot in slots.values()} == {"u": "", "v": "sick"}
+    assert [lost.device.key for lost in found.inventory.unclaimed()] == ["w"]
+    assert found.problems == ()
+
+
+async def test_problems_come_with_their_backend() -> None:
+    odd = Problem("u", "U is odd.")
+    backend = Fake()
+    backend.hardware = {"u": lambda: Discovery(problems=(odd,))}
+    assert (await survey([], {KIND: backend}, 5.0)).problems == ((KIND, odd),)
+
+
+async def test_a_backend_that_hangs_is_said_to_be_slow_and_the_others_are_shown() -> None:
+    gate, hanging, well = threading.Event(), Fake(), Fake(resource(A, "well"))
+    hanging.listed = lambda: gate.wait(10) and []
+    well.hardware = {"u": (device("u", A),)}
+    found = await survey([resource(A, "well")], {"hangs": hanging, "well": well}, 0.05)
+    gate.set()
+    assert list(found.inventory.slots(A)) == ["u"]
+    sentence = "its scan did not end within 0.05 s; what is shown may be incomplete"
+    assert found.problems == (("hangs", Problem("hangs", sentence)),)

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from agent.devices.workers import NoWorkerError, Workers
+
+
+class Hang:
+    """A call that hangs until it is let go."""
+
+    def __init__(self, result: Callable[[], object] = lambda: "done") -> None:
+        self.entered, self._let_go, self._result = threading.Event(), threading.Event(), result
+
+    def __call__(self) -> object:
+        self.entered.set()
+        assert self._let_go.wait(10)
+        return self._result()
+
+    def let_go(self) -> None:
+        self._let_go.set()
+
+
+async def test_a_call_runs_in_a_daemon_thread_with_the_backends_name() -> None:
+    thread = await Workers("gpu").start(threading.current_thread)
+    assert thread.daemon
+    assert thread.name == "gpu-1"
+
+
+async def test_an_idle_thread_is_used_again() -> None:
+    workers = Workers("gpu")
+    first = await workers.start(threading.get_ident)
+    assert await workers.start(threading.get_ident) == first
+
+
+async def test_when_all_threads_hang_no_call_is_taken_until_one_comes_back() -> None:
+    workers, hangs = Workers("gpu", limit=2), [Hang(), Hang()]
+    jobs = [workers.start(hang) for hang in hangs]
+    with pytest.raises(NoWorkerError, match="all 2 threads of gpu hang"):
+        workers.start(lambda: None)
+    hangs[0].let_go()
+    assert await jobs[0] == "done"
+    assert await workers.start(lambda: "again") == "again"
+    hangs[1].let_go()
+    await jobs[1]
+
+
+async def test_an_exception_is_handed_on_as_it_is() -> None:
+    error = LookupError("x")
+
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(LookupError) as caught:
+        await Workers("gpu").start(fail)
+    assert caught.value is error
+
+
+@pytest.mark.parametrize("error", [StopIteration(1), SystemExit(1), KeyboardInterrupt(), asyncio.CancelledError()])
+async def test_what_would_do_more_than_fail_the_call_fails_the_call_alone(error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    workers = Workers("gpu")
+    with pytest.raises(RuntimeError, match="raised "):
+        await workers.start(fail)
+    assert await workers.start(lambda: "well") == "well"
+
+
+async def test_the_result_of_a_call_that_was_given_up_is_dropped_and_its_thread_used_again() -> None:
+    workers, hang = Workers("gpu", limit=1), Hang(lambda: 1 / 0)
+    job = workers.start(hang)
+    job.cancel()
+    hang.let_go()
+    async with asyncio.timeout(5):
+        while True:
+            try:
+                assert await workers.start(lambda: "again") == "again"
+                break
+            except NoWorkerError:
+                await asyncio.sleep(0)
+
+
+async def test_closed_workers_end_their_idle_threads_and_can_start_again() -> None:
+    workers = Workers("gpu", limit=1)
+    for _ in range(3):
+        thread = await workers.start(threading.current_thread)
+        workers.close()
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+def test_a_loop_that_closes_under_a_call_costs_nothing() -> None:
+    hang = Hang()
+
+    async def begin() -> None:
+        Workers("closing").start(hang)
+        await asyncio.sleep(0)
+
+    asyncio.run(begin())
+    assert hang.entered.wait(5)
+    thread = next(t for t in threading.enumerate() if t.name == "closing-1" and t.is_alive())
+    hang.let_go()
+    thread.join(5)
+    assert not thread.is_alive()

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SKIPS: dict[str, str] = {
+    "in a test": "import pytest\ndef test_it(): pytest.skip('no such card')",
+    "of a module": "import pytest\npytest.skip('no such card', allow_module_level=True)",
+    "in a fixture": "import pytest\n@pytest.fixture\ndef it(): pytest.skip('no such card')\ndef test_it(it): pass",
+}
+
+
+def run(directory: Path, test: str, *options: str) -> subprocess.CompletedProcess[str]:
+    shutil.copy(Path(__file__).with_name("conftest.py"), directory)
+    (directory / "pytest.ini").write_text("[pytest]\nmarkers = root\n")
+    (directory / "test_it.py").write_text(test)
+    (directory / "test_that.py").write_text("def test_that_passes(): pass")
+    arguments = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options]
+    return subprocess.run(arguments, cwd=directory, env={"CI": "true"}, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("test", SKIPS.values(), ids=SKIPS.keys())
+def test_a_skip_fails_the_session_where_none_is_allowed_and_says_why(tmp_path: Path, test: str) -> None:
+    found = run(tmp_path, test, "--no-skips")
+    assert found.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "test_it.py" in found.stdout
+    assert "no such card" in found.stdout
+    assert "1 passed, 1 skipped" in found.stdout.splitlines()[-1]
+
+
+def test_a_skip_is_fine_elsewhere(tmp_path: Path) -> None:
+    assert run(tmp_path, SKIPS["in a test"]).returncode == pytest.ExitCode.OK
+
+
+def test_an_expected_failure_is_no_skip(tmp_path: Path) -> None:
+    test = "import pytest\n@pytest.mark.xfail\ndef test_it(): raise ValueError"
+    assert run(tmp_path, test, "--no-skips").returncode == pytest.ExitCode.OK
+
+
+def test_no_test_at_all_stays_an_error(tmp_path: Path) -> None:
+    found = run(tmp_path, "", "--no-skips", "-k", "nothing")
+    assert found.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def test_without_root_a_test_that_needs_it_is_skipped(tmp_path: Path) -> None:
+    test = "import os, pytest\nos.geteuid = lambda: 1000\n@pytest.mark.root\ndef test_it(): raise ValueError"
+    found = run(tmp_path, test, "-rs")
+    assert found.returncode == pytest.ExitCode.OK
+    assert "needs root" in found.stdout
