@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final, TypeAlias
+from itertools import islice
+from typing import ClassVar, Final, TypeAlias, TypeVar
 
 from backends.base import (
     ALL,
@@ -47,7 +48,7 @@ from backends.known import Known
 from backends.linux.globs import Glob, is_glob
 from backends.linux.nodes import DeviceNode, Fault, NoNodeError, device_node, links_to_file, numa_node
 
-_TOLD: Final = 5  # of the entries of one glob that are no nodes; the others are counted
+_TOLD: Final = 5  # of problems that are alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class _Member:
         return f"{self.path} {self.node.number}" if self.node else str(self.path)
 
 
+_T = TypeVar("_T")
 _Bundle: TypeAlias = Bundle[_Member]
 
 
@@ -96,10 +98,10 @@ class Bundles:
             if glob.deep
             for match in first_matches(glob, self.host, MOST_MATCHES)[0]
         )
-        return (*self._resources, *dict.fromkeys(f"{self.prefix}{way}" for way in ways if self._is_way(way)))
-
-    def _is_way(self, path: str) -> bool:
-        return self._wanted.leads_through(path)
+        return (
+            *self._resources,
+            *dict.fromkeys(f"{self.prefix}{way}" for way in ways if self._wanted.leads_through(way)),
+        )
 
     def discover(self, unit: str) -> Discovery:
         """The resource's bundles as they are paired now, and why there are no more."""
@@ -113,14 +115,10 @@ class Bundles:
         ]
         bundles = pair(paths, _preference(options))
         problems += [Problem(resource.name, why) for why in _shortage(options, paths, bundles)]
-        devices = []
-        for bundle in bundles:
-            device = self._device(resource, unit, bundle)
-            if (why := _collision(device)) is None:
-                devices.append(device)
-            else:
-                problems.append(Problem(device.key, f"the bundle {device.key} is not offered: {why}"))
-        return Discovery(tuple(devices), problems=tuple(problems))
+        devices = [self._device(resource, unit, bundle) for bundle in bundles]
+        collisions = {device.key: why for device in devices if (why := _collision(device))}
+        problems += [Problem(key, f"the bundle {key} is not offered: {why}") for key, why in _first(collisions.items())]
+        return Discovery(tuple(d for d in devices if d.key not in collisions), problems=tuple(problems))
 
     # --- what is there ---
 
@@ -147,7 +145,7 @@ class Bundles:
             except NoNodeError as error:
                 if error.fault not in (Fault.MISSING, Fault.DIRECTORY):
                     wrong.append(Problem(match, error.sentence))
-        problems += wrong[:_TOLD]
+        problems += _first(wrong)
         if len(wrong) > _TOLD:
             problems.append(Problem(glob.text, f"{glob.text} matches {len(wrong) - _TOLD:,} more like these"))
         return sorted(_once(members), key=lambda member: member.path), problems
@@ -225,7 +223,7 @@ class Bundles:
         below: Iterable[str] = ()
         if not isinstance(hint, Uevent):
             path = hint.path.text
-            if self._is_way(path):
+            if self._wanted.leads_through(path):
                 return ALL
             below = self._wanted.below(path)
         elif hint.node is None or hint.action == "change":
@@ -248,6 +246,10 @@ def _attributes(members: Sequence[_Member]) -> Mapping[str, tuple[str, ...]]:
         **node_attributes([(member.path, member.node) for member in members if member.node]),
         **{name: values for name, values in more.items() if values},
     }
+
+
+def _first(problems: Iterable[_T]) -> list[_T]:
+    return list(islice(problems, _TOLD))
 
 
 def _preference(options: Sequence[PathOption]) -> list[int]:
