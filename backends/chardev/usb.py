@@ -35,11 +35,18 @@ from backends.linux.usb import UsbDevice
 DEFAULT_PERMISSIONS: Final = "rw"
 """generic-device-plugin's for sticks."""
 
+SETTLED: Final = 2000
+"""Milliseconds that a stick's drivers have, after it was plugged in, before a node that is missing is a problem."""
+
 _ALL: Final = "all"
 
 
 class _NotOfferedError(Exception):
     """The stick is meant, but cannot be offered; the words follow its name."""
+
+
+class _NoNodesError(_NotOfferedError):
+    """Its nodes are not there, or not yet."""
 
 
 class UsbSticks:
@@ -74,8 +81,9 @@ class UsbSticks:
             try:
                 if selectors.take(stick):
                     devices.append(self._device(unit, stick, resource))
-            except (_NotOfferedError, NoNodeError) as error:
-                problems.append(Problem(unit, f"{_named(stick)} is not offered by {resource.name}: {error}"))
+            except _NotOfferedError as error:
+                if not isinstance(error, _NoNodesError) or stick.connected is None or stick.connected >= SETTLED:
+                    problems.append(Problem(unit, f"{_named(stick)} is not offered by {resource.name}: {error}"))
         return Discovery(tuple(devices), problems=tuple(problems))
 
     def _unlistable(self) -> Iterator[Problem]:
@@ -165,15 +173,17 @@ def _members(host: Host, stick: UsbDevice, kinds: Sequence[str]) -> list[Member]
     """The stick's nodes of these kinds.
 
     Raises:
-        _NotOfferedError: it has none of one of the kinds (any more, or yet).
-        NoNodeError: one is not in /dev, or is another there.
+        _NoNodesError: it has none of one of the kinds, or one is not in /dev, or is another there.
     """
-    if _ALL in kinds:
-        kinds = ("usb", *(node.subsystem for node in stick.nodes))
     there = {node.subsystem for node in stick.nodes}
+    if _ALL in kinds:
+        kinds = ("usb", *there)
     if missing := [kind for kind in kinds if kind not in there]:
-        raise _NotOfferedError(f"it has no {' and no '.join(missing)} node; is its driver there?")
-    return [members.member(host, node) for node in stick.nodes if node.subsystem in kinds]
+        raise _NoNodesError(f"it has no {' and no '.join(missing)} node; is its driver there?")
+    try:
+        return [members.member(host, node) for node in stick.nodes if node.subsystem in kinds]
+    except NoNodeError as error:
+        raise _NoNodesError(error.sentence) from None
 
 
 def _id(stick: UsbDevice, by: str | None) -> str:

@@ -45,6 +45,8 @@ class UsbDevice:
     name: str
     speed: str
     """In Mbit/s."""
+    connected: int | None
+    """Milliseconds since it was plugged in."""
     numa_node: int | None
     nodes: tuple[KernelNode, ...]
     """Its own in /dev/bus/usb, and those of its functions: tty, hidraw, input, video4linux and so on."""
@@ -116,6 +118,7 @@ def _read(host: Host, port: str, path: HostPath, bus: int, number: int) -> UsbDe
         manufacturer=manufacturer,
         name=name,
         speed=speed,
+        connected=sysfs.number(host, path / "power/connected_duration"),
         numa_node=sysfs.numa_node(host, path),
         nodes=tuple(sysfs.nodes_below(host, path, is_port)),
     )

@@ -234,6 +234,16 @@ def test_a_stick_without_a_kind_of_node_that_is_asked_for_is_not_offered_and_the
 
 
 @pytest.mark.root
+@pytest.mark.parametrize(("connected", "problems"), [("3", 0), ("1999", 0), ("2000", 1), ("garbage", 1)])
+def test_a_stick_that_has_just_been_plugged_in_has_time_for_its_drivers(
+    tmp_path: Path, connected: str, problems: int
+) -> None:
+    tree = stick("1-2", 5) + f"sys/{directory('1-2')}/power/connected_duration = {connected}"
+    found = chardev(tmp_path, tree, resource(nodes="tty")).discover("usb:1-2")
+    assert (len(found.devices), len(found.problems)) == (0, problems)
+
+
+@pytest.mark.root
 @pytest.mark.parametrize(
     ("fault", "words"),
     [

@@ -28,7 +28,7 @@ def found(tmp_path: Path, port: str, *trees: str) -> UsbDevice:
 
 def test_a_stick_is_read_with_all_that_is_known_of_it(tmp_path: Path) -> None:
     at = f"sys/{directory('1-2.3')}"
-    more = f"{at}/manufacturer = FTDI\n{at}/product = FT232R USB UART\n{at}/speed = 12"
+    more = f"{at}/manufacturer = FTDI\n{at}/product = FT232R USB UART\n{at}/speed = 12\n{at}/power/connected_duration = 1500"
     device = found(tmp_path, "1-2.3", stick("1-2.3", 5, serial="A50285BI", dev=False), more)
     assert device == UsbDevice(
         port="1-2.3",
@@ -43,6 +43,7 @@ def test_a_stick_is_read_with_all_that_is_known_of_it(tmp_path: Path) -> None:
         manufacturer="FTDI",
         name="FT232R USB UART",
         speed="12",
+        connected=1500,
         numa_node=1,
         nodes=(KernelNode("usb", HostPath("/dev/bus/usb/001/005"), "c:189:4"),),
     )
