@@ -284,8 +284,7 @@ def test_no_garbage_makes_reading_fail(planted: Host, garbage: dict[str, bytes])
     assert device is None or (len(device.vendor) == len(device.product) == 4)
 
 
-@pytest.mark.skipif(not Path("/sys/bus/usb/devices").is_dir(), reason="needs USB: this machine has none")
-def test_the_machines_own_usb_devices_are_read() -> None:
+def test_the_machines_own_usb_devices_are_read_if_it_has_any() -> None:
     for port in usb.ports(Host()):
         device = usb.read(Host(), port)
         assert device is not None
