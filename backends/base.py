@@ -383,6 +383,10 @@ class Backend(ABC, Generic[Options]):
             return (device.key,)
         return tuple(f"{device.key}::{n}" for n in range(resource.spec.replicas))
 
+    def needs_claim(self, resource: Resource[Options]) -> bool:
+        """Has `claim` anything to do for this resource? Else no thread is asked. By default: is it written at all?"""
+        return type(self).claim is not Backend.claim
+
     def claim(self, resource: Resource[Options], grants: Sequence[Grant]) -> None:
         """Make the hardware ready before it is handed out (bind a driver, make a node); may block 10 s.
 

@@ -1,7 +1,8 @@
 """Device nodes, character and block; one module for each way of finding them.
 
-What they share: `options` (the keys), `finder` (what a way of finding does), `paths` (paths and globs, and who wants
-them), `backend` (one face for all of them).
+The ways: `nodes` (one path), `bundles` (several), `usb` (sticks by vendor, product, serial), `matches` (by what udev
+says). What they share: `options` and `selectors` (the keys), `finder` (what a way of finding does), `paths` (paths and
+globs, and who wants them), `members` (nodes that the kernel names), `backend` (one face for all of them).
 """
 
 from backends.chardev.backend import CharDev as CharDev

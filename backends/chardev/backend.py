@@ -23,14 +23,20 @@ from backends.base import (
 )
 from backends.chardev.bundles import Bundles
 from backends.chardev.finder import Finder
+from backends.chardev.matches import UdevMatches
 from backends.chardev.nodes import Nodes
 from backends.chardev.options import CharDevOptions, CharDevResource, check
+from backends.chardev.usb import UsbSticks, usb_env
 from backends.known import Known
 from backends.linux.globs import is_glob
 
 
 def way_of_finding(options: CharDevOptions) -> type[Finder]:
     """The finder that a resource with these options belongs to."""
+    if options.usb:
+        return UsbSticks
+    if options.match:
+        return UdevMatches
     first, *others = options.paths
     return Bundles if others or first.type == "mount" or (first.limit > 1 and is_glob(first.path)) else Nodes
 
@@ -98,6 +104,22 @@ class CharDev(Backend[CharDevOptions]):
             affected += units
         return affected
 
+    def needs_claim(self, resource: CharDevResource) -> bool:
+        """Only where a node may have become another's since it was found: not where the config names it."""
+        return not resource.spec.options.paths
+
+    def claim(self, resource: CharDevResource, grants: Sequence[Grant]) -> None:
+        """Look once more whether the nodes are still those that were found.
+
+        Raises:
+            AllocationRefused: they are not; the event that tells of it is under way, or was lost.
+        """
+        for grant in grants:
+            if grant.device not in self.discover(grant.device.unit).devices:
+                raise AllocationRefused(
+                    f"{grant.id} of {resource.name} was unplugged or plugged in again this moment. Create the pod again."
+                )
+
     def edits(self, resource: CharDevResource, grants: Sequence[Grant]) -> ContainerEdits:
         """Each node and mount once, however many of its tokens were granted.
 
@@ -113,4 +135,5 @@ class CharDev(Backend[CharDevOptions]):
                     f"{resource.name} puts each device at {path}: a container can have only one of them"
                 )
             taken.add(path)
-        return ContainerEdits(nodes=nodes, mounts=mounts)
+        env = usb_env(resource, grants) if resource.spec.options.usb else {}
+        return ContainerEdits(nodes=nodes, mounts=mounts, env=env)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 
 from backends.base import OptionsError, Resource
+from backends.chardev.selectors import MatchOption, UsbOption, match_complaints, usb_complaints
+
+_Item = TypeVar("_Item")
+_Path: TypeAlias = tuple[str | int, ...]
 
 MOST_TOKENS: Final = 4 * 1024 * 1024 // 16
 """No kubelet accepts a list of more: it reads 4 MiB (kubelet contract: A1), and a slot takes 16 bytes or more."""
@@ -37,10 +41,20 @@ class PathOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class CharDevOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The keys of a `chardev` resource."""
 
-    paths: list[PathOption]
+    paths: list[PathOption] = []
     """Several make bundles: devices of one match of each path (see `pairing`)."""
     count: int = 1
     """Tokens: how many containers may have one node or bundle at a time."""
+    usb: UsbOption | list[UsbOption] = []
+    """USB devices; a list takes what any of them takes. Of `paths`, `usb` and `match` a resource has one."""
+    match: MatchOption | list[MatchOption] = []
+    """Devices by what the kernel and udev say of them; a list takes what any of them takes."""
+    nodes: str | list[str] = "usb"
+    """Of a USB device: which kinds of its nodes, by subsystem ("usb" for its own in /dev/bus/usb), or "all"."""
+    id: Literal["serial", "port"] | None = None
+    """Of a USB device: what names it; by default its serial if it has one, else the port it is plugged in."""
+    permissions: str | None = None
+    """Of the nodes of USB devices, by default "rw", and of matches, by default as in `paths`."""
 
 
 CharDevResource = Resource[CharDevOptions]
@@ -52,25 +66,58 @@ def check(resource: CharDevResource) -> None:
     Raises:
         OptionsError: with the offending key and a sentence.
     """
+    for path, why in (*_resource_complaints(resource), *_item_complaints(resource.spec.options)):
+        raise OptionsError(path, why)
+
+
+def _resource_complaints(resource: CharDevResource) -> Iterator[tuple[_Path, str]]:
+    """What is wrong with the keys that a resource has once."""
     options = resource.spec.options
-    if not options.paths:
-        raise OptionsError(("paths",), "has no path; name one")
+    ways = [way for way in ("paths", "usb", "match") if getattr(options, way)]
+    if not ways:
+        yield ("paths",), "has no path; name one, or say usb or match"
+    if len(ways) > 1:
+        yield (ways[1],), f"is beside {ways[0]}; a resource has one of paths, usb and match"
     if not 1 <= options.count <= MOST_TOKENS:
-        raise OptionsError(("count",), f"is {options.count}; it must be from 1 to {MOST_TOKENS}")
+        yield ("count",), f"is {options.count}; it must be from 1 to {MOST_TOKENS}"
     if resource.spec.replicas != 1:
-        raise OptionsError(
-            ("replicas",), "is not for device nodes; say count, the number of tokens of each node or bundle"
-        )
+        yield ("replicas",), "is not for device nodes; say count, the number of tokens of each node or bundle"
+    if not options.usb and options.nodes != "usb":
+        yield ("nodes",), "is for usb; other devices have the nodes that are named"
+    if not options.nodes:
+        yield ("nodes",), 'is empty; name kinds of nodes such as "tty", or "all"'
+    if not options.usb and options.id is not None:
+        yield ("id",), "is for usb; other devices are named by their node"
+    if options.permissions is not None and options.paths:
+        yield ("permissions",), "belongs to each path: { path = …, permissions = … }"
+    if options.permissions is not None and (why := _permissions_complaint(options.permissions)):
+        yield ("permissions",), why
+
+
+def _item_complaints(options: CharDevOptions) -> Iterator[tuple[_Path, str]]:
+    """What is wrong with what there may be several of."""
     for index, option in enumerate(options.paths):
-        for key, why in _complaints(option):
-            raise OptionsError(("paths", index, key), why)
+        yield from ((("paths", index, key), why) for key, why in _complaints(option))
+    for at, selector in listed("usb", options.usb):
+        yield from (((*at, *below), why) for below, why in usb_complaints(selector))
+    for at, match in listed("match", options.match):
+        yield from (((*at, *below), why) for below, why in match_complaints(match))
+
+
+def listed(key: str, written: _Item | list[_Item]) -> list[tuple[_Path, _Item]]:
+    """The items of a key that may have one or a list of them, each with its path in the resource."""
+    if isinstance(written, list):
+        return [((key, index), item) for index, item in enumerate(written)]
+    return [((key,), written)]
 
 
 def _complaints(option: PathOption) -> Iterator[tuple[str, str]]:
     """What is wrong with a path, key by key."""
     if why := _path_complaint(option.path) or _place_complaint(option):
         yield "path", why
-    if option.permissions is not None and (why := _permissions_complaint(option)):
+    if option.permissions is not None and option.type == "mount":
+        yield "permissions", "is for nodes; a mount has read_only"
+    elif option.permissions is not None and (why := _permissions_complaint(option.permissions)):
         yield "permissions", why
     if option.mount_path is not None and (why := _path_complaint(option.mount_path)):
         yield "mount_path", why
@@ -108,10 +155,7 @@ def _path_complaint(path: str) -> str | None:
     return None
 
 
-def _permissions_complaint(option: PathOption) -> str | None:
-    permissions = option.permissions or ""
-    if option.type == "mount":
-        return "is for nodes; a mount has read_only"
+def _permissions_complaint(permissions: str) -> str | None:
     if not permissions:
         return "is empty; write one or more of r, w, m, or leave it out"
     if unknown := sorted(set(permissions) - set("rwm")):
