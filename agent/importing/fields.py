@@ -22,6 +22,8 @@ class Fields:
         self._about = about
         self._remarks = remarks
         self._asked: set[str] = set()
+        self.sound = True
+        """Could every value that was asked for be read?"""
 
     def line(self, key: str) -> int:
         """Where a key stands, or else the table."""
@@ -59,7 +61,9 @@ class Fields:
             if isinstance(item, Table):
                 yield item
             else:
-                self._remarks.append(Remark(item.line, f"{self._about}: expected a table in {key!r}; left out"))
+                self.sound = False
+                sentence = f"{self._about}: {_shown(item)} in {key!r} should be a table; this is left out"
+                self._remarks.append(Remark(item.line, sentence))
 
     def end(self) -> None:
         """Report the keys that nobody asked for."""
@@ -74,9 +78,19 @@ class Fields:
             return None
         value = read(tree)
         if value is None:
-            shown = repr(tree.text) if isinstance(tree, Scalar) else "a list" if isinstance(tree, Items) else "a table"
-            self.lost(key, f"{key!r} is {shown} and should be {wanted}; it is passed over")
+            self.sound = False
+            self.lost(key, f"{key!r} is {_shown(tree)} and should be {wanted}; this is left out")
         return value
+
+
+def _shown(tree: Tree) -> str:
+    match tree:
+        case Scalar(text=text):
+            return repr(text)
+        case Items():
+            return "a list"
+        case Table():
+            return "a table"
 
 
 def _whole(tree: Tree) -> int | None:

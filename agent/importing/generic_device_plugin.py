@@ -5,12 +5,14 @@ What its keys mean is documented at `Path`, `Group` and `USBSpec` in its sources
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from agent.importing.fields import Fields
 from agent.importing.model import Draft, ImportRefusedError, Part, Remark, Sketch, Value
+from agent.importing.sharing import share
 from agent.importing.tree import Table, Tree
 from agent.importing.usb import usb_id
 
@@ -58,30 +60,28 @@ def read(document: Tree, domain: str | None) -> Sketch:
     directory = fields.text("plugin-directory")
     agent = {"plugin_dir": directory} if directory and directory.rstrip("/") != _PLUGIN_DIRECTORY else {}
     if fields.text("listen"):
-        fields.lost("listen", "where it served health and metrics; say where Fairlead shall with listen in [http]")
+        fields.lost("listen", "listen is left out; where Fairlead serves HTTP is said with listen in [http]")
     if fields.text("log-level"):
-        fields.lost("log-level", "how much it logs is said on the command line: fairlead run --log-level")
+        fields.lost("log-level", "log-level is left out; it is said on the command line: fairlead run --log-level")
     fields.end()
-    return Sketch(_SOURCE, (Part(tuple(remarks)), *parts), agent)
+    return Sketch(_SOURCE, (Part(tuple(remarks)), *share(parts)), agent)
 
 
 def _device(table: Table, domain: str) -> Iterator[Part]:
+    name = Fields(table, "a device", []).text("name")
     remarks: list[Remark] = []
-    fields = Fields(table, f"a device of {domain}", remarks)
-    name = fields.text("name")
-    if name is None:
-        fields.lost("name", "it has no name and is left out")
-        yield Part(tuple(remarks))
-        return
-    resource = f"{domain}/{name.strip()}"
+    resource = f"{domain}/{(name or '?').strip()}"
     fields = Fields(table, resource, remarks)
     fields.text("name")
     groups = [_group(group, resource) for group in fields.tables("groups")]
-    if not groups:
+    if fields.sound and name is None:
+        fields.lost("name", "it has no name and is left out")
+    elif fields.sound and not groups:
         fields.lost("groups", "it has no groups, and so no devices; it is left out")
     fields.end()
     yield Part(tuple(remarks))
-    yield from _resources(resource, groups)
+    if name is not None:
+        yield from _resources(resource, groups)
 
 
 def _resources(name: str, groups: Sequence[_Group]) -> Iterator[Part]:
@@ -132,18 +132,19 @@ def _group(table: Table, name: str) -> _Group:
     options, lines = _listed("paths", paths) if paths else _listed("usb", sticks)
     if count and count > 1:
         options["count"] = count
-    offered = True
-    if bool(paths) == bool(sticks):
-        key, why = ("usb", "both paths and usb") if paths else ("", "neither paths nor usb")
-        fields.lost(key, f"a group has {why}, which generic-device-plugin refuses too; it is left out")
-        return _Group(table.line, {}, {}, tuple(remarks), offered=False)
-    if any(item is None for _, item in (*paths, *sticks)):
-        offered = False
+    if paths and sticks:
+        fields.lost("usb", "a group has both paths and usb, which generic-device-plugin refuses too; it is left out")
+        options = {}
+    elif fields.sound and not paths and not sticks:
+        fields.lost("", "a group has neither paths nor usb, and so no devices; it is left out")
+        options = {}
     elif len(sticks) > 1:
         sentence = "a group of several kinds of sticks is handed out as one device; to Fairlead each stick is its own"
         fields.lost("usb", f"{sentence}, so the group is left out (without the comment signs: one stick for each)")
-        offered = False
-    return _Group(table.line, options, lines, tuple(remarks), offered)
+    elif sticks and "serial" not in (sticks[0][1] or {}):
+        fields.note("usb", "all sticks that matched were one device; now each of them is one")
+    whole = fields.sound and all(item is not None for _, item in (*paths, *sticks))
+    return _Group(table.line, options, lines, tuple(remarks), whole and bool(options) and len(sticks) < 2)
 
 
 def _listed(
@@ -157,7 +158,7 @@ def _listed(
 def _path(table: Table, name: str, remarks: list[Remark]) -> Mapping[str, Value] | None:
     fields = Fields(table, name, remarks)
     path, kind = fields.text("path"), fields.text("type") or "Device"
-    wanted: dict[str, Value] = {"path": path or ""}
+    wanted: dict[str, Value] = {"path": _glob(path or "")}
     if mount_path := fields.text("mountPath"):
         wanted["mount_path"] = mount_path
     permissions, read_only = fields.text("permissions"), fields.flag("readOnly")
@@ -176,13 +177,25 @@ def _path(table: Table, name: str, remarks: list[Remark]) -> Mapping[str, Value]
     if fields.flag("optional"):
         wanted["optional"] = True
     fields.end()
+    if not fields.sound:
+        return None
     if path is None:
         fields.lost("path", "a path of a group is missing; the group is left out")
+        return None
+    if "\\" in path or "[!" in path:
+        fields.lost(
+            "path", f"{path!r}: what '\\' and '[!' mean to it cannot be said in our globs; the group is left out"
+        )
         return None
     if kind not in _TYPES:
         fields.lost("type", f"{kind!r} is no type, only Device and Mount are; the group is left out")
         return None
     return wanted
+
+
+def _glob(path: str) -> str:
+    """A glob of Go's as ours: to Go `**` is no more than `*`, and `[^…]` is what others write `[!…]`."""
+    return re.sub(r"\*+", "*", path).replace("[^", "[!")
 
 
 def _stick(table: Table, name: str, remarks: list[Remark]) -> Mapping[str, Value] | None:
@@ -193,10 +206,8 @@ def _stick(table: Table, name: str, remarks: list[Remark]) -> Mapping[str, Value
             wanted[key] = written
     if serial := fields.text("serial"):
         wanted["serial"] = serial
-    else:
-        fields.note("vendor", "all sticks that match were one device; now each of them is one")
     fields.end()
-    if missing := [key for key in ("vendor", "product") if key not in wanted]:
+    missing = [key for key in ("vendor", "product") if key not in wanted]
+    if fields.sound and missing:
         fields.lost("", f"{' and '.join(missing)} of a stick is missing; the group is left out")
-        return None
-    return wanted
+    return wanted if fields.sound and not missing else None

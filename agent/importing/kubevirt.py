@@ -71,19 +71,21 @@ def _not_yet(table: Table, key: str) -> Part:
 
 
 def _sticks(table: Table) -> Part:
+    name = Fields(table, "usb", []).text("resourceName")
     remarks: list[Remark] = []
-    name = Fields(table, "usb", remarks).text("resourceName")
     fields = Fields(table, name or "usb", remarks)
     fields.text("resourceName")
     selectors = [
         (selector.line, _selector(selector, name or "usb", remarks)) for selector in fields.tables("selectors")
     ]
-    external = fields.flag("externalResourceProvider")
+    external, disabled = fields.flag("externalResourceProvider"), fields.flag("disabled")
     fields.end()
-    if name is None or not selectors or any(selector is None for _, selector in selectors):
-        if name is None:
+    if disabled:
+        return Part((Remark(table.line, f"{name}: it is disabled, and so left out", lost=False),))
+    if not fields.sound or name is None or not selectors or any(selector is None for _, selector in selectors):
+        if fields.sound and name is None:
             fields.lost("resourceName", "it has no resourceName and is left out")
-        elif not selectors:
+        elif fields.sound and not selectors:
             fields.lost("selectors", "it has no selectors, and so no devices; it is left out")
         return Part(tuple(remarks))
     if len(selectors) > 1:
@@ -112,7 +114,7 @@ def _selector(table: Table, name: str, remarks: list[Remark]) -> Mapping[str, Va
     fields = Fields(table, name, remarks)
     wanted = {key: written for key in ("vendor", "product") if (written := usb_id(fields, key)) is not None}
     fields.end()
-    if missing := [key for key in ("vendor", "product") if key not in wanted]:
+    missing = [key for key in ("vendor", "product") if key not in wanted]
+    if fields.sound and missing:
         fields.lost("", f"a selector has no {' and no '.join(missing)}; the resource is left out")
-        return None
-    return wanted
+    return wanted if fields.sound and not missing else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from agent.errors import ExitCode, FairleadError
 
@@ -45,6 +46,15 @@ class Draft:
     """Where the imported file names it."""
     lines: Mapping[str, int] = field(default_factory=dict)
     """Where it says the items of `options`, as in "paths[1]"."""
+
+    def items(self, key: str) -> Sequence[Mapping[str, Any]]:
+        """The tables of a list in `options`, none where it is not there."""
+        found: Any = self.options.get(key, ())
+        return tuple(found)
+
+    def line_of(self, item: str | None) -> int:
+        """Where an item stands, or else the resource."""
+        return self.lines.get(item or "", self.line)
 
 
 @dataclass(frozen=True, slots=True)

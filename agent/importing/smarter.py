@@ -36,18 +36,22 @@ def read(document: Tree) -> Sketch:
 
 
 def _entry(item: Tree) -> Iterator[Part]:
-    remarks: list[Remark] = []
     if not isinstance(item, Table):
-        yield Part((Remark(item.line, "expected a table with devicematch and nummaxdevices; left out"),))
+        yield Part((Remark(item.line, "this should be a table with devicematch and nummaxdevices; it is left out"),))
         return
-    fields = Fields(item, "a device", remarks)
-    expression, count = fields.text("devicematch"), fields.whole("nummaxdevices")
+    expression = Fields(item, "a device", []).text("devicematch")
+    remarks: list[Remark] = []
+    fields = Fields(item, expression or "a device", remarks)
+    fields.text("devicematch")
+    count = fields.whole("nummaxdevices")
     fields.end()
     line = fields.line("devicematch")
-    if expression is None:
+    if not fields.sound:
+        pass
+    elif expression is None:
         fields.lost("devicematch", "it has no devicematch and is left out")
     elif not count:
-        fields.note("nummaxdevices", f"{expression}: nummaxdevices is 0 or missing, and none were offered")
+        fields.note("nummaxdevices", "nummaxdevices is 0 or missing, and so none was offered")
     elif expression == _NVIDIA:
         sentence = f"{_NVIDIA}: Jetson boards' GPUs need the backend gpu, which Fairlead does not have yet"
         remarks.append(Remark(line, sentence))

@@ -16,5 +16,5 @@ def usb_id(fields: Fields, key: str) -> str | None:
     if found is None or not found.text:
         return None
     if found.kind != "str" and not _PLAIN.fullmatch(found.text):
-        fields.note(key, f"{found.text} without quotes is a {found.kind} to YAML; it is taken for the digits of an ID")
+        fields.note(key, f"{found.text} without quotes is no text to YAML; it is taken for the digits of an ID")
     return found.text

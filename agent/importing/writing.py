@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -40,7 +40,7 @@ _DIRECTORIES: Final = frozenset(
 def write(sketch: Sketch) -> Imported:
     """The document and everything that is to be said."""
     parts = _checked([_without_directories(part) for part in sketch.parts])
-    remarks = sorted((remark for part in parts for remark in part.remarks), key=lambda remark: remark.line)
+    remarks = sorted((remark for part in parts for remark in part.remarks), key=_by_line)
     return Imported("\n".join(_lines(sketch, parts)) + "\n", tuple(remarks))
 
 
@@ -48,23 +48,18 @@ def _without_directories(part: Part) -> Part:
     draft = part.draft
     if draft is None or not part.offered:
         return part
-    for index, path in enumerate(_paths(draft)):
+    for index, path in enumerate(draft.items("paths")):
         if path.get("type") != "mount" and path["path"] in _DIRECTORIES:
             sentence = (
                 f"{draft.name}: {path['path']} is a directory, and Fairlead hands out nodes, not all that is below "
                 "a directory; name the nodes that are needed, the resource is left out"
             )
-            return _refused(part, [Remark(_line(draft, f"paths[{index}]"), sentence)])
+            return _refused(part, [Remark(draft.line_of(f"paths[{index}]"), sentence)])
     return part
 
 
-def _paths(draft: Draft) -> Sequence[Mapping[str, Any]]:
-    paths: Any = draft.options.get("paths", ())
-    return tuple(paths)
-
-
-def _line(draft: Draft, item: str | None) -> int:
-    return draft.lines.get(item or "", draft.line)
+def _by_line(remark: Remark) -> int:
+    return remark.line
 
 
 def _refused(part: Part, remarks: Sequence[Remark]) -> Part:
@@ -82,7 +77,7 @@ def _checked(parts: Sequence[Part]) -> list[Part]:
         index = int(place["index"])
         what = f"{place['item'] or ''}{place['rest']}".rpartition(".")[2]
         sentence = f"{drafts[index].name}: {what + ': ' if what else ''}{problem.sentence}; the resource is left out"
-        refused[offered[index]].append(Remark(_line(drafts[index], place["item"]), sentence))
+        refused[offered[index]].append(Remark(drafts[index].line_of(place["item"]), sentence))
     return [_refused(part, refused[index]) if index in refused else part for index, part in enumerate(parts)]
 
 
@@ -109,7 +104,7 @@ def _lines(sketch: Sketch, parts: Sequence[Part]) -> Iterator[str]:
     for part in parts:
         if part.remarks or part.draft is not None:
             yield ""
-        for remark in part.remarks:
+        for remark in sorted(part.remarks, key=_by_line):
             yield from toml.comment(f"Line {remark.line}: {remark}.")
         if part.draft is not None:
             yield from (line if part.offered else f"#{line}" for line in _resource(part.draft))
