@@ -10,11 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from agent.config.model import parse_path
 from agent.importing.fields import Fields
 from agent.importing.model import Draft, ImportRefusedError, Part, Remark, Sketch, Value
 from agent.importing.sharing import share
 from agent.importing.tree import Table, Tree
 from agent.importing.usb import usb_id
+from agent.limits import plugin_directory_problem
 
 DOMAIN: Final = "squat.ai"
 """Its own default."""
@@ -57,14 +59,27 @@ def read(document: Tree, domain: str | None) -> Sketch:
     domain = domain or fields.text("domain") or DOMAIN
     fields.scalar("domain")
     parts = [part for key in ("devices", "device") for table in fields.tables(key) for part in _device(table, domain)]
-    directory = fields.text("plugin-directory")
-    agent = {"plugin_dir": directory} if directory and directory.rstrip("/") != _PLUGIN_DIRECTORY else {}
+    agent = _agent(fields)
     if fields.text("listen"):
         fields.lost("listen", "listen is left out; where Fairlead serves HTTP is said with listen in [http]")
     if fields.text("log-level"):
         fields.lost("log-level", "log-level is left out; it is said on the command line: fairlead run --log-level")
     fields.end()
     return Sketch(_SOURCE, (Part(tuple(remarks)), *share(parts)), agent)
+
+
+def _agent(fields: Fields) -> Mapping[str, str]:
+    directory = fields.text("plugin-directory")
+    if directory is None or directory.rstrip("/") == _PLUGIN_DIRECTORY:
+        return {}
+    try:
+        problem = plugin_directory_problem(parse_path(directory))
+    except ValueError as error:
+        problem = str(error)
+    if problem:
+        fields.lost("plugin-directory", f"plugin-directory: {problem}; it is left out")
+        return {}
+    return {"plugin_dir": directory}
 
 
 def _device(table: Table, domain: str) -> Iterator[Part]:

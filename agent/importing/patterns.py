@@ -23,6 +23,7 @@ _ATOM: Final = re.compile(
 )
 _TIMES: Final = re.compile(r"(?P<sign>[*+?])|\{(?P<low>\d{1,3})(?P<more>,(?P<high>\d{1,3})?)?\}|")
 _SIGNS: Final[dict[str, tuple[int, int | None]]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+_WILD_START: Final = re.compile(r"[*?]|\[(?![*?\[]\])")
 _IN_CLASS: Final = frozenset("]-!^\\[/")  # a glob's class writes them in another way, or not at all
 
 
@@ -62,8 +63,8 @@ class Pattern:
         """The nearest glob, and whether it means the same."""
         parts = [_glob(piece) for piece in self.pieces]
         text = "".join(("" if self.starts else "*", *(part for part, _ in parts), "" if self.ends else "*"))
-        hidden = not text or (text[0] in "*?[" and not text.startswith("[[]"))  # `.name`, which no wildcard takes
-        exact = self.starts and self.ends and not hidden and all(same for _, same in parts)
+        hidden = any(_WILD_START.match(part) for part in text.split("/"))  # `.name`, which no wildcard takes there
+        exact = bool(text) and self.starts and self.ends and not hidden and all(same for _, same in parts)
         return re.sub(r"\*+", "*", text), exact
 
 

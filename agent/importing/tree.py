@@ -99,15 +99,17 @@ class _Copy:
                 raise ImportRefusedError("a key is a list or a table; only texts can be keys", at)
             if key.tag == f"{_CORE}merge":
                 raise ImportRefusedError("the merge key '<<' is not read; write out what it brings in", at)
-            if key.value in values:
-                raise ImportRefusedError(f"the key {key.value!r} stands there twice", at)
-            lines[_sound(key.value, at)] = at
-            values[key.value] = self.tree(value, depth + 1)
+            name = _sound(key.value, at)
+            if name in values:
+                raise ImportRefusedError(f"the key {name!r} stands there twice", at)
+            lines[name] = at
+            values[name] = self.tree(value, depth + 1)
         return Table(line, values, lines)
 
 
 def _sound(text: str, line: int) -> str:
-    """A text that can be written: YAML's escapes can make half of a character."""
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise ImportRefusedError("a text has half of a surrogate pair, which is no character", line)
-    return text
+    """A text whose escapes, which may be JSON's pairs of surrogates, make whole characters."""
+    try:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError as error:
+        raise ImportRefusedError("a text has half of a surrogate pair, which is no character", line) from error
