@@ -60,8 +60,8 @@ def set_up(level: Level = "info", stream: TextIO | None = None, environment: Map
         logger_factory=lambda *_: _Output(stream),
         cache_logger_on_first_use=True,
     )
-    # hpack and h2 write a line per header at debug level, so others' loggers start at info
-    logging.basicConfig(handlers=[_Foreign()], level=max(logging.INFO, _NUMBERS[level]), force=True)
+    # hpack and h2 write a line per header at debug level, grpclib one for each ended stream at info
+    logging.basicConfig(handlers=[_Foreign()], level=max(logging.WARNING, _NUMBERS[level]), force=True)
 
 
 def _json(event: dict[str, Any], **_: Any) -> bytes:

@@ -7,6 +7,7 @@ Stop: streams end normally, sockets go; threads that hang hold nothing up. One s
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -44,6 +45,7 @@ SETTLE: Final = 2.0
 """Seconds that first scans, and the kubelet's memory, may take before resources are listed without them."""
 
 _DIRECTORY_RETRY: Final = 1.0  # seconds
+_TELL_AFTER: Final = 0.002  # seconds from a change to its line in the log: the kubelet is told first
 _LOGGED_AT_MOST: Final = 10  # transitions of one snapshot that get a line each
 
 log = structlog.get_logger()
@@ -68,7 +70,7 @@ class Agent:
         self._uevents = None if settings.uevents == "off" else UeventSource(self._take, config.host, settings.uevents)
         self._paths = PathSource(self._take, config.host)
         self._kubelet = Kubelet(settings.plugin_dir / "kubelet.sock")
-        self._directory = DirectoryWatch(self._directory_changed, self._look_for_kubelet)
+        self._directory = DirectoryWatch(self._directory_changed, self._kubelet.look)
         self._directory_news = asyncio.Event()
         workers = {kind: discoverer.workers for kind, discoverer in self.discoverers.items()}
         self._allocator = Allocator(self.inventory, backends, workers, self._record)
@@ -84,6 +86,8 @@ class Agent:
         )
         self._tasks: TaskGroup  # of the running agent
         self._lists: dict[str, Snapshot] = {}
+        self._omitted: dict[str, int] = {}
+        self._broken: dict[str, str] = {}
         self._plugins: dict[str, Plugin] = {}
         self._registrars: dict[str, tuple[Registrar, anyio.CancelScope]] = {}
         self._names_changed = asyncio.Event()
@@ -117,7 +121,6 @@ class Agent:
             for kind, discoverer in self.discoverers.items():
                 self._tasks.start_soon(supervise, f"discovery of {kind}", discoverer.run)
             self._tasks.start_soon(supervise, "health", self._ripen)
-            await self._remember()
             await self._settle()
             log.info("ready", resources=self.inventory.names())
             self._notifier.ready(f"waiting for {self._kubelet.socket}")
@@ -143,19 +146,19 @@ class Agent:
     async def _run_directory(self) -> None:
         async with anyio.create_task_group() as tasks:
             await tasks.start(self._directory.run)
-            self._look_for_kubelet()
+            self._kubelet.look()
 
     async def _remember(self) -> None:
         """Claims of an earlier run, as we kept them and as the kubelet remembers them."""
         kept = self._state.read()
         self._ledger.restore(kept.claims, time.monotonic())
         self.inventory.claim(kept.claims)
-        with anyio.move_on_after(SETTLE):
-            await self._witnesses.ask()
+        await self._witnesses.ask()
 
     async def _settle(self) -> None:
-        """Give every backend its time for the first scan."""
+        """Give our memory and every backend's first scan their time."""
         with anyio.move_on_after(SETTLE):
+            await self._remember()
             for discoverer in self.discoverers.values():
                 await discoverer.first_scan.wait()
         for kind, discoverer in self.discoverers.items():
@@ -202,8 +205,11 @@ class Agent:
         """Discovery found something different."""
         self.inventory.update(news.backend, news.units)
         self.inventory.set_health(self._health.probed(news.backend, news.signals, time.monotonic()))
-        self._health_changed.set()
         self._flush()
+        self._health_changed.set()  # after the streams were woken: they go first
+        for resource, why in self.inventory.broken.items() - self._broken.items():
+            log.error("resource-broken", resource=resource, backend=news.backend, reason=why)
+        self._broken = dict(self.inventory.broken)
 
     async def _ripen(self) -> None:
         """Let time pass for delayed signals."""
@@ -223,12 +229,18 @@ class Agent:
             self._lists[snapshot.resource] = snapshot
             if (plugin := self._plugins.get(snapshot.resource)) is not None:
                 plugin.publish(snapshot)
-            # after the streams have sent it: they were woken first
-            asyncio.get_running_loop().call_soon(
-                _tell, before.slots if before else None, snapshot, self.inventory.omitted(snapshot.resource)
-            )
+            # after the streams have sent it, which takes them two turns of the loop
+            asyncio.get_running_loop().call_later(_TELL_AFTER, _tell, before.slots if before else None, snapshot)
+            self._note_omitted(snapshot.resource)
         if set(self.inventory.names()) != self._plugins.keys():
             self._names_changed.set()
+
+    def _note_omitted(self, resource: str) -> None:
+        """Say it when more or fewer IDs are left out than before, loudly."""
+        omitted = self.inventory.omitted(resource)
+        if omitted != self._omitted.get(resource, 0):
+            log.error("list-too-long", resource=resource, omitted=omitted, limit=limits.MESSAGE_LIMIT)
+        self._omitted[resource] = omitted
 
     # --- claims ---
 
@@ -268,25 +280,27 @@ class Agent:
     def _directory_changed(self, path: Path, change: Change) -> None:
         self._directory_news.set()
         if path == self._kubelet.socket and change is Change.CREATED:
-            self._kubelet.appeared()
-
-    def _look_for_kubelet(self) -> None:
-        """At the start, and when events were lost: is there a kubelet, perhaps another one?"""
-        if self._kubelet.socket.exists():
-            self._kubelet.appeared()
+            self._kubelet.look()
 
     async def _serve(self) -> None:
         """Serve every resource, in our directory, as the only agent there."""
         ours = await self._make_directory()
+        self._notifier.status(f"waiting for {ours / 'lock'}")
         async with exclusive(ours / "lock"):
             _remove_leftovers(ours)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(supervise, "claims", self._witnesses.run)
-                tasks.start_soon(self._announce)
-                while True:
-                    self._names_changed.clear()
-                    self._follow_names(tasks)
-                    await self._names_changed.wait()
+            if not self._kubelet.generation:
+                log.info("waiting-for-kubelet", socket=str(self._kubelet.socket))
+            self._report()
+            try:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(supervise, "claims", self._witnesses.run)
+                    while True:
+                        self._names_changed.clear()
+                        self._follow_names(tasks)
+                        await self._names_changed.wait()
+            finally:
+                self._registrars.clear()
+                self._plugins.clear()
 
     async def _make_directory(self) -> Path:
         """Wait for the plugin directory and make ours in it."""
@@ -306,31 +320,39 @@ class Agent:
             with anyio.move_on_after(_DIRECTORY_RETRY):
                 await self._directory_news.wait()
 
-    async def _announce(self) -> None:
-        """Say once that there is no kubelet yet."""
+    def _report(self) -> None:
+        """Tell systemd what we are at."""
         if not self._kubelet.generation:
-            log.info("waiting-for-kubelet", socket=str(self._kubelet.socket))
-        await self._kubelet.newer_than(0)
-        self._notifier.status(f"serving {len(self._registrars)} resources")
+            self._notifier.status(f"waiting for {self._kubelet.socket}")
+            return
+        registered = sum(registrar.registered for registrar, _ in self._registrars.values())
+        self._notifier.status(f"{registered} of {len(self._registrars)} resources registered")
 
     def _follow_names(self, tasks: TaskGroup) -> None:
         """Have a server for each resource of the inventory, and for no other."""
         names = self.inventory.names()
         for name in self._registrars.keys() - set(names):
             self._registrars.pop(name)[1].cancel()
-            del self._plugins[name], self._lists[name]
+            self._plugins.pop(name)
+            self._lists.pop(name, None)
             log.info("resource-retired", resource=name)
         for name in names:
             if name in self._registrars:
                 continue
             plugin = self._plugins[name] = Plugin(name, self._allocator.allocate)
-            endpoint = f"{limits.SOCKET_DIRECTORY}/{limits.socket_name(name)}"
-            registrar = Registrar(plugin, self._kubelet, self.config.agent.plugin_dir, endpoint)
+            registrar = Registrar(plugin, self._kubelet, self.config.agent.plugin_dir, self._endpoint(name))
+            registrar.on_change = self._report
             scope = anyio.CancelScope()
             self._registrars[name] = registrar, scope
             if (snapshot := self._lists.get(name)) is not None:
                 plugin.publish(snapshot)
             tasks.start_soon(_run_in, scope, partial(supervise, name, registrar.run))
+
+    def _endpoint(self, name: str) -> str:
+        """The resource's socket, relative to the plugin directory."""
+        ours = self.config.agent.plugin_dir / limits.SOCKET_DIRECTORY
+        room = limits.SOCKET_PATH_LIMIT - len(os.fsencode(ours)) - 1
+        return f"{limits.SOCKET_DIRECTORY}/{limits.socket_name(name, room)}"
 
 
 async def _run_in(scope: anyio.CancelScope, run: partial[Any]) -> None:
@@ -351,10 +373,8 @@ def _remove_leftovers(directory: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _tell(before: Mapping[str, Slot] | None, snapshot: Snapshot, omitted: int) -> None:
+def _tell(before: Mapping[str, Slot] | None, snapshot: Snapshot) -> None:
     """One line for each device whose state changed, with its reason."""
-    if omitted:
-        log.error("list-too-long", resource=snapshot.resource, omitted=omitted, limit=limits.MESSAGE_LIMIT)
     if before is None:
         healthy = sum(slot.health.offered for slot in snapshot.slots.values())
         log.info("resource-listed", resource=snapshot.resource, ids=len(snapshot.slots), healthy=healthy)

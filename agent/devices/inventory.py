@@ -46,6 +46,8 @@ class Inventory:
         self._claimed: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)  # hardware → slots that hold it
         self._lists: dict[str, Listing] = {name: Listing(name) for name in self._resources}
         self._ready: set[str] = set()
+        self.broken: dict[str, str] = {}
+        """Resources whose backend failed on a device of theirs, and how it did last."""
 
     # --- what goes in ---
 
@@ -180,7 +182,7 @@ class Inventory:
                 why = resource.refuses(device)
                 ids = () if why is not None else _checked_ids(self._backends[ref[0]].ids(resource, device))
             except Exception as error:  # noqa: BLE001  # one backend's nonsense must not stop the lists of all
-                why = f"its IDs cannot be told: {error!r}"
+                why = self.broken[name] = f"its IDs cannot be told: {error!r}"
             if why is None:
                 candidates.append(Candidate(name, self._order[name], ids))
             else:

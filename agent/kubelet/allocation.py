@@ -16,6 +16,7 @@ import structlog
 from agent.devices.inventory import Inventory
 from agent.devices.model import Held
 from agent.devices.workers import NoWorkerError, Workers
+from agent.kubelet import wire
 from backends.base import AllocationRefused, Backend, ContainerEdits, Grant, Resource
 
 CLAIM_DEADLINE: Final = 10.0
@@ -33,14 +34,25 @@ class Allocator:
         backends: Mapping[str, Backend[Any]],
         workers: Mapping[str, Workers],
         record: Callable[[Sequence[Held]], Awaitable[None]],
+        claim_deadline: float = CLAIM_DEADLINE,
     ) -> None:
+        """Prepare.
+
+        Args:
+            inventory: what there is, and how it is.
+            backends: by their kinds, as `workers`.
+            workers: where `claim` runs.
+            record: told what is about to be given; what it cannot write down refuses nothing.
+            claim_deadline: seconds for `claim`.
+        """
         self._inventory = inventory
         self._backends = backends
         self._workers = workers
         self._record = record
+        self._claim_deadline = claim_deadline
 
-    async def allocate(self, name: str, ids: Sequence[str], told: Callable[[str], bool]) -> ContainerEdits:
-        """Claim these IDs and say what the container gets.
+    async def allocate(self, name: str, ids: Sequence[str], told: Callable[[str], bool]) -> wire.Encoded:
+        """Claim these IDs and say what the container gets, as an AllocateResponse.
 
         Args:
             name: the resource.
@@ -58,10 +70,12 @@ class Allocator:
         await self._record([_held(resource, grant) for grant in grants])
         if type(backend).claim is not Backend.claim:
             await self._make_ready(backend, resource, grants)
-        for grant in grants:  # what happened while we waited?
-            self._grant(name, grant.id, told)
+        grants = [self._still(name, grant, told) for grant in grants]
         try:
-            return backend.edits(resource, grants)
+            edits = backend.edits(resource, grants)
+            if not isinstance(edits, ContainerEdits):
+                raise TypeError(f"edits() returned {type(edits).__name__}")
+            return wire.encode_allocate([edits])
         except AllocationRefused:
             raise
         except Exception as error:
@@ -77,28 +91,39 @@ class Allocator:
             )
         if slot.device is None or not slot.health.offered:
             reason = slot.health.message or slot.health.reason
-            raise AllocationRefused(f"Device {device_id} of {name} cannot be used now: {reason}. Create the pod again.")
+            raise AllocationRefused(
+                f"Device {device_id} of {name} cannot be used now: {reason.rstrip('.')}. Create the pod again."
+            )
         return Grant(device_id, slot.device)
+
+    def _still(self, name: str, before: Grant, told: Callable[[str], bool]) -> Grant:
+        """The grant as it is after we waited; `claim` may have changed the device (its driver, its nodes)."""
+        now = self._grant(name, before.id, told)
+        if (now.device.hardware, now.device.identity) != (before.device.hardware, before.device.identity):
+            raise AllocationRefused(
+                f"{before.id} of {name} was exchanged for another device while it was made ready. Create the pod again."
+            )
+        return now
 
     async def _make_ready(self, backend: Backend[Any], resource: Resource[Any], grants: Sequence[Grant]) -> None:
         """Run the backend's `claim` in a thread, with a deadline."""
-        names = ", ".join(grant.id for grant in grants)
         try:
-            async with asyncio.timeout(CLAIM_DEADLINE):
+            async with asyncio.timeout(self._claim_deadline) as deadline:
                 await self._workers[resource.spec.backend].start(partial(backend.claim, resource, grants))
         except AllocationRefused:
             raise
-        except (TimeoutError, NoWorkerError) as error:
+        except Exception as error:
+            if not (deadline.expired() or isinstance(error, NoWorkerError)):
+                log.exception("backend-failed", backend=resource.spec.backend, call="claim", resource=resource.name)
+                raise AllocationRefused(_broken(resource, grants, error)) from error
+            why = str(error) or f"not done within {self._claim_deadline:g} s"
             log.warning(
-                "claim-hangs", backend=resource.spec.backend, resource=resource.name, ids=names, error=str(error)
+                "claim-hangs", backend=resource.spec.backend, resource=resource.name, ids=_ids(grants), reason=why
             )
             raise AllocationRefused(
-                f"{names} of {resource.name} could not be made ready within {CLAIM_DEADLINE:g} s. Create the pod again; "
+                f"{_ids(grants)} of {resource.name} could not be made ready: {why}. Create the pod again; "
                 "if it happens again, this node's administrator must look at the device."
             ) from None
-        except Exception as error:
-            log.exception("backend-failed", backend=resource.spec.backend, call="claim", resource=resource.name)
-            raise AllocationRefused(_broken(resource, grants, error)) from error
 
 
 def _held(resource: Resource[Any], grant: Grant) -> Held:
@@ -106,8 +131,11 @@ def _held(resource: Resource[Any], grant: Grant) -> Held:
 
 
 def _broken(resource: Resource[Any], grants: Sequence[Grant], error: Exception) -> str:
-    names = ", ".join(grant.id for grant in grants)
     return (
-        f"{names} of {resource.name} could not be prepared: the backend {resource.spec.backend} failed ({error}). "
+        f"{_ids(grants)} of {resource.name} could not be prepared: the backend {resource.spec.backend} failed ({error}). "
         "This node's administrator finds the details in Fairlead's log."
     )
+
+
+def _ids(grants: Sequence[Grant]) -> str:
+    return ", ".join(grant.id for grant in grants)

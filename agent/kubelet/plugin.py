@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
@@ -18,11 +19,11 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 
 from agent.kubelet import wire
-from agent.kubelet.api.v1beta1 import DevicePluginOptions, Empty, PreStartContainerResponse
-from backends.base import AllocationRefused, ContainerEdits
+from agent.kubelet.api.v1beta1 import DevicePluginOptions, PreStartContainerResponse
+from backends.base import AllocationRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Set
 
     from grpclib.server import Stream
 
@@ -35,8 +36,8 @@ SERVICE: Final = "/v1beta1.DevicePlugin/"
 
 log = structlog.get_logger()
 
-Allocate = Callable[[str, Sequence[str], Callable[[str], bool]], Awaitable[ContainerEdits]]
-"""Gives these IDs of a resource to a container; asks whether the kubelet was told of an ID.
+Allocate = Callable[[str, Sequence[str], Callable[[str], bool]], Awaitable[wire.Encoded]]
+"""Gives these IDs of a resource to a container, as an AllocateResponse; asks whether the kubelet was told of an ID.
 
 Raises AllocationRefused with a sentence for the pod's owner.
 """
@@ -45,21 +46,22 @@ Raises AllocationRefused with a sentence for the pod's owner.
 class Plugin:
     """One resource as the kubelet sees it."""
 
-    def __init__(self, resource: str, allocate: Allocate, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, resource: str, allocate: Allocate) -> None:
         self.resource = resource
         self.streaming = False
+        self.streams = 0
+        """How many streams have been opened so far."""
         self.on_stream: Callable[[], None] = lambda: None
         """Called when a stream has opened or ended."""
         self.on_sent: Callable[[Snapshot], None] = lambda _snapshot: None
         """Called when a list has been handed to the connection."""
         self._allocate_ids = allocate
-        self._clock = clock
         self._list = _EncodedList()
         self._snapshot: Snapshot | None = None
         self._sent: Mapping[str, Slot] = {}
         self._sending: Mapping[str, Slot] | None = None
-        self._ending = False
         self._news = asyncio.Event()
+        self._ending = asyncio.Event()
 
     # --- for the daemon ---
 
@@ -71,12 +73,12 @@ class Plugin:
 
     def end_stream(self) -> None:
         """Let the open stream return normally, with trailers; no other is accepted until `reopen`."""
-        self._ending = True
+        self._ending.set()
         self._news.set()
 
     def reopen(self) -> None:
         """Accept a stream again."""
-        self._ending = False
+        self._ending.clear()
 
     # --- the service ---
 
@@ -84,22 +86,23 @@ class Plugin:
         """The handlers as grpclib wants them; every method is served (an unserved one upsets grpc-go)."""
         unary, stream = Cardinality.UNARY_UNARY, Cardinality.UNARY_STREAM
         return {
-            SERVICE + "GetDevicePluginOptions": Handler(self._options, unary, Empty, DevicePluginOptions),
-            SERVICE + "ListAndWatch": Handler(self._list_and_watch, stream, Empty, wire.DeviceList),
-            SERVICE + "Allocate": Handler(self._allocate, unary, wire.AllocateCall, ContainerEdits),
+            SERVICE + "GetDevicePluginOptions": Handler(self._options, unary, wire.EmptyCall, DevicePluginOptions),
+            SERVICE + "ListAndWatch": Handler(self._list_and_watch, stream, wire.EmptyCall, wire.DeviceList),
+            SERVICE + "Allocate": Handler(self._allocate, unary, wire.AllocateCall, wire.Encoded),
             SERVICE + "GetPreferredAllocation": Handler(self._prefer, unary, wire.PreferredCall, wire.Encoded),
             SERVICE + "PreStartContainer": Handler(self._pre_start, unary, wire.IdsCall, PreStartContainerResponse),
         }
 
-    async def _options(self, stream: Stream[Empty, DevicePluginOptions]) -> None:
+    async def _options(self, stream: Stream[wire.EmptyCall, DevicePluginOptions]) -> None:
         await _receive(stream)
         await stream.send_message(DevicePluginOptions())
 
-    async def _list_and_watch(self, stream: Stream[Empty, Any]) -> None:
+    async def _list_and_watch(self, stream: Stream[wire.EmptyCall, Any]) -> None:
         await _receive(stream)
-        if self.streaming or self._ending:
+        if self.streaming or self._ending.is_set():
             raise GRPCError(Status.UNAVAILABLE, f"{self.resource} has an open stream, or its plugin is stopping")
         self.streaming = True
+        self.streams += 1
         self.on_stream()
         try:
             await self._send_lists(stream)
@@ -108,15 +111,14 @@ class Plugin:
             self._sending = None
             self.on_stream()
 
-    async def _send_lists(self, stream: Stream[Empty, Any]) -> None:
-        generation, next_message = 0, 0.0
-        while not self._ending:
+    async def _send_lists(self, stream: Stream[wire.EmptyCall, Any]) -> None:
+        sent, next_message = None, 0.0
+        while not self._ending.is_set():
             snapshot = self._snapshot
-            wait = next_message - self._clock()
-            if snapshot is None or snapshot.generation == generation:
+            if snapshot is None or snapshot is sent:
                 self._news.clear()
                 await self._news.wait()
-            elif wait > 0:
+            elif (wait := next_message - time.monotonic()) > 0:
                 await self._pause(wait)
             else:
                 # No timeout around a send: one that is cut off corrupts the stream. A client that
@@ -124,19 +126,14 @@ class Plugin:
                 self._sending = snapshot.slots
                 await stream.send_message(self._list.message())
                 self._sent, self._sending = snapshot.slots, None
-                generation, next_message = snapshot.generation, self._clock() + COALESCE
+                sent, next_message = snapshot, time.monotonic() + COALESCE
                 self.on_sent(snapshot)
 
     async def _pause(self, seconds: float) -> None:
         """Let changes gather; cut short when the stream is to end."""
-        deadline = self._clock() + seconds
-        while not self._ending and (left := deadline - self._clock()) > 0:
-            self._news.clear()
-            try:
-                async with asyncio.timeout(left):
-                    await self._news.wait()
-            except TimeoutError:
-                return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._ending.wait()
 
     def _was_told(self, device_id: str) -> bool:
         """Is this ID in the last list that the kubelet got, and in the one under way (kubelet contract: A7.1)?"""
@@ -151,7 +148,7 @@ class Plugin:
             except AllocationRefused as refusal:
                 log.warning("allocation-refused", resource=self.resource, ids=list(ids), reason=refusal.sentence)
                 raise GRPCError(Status.FAILED_PRECONDITION, refusal.sentence) from None
-        await stream.send_message(wire.encode_allocate(given))
+        await stream.send_message(wire.Encoded(b"".join(given)))  # messages one after the other are merged
 
     async def _prefer(self, stream: Stream[wire.PreferredCall, Any]) -> None:
         # not announced, so a kubelet does not call it; the plain choice is right for whoever does
@@ -167,7 +164,7 @@ async def _receive(stream: Stream[Any, Any]) -> Any:
     """The call's message; malformed bytes are the caller's error and end this call alone."""
     try:
         message = await stream.recv_message()
-    except wire.MalformedError as error:
+    except (wire.MalformedError, AssertionError, NotImplementedError) as error:  # grpclib's: cut off; compressed
         raise GRPCError(Status.INVALID_ARGUMENT, f"malformed request: {error}") from None
     if message is None:
         raise GRPCError(Status.INVALID_ARGUMENT, "the request has no message")
@@ -186,10 +183,10 @@ class _EncodedList:
     def apply(self, snapshot: Snapshot) -> None:
         """Take over what the snapshot changed."""
         self._message = None
-        changed = snapshot.changed
+        changed: Set[str] | None = snapshot.changed
         if changed is None or snapshot.generation != self._generation + 1:
             self._heads, self._items = {}, {}
-            changed = frozenset(snapshot.slots)
+            changed = snapshot.slots.keys()
         self._generation = snapshot.generation
         slots, heads, items = snapshot.slots, self._heads, self._items
         device, health, tail = None, None, b""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -24,7 +25,7 @@ from agent.kubelet.server import SocketServer
 from agent.kubelet.wire import Codec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from agent.kubelet.plugin import Plugin
 
@@ -59,24 +60,51 @@ class Kubelet:
     def __init__(self, socket: Path) -> None:
         self.socket = socket
         self.generation = 0
-        """Counts the sockets seen appear; an inode number would not tell (A6: it may be the same)."""
+        """Counts the sockets that we saw appear."""
+        self._identity: tuple[int, ...] | None = None
         self._appeared = asyncio.Event()
+        self._attempts: set[anyio.CancelScope] = set()
         self._channel: Channel | None = None
-        self._users = 0
+        self._users: Counter[Channel] = Counter()
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._silent_since: float | None = None
         self._said_so = False
 
-    def appeared(self) -> None:
-        """A socket was created (or is there at our start): a kubelet has started."""
+    def look(self) -> None:
+        """Something happened to the socket, or may have: is it another one, of a kubelet that has just started?
+
+        A new one may have the old one's inode number (A6), but then it has another time.
+        """
+        try:
+            found = self.socket.stat()
+        except OSError:
+            return
+        identity = (found.st_dev, found.st_ino, found.st_ctime_ns)
+        if identity == self._identity:
+            return
+        log.info("kubelet-started", socket=str(self.socket))
+        self._identity = identity
         self.generation += 1
+        self._channel = None  # closed by the last who uses it
         self._appeared.set()
         self._appeared = asyncio.Event()
+        for scope in tuple(self._attempts):
+            scope.cancel()
 
     async def newer_than(self, generation: int) -> None:
         """Wait until a socket newer than this one has appeared."""
         while self.generation <= generation:
             await self._appeared.wait()
+
+    @contextmanager
+    def until_restart(self) -> Iterator[None]:
+        """Cut the body off when another kubelet has started: what it does concerns the one before."""
+        with anyio.CancelScope() as scope:
+            self._attempts.add(scope)
+            try:
+                yield
+            finally:
+                self._attempts.discard(scope)
 
     async def register(self, resource: str, endpoint: str) -> None:
         """Announce our socket `endpoint` (relative to the plugin directory) as the plugin of `resource`.
@@ -108,17 +136,18 @@ class Kubelet:
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Channel]:
-        """One connection for all registrations under way; closed when the last is done."""
-        if self._channel is None:
-            self._channel = Channel(path=str(self.socket), codec=Codec())
-        self._users += 1
+        """One connection to this kubelet for all registrations under way; closed when the last is done."""
+        channel = self._channel = self._channel or Channel(path=str(self.socket), codec=Codec())
+        self._users[channel] += 1
         try:
-            yield self._channel
+            yield channel
         finally:
-            self._users -= 1
-            if not self._users:
-                self._channel.close()
-                self._channel = None
+            self._users[channel] -= 1
+            if not self._users[channel]:
+                del self._users[channel]
+                channel.close()
+                if self._channel is channel:
+                    self._channel = None
 
 
 class Registrar:
@@ -147,29 +176,31 @@ class Registrar:
                 try:
                     await self._listen()
                     await self._kubelet.newer_than(0)
+                    self._kubelet.look()  # before connecting, so that its create event is no news afterwards
                     generation = self._kubelet.generation
-                    await self._register()
-                    if await self._stay(generation) >= _SETTLED_AFTER:
-                        delay = _FIRST_DELAY
+                    with self._kubelet.until_restart():
+                        await self._register()
+                        if await self._stay() >= _SETTLED_AFTER:
+                            delay = _FIRST_DELAY
                 except UnreachableError:
                     most = _UNREACHABLE_DELAY  # the kubelet's own complaint, said once for all resources
                 except (RegistrationError, OSError) as error:
                     self._complain(error)
-                delay = await self._wait_to_retry(delay, most, generation)
+                delay = await self._wait_to_retry(min(delay, most), most, generation)
         finally:
-            self.registered = False
             with anyio.CancelScope(shield=True):
                 self.plugin.end_stream()
                 await self._server.shut_down(_STOP_PATIENCE)
 
-    async def _stay(self, generation: int) -> float:
-        """Registered: until the stream ends or another kubelet has started; for how many seconds it was."""
+    async def _stay(self) -> float:
+        """Registered: until the stream ends; for how many seconds it was."""
         began = time.monotonic()
         self._set_registered(True)
         try:
-            await self._until_lost(generation)
+            await self._until(lambda: not self.plugin.streaming)
         finally:
             self._set_registered(False)
+        log.info("stream-ended", resource=self.plugin.resource)
         return time.monotonic() - began
 
     async def _listen(self) -> None:
@@ -182,45 +213,33 @@ class Registrar:
         await self._server.open()
 
     async def _register(self) -> None:
+        await self._listen()
         await self._end_streams()
         self.plugin.reopen()
+        before = self.plugin.streams
         await self._kubelet.register(self.plugin.resource, self._endpoint)
-        if not await self._stream_is(open_=True, within=_STREAM_WITHIN):
+        if not await self._until(lambda: self.plugin.streams > before, _STREAM_WITHIN):
             raise RegistrationError(f"the kubelet accepted {self.plugin.resource} but opened no ListAndWatch")
 
     async def _end_streams(self) -> None:
         """End the old stream and see the kubelet close its connection (A2)."""
         self.plugin.end_stream()
-        if not await self._stream_is(open_=False, within=_TRAILERS_WITHIN):
+        if not await self._until(lambda: not self.plugin.streaming, _TRAILERS_WITHIN):
             self._server.reset_connections()
-            await self._stream_is(open_=False, within=_TRAILERS_WITHIN)
-        await self._server.wait_disconnected(_CLOSED_WITHIN)
+            await self._until(lambda: not self.plugin.streaming, _TRAILERS_WITHIN)
+        if not await self._server.wait_disconnected(_CLOSED_WITHIN):
+            self._server.reset_connections()
 
-    async def _stream_is(self, *, open_: bool, within: float) -> bool:
-        """Wait for a stream to be open, or to be gone."""
+    async def _until(self, reached: Callable[[], bool], within: float | None = None) -> bool:
+        """Wait for the streams to be so; False if they are not within so many seconds."""
         try:
             async with asyncio.timeout(within):
-                while self.plugin.streaming is not open_:
+                while not reached():
                     self._attention.clear()
                     await self._attention.wait()
         except TimeoutError:
             return False
         return True
-
-    async def _until_lost(self, generation: int) -> None:
-        """Wait until the stream ends or another kubelet has started."""
-        restarted = asyncio.ensure_future(self._kubelet.newer_than(generation))
-        restarted.add_done_callback(lambda _: self._attention.set())
-        try:
-            while self.plugin.streaming and not restarted.done():
-                self._attention.clear()
-                await self._attention.wait()
-        finally:
-            restarted.cancel()
-        log.info(
-            "kubelet-restarted" if self._kubelet.generation > generation else "stream-ended",
-            resource=self.plugin.resource,
-        )
 
     async def _wait_to_retry(self, delay: float, most: float, generation: int) -> float:
         """Wait a little longer each time; not at all once a new kubelet has started. The next delay."""

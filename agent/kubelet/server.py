@@ -20,6 +20,7 @@ from grpclib.protocol import H2Protocol
 from grpclib.server import Server
 from h2.exceptions import ProtocolError
 
+from agent.kubelet.gathering import GatheringTransport
 from agent.kubelet.wire import Codec
 from agent.limits import SOCKET_PATH_LIMIT
 
@@ -87,8 +88,9 @@ class _Connection(H2Protocol):
         self._server = server
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
         assert isinstance(transport, asyncio.Transport)
+        transport = GatheringTransport(transport)
+        super().connection_made(transport)
         self.transport = transport  # grpclib forgets its own when it closes
         self._server.connected(self)
 
@@ -143,6 +145,7 @@ class SocketServer(Server):
         try:
             await self.start(sock=sock)
         except BaseException:
+            self._loop.remove_reader(sock)  # cancelled while it started: the loop listens already
             sock.close()
             self._remove_socket()
             raise
@@ -170,7 +173,7 @@ class SocketServer(Server):
             return True
         self._remove_socket()
         try:
-            await self._finish_accepting()
+            await self._finish_accepting(server)
             server.close()
             late = await self._end_calls(patience)
             for connection in list(self._connections):
@@ -184,8 +187,11 @@ class SocketServer(Server):
         await asyncio.sleep(0)  # lets connection_lost run
         return not late
 
-    async def _finish_accepting(self) -> None:
+    async def _finish_accepting(self, server: asyncio.AbstractServer) -> None:
         # asyncio forgets, open, a connection whose server closes between accept and the making of its transport
+        assert isinstance(server, asyncio.Server)
+        for sock in server.sockets:
+            self._loop.remove_reader(sock.fileno())
         for _ in range(_ACCEPT_TURNS):
             await asyncio.sleep(0)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -80,22 +81,20 @@ class Witnesses:
         """Ask for ever."""
         try:
             while True:
+                self._allocated.clear()
                 await self.ask()
                 await self._wait()
         finally:
             self._workers.close()
 
     async def _wait(self) -> None:
-        now = self._clock()
-        judgement = self._ledger.next_judgement(now)
-        wait = _WHILE_ENDING if self._ledger.ending() else min(IDLE, judgement + 1.0 if judgement else IDLE)
-        self._allocated.clear()
-        try:
+        wait = _WHILE_ENDING if self._ledger.ending() else IDLE
+        if (judgement := self._ledger.next_judgement(self._clock())) is not None:
+            wait = min(wait, judgement + _AFTER_ALLOCATE)
+        with suppress(TimeoutError):
             async with asyncio.timeout(wait):
                 await self._allocated.wait()
                 await asyncio.sleep(_AFTER_ALLOCATE)
-        except TimeoutError:
-            pass
 
     async def ask(self) -> None:
         """One round: List, then the checkpoint that lay there after it."""
@@ -107,21 +106,25 @@ class Witnesses:
             # without knowing which checkpoint lay there, no later one can be told from it: judge nothing
             self._complain("checkpoint", str(error) or "reading it hangs")
             self._adopt(present or set())
-            return
-        self._complain("checkpoint", "")
-        slots = _slots(checkpoint) if checkpoint else set()
-        self._adopt(slots if present is None else present)
-        if present is not None:
-            self._ledger.listed(present, asked, self._clock(), checkpoint.version if checkpoint else None)
-        if checkpoint is not None and (over := self._ledger.checkpoint(slots, checkpoint.version)):
-            self._ended(over)
+        else:
+            self._complain("checkpoint", "")
+            self._judge(present, asked, checkpoint)
         for resource in self._ledger.awaiting_checkpoint(self._clock()):
             self._resend(resource)
+
+    def _judge(self, present: set[SlotKey] | None, asked: float, checkpoint: Checkpoint | None) -> None:
+        slots = _slots(checkpoint) if checkpoint else set()
+        self._adopt(slots | (present or set()))  # a List leaves out init containers (A5)
+        version = checkpoint.version if checkpoint else None
+        if present is not None:
+            self._ledger.listed(present, asked, self._clock(), version)
+        if version is not None and (over := self._ledger.checkpoint(slots, version)):
+            self._ended(over)
 
     def _adopt(self, present: set[SlotKey]) -> None:
         """Take in claims that we do not know: our own state was lost."""
         served = self._served()
-        seen = {slot: served[slot[0]] for slot in present if slot[0] in served}
+        seen = {slot: served[slot[0]] for slot in sorted(present) if slot[0] in served}
         devices = {slot: device for slot in seen if (device := self._devices(slot)) is not None}
         if news := self._ledger.adopt(seen, devices, self._clock()):
             log.info("claims-adopted", count=len(news), slots=[f"{h.resource}/{h.id}" for h in news[:10]])

@@ -1,0 +1,325 @@
+"""Kubelet contract: A4, A7."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+
+from agent.devices.inventory import Inventory
+from agent.devices.model import Health, Held, State
+from agent.devices.workers import Workers
+from agent.kubelet.allocation import Allocator
+from agent.kubelet.api.v1beta1 import AllocateResponse
+from agent.kubelet.wire import Encoded
+from backends.base import (
+    AllocationRefused,
+    Backend,
+    ContainerEdits,
+    Device,
+    Discovery,
+    Grant,
+    Host,
+    HostPath,
+    Node,
+    Resource,
+    ResourceSpec,
+)
+
+TOY = "example.com/toy"
+KIND = "toy"
+
+
+class Options(msgspec.Struct, frozen=True):
+    pass
+
+
+class Plain(Backend[Options]):
+    """Needs no claim; notes what it is asked."""
+
+    options_type: ClassVar = Options
+
+    def __init__(self, host: Host, resources: Sequence[Resource[Options]]) -> None:
+        super().__init__(host, resources)
+        self.asked: list[tuple[str, list[str]]] = []
+        self.fails: Exception | None = None
+        self.nonsense: Any = None
+
+    def units(self) -> Iterable[str]:
+        return ()
+
+    def discover(self, unit: str) -> Discovery:
+        return Discovery()
+
+    def edits(self, resource: Resource[Options], grants: Sequence[Grant]) -> ContainerEdits:
+        self.asked.append(("edits", [grant.id for grant in grants]))
+        if self.fails:
+            raise self.fails
+        if self.nonsense is not None:
+            edits: ContainerEdits = self.nonsense
+            return edits
+        nodes = tuple(node for grant in grants for node in grant.device.nodes)
+        return ContainerEdits(nodes, env={"IDS": ",".join(grant.id for grant in grants)})
+
+
+class Claiming(Plain):
+    """Makes hardware ready, as a test decides."""
+
+    def __init__(self, host: Host, resources: Sequence[Resource[Options]]) -> None:
+        super().__init__(host, resources)
+        self.on_claim: Callable[[], None] = lambda: None
+
+    def claim(self, resource: Resource[Options], grants: Sequence[Grant]) -> None:
+        self.asked.append(("claim", [grant.id for grant in grants]))
+        self.on_claim()
+
+
+def toy(key: str, identity: str = "", node: str = "/dev/toy") -> Device:
+    nodes = (Node(HostPath(node), node, "rw"),)
+    return Device(key, key, frozenset({f"toy:{key}"}), identity=identity, nodes=nodes)
+
+
+class House:
+    """One resource with devices a, b and c, all of them told to the kubelet; what is recorded is noted."""
+
+    def __init__(self, kind: type[Plain], claim_deadline: float = 5.0) -> None:
+        self.resource = Resource(TOY, ResourceSpec(KIND, Options()))
+        self.backend: Any = kind(Host(), [self.resource])
+        self.inventory = Inventory([self.resource], {KIND: self.backend})
+        self.workers = Workers(KIND)
+        self.recorded: list[Held] = []
+        self.untold: set[str] = set()
+        self.allocator = Allocator(
+            self.inventory, {KIND: self.backend}, {KIND: self.workers}, self._record, claim_deadline
+        )
+        for key in "abc":
+            self.look(toy(key))
+        self.inventory.ready(KIND)
+        self.inventory.take()
+
+    def look(self, *devices: Device, unit: str | None = None) -> None:
+        """Discovery found these in a unit; none is a unit that is gone."""
+        self.inventory.update(KIND, {unit or devices[0].unit: devices})
+
+    async def _record(self, given: Sequence[Held]) -> None:
+        self.backend.asked.append(("recorded", [held.id for held in given]))
+        self.recorded += given
+        self.inventory.claim(given)
+
+    async def allocate(self, *ids: str) -> Encoded:
+        async with asyncio.timeout(5):
+            return await self.allocator.allocate(TOY, ids, lambda device_id: device_id not in self.untold)
+
+    async def refusal(self, *ids: str) -> str:
+        with pytest.raises(AllocationRefused) as caught:
+            await self.allocate(*ids)
+        sentence = caught.value.sentence
+        assert sentence[0].isalnum()
+        assert sentence.endswith(".")
+        assert not sentence.endswith("..")
+        return sentence
+
+    @property
+    def listed(self) -> dict[str, bool]:
+        """ID → is it healthy?"""
+        return {device_id: slot.health.offered for device_id, slot in self.inventory.slots(TOY).items()}
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    house = House(Plain)
+    yield house
+    house.workers.close()
+
+
+@pytest.fixture
+async def claiming() -> AsyncIterator[House]:
+    house = House(Claiming)
+    yield house
+    house.workers.close()
+
+
+def env(reply: Encoded) -> dict[str, str]:
+    (container,) = AllocateResponse().parse(reply).container_responses
+    return container.envs
+
+
+async def test_ids_are_sorted_and_taken_once_each(house: House) -> None:
+    assert env(await house.allocate("c", "a", "c", "b", "a")) == {"IDS": "a,b,c"}
+    assert [held.id for held in house.recorded] == ["a", "b", "c"]
+
+
+async def test_the_claim_is_recorded_before_the_backend_acts(claiming: House) -> None:
+    await claiming.allocate("b", "a")
+    assert claiming.backend.asked == [("recorded", ["a", "b"]), ("claim", ["a", "b"]), ("edits", ["a", "b"])]
+    assert claiming.recorded[0] == Held(TOY, "a", KIND, frozenset({"toy:a"}))
+
+
+async def test_the_record_names_the_card(house: House) -> None:
+    house.look(toy("a", "serial 7"))
+    await house.allocate("a")
+    assert house.recorded[0].identity == "serial 7"
+
+
+async def test_nothing_is_recorded_or_asked_for_a_refused_id(claiming: House) -> None:
+    claiming.untold = {"b"}
+    assert "has no device b on this node" in await claiming.refusal("a", "b")
+    assert "has no device x on this node" in await claiming.refusal("a", "x")
+    sick = Health(State.UNHEALTHY, "port-down", "Its port is down.")
+    claiming.inventory.set_health({"toy:c": sick})
+    assert "Device c of example.com/toy cannot be used now: Its port is down. Create" in await claiming.refusal("c")
+    claiming.inventory.set_health({"toy:c": replace(sick, message="")})
+    assert "cannot be used now: port-down." in await claiming.refusal("c")
+    assert claiming.backend.asked == []
+
+
+async def test_a_degraded_device_is_given(house: House) -> None:
+    house.inventory.set_health({"toy:a": Health(State.DEGRADED, "slow-link")})
+    assert env(await house.allocate("a")) == {"IDS": "a"}
+
+
+async def test_a_vanished_device_that_a_pod_holds_is_refused_to_others(house: House) -> None:
+    await house.allocate("a")
+    house.look(unit="a")
+    assert "the device is gone; a pod still holds it" in await house.refusal("a")
+
+
+async def test_a_retired_resource_is_refused(house: House) -> None:
+    old = "example.com/old"
+    house.inventory.claim([Held(old, "a1", KIND)])
+    with pytest.raises(AllocationRefused, match="no longer offered on this node"):
+        await house.allocator.allocate(old, ["a1"], lambda _: True)
+
+
+async def test_the_backends_own_sentence_is_passed_on(claiming: House) -> None:
+    def refuse() -> None:
+        raise AllocationRefused("The card is locked.")
+
+    claiming.backend.on_claim = refuse
+    assert await claiming.refusal("a") == "The card is locked."
+    claiming.backend.on_claim = lambda: None
+    claiming.backend.fails = AllocationRefused("These two are on different boards.")
+    assert await claiming.refusal("a", "b") == "These two are on different boards."
+
+
+@pytest.mark.parametrize("error", [RuntimeError("oh no"), TimeoutError("timed out"), OSError(5, "I/O error")], ids=repr)
+@pytest.mark.parametrize("call", ["claim", "edits"])
+async def test_a_backend_that_raises_is_named_to_the_administrator(
+    claiming: House, call: str, error: Exception
+) -> None:
+    def fail() -> None:
+        raise error
+
+    if call == "claim":
+        claiming.backend.on_claim = fail
+    else:
+        claiming.backend.fails = error
+    assert f"the backend toy failed ({error})" in await claiming.refusal("a")
+    assert [held.id for held in claiming.recorded] == ["a"], "what it has done until then is undone when the claim ends"
+
+
+@pytest.mark.parametrize("answer", [42, "edits", ContainerEdits(env={"A": 1}), ContainerEdits(nodes=("x",))], ids=repr)  # type: ignore[dict-item,arg-type]
+async def test_nonsense_for_edits_is_refused(house: House, answer: object) -> None:
+    house.backend.nonsense = answer
+    assert "the backend toy failed" in await house.refusal("a")
+
+
+async def test_a_claim_that_hangs_is_given_up_at_its_deadline_and_does_nothing_late() -> None:
+    house, let_go = House(Claiming, claim_deadline=0.05), threading.Event()
+    house.backend.on_claim = let_go.wait
+    assert "a of example.com/toy could not be made ready: not done within 0.05 s" in await house.refusal("a")
+    assert [held.id for held in house.recorded] == ["a"], "a late claim ends as any other"
+    let_go.set()
+    house.backend.on_claim = lambda: None
+    assert env(await house.allocate("a"))
+    house.workers.close()
+
+
+async def test_when_every_thread_hangs_it_is_refused_at_once() -> None:
+    house, let_go = House(Claiming, claim_deadline=0.01), threading.Event()
+    house.backend.on_claim = let_go.wait
+    for _ in range(4):
+        await house.refusal("a")
+    assert "all 4 threads of toy hang" in await house.refusal("b")
+    let_go.set()
+
+
+async def test_a_caller_that_hangs_up_leaves_the_claim_in_the_ledger(claiming: House) -> None:
+    started, let_go = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def hang() -> None:
+        loop.call_soon_threadsafe(started.set)
+        let_go.wait(5)
+
+    claiming.backend.on_claim = hang
+    call = asyncio.ensure_future(claiming.allocate("a"))
+    await started.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    let_go.set()
+    assert [held.id for held in claiming.recorded] == ["a"]
+    assert ("edits", ["a"]) not in claiming.backend.asked
+
+
+async def during_claim(house: House, *happens: Callable[[], None]) -> asyncio.Task[Encoded]:
+    """Start an Allocate of a, let these happen while claim() runs, and let it end."""
+    started, let_go = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def hang() -> None:
+        loop.call_soon_threadsafe(started.set)
+        let_go.wait(5)
+
+    house.backend.on_claim = hang
+    call = asyncio.ensure_future(house.allocate("a"))
+    await started.wait()
+    for it in happens:
+        it()
+        for snapshot in house.inventory.take():
+            assert "a" in snapshot.slots, "an ID in flight never leaves the list"
+    let_go.set()
+    return call
+
+
+async def test_a_device_that_vanishes_while_it_is_made_ready_stays_listed_and_is_refused(claiming: House) -> None:
+    call = await during_claim(claiming, lambda: claiming.look(unit="a"))
+    with pytest.raises(AllocationRefused, match="cannot be used now: the device is gone"):
+        await call
+    assert claiming.listed == {"a": False, "b": True, "c": True}
+
+
+async def test_a_device_that_is_back_is_given_as_it_is_now(claiming: House) -> None:
+    call = await during_claim(
+        claiming, lambda: claiming.look(unit="a"), lambda: claiming.look(toy("a", node="/dev/toy-made-by-claim"))
+    )
+    (container,) = AllocateResponse().parse(await call).container_responses
+    assert container.devices[0].host_path == "/dev/toy-made-by-claim"
+
+
+async def test_another_card_in_its_place_is_refused(claiming: House) -> None:
+    claiming.look(toy("a", "serial 1"))
+    call = await during_claim(claiming, lambda: claiming.look(unit="a"), lambda: claiming.look(toy("a", "serial 2")))
+    with pytest.raises(AllocationRefused, match=r"another device \(serial 2\)"):
+        await call
+    assert claiming.listed["a"] is False
+
+
+async def test_other_hardware_under_the_same_id_is_refused(claiming: House) -> None:
+    other = replace(toy("a"), hardware=frozenset({"toy:other"}))
+    call = await during_claim(claiming, lambda: claiming.look(other))
+    with pytest.raises(AllocationRefused, match="Create the pod again"):
+        await call
+
+
+async def test_a_device_that_falls_ill_while_it_is_made_ready_is_refused(claiming: House) -> None:
+    sick = Health(State.UNHEALTHY, "hot", "It is too hot")
+    call = await during_claim(claiming, lambda: claiming.inventory.set_health({"toy:a": sick}))
+    with pytest.raises(AllocationRefused, match="It is too hot"):
+        await call

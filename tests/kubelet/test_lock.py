@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from agent.kubelet.lock import exclusive
+from tests.kubelet.plugins import until
+
+HOLDER = """
+import asyncio, sys
+from pathlib import Path
+from agent.kubelet.lock import exclusive
+async def hold():
+    async with exclusive(Path(sys.argv[1])):
+        print("held", flush=True)
+        await asyncio.sleep(60)
+asyncio.run(hold())
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process that holds the lock."""
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path / "lock")], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        yield process
+        process.kill()
+
+
+async def test_one_holder_after_the_other(tmp_path: Path) -> None:
+    for _ in range(2):
+        async with exclusive(tmp_path / "lock"):
+            assert (tmp_path / "lock").read_text() == str(os.getpid())
+
+
+async def test_a_second_holder_waits_says_so_once_and_takes_over_when_the_first_is_killed(
+    tmp_path: Path, holder: subprocess.Popen[bytes]
+) -> None:
+    taken, done = asyncio.Event(), asyncio.Event()
+
+    async def take() -> None:
+        async with exclusive(tmp_path / "lock"):
+            taken.set()
+            await done.wait()
+
+    with structlog.testing.capture_logs() as lines:
+        second = asyncio.ensure_future(take())
+        await until(lambda: bool(lines))
+        await asyncio.sleep(0.25)  # two more tries
+        assert not taken.is_set()
+        assert [line["event"] for line in lines] == ["another-agent-runs"]
+        assert lines[0]["pid"] == str(holder.pid)
+        holder.kill()
+        async with asyncio.timeout(2):
+            await taken.wait()
+        assert [line["event"] for line in lines] == ["another-agent-runs", "took-over"]
+        assert (tmp_path / "lock").read_text() == str(os.getpid())
+    done.set()
+    await second
+
+
+async def test_a_waiter_can_give_up(tmp_path: Path, holder: subprocess.Popen[bytes]) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05), exclusive(tmp_path / "lock"):
+            pass
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+async def test_a_lock_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        async with exclusive(tmp_path / "missing" / "lock"):
+            pass
+
+
+async def test_what_a_longer_pid_left_in_the_file_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text("123456789012")
+    async with exclusive(tmp_path / "lock"):
+        assert (tmp_path / "lock").read_text() == str(os.getpid())

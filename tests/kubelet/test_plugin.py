@@ -1,0 +1,447 @@
+"""Kubelet contract: A3, A4, A7."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+import h2.events
+import pytest
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.devices.listing import Listing
+from agent.devices.model import HEALTHY, Slot, Snapshot
+from agent.kubelet import wire
+from agent.kubelet.api.v1beta1 import (
+    ContainerPreferredAllocationRequest,
+    DevicePluginOptions,
+    Empty,
+    ListAndWatchResponse,
+    NumaNode,
+    PreferredAllocationRequest,
+    PreferredAllocationResponse,
+    PreStartContainerRequest,
+    PreStartContainerResponse,
+    TopologyInfo,
+)
+from agent.kubelet.api.v1beta1 import Device as ListedDevice
+from agent.kubelet.plugin import COALESCE, Plugin, _EncodedList
+from agent.kubelet.server import SocketServer
+from backends.base import AllocationRefused
+from tests.kubelet.plugins import (
+    SICK,
+    TOY,
+    Client,
+    Lists,
+    Raw,
+    connected,
+    device,
+    healthy,
+    listed,
+    nothing,
+    received,
+    served,
+    until,
+)
+from tests.kubelet.test_server import RawClient
+
+METHODS = (
+    "GetDevicePluginOptions",
+    "ListAndWatch",
+    "Allocate",
+    "GetPreferredAllocation",
+    "PreStartContainer",
+)
+
+
+@dataclass
+class Stage:
+    """A served plugin, and a client of it."""
+
+    plugin: Plugin
+    lists: Lists
+    client: Client
+    server: SocketServer
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    plugin = Plugin(TOY, nothing)
+    async with served(tmp_path / "toy.sock", plugin) as server, connected(tmp_path / "toy.sock") as client:
+        yield Stage(plugin, Lists(plugin), client, server)
+
+
+# --- ListAndWatch ---
+
+
+async def test_no_list_is_sent_before_there_is_one(stage: Stage) -> None:
+    async with stage.client.watch() as stream:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await stream.recv_message()
+
+
+async def test_the_first_list_is_sent_when_it_comes(stage: Stage) -> None:
+    async with stage.client.watch() as stream:
+        await until(lambda: stage.plugin.streaming)
+        stage.lists.put("a", "b")
+        assert await listed(stream) == healthy("ab")
+
+
+async def test_an_empty_list_is_a_list(stage: Stage) -> None:
+    stage.lists.publish()
+    async with stage.client.watch() as stream:
+        assert await listed(stream) == {}
+
+
+async def test_the_first_change_is_sent_at_once_and_further_ones_together(stage: Stage) -> None:
+    sent: list[tuple[float, Snapshot]] = []
+    stage.plugin.on_sent = lambda snapshot: sent.append((time.monotonic(), snapshot))
+    stage.lists.put("first")
+    async with stage.client.watch() as stream:
+        await listed(stream)
+        await asyncio.sleep(COALESCE)
+        began = time.monotonic()
+        stage.lists.put("a0")
+        assert "a0" in await listed(stream)
+        assert sent[1][0] - began < COALESCE / 2
+        changes = 1
+        while time.monotonic() - began < 4 * COALESCE:
+            stage.lists.put(f"a{changes}")
+            changes += 1
+            await asyncio.sleep(0.002)
+        while f"a{changes - 1}" not in await listed(stream):
+            pass
+    gaps = [late - early for (early, _), (late, _) in itertools.pairwise(sent[1:])]
+    assert changes > len(sent) > 3
+    assert min(gaps) >= COALESCE
+
+
+async def test_a_change_and_its_reverse_within_the_pause_end_right(stage: Stage) -> None:
+    stage.lists.put("a", "b")
+    async with stage.client.watch() as stream:
+        await listed(stream)
+        stage.lists.drop("a")
+        stage.lists.put("b", health=SICK)
+        stage.lists.put("a")
+        assert await listed(stream) == {"a": "Healthy", "b": "Unhealthy"}
+
+
+async def test_a_slow_client_skips_generations(stage: Stage) -> None:
+    ids = [f"device-{n:06}" for n in range(30_000)]
+    stage.lists.put(*ids)
+    with RawClient(stage.server.path) as slow:
+        await slow.ask("/v1beta1.DevicePlugin/ListAndWatch")
+        await until(lambda: stage.plugin._sending is not None)
+        for n in range(20):
+            stage.lists.put(ids[n], health=SICK)
+            await asyncio.sleep(0.001)
+        frames = _Frames(slow)
+        assert {health for _, health, _ in (await frames.next()).devices} == {"Healthy"}
+        second = await frames.next()
+        assert sorted(i for i, health, _ in second.devices if health == "Unhealthy") == ids[:20]
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(2 * COALESCE):
+                await frames.next()
+
+
+class _Frames:
+    """The messages that a raw client gets, when it reads at last."""
+
+    def __init__(self, client: RawClient) -> None:
+        self._client = client
+        self._data = bytearray()
+
+    async def next(self) -> wire.DeviceList:
+        while len(self._data) < 5 or len(self._data) < 5 + int.from_bytes(self._data[1:5]):
+            data = await asyncio.get_running_loop().sock_recv(self._client._sock, 1 << 20)
+            for event in self._client._h2.receive_data(data):
+                if isinstance(event, h2.events.DataReceived):
+                    self._data += event.data
+        size = 5 + int.from_bytes(self._data[1:5])
+        message, self._data = bytes(self._data[5:size]), self._data[size:]
+        return wire.DeviceList.parse(message)
+
+
+async def test_a_resend_of_the_same_list_is_a_message(stage: Stage) -> None:
+    stage.lists.put("a")
+    async with stage.client.watch() as stream:
+        await listed(stream)
+        stage.lists.publish()
+        assert await listed(stream) == healthy("a")
+
+
+async def test_a_second_stream_is_refused_while_one_is_open(stage: Stage) -> None:
+    stage.lists.put("a")
+    async with stage.client.watch() as stream:
+        await listed(stream)
+        async with stage.client.watch() as second:
+            with pytest.raises(GRPCError) as caught:
+                await received(second)
+        assert caught.value.status is Status.UNAVAILABLE
+        stage.lists.put("b")
+        assert await listed(stream) == healthy("ab")
+    await until(lambda: not stage.plugin.streaming)
+    async with stage.client.watch() as stream:
+        assert await listed(stream) == healthy("ab")
+    assert stage.plugin.streams == 2
+
+
+async def test_a_stream_that_is_ended_sends_trailers_and_no_other_is_accepted_until_reopened(stage: Stage) -> None:
+    stage.lists.put("a")
+    async with stage.client.watch() as stream:
+        await listed(stream)
+        stage.lists.put("b")
+        await asyncio.sleep(0.005)  # it pauses
+        stage.plugin.end_stream()
+        assert await received(stream) is None
+        await stream.recv_trailing_metadata()  # raises what is not OK
+    async with stage.client.watch() as refused:
+        with pytest.raises(GRPCError):
+            await received(refused)
+    stage.plugin.reopen()
+    async with stage.client.watch() as stream:
+        assert await listed(stream) == healthy("ab")
+
+
+async def test_a_clients_death_is_seen_at_once(stage: Stage) -> None:
+    changes: list[bool] = []
+    stage.plugin.on_stream = lambda: changes.append(stage.plugin.streaming)
+    stage.lists.put("a")
+    async with stage.client.watch() as stream:
+        await listed(stream)
+        stage.client.close()
+        await until(lambda: not stage.plugin.streaming)
+    assert changes == [True, False]
+
+
+async def test_a_stalled_client_holds_up_neither_other_calls_nor_the_shutdown(stage: Stage) -> None:
+    stage.lists.put(*(f"device-{n:06}" for n in range(50_000)))
+    with RawClient(stage.server.path) as stalled:
+        await stalled.ask("/v1beta1.DevicePlugin/ListAndWatch")
+        await until(lambda: stage.plugin._sending is not None)
+        assert (await stage.client.allocate("device-000000")).container_responses
+        began = time.monotonic()
+        stage.plugin.end_stream()
+        assert not await stage.server.shut_down(0.05)
+        assert time.monotonic() - began < 1.0
+        assert not stage.plugin.streaming
+
+
+# --- the list's bytes ---
+
+Operation = tuple[str, str, int | None]
+
+
+def _in_betterproto(snapshot: Snapshot) -> bytes:
+    def one(slot: Slot) -> ListedDevice:
+        message = ListedDevice(slot.id, "Healthy" if slot.health.offered else "Unhealthy")
+        if slot.device is not None and slot.device.numa_node is not None:
+            message.topology = TopologyInfo([NumaNode(slot.device.numa_node)])
+        return message
+
+    return bytes(ListAndWatchResponse([one(slot) for slot in snapshot.slots.values()]))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["healthy", "sick", "gone", "tombstone", "skip", "resend", "all"]),
+            st.sampled_from(["a", "b", "ü", "long" * 50]),
+            st.sampled_from([None, 0, 1, 300]),
+        ),
+        max_size=30,
+    )
+)
+def test_the_list_equals_betterprotos_after_any_sequence_of_snapshots(operations: list[Operation]) -> None:
+    listing, encoded = Listing(TOY), _EncodedList()
+    for what, device_id, numa in operations:
+        if what == "gone":
+            listing.drop(device_id)
+        elif what == "tombstone":
+            listing.put(Slot(device_id, None, SICK))
+        elif what in ("healthy", "sick"):
+            listing.put(Slot(device_id, device(device_id, numa), HEALTHY if what == "healthy" else SICK))
+        snapshot = listing.snapshot()
+        if what == "skip":  # a generation that this list never saw
+            continue
+        if what == "all":
+            snapshot = Snapshot(TOY, snapshot.generation, snapshot.slots, None)
+        encoded.apply(snapshot)
+        assert sorted(wire.messages(encoded.message(), 1)) == sorted(wire.messages(_in_betterproto(snapshot), 1))
+
+
+def test_a_flip_encodes_that_device_and_no_other() -> None:
+    listing, encoded = Listing(TOY), _EncodedList()
+    for n in range(100):
+        listing.put(Slot(f"d{n}", device(f"d{n}"), HEALTHY))
+    encoded.apply(listing.snapshot())
+    listing.put(Slot("d7", device("d7"), SICK))
+    with (
+        patch.object(wire, "device_head", side_effect=AssertionError("a head never changes")),
+        patch.object(wire, "list_item", wraps=wire.list_item) as items,
+    ):
+        encoded.apply(listing.snapshot())
+        assert items.call_count == 1
+    message = encoded.message()
+    assert encoded.message() is message
+
+
+# --- the other calls ---
+
+
+async def test_every_method_is_served(stage: Stage) -> None:
+    assert set(stage.plugin.__mapping__()) == {f"/v1beta1.DevicePlugin/{name}" for name in METHODS}
+    options = await stage.client.call("GetDevicePluginOptions", Empty(), DevicePluginOptions)
+    assert options == DevicePluginOptions()
+    reply = await stage.client.call("PreStartContainer", PreStartContainerRequest(["a"]), PreStartContainerResponse)
+    assert reply == PreStartContainerResponse()
+    wish = PreferredAllocationRequest([ContainerPreferredAllocationRequest(["c", "a", "b"], ["b"], 2)])
+    preferred = await stage.client.call("GetPreferredAllocation", wish, PreferredAllocationResponse)
+    assert preferred.container_responses[0].device_ids == ["b", "a"]
+
+
+async def test_each_container_of_a_call_gets_its_own(tmp_path: Path) -> None:
+    async with served(tmp_path / "s", Plugin(TOY, nothing)), connected(tmp_path / "s") as client:
+        request = wire.Encoded(b"\x0a\x03\x0a\x01a" + b"\x0a\x03\x0a\x01b")
+        reply = await client.call("Allocate", request, _allocate_response())
+    assert [container.envs for container in reply.container_responses] == [{"GIVEN": "a"}, {"GIVEN": "b"}]
+
+
+def _allocate_response() -> type:
+    from agent.kubelet.api.v1beta1 import AllocateResponse
+
+    return AllocateResponse
+
+
+MALFORMED = {
+    "cut off": b"\x0a\x05ab",
+    "no protobuf": b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff",
+    "a group": b"\x0b\x0c",
+    "field number 0": b"\x02\x01a",
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED)
+async def test_malformed_bytes_are_the_callers_error_and_the_server_goes_on(
+    stage: Stage, method: str, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage.lists.put("a")
+    with caplog.at_level(logging.WARNING), pytest.raises(GRPCError) as caught:
+        await stage.client.call(method, wire.Encoded(data), Raw)
+    assert caught.value.status is Status.INVALID_ARGUMENT
+    assert caught.value.message
+    assert caplog.records == []
+    assert await stage.client.allocate("a")
+    async with stage.client.watch() as stream:
+        assert await listed(stream) == healthy("a")
+
+
+async def test_an_id_that_is_no_text_is_the_callers_error(stage: Stage) -> None:
+    with pytest.raises(GRPCError) as caught:
+        await stage.client.call("Allocate", wire.Encoded(b"\x0a\x03\x0a\x01\xff"), Raw)
+    assert caught.value.status is Status.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    "frame", [b"\x00\x00\x00\x00\x09ab", b"\x01\x00\x00\x00\x02ab", b""], ids=["cut off", "compressed", "none at all"]
+)
+async def test_a_frame_that_is_no_message_is_the_callers_error(
+    stage: Stage, frame: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    raw = RawClient(stage.server.path)  # closed by _answer
+    headers = [(":method", "POST"), (":scheme", "http"), (":authority", "x")]
+    headers += [(":path", "/v1beta1.DevicePlugin/Allocate"), ("te", "trailers"), ("content-type", "application/grpc")]
+    raw._h2.send_headers(1, headers, end_stream=not frame)
+    if frame:
+        raw._h2.send_data(1, frame, end_stream=True)
+    with caplog.at_level(logging.WARNING):
+        answer = await asyncio.to_thread(_answer, raw)
+    assert answer["grpc-status"] == str(Status.INVALID_ARGUMENT.value)
+    assert caplog.records == []
+    assert await stage.client.allocate("a")
+
+
+def _answer(raw: RawClient) -> dict[str, str]:
+    """The headers of the first answer, read blocking."""
+    raw._sock.setblocking(True)
+    raw._sock.settimeout(2)
+    raw._sock.sendall(raw._h2.data_to_send())
+    try:
+        while data := raw._sock.recv(1 << 16):
+            for event in raw._h2.receive_data(data):
+                if (found := getattr(event, "headers", None)) is not None:
+                    return dict(found)
+        raise AssertionError("no answer")
+    finally:
+        raw._sock.shutdown(socket.SHUT_RDWR)
+        raw._sock.close()
+
+
+# --- A7.1: what the kubelet was told ---
+
+
+class Told:
+    """An allocation that asks of each ID whether the kubelet was told, and hands nothing out."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, bool] = {}
+
+    async def allocate(self, resource: str, ids: Sequence[str], told: Callable[[str], bool]) -> wire.Encoded:
+        self.answers = {device_id: told(device_id) for device_id in ids}
+        raise AllocationRefused("Not today.")
+
+
+async def ask(client: Client, told: Told, *ids: str) -> dict[str, bool]:
+    with pytest.raises(GRPCError) as caught:
+        await client.allocate(*ids)
+    assert (caught.value.status, caught.value.message) == (Status.FAILED_PRECONDITION, "Not today.")
+    return told.answers
+
+
+async def test_only_ids_in_the_last_list_sent_were_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    told = Told()
+    plugin = Plugin(TOY, told.allocate)
+    lists = Lists(plugin)
+    with caplog.at_level(logging.WARNING):
+        async with served(tmp_path / "s", plugin), connected(tmp_path / "s") as client:
+            lists.put("a", "b")
+            assert await ask(client, told, "a", "x") == {"a": False, "x": False}
+            async with client.watch() as stream:
+                await listed(stream)
+                assert await ask(client, told, "a", "b", "x") == {"a": True, "b": True, "x": False}
+                lists.drop("a")
+                assert await listed(stream) == healthy("b")
+                lists.put("a")  # back, but the message that says so waits for its turn
+                assert await ask(client, told, "a", "b") == {"a": False, "b": True}
+                assert await listed(stream) == healthy("ba")
+                assert await ask(client, told, "a") == {"a": True}
+    assert caplog.records == [], "an expected refusal is no news to grpclib"
+
+
+async def test_an_id_that_returns_with_the_list_under_way_was_not_told(tmp_path: Path) -> None:
+    told = Told()
+    plugin = Plugin(TOY, told.allocate)
+    lists = Lists(plugin)
+    async with served(tmp_path / "s", plugin) as server, connected(tmp_path / "s") as client:
+        lists.put("a", "b", *(f"device-{n:06}" for n in range(60_000)))
+        lists.drop("a")
+        with RawClient(tmp_path / "s") as stalled:
+            await stalled.ask("/v1beta1.DevicePlugin/ListAndWatch")
+            await until(lambda: plugin._sending is not None)
+            assert await ask(client, told, "b") == {"b": False}, "nothing has been sent as a whole yet"
+            plugin._sent = {**lists.listing.slots, "a": Slot("a", device("a"), HEALTHY)}  # as of a list before
+            lists.put("a")
+            assert await ask(client, told, "a", "b") == {"a": False, "b": True}
+            server.reset_connections()

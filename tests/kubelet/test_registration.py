@@ -1,0 +1,505 @@
+"""Kubelet contract: A1, A2, A6."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from grpclib.client import Channel
+from structlog.testing import capture_logs
+
+from agent.devices.sources.paths import Change as PathChange
+from agent.devices.sources.paths import DirectoryWatch
+from agent.kubelet import registration
+from agent.kubelet.api.v1beta1 import Empty, RegisterRequest, RegistrationBase
+from agent.kubelet.plugin import Plugin
+from agent.kubelet.registration import Kubelet, Registrar
+from agent.kubelet.server import SocketServer
+from agent.simulation.changes import Change, Kind
+from agent.simulation.kubelet import Kubelet as SimulatedKubelet
+from tests.kubelet.plugins import TOY, Lists, nothing, until
+
+SECONDS = 5.0
+
+
+class Agent:
+    """The part of the agent that registers, with the kubelet's directory watched as the supervisor does."""
+
+    def __init__(self, plugin_dir: Path, *resources: str) -> None:
+        self.plugin_dir = plugin_dir
+        self.kubelet = Kubelet(plugin_dir / "kubelet.sock")
+        self.plugins = {name: Plugin(name, nothing) for name in resources}
+        self.registrars = {
+            name: Registrar(plugin, self.kubelet, plugin_dir, f"fairlead/{n}.sock")
+            for n, (name, plugin) in enumerate(self.plugins.items())
+        }
+        for plugin in self.plugins.values():
+            Lists(plugin).put("a", "b")
+        self._watch = DirectoryWatch(self._changed, self.kubelet.look)
+        self._watch.watch(frozenset({plugin_dir}))
+        self._tasks: anyio.abc.TaskGroup
+
+    def _changed(self, path: Path, change: PathChange) -> None:
+        if path == self.kubelet.socket and change is PathChange.CREATED:
+            self.kubelet.look()
+
+    async def __aenter__(self) -> Agent:
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        await self._tasks.start(self._watch.run)
+        self.kubelet.look()
+        for registrar in self.registrars.values():
+            self._tasks.start_soon(registrar.run)
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        self._tasks.cancel_scope.cancel()
+        await self._tasks.__aexit__(*exc)
+
+    @property
+    def plugin(self) -> Plugin:
+        return self.plugins[TOY]
+
+    @property
+    def registrar(self) -> Registrar:
+        return self.registrars[TOY]
+
+    @property
+    def socket(self) -> Path:
+        return self.registrar._server.path
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> SimulatedKubelet:
+    (tmp_path / "device-plugins").mkdir()
+    return SimulatedKubelet(tmp_path)
+
+
+@asynccontextmanager
+async def running(node: SimulatedKubelet, *resources: str) -> AsyncIterator[Agent]:
+    """A kubelet and an agent; the kubelet goes first, so that the agent's end is seen to be clean without one."""
+    async with Agent(node.plugin_dir, *(resources or (TOY,))) as agent:
+        try:
+            yield agent
+        finally:
+            await node.stop()
+
+
+def well(agent: Agent) -> Callable[[SimulatedKubelet], bool]:
+    """Is every resource registered, healthy, and on exactly one stream?"""
+
+    def is_well(node: SimulatedKubelet) -> bool:
+        return all(
+            name in node.resources
+            and node.resources[name].allocatable == 2
+            and node.streams(name) == 1
+            and agent.registrars[name].registered
+            for name in agent.plugins
+        )
+
+    return is_well
+
+
+async def settled(node: SimulatedKubelet, agent: Agent) -> None:
+    """Everything is well, and stays so."""
+    await until(lambda: well(agent)(node), SECONDS)
+    await asyncio.sleep(0.01)
+    assert well(agent)(node)
+
+
+async def noticed_to_die(node: SimulatedKubelet, agent: Agent) -> None:
+    """The kubelet has not been led to forget us: it notices that our connection breaks (A2)."""
+    seen: list[Change] = []
+    unsubscribe = node.subscribe(seen.append)
+    for registrar in agent.registrars.values():
+        registrar._server.reset_connections()
+    await until(lambda: {c.resource for c in seen if c.kind is Kind.DISCONNECTED} == set(agent.plugins))
+    unsubscribe()
+
+
+# --- coming together ---
+
+
+async def test_it_registers_with_a_kubelet_that_is_there(node: SimulatedKubelet) -> None:
+    await node.start()
+    async with running(node) as agent:
+        await settled(node, agent)
+        assert node.registrations[TOY] == 1
+
+
+async def test_it_registers_when_the_kubelet_comes_later(node: SimulatedKubelet) -> None:
+    async with running(node) as agent:
+        await asyncio.sleep(0.02)
+        assert agent.socket.is_socket()
+        began = time.monotonic()
+        await node.start()
+        await settled(node, agent)
+        assert time.monotonic() - began < 0.5
+        assert node.registrations[TOY] == 1
+
+
+async def test_a_socket_that_nobody_listens_on_is_tried_again_from_a_millisecond_on(tmp_path: Path) -> None:
+    node = SimulatedKubelet(tmp_path, listen_delay=0.02)
+    node.plugin_dir.mkdir()
+    async with running(node) as agent:
+        with capture_logs() as lines:
+            began = time.monotonic()
+            await node.start()
+            await settled(node, agent)
+        assert time.monotonic() - began < 0.5
+        assert node.registrations[TOY] == 1
+        assert not [line for line in lines if line["log_level"] == "warning"]
+
+
+async def test_a_socket_that_nobody_ever_listens_on_is_said_once_and_not_hammered(node: SimulatedKubelet) -> None:
+    with socket.socket(socket.AF_UNIX) as dead, capture_logs() as lines:
+        dead.bind(str(node.socket))
+        async with running(node, *(f"example.com/toy{n}" for n in range(5))):
+            await until(lambda: any(line["event"] == "kubelet-silent" for line in lines))
+            await asyncio.sleep(0.3)
+        assert [line["event"] for line in lines if line["log_level"] != "info"] == ["kubelet-silent"]
+
+
+async def test_a_refusal_is_said_once_and_tried_again(tmp_path: Path) -> None:
+    class Refusing(RegistrationBase):
+        asked = 0
+
+        async def register(self, register_request: RegisterRequest) -> Empty:
+            from grpclib.const import Status
+            from grpclib.exceptions import GRPCError
+
+            self.asked += 1
+            raise GRPCError(Status.UNKNOWN, "not today")
+
+    service = Refusing()
+    server = SocketServer([service], tmp_path / "kubelet.sock")
+    await server.open()
+    with capture_logs() as lines:
+        async with Agent(tmp_path, TOY) as agent:
+            await until(lambda: service.asked >= 5)
+            assert not agent.registrar.registered
+            await asyncio.sleep(0.2)
+    assert service.asked < 12, "the delays double: 1, 2, 4, ... ms"
+    assert [line["reason"] for line in lines if line["event"] == "not-registered"] == ["the kubelet refused: not today"]
+    await server.shut_down()
+
+
+async def test_a_registration_without_a_stream_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration, "_STREAM_WITHIN", 0.02)
+
+    class Forgetful(RegistrationBase):
+        asked = 0
+
+        async def register(self, register_request: RegisterRequest) -> Empty:
+            self.asked += 1
+            return Empty()
+
+    service = Forgetful()
+    server = SocketServer([service], tmp_path / "kubelet.sock")
+    await server.open()
+    with capture_logs() as lines:
+        async with Agent(tmp_path, TOY):
+            await until(lambda: service.asked >= 3)
+    assert [line["reason"] for line in lines if line["event"] == "not-registered"] == [
+        "the kubelet accepted example.com/toy but opened no ListAndWatch"
+    ]
+    await server.shut_down()
+
+
+async def test_a_stream_that_has_ended_before_register_returns_is_not_waited_for(
+    node: SimulatedKubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.start()
+    original = Kubelet.register
+    times = 0
+
+    async def slow(self: Kubelet, resource: str, endpoint: str) -> None:
+        nonlocal times
+        await original(self, resource, endpoint)
+        times += 1
+        if times == 1:
+            agent.registrar._server.reset_connections()
+            await until(lambda: not agent.plugin.streaming)
+
+    monkeypatch.setattr(Kubelet, "register", slow)
+    began = time.monotonic()
+    async with running(node) as agent:
+        await until(lambda: times == 2 and well(agent)(node))
+    assert time.monotonic() - began < 2.0
+
+
+# --- the kubelet restarts ---
+
+
+@pytest.mark.parametrize("kill", [False, True], ids=["SIGTERM", "kill"])
+@pytest.mark.parametrize("wipe", ["1.32", "1.36"])
+async def test_a_restart_of_the_kubelet_is_answered_at_once(node: SimulatedKubelet, wipe: Any, kill: bool) -> None:
+    await node.start()
+    async with running(node, TOY, "example.com/other") as agent:
+        await settled(node, agent)
+        began = time.monotonic()
+        await node.restart(wipe, kill=kill)
+        await settled(node, agent)
+        assert time.monotonic() - began < 0.5
+        assert node.registrations[TOY] == 2
+        await noticed_to_die(node, agent)
+        await settled(node, agent)
+
+
+@pytest.mark.parametrize("kill", [False, True], ids=["SIGTERM", "kill"])
+async def test_a_kubelet_that_stays_away_for_a_while_is_found_again_at_once(node: SimulatedKubelet, kill: bool) -> None:
+    await node.start()
+    async with running(node) as agent:
+        await settled(node, agent)
+        await node.stop(kill=kill)
+        await asyncio.sleep(0.3)  # the delays have grown to a quarter of a second
+        assert node.socket.is_socket()
+        began = time.monotonic()
+        await node.start()
+        await settled(node, agent)
+        assert time.monotonic() - began < 0.2
+        assert node.registrations[TOY] == 2
+
+
+@pytest.mark.timeout(120)
+async def test_after_200_restarts_every_resource_is_registered_on_exactly_one_stream(
+    node: SimulatedKubelet, record_property: Callable[[str, object], None]
+) -> None:
+    await node.start()
+    async with running(node, *(f"example.com/toy{n}" for n in range(4))) as agent:
+        began = time.monotonic()
+        for n in range(200):
+            await node.restart("1.32" if n % 3 == 0 else "1.36", kill=n % 2 == 0)
+            await asyncio.sleep((0, 0.001, 0.005, 0.02)[n % 4])
+        await settled(node, agent)
+        record_property("seconds", took := time.monotonic() - began)
+        print(f"200 restarts took {took:.1f} s")
+        assert max(node.registrations.values()) <= 201
+        await noticed_to_die(node, agent)
+        await settled(node, agent)
+        assert all(len(registrar._server._connections) == 1 for registrar in agent.registrars.values())
+
+
+async def test_a_kubelet_that_hangs_is_left_for_a_new_one(tmp_path: Path) -> None:
+    """Its Register never returns; a new socket appears in its place."""
+    node = SimulatedKubelet(tmp_path)
+    node.plugin_dir.mkdir()
+    mute = SocketServer([_Hanging()], node.socket)
+    await mute.open()
+    async with running(node) as agent:
+        await until(lambda: bool(mute._connections))
+        began = time.monotonic()
+        await node.start()
+        await settled(node, agent)
+        assert time.monotonic() - began < 0.5
+        await until(lambda: not mute._connections)
+    await mute.shut_down(0)
+
+
+class _Hanging(RegistrationBase):
+    async def register(self, register_request: RegisterRequest) -> Empty:
+        await asyncio.Event().wait()
+        return Empty()
+
+
+async def test_events_without_a_new_socket_are_no_restart(node: SimulatedKubelet) -> None:
+    await node.start()
+    async with running(node) as agent:
+        await settled(node, agent)
+        for _ in range(2):
+            agent._changed(node.socket, PathChange.CREATED)
+        agent.kubelet.look()
+        await asyncio.sleep(0.05)
+        await settled(node, agent)
+        assert node.registrations[TOY] == 1
+        assert agent.plugin.streams == 1
+
+
+async def test_a_new_socket_of_a_kubelet_that_goes_on_living_is_a_restart(node: SimulatedKubelet) -> None:
+    """Its streams stay open: only the create event tells (A6)."""
+    await node.start()
+    async with running(node) as agent:
+        await settled(node, agent)
+        node.socket.rename(node.plugin_dir / "aside")
+        os.link(node.plugin_dir / "aside", node.socket)  # the same inode, made again
+        await until(lambda: node.registrations[TOY] == 2)
+        await settled(node, agent)
+        assert agent.plugin.streams == 2
+        await noticed_to_die(node, agent)
+
+
+# --- A2: one stream, closed before the next registration ---
+
+
+async def test_a_stream_that_ends_is_followed_by_a_registration(node: SimulatedKubelet) -> None:
+    await node.start()
+    async with running(node) as agent:
+        await settled(node, agent)
+        agent.plugin.end_stream()
+        await until(lambda: node.registrations[TOY] == 2)
+        await settled(node, agent)
+        await noticed_to_die(node, agent)
+        await settled(node, agent)
+
+
+async def test_it_registers_only_when_the_kubelet_has_closed_the_old_connection(tmp_path: Path) -> None:
+    node = SimulatedKubelet(tmp_path, disconnect_delay=0.05)
+    node.plugin_dir.mkdir()
+    await node.start()
+    async with running(node) as agent:
+        await settled(node, agent)
+        for n in range(2, 6):
+            agent.plugin.end_stream()
+            await until(lambda n=n: node.registrations[TOY] == n)  # type: ignore[misc]
+            await settled(node, agent)
+            await asyncio.sleep(0.06)  # nothing of the old stream comes after
+            assert well(agent)(node)
+        await noticed_to_die(node, agent)
+
+
+async def test_a_kubelet_that_never_closes_it_had_forgotten_us_and_is_registered_with(tmp_path: Path) -> None:
+    node = SimulatedKubelet(tmp_path, disconnect_delay=3600)
+    node.plugin_dir.mkdir()
+    await node.start()
+    async with running(node) as agent:
+        await settled(node, agent)
+        began = time.monotonic()
+        agent.plugin.end_stream()
+        await until(lambda: node.registrations[TOY] == 2)
+        assert 0.4 < time.monotonic() - began < 1.0
+        await until(lambda: len(agent.registrar._server._connections) == 1)
+
+
+async def test_a_kubelet_that_drops_us_again_and_again_is_not_hammered(node: SimulatedKubelet) -> None:
+    await node.start()
+    dropped = 0
+
+    def drop(change: Change) -> None:
+        nonlocal dropped
+        if change.kind is Kind.LIST:
+            dropped += 1
+            asyncio.get_running_loop().call_soon(agent.registrar._server.reset_connections)
+
+    async with running(node) as agent:
+        unsubscribe = node.subscribe(drop)
+        await until(lambda: dropped >= 5)
+        await asyncio.sleep(0.4)
+        assert dropped < 12
+        unsubscribe()
+        await until(lambda: well(agent)(node))
+
+
+async def test_a_stalled_clients_connection_is_reset_after_a_second(tmp_path: Path) -> None:
+    """The kubelet's process stands still; a new one comes."""
+    node = SimulatedKubelet(tmp_path)
+    node.plugin_dir.mkdir()
+    stalling = SocketServer([_Stalling(node.plugin_dir)], node.socket)
+    await stalling.open()
+    async with running(node) as agent:
+        Lists(agent.plugin).put(*(f"device-{n:06}" for n in range(50_000)))
+        await until(lambda: agent.plugin._sending is not None)
+        began = time.monotonic()
+        await node.start()
+        await until(lambda: node.streams(TOY) == 1 and TOY in node.resources)
+        assert 0.9 < time.monotonic() - began < 2.5
+        await until(lambda: node.resources[TOY].capacity == 50_000)
+    await stalling.shut_down(0)
+
+
+class _Stalling(RegistrationBase):
+    """Opens the stream and reads nothing of it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    async def register(self, register_request: RegisterRequest) -> Empty:
+        from tests.kubelet.test_server import RawClient
+
+        self.client = RawClient(self._directory / register_request.endpoint)
+        await self.client.ask("/v1beta1.DevicePlugin/ListAndWatch")
+        return Empty()
+
+    def __del__(self) -> None:
+        if hasattr(self, "client"):
+            self.client._sock.close()
+
+
+# --- our own socket ---
+
+
+async def test_a_socket_that_was_removed_is_made_again_before_the_next_registration(node: SimulatedKubelet) -> None:
+    await node.start()
+    async with running(node) as agent:
+        await settled(node, agent)
+        agent.socket.unlink()
+        agent.socket.parent.rmdir()
+        await node.restart()
+        await settled(node, agent)
+        assert agent.socket.is_socket()
+        await noticed_to_die(node, agent)
+
+
+async def test_a_socket_that_was_removed_before_the_kubelet_came_is_made_again(node: SimulatedKubelet) -> None:
+    async with running(node) as agent:
+        await until(agent.socket.is_socket)
+        agent.socket.unlink()
+        await node.start()
+        await settled(node, agent)
+
+
+async def test_a_directory_that_cannot_be_used_is_said_once_and_tried_again(node: SimulatedKubelet) -> None:
+    (node.plugin_dir / "fairlead").write_text("a file, of all things")
+    await node.start()
+    with capture_logs() as lines:
+        async with running(node) as agent:
+            await until(lambda: any(line["event"] == "not-registered" for line in lines))
+            await asyncio.sleep(0.05)
+            (node.plugin_dir / "fairlead").unlink()
+            await settled(node, agent)
+    assert sum(line["event"] == "not-registered" for line in lines) == 1
+
+
+async def test_at_the_end_the_stream_ends_and_the_socket_goes(node: SimulatedKubelet) -> None:
+    await node.start()
+    async with Agent(node.plugin_dir, TOY) as agent:
+        await settled(node, agent)
+        assert agent.socket.is_socket()
+    await until(lambda: node.streams(TOY) == 0 and node.resources[TOY].allocatable == 0)
+    assert list((node.plugin_dir / "fairlead").iterdir()) == []
+    await node.stop()
+
+
+async def test_a_change_of_state_is_told(node: SimulatedKubelet) -> None:
+    changes: list[bool] = []
+    async with running(node) as agent:
+        agent.registrar.on_change = lambda: changes.append(agent.registrar.registered)
+        await node.start()
+        await settled(node, agent)
+        await node.restart()
+        await settled(node, agent)
+    assert changes[:3] == [True, False, True]
+
+
+async def test_registrations_under_way_share_a_connection(
+    node: SimulatedKubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Channel] = []
+    original = Channel.__init__
+
+    def noted(self: Channel, *args: Any, **kwargs: Any) -> None:
+        made.append(self)
+        original(self, *args, **kwargs)
+
+    await node.start()
+    monkeypatch.setattr(Channel, "__init__", noted)
+    async with running(node, *(f"example.com/toy{n}" for n in range(40))) as agent:
+        await settled(node, agent)
+        assert sum(channel._path == str(node.socket) for channel in made) < 10

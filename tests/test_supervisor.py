@@ -1,0 +1,621 @@
+"""The daemon as a whole, in this process, with a simulated kubelet."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import signal
+import socket
+import statistics
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from agent import limits, supervisor
+from agent.config import AgentConfig, Config
+from agent.config.model import Seconds
+from agent.devices import claims
+from agent.devices.making import make_backends
+from agent.kubelet import witnesses
+from agent.kubelet.plugin import Plugin
+from agent.notify import Notifier
+from agent.simulation.changes import Kind
+from agent.simulation.kubelet import Kubelet as SimulatedKubelet
+from agent.simulation.pods import Container, Phase, Pod
+from agent.supervisor import Agent
+from backends.base import Backend, ContainerEdits, Device, Discovery, Grant, Host, Resource, ResourceSpec, Signal
+from backends.chardev import CharDevOptions, PathOption
+from backends.stub import StubDevice, StubOptions
+from tests.kubelet.plugins import until
+
+TOY = "example.com/toy"
+OTHER = "example.com/other"
+NEVER = Seconds(3600)
+
+
+@pytest.fixture(autouse=True)
+async def nothing_left_behind(anyio_backend: str) -> AsyncIterator[None]:
+    """No task outlives a test, and no connection is left to the garbage collector (a ResourceWarning is an error)."""
+    yield
+    await asyncio.sleep(0)
+    left = {task for task in asyncio.all_tasks() if "TestRunner" not in repr(task.get_coro())}
+    assert not left
+    gc.collect()
+
+
+def toys(count: int = 3, name: str = TOY, numa_node: int | None = 0) -> Resource[Any]:
+    """Stub devices, whose states the node's file says."""
+    options = StubOptions([StubDevice(count, numa_node)], "/run/toys")
+    return Resource(name, ResourceSpec("stub", options))
+
+
+class Node:
+    """A machine with its kubelet and its directories."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for name in ("dev", "sys", "proc", "run", "k/device-plugins"):
+            (root / name).mkdir(parents=True)
+        self.host = Host(root, root / "sys", root / "dev", root / "proc", root / "run")
+        self.kubelet = SimulatedKubelet(root / "k")
+        self.ours = self.kubelet.plugin_dir / "fairlead"
+        self.state = root / "state"
+        self.notified = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.notified.bind(str(root / "notify"))
+        self.notified.setblocking(False)
+
+    def config(self, *resources: Resource[Any]) -> Config:
+        return Config(
+            AgentConfig(
+                self.kubelet.plugin_dir,
+                self.root / "k",
+                self.state,
+                uevents="off",
+                resync=NEVER,
+                probe=NEVER,
+            ),
+            self.host,
+            resources=resources,
+        )
+
+    def agent(self, *resources: Resource[Any], backends: Mapping[str, Backend[Any]] | None = None) -> Agent:
+        known = [resource for resource in resources if resource.spec.backend not in (backends or {})]
+        made = make_backends(self.host, known) | dict(backends or {})
+        return Agent(self.config(*resources), made, Notifier(str(self.root / "notify")))
+
+    @asynccontextmanager
+    async def running(
+        self, *resources: Resource[Any], backends: Mapping[str, Backend[Any]] | None = None
+    ) -> AsyncIterator[Agent]:
+        agent = self.agent(*resources, backends=backends)
+        task = asyncio.ensure_future(agent.run())
+        try:
+            yield agent
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled() or task.exception() is None
+
+    def say(self, *lines: str) -> None:
+        """Write the stub's file, as an editor does."""
+        (self.root / "run" / ".toys").write_text("\n".join(lines))
+        (self.root / "run" / ".toys").rename(self.root / "run" / "toys")
+
+    def messages(self) -> list[str]:
+        """What systemd was told since the last time."""
+        told = []
+        while True:
+            try:
+                told.append(self.notified.recv(4096).decode())
+            except BlockingIOError:
+                return told
+
+    def sockets(self) -> list[str]:
+        return sorted(path.name for path in self.ours.iterdir() if path.is_socket()) if self.ours.is_dir() else []
+
+    def shows(self, name: str, *, healthy: int, unhealthy: int = 0) -> bool:
+        view = self.kubelet.resources.get(name)
+        return (
+            view is not None
+            and (len(view.healthy), len(view.unhealthy)) == (healthy, unhealthy)
+            and self.kubelet.streams(name) == 1
+        )
+
+    async def has(self, name: str, *, healthy: int, unhealthy: int = 0) -> None:
+        await until(lambda: self.shows(name, healthy=healthy, unhealthy=unhealthy))
+
+
+@pytest.fixture
+async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
+    node = Node(tmp_path_factory.mktemp("n"))
+    yield node
+    await node.kubelet.stop()
+    node.notified.close()
+    assert node.kubelet.panics == []
+
+
+def pod(name: str = "pod", count: int = 1, resource: str = TOY) -> Pod:
+    return Pod(name, (Container("app", {resource: count}),))
+
+
+# --- start ---
+
+
+async def test_it_is_ready_before_there_is_a_kubelet_and_says_so_once(node: Node) -> None:
+    async with node.running(toys()):
+        await until(lambda: node.sockets() == ["example.com_toy.sock"])
+        first, *others = node.messages()
+        assert first == f"READY=1\nSTATUS=waiting for {node.kubelet.socket}"
+        assert others[-1] == f"STATUS=waiting for {node.kubelet.socket}"
+        await node.kubelet.start()
+        await node.has(TOY, healthy=3)
+        await node.kubelet.restart()
+        await node.has(TOY, healthy=3)
+        told = node.messages()
+        assert told[-1] == "STATUS=1 of 1 resources registered"
+        assert not any("READY" in message for message in told)
+
+
+async def test_nothing_is_registered_before_the_first_scan(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No list without the devices goes out, not even for a moment."""
+    await node.kubelet.start()
+    with node.kubelet.changes() as changes:
+        async with node.running(toys()):
+            await node.has(TOY, healthy=3)
+        lists = []
+        while not changes.empty():
+            if (change := changes.get_nowait()).kind is Kind.LIST:
+                lists.append(change.after)
+    assert [view.capacity for view in lists if view] == [3]
+
+
+async def test_a_resource_without_any_device_is_registered(node: Node) -> None:
+    await node.kubelet.start()
+    missing = Resource(OTHER, ResourceSpec("chardev", CharDevOptions([PathOption("/dev/missing")])))
+    async with node.running(toys(0), missing):
+        await node.has(TOY, healthy=0)
+        await node.has(OTHER, healthy=0)
+
+
+async def test_names_that_are_too_long_for_a_socket_are_served_under_a_hash(node: Node) -> None:
+    await node.kubelet.start()
+    name = "a-rather-long-domain.of-some-company.example.com/" + "n" * 63
+    async with node.running(toys(name=name)):
+        await node.has(name, healthy=3)
+        (found,) = node.sockets()
+        assert len(found) < 20
+
+
+@pytest.mark.root
+async def test_a_node_that_comes_and_goes_is_followed(node: Node) -> None:
+    await node.kubelet.start()
+    kvm = Resource(TOY, ResourceSpec("chardev", CharDevOptions([PathOption("/dev/toy", permissions="rw")], count=5)))
+    async with node.running(kvm):
+        await node.has(TOY, healthy=0)
+        os.mknod(node.root / "dev" / "toy", 0o20600, os.makedev(10, 232))
+        await node.has(TOY, healthy=5)
+        await node.kubelet.admit(pod())
+        (node.root / "dev" / "toy").unlink()
+        await node.has(TOY, healthy=0, unhealthy=1)
+
+
+# --- events and pods ---
+
+
+async def test_a_change_of_the_file_reaches_the_kubelet(node: Node) -> None:
+    await node.kubelet.start()
+    async with node.running(toys()):
+        await node.has(TOY, healthy=3)
+        node.say("stub-0 unhealthy", "stub-1 gone")
+        await node.has(TOY, healthy=1, unhealthy=1)
+        node.say("* healthy")
+        await node.has(TOY, healthy=3)
+
+
+async def test_a_pod_gets_its_devices_and_its_claim_is_written_down(node: Node) -> None:
+    await node.kubelet.start()
+    async with node.running(toys()):
+        await node.has(TOY, healthy=3)
+        status = await node.kubelet.admit(pod(count=2))
+        assert status.phase is Phase.RUNNING
+        kept = json.loads((node.state / "state.json").read_text())
+        assert len(kept["claims"]) == 2
+        node.say("* gone")
+        await node.has(TOY, healthy=0, unhealthy=2)
+
+
+async def test_a_pod_that_is_refused_reads_why(node: Node) -> None:
+    await node.kubelet.start()
+    async with node.running(toys(1)) as agent:
+        await node.has(TOY, healthy=1)
+        agent._plugins[TOY].publish = lambda snapshot: None  # type: ignore[method-assign]  # the kubelet is not told
+        node.say("stub-0 unhealthy It is on fire.")
+        await until(lambda: (slot := agent.inventory.slot(TOY, "stub-0")) is not None and not slot.health.offered)
+        status = await node.kubelet.admit(pod())
+        assert status.phase is Phase.FAILED
+        assert "Device stub-0 of example.com/toy cannot be used now: It is on fire. Create" in status.message
+
+
+# --- claims outlive us ---
+
+
+async def hold_one(node: Node, *resources: Resource[Any]) -> str:
+    """A pod gets a device; the agent ends; the device vanishes. The ID."""
+    async with node.running(*resources):
+        await node.has(TOY, healthy=3)
+        await node.kubelet.admit(pod())
+        (device_id,) = node.kubelet.held(pod(), "app")[TOY]
+    node.say(f"{device_id} gone")
+    return device_id
+
+
+async def test_a_tombstone_is_rebuilt_from_our_own_state(node: Node) -> None:
+    await node.kubelet.start()
+    device_id = await hold_one(node, toys())
+    await node.kubelet.stop()
+    (node.kubelet.plugin_dir / "kubelet_internal_checkpoint").rename(node.root / "aside")
+    async with node.running(toys()):
+        await until(lambda: bool(node.sockets()))
+        (node.root / "aside").rename(node.kubelet.plugin_dir / "kubelet_internal_checkpoint")
+        await node.kubelet.start()
+        await node.has(TOY, healthy=2, unhealthy=1)
+        assert node.kubelet.resources[TOY].unhealthy == {device_id}
+
+
+async def test_a_tombstone_is_rebuilt_from_the_checkpoint_alone(node: Node) -> None:
+    await node.kubelet.start()
+    device_id = await hold_one(node, toys())
+    await node.kubelet.stop()
+    (node.state / "state.json").unlink()
+    async with node.running(toys()):
+        await until(lambda: bool(node.sockets()))
+        await node.kubelet.start()
+        await node.has(TOY, healthy=2, unhealthy=1)
+        assert node.kubelet.resources[TOY].unhealthy == {device_id}
+
+
+async def test_a_tombstone_is_rebuilt_from_podresources_alone(node: Node) -> None:
+    await node.kubelet.start()
+    device_id = await hold_one(node, toys())
+    (node.state / "state.json").unlink()
+    (node.kubelet.plugin_dir / "kubelet_internal_checkpoint").unlink()
+    async with node.running(toys()):
+        await node.has(TOY, healthy=2, unhealthy=1)
+        assert node.kubelet.resources[TOY].unhealthy == {device_id}
+
+
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let claims end within a second."""
+    monkeypatch.setattr(claims, "MIN_AGE", 0.1)
+    monkeypatch.setattr(claims, "REWRITE_AFTER", 0.05)
+    monkeypatch.setattr(witnesses, "IDLE", 0.2)
+    monkeypatch.setattr(witnesses, "_WHILE_ENDING", 0.1)
+    monkeypatch.setattr(witnesses, "_AFTER_ALLOCATE", 0.05)
+
+
+async def test_a_renamed_resource_retires_until_its_claim_ends_and_then_its_server_goes(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.kubelet.start()
+    device_id = await hold_one(node, toys())
+    node.say()
+    await node.kubelet.stop()
+    hurry(monkeypatch)
+    with capture_logs() as lines:
+        async with node.running(toys(name=OTHER)):
+            await until(lambda: len(node.sockets()) == 2)
+            await node.kubelet.start()
+            await node.has(TOY, healthy=0, unhealthy=1)
+            assert node.kubelet.resources[TOY].unhealthy == {device_id}
+            await node.has(OTHER, healthy=3)
+            await asyncio.sleep(0.3)
+            assert node.sockets() == ["example.com_other.sock", "example.com_toy.sock"]
+            node.kubelet.end(pod())
+            await until(lambda: node.sockets() == ["example.com_other.sock"])
+            await until(lambda: node.kubelet.streams(TOY) == 0)
+            assert json.loads((node.state / "state.json").read_text())["claims"] == []
+            await node.has(OTHER, healthy=3)
+    events = [line["event"] for line in lines]
+    assert events.count("resource-retired") == 1
+    assert "part-failed" not in events
+    assert "part-restarts" not in events
+
+
+async def test_a_claim_that_has_ended_lets_its_tombstone_go(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    hurry(monkeypatch)
+    await node.kubelet.start()
+    async with node.running(toys()):
+        await node.has(TOY, healthy=3)
+        await node.kubelet.admit(pod())
+        (device_id,) = node.kubelet.held(pod(), "app")[TOY]
+        node.say(f"{device_id} gone")
+        await node.has(TOY, healthy=2, unhealthy=1)
+        await asyncio.sleep(0.3)
+        assert node.shows(TOY, healthy=2, unhealthy=1)
+        node.kubelet.end(pod())
+        await node.has(TOY, healthy=2)
+
+
+# --- broken backends ---
+
+
+class BadOptions(msgspec.Struct, frozen=True):
+    pass
+
+
+class Bad(Backend[BadOptions]):
+    """Does as a test says; by default it has one good device."""
+
+    options_type: ClassVar = BadOptions
+
+    def __init__(self, **does: Callable[..., Any]) -> None:
+        super().__init__(Host(), [bad()])
+        self.does = does
+
+    def _do(self, name: str, *args: Any) -> Any:
+        return self.does[name](*args)
+
+    def units(self) -> Iterable[str]:
+        return self._do("units") if "units" in self.does else ["u"]
+
+    def discover(self, unit: str) -> Discovery:
+        if "discover" in self.does:
+            found: Discovery = self._do("discover", unit)
+            return found
+        return Discovery((Device("d", unit, frozenset({"bad:d"})),))
+
+    def probe(self, device: Device) -> Iterable[Signal]:
+        return self._do("probe", device) if "probe" in self.does else ()
+
+    def ids(self, resource: Resource[BadOptions], device: Device) -> Sequence[str]:
+        return self._do("ids", resource, device) if "ids" in self.does else (device.key,)
+
+    def edits(self, resource: Resource[BadOptions], grants: Sequence[Grant]) -> ContainerEdits:
+        return self._do("edits") if "edits" in self.does else ContainerEdits()
+
+
+BAD = "example.com/bad"
+
+
+def bad() -> Resource[BadOptions]:
+    return Resource(BAD, ResourceSpec("bad", BadOptions()))
+
+
+def oh_no(*_: Any) -> Any:
+    raise RuntimeError("oh no")
+
+
+NONSENSE: dict[str, dict[str, Callable[..., Any]]] = {
+    "units raises": {"units": oh_no},
+    "units is a number": {"units": lambda: 3},
+    "units has a number": {"units": lambda: [3]},
+    "discover raises": {"discover": oh_no},
+    "discover is None": {"discover": lambda _: None},
+    "discover has a text": {"discover": lambda _: Discovery(("d",))},  # type: ignore[arg-type]
+    "probe raises": {"probe": oh_no},
+    "probe is a number": {"probe": lambda _: 3},
+    "ids raises": {"ids": oh_no},
+    "ids is a number": {"ids": lambda *_: 3},
+    "ids has a number": {"ids": lambda *_: [3]},
+    "ids has one that cannot be encoded": {"ids": lambda *_: ["\udcff"]},
+}
+
+
+async def latency(node: Node, agent: Agent) -> float:
+    """Median seconds from a change of the stub's file to the list in the kubelet."""
+    took = []
+    for n in range(9):
+        await asyncio.sleep(0.06)  # no pause of the stream's
+        began = time.perf_counter()
+        node.say("stub-0 unhealthy" if n % 2 == 0 else "")
+        await node.has(TOY, healthy=2 + n % 2, unhealthy=(n + 1) % 2)
+        took.append(time.perf_counter() - began)
+    return statistics.median(took)
+
+
+@pytest.mark.parametrize("does", NONSENSE.values(), ids=NONSENSE)
+async def test_a_backend_that_raises_or_talks_nonsense_is_reported_and_the_others_go_on(
+    node: Node, does: dict[str, Callable[..., Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "SETTLE", 0.3)
+    await node.kubelet.start()
+    with capture_logs() as lines:
+        async with node.running(bad(), toys(), backends={"bad": Bad(**does)}):
+            await node.has(TOY, healthy=3)
+            await node.has(BAD, healthy=0)
+            node.say("stub-0 unhealthy")
+            await node.has(TOY, healthy=2, unhealthy=1)
+    about = [line for line in lines if line["log_level"] in ("warning", "error")]
+    assert about, "it is reported"
+    assert all("bad" in str(line) for line in about)
+    assert len(about) <= 3
+
+
+async def test_a_backend_that_hangs_costs_the_others_nothing_and_does_not_hold_up_the_end(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "SETTLE", 0.3)
+    let_go = threading.Event()
+    await node.kubelet.start()
+    with capture_logs() as lines:
+        async with node.running(bad(), toys(), backends={"bad": Bad(discover=lambda _: let_go.wait(60))}) as agent:
+            await node.has(TOY, healthy=3)
+            await node.has(BAD, healthy=0)
+            assert await latency(node, agent) < 0.05
+            began = time.monotonic()
+        assert time.monotonic() - began < 1.0
+    let_go.set()
+    assert [line["backend"] for line in lines if line["event"] == "backend-slow"] == ["bad"]
+
+
+@pytest.mark.parametrize("does", [oh_no, lambda: None, lambda: ContainerEdits(env={"A": 1})])  # type: ignore[dict-item]
+async def test_a_backend_whose_edits_are_nonsense_refuses_with_a_sentence(node: Node, does: Callable[[], Any]) -> None:
+    await node.kubelet.start()
+    async with node.running(bad(), backends={"bad": Bad(edits=does)}):
+        await node.has(BAD, healthy=1)
+        status = await node.kubelet.admit(pod(resource=BAD))
+        assert status.phase is Phase.FAILED
+        assert "d of example.com/bad could not be prepared: the backend bad failed" in status.message
+
+
+# --- the plugin directory ---
+
+
+async def test_a_plugin_directory_that_comes_later_is_said_once_and_used(node: Node) -> None:
+    node.kubelet.plugin_dir.rmdir()
+    with capture_logs() as lines:
+        async with node.running(toys()):
+            await until(lambda: any(line["event"] == "plugin-directory-unusable" for line in lines))
+            assert node.messages()[-1].startswith(f"STATUS=waiting for {node.kubelet.plugin_dir}")
+            await asyncio.sleep(0.05)
+            await node.kubelet.start()
+            await node.has(TOY, healthy=3)
+    assert [line["event"] for line in lines if line["log_level"] != "info"] == ["plugin-directory-unusable"]
+
+
+async def test_a_plugin_directory_that_is_made_anew_is_used_again(node: Node) -> None:
+    await node.kubelet.start()
+    async with node.running(toys()):
+        await node.has(TOY, healthy=3)
+        await node.kubelet.stop()
+        node.kubelet.plugin_dir.rename(node.root / "old")
+        await asyncio.sleep(0.01)
+        await node.kubelet.start()
+        await node.has(TOY, healthy=3)
+
+
+@pytest.mark.parametrize("in_the_way", ["fairlead", "fairlead/lock"])
+async def test_something_in_the_way_is_said_once_and_tried_again(
+    node: Node, in_the_way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_DIRECTORY_RETRY", 0.02)
+    await node.kubelet.start()
+    path = node.kubelet.plugin_dir / in_the_way
+    if in_the_way == "fairlead":
+        path.write_text("")
+    else:
+        path.mkdir(parents=True)
+    with capture_logs() as lines:
+        async with node.running(toys()):
+            await until(lambda: any(line["log_level"] != "info" for line in lines))
+            await asyncio.sleep(0.3)
+            path.rmdir() if path.is_dir() else path.unlink()
+            await node.has(TOY, healthy=3)
+    assert len([line for line in lines if line["log_level"] != "info"]) == 1
+
+
+async def test_leftovers_of_a_killed_agent_are_removed_and_foreign_files_kept(node: Node) -> None:
+    node.ours.mkdir()
+    for name in ("example.com_gone.sock", ".1a2b"):
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(node.ours / name))
+    (node.ours / "notes.txt").write_text("mine")
+    async with node.running(toys()):
+        await until(lambda: node.sockets() == ["example.com_toy.sock"])
+    assert sorted(path.name for path in node.ours.iterdir()) == ["lock", "notes.txt"]
+
+
+async def test_a_second_agent_waits_and_takes_over(node: Node) -> None:
+    await node.kubelet.start()
+    with capture_logs() as lines:
+        async with node.running(toys(2)):
+            await node.has(TOY, healthy=2)
+            async with node.running(toys(3)):
+                await until(lambda: any(line["event"] == "another-agent-runs" for line in lines))
+                await asyncio.sleep(0.15)
+                assert node.shows(TOY, healthy=2)
+    second = asyncio.ensure_future(node.agent(toys(3)).run())
+    await node.has(TOY, healthy=3)
+    second.cancel()
+    await asyncio.wait([second])
+    assert [line["event"] for line in lines].count("another-agent-runs") == 1
+
+
+# --- the parts ---
+
+
+async def test_serving_starts_again_after_a_failure_of_its_own(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    await node.kubelet.start()
+    original, times = Agent._follow_names, 0
+
+    def follow(self: Agent, tasks: Any) -> None:
+        nonlocal times
+        times += 1
+        original(self, tasks)
+        if times == 1:
+            raise RuntimeError("oh no")
+
+    monkeypatch.setattr(Agent, "_follow_names", follow)
+    with capture_logs() as lines:
+        async with node.running(toys()):
+            await node.has(TOY, healthy=3)
+    assert [line["event"] for line in lines].count("part-restarts") == 1
+
+
+async def test_a_list_that_is_too_long_is_said_when_that_changes(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    await node.kubelet.start()
+    monkeypatch.setattr(limits, "MESSAGE_LIMIT", 60)  # bytes: two devices
+    with capture_logs() as lines:
+        async with node.running(toys(4)):
+            await node.has(TOY, healthy=2)
+            node.say("stub-0 unhealthy")
+            await node.has(TOY, healthy=1, unhealthy=1)
+            node.say("stub-3 gone")
+            await until(lambda: sum(line["event"] == "list-too-long" for line in lines) == 2)
+    assert [line["omitted"] for line in lines if line["event"] == "list-too-long"] == [2, 1]
+
+
+# --- the end ---
+
+
+async def test_a_cancelled_agent_leaves_no_socket_and_lets_its_streams_return(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, returned = Plugin._send_lists, []
+
+    async def send_lists(self: Plugin, stream: Any) -> None:
+        await original(self, stream)
+        returned.append(self.resource)
+
+    monkeypatch.setattr(Plugin, "_send_lists", send_lists)
+    await node.kubelet.start()
+    async with node.running(toys(), toys(name=OTHER)):
+        await node.has(TOY, healthy=3)
+        await until(lambda: node.kubelet.streams(OTHER) == 1)
+    assert sorted(returned) == [OTHER, TOY]
+    await until(lambda: node.kubelet.streams(TOY) == node.kubelet.streams(OTHER) == 0)
+    assert node.sockets() == []
+
+
+async def test_it_can_be_cancelled_at_any_moment(node: Node) -> None:
+    await node.kubelet.start()
+    for n in range(30):
+        task = asyncio.ensure_future(node.agent(toys()).run())
+        await asyncio.sleep(0.002 * n)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert node.sockets() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_it_well(node: Node, number: signal.Signals) -> None:
+    await node.kubelet.start()
+    running = asyncio.ensure_future(node.agent(toys()).run_until_signal())
+    await node.has(TOY, healthy=3)
+    os.kill(os.getpid(), number)
+    async with asyncio.timeout(2):
+        await running
+    assert node.messages()[-1] != "READY"
+    assert node.sockets() == []
+    for each in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().remove_signal_handler(each)
