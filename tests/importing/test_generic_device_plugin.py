@@ -115,10 +115,16 @@ def test_sticks_that_two_resources_take_are_lost_to_the_second() -> None:
           - {name: a, groups: [{usb: [{vendor: "1A6E", product: "89a", serial: x}]}]}
           - {name: b, groups: [{usb: [{vendor: "1a6e", product: "089a", serial: x}]}]}
           - {name: c, groups: [{usb: [{vendor: "1a6e", product: "089a", serial: y}]}]}
+          - {name: d, groups: [{usb: [{vendor: "1a6e", product: "089a"}]}]}
         """)
-    assert said(found) == [
-        "3: squat.ai/b: squat.ai/a takes the same sticks; each stick belongs to the first resource that does"
+    assert [line for line in said(found) if "note" not in line] == [
+        "3: squat.ai/b: squat.ai/a takes the same sticks; each stick belongs to the first resource that does",
+        "5: squat.ai/d: squat.ai/a takes the same sticks; each stick belongs to the first resource that does",
     ]
+
+
+def test_a_directory_of_dev_can_be_mounted() -> None:
+    assert _path(path="/dev/snd", type="Mount") == {"path": "/dev/snd", "type": "mount"}
 
 
 def test_an_id_without_quotes_is_the_digits_that_are_written() -> None:
