@@ -45,6 +45,7 @@ SETTLE: Final = 2.0
 """Seconds that first scans, and the kubelet's memory, may take before resources are listed without them."""
 
 _DIRECTORY_RETRY: Final = 1.0  # seconds
+_TELL_AFTER: Final = 0.002  # seconds from a change to its line in the log: the kubelet is told first
 _LOGGED_AT_MOST: Final = 10  # transitions of one snapshot that get a line each
 
 log = structlog.get_logger()
@@ -204,11 +205,11 @@ class Agent:
         """Discovery found something different."""
         self.inventory.update(news.backend, news.units)
         self.inventory.set_health(self._health.probed(news.backend, news.signals, time.monotonic()))
-        self._health_changed.set()
+        self._flush()
+        self._health_changed.set()  # after the streams were woken: they go first
         for resource, why in self.inventory.broken.items() - self._broken.items():
             log.error("resource-broken", resource=resource, backend=news.backend, reason=why)
         self._broken = dict(self.inventory.broken)
-        self._flush()
 
     async def _ripen(self) -> None:
         """Let time pass for delayed signals."""
@@ -228,8 +229,8 @@ class Agent:
             self._lists[snapshot.resource] = snapshot
             if (plugin := self._plugins.get(snapshot.resource)) is not None:
                 plugin.publish(snapshot)
-            # after the streams have sent it: they were woken first
-            asyncio.get_running_loop().call_soon(_tell, before.slots if before else None, snapshot)
+            # after the streams have sent it, which takes them two turns of the loop
+            asyncio.get_running_loop().call_later(_TELL_AFTER, _tell, before.slots if before else None, snapshot)
             self._note_omitted(snapshot.resource)
         if set(self.inventory.names()) != self._plugins.keys():
             self._names_changed.set()

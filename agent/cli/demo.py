@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -73,11 +73,9 @@ def demo(seconds: float | None, as_json: bool) -> None:
     logs.set_up("error")
     if as_json and seconds is None:
         seconds = 10.0
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it tidies up then too
     with TemporaryDirectory(prefix="fairlead-") as directory:
         play = Play(Path(directory), quiet=as_json)
-        with suppress(KeyboardInterrupt):
-            anyio.run(play.run, seconds)
+        anyio.run(play.run, seconds)
     if as_json:
         click.echo(msgspec.json.encode(play.document()))
     if play.missed:
@@ -96,29 +94,36 @@ class Play:
         self._config.write_text(_CONFIG.format(root=root))
         self._kubelet = Kubelet(root)
         self._stage = Stage(self._kubelet, frozenset({Path("/dev"), self._stub_file.parent}))
-        self._loop = LoopDevice.free()
+        self._loop: LoopDevice | None = None
         self._seen: list[tuple[str, int, int]] = []
 
     async def run(self, seconds: float | None) -> None:
-        """Play until the time is up, or for ever."""
+        """Play until the time is up or a signal comes, or for ever."""
+        with anyio.CancelScope() as scope:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(number, scope.cancel)
+            await self._play(seconds)
+
+    async def _play(self, seconds: float | None) -> None:
         config = load(self._config)
+        self._loop = await anyio.to_thread.run_sync(LoopDevice.free)
         async with self._kubelet, anyio.create_task_group() as tasks:
-            began = time.perf_counter()
             tasks.start_soon(Agent(config, make_backends(config.host, config.resources), Notifier(None)).run)
             tasks.start_soon(self._stage.run)
-            names = {resource.name for resource in config.resources}
-            await self._kubelet.wait_for(
-                lambda k: all(name in k.resources and k.streams(name) for name in names), _START
-            )
-            self._say(
-                f"{len(names)} resources registered {1000 * (time.perf_counter() - began):.0f} ms after the start"
-            )
-            self._show_resources()
-            await anyio.sleep(_PAUSE)
-            with anyio.move_on_after(seconds):
-                await self._acts()
-            self._seen = view(self._kubelet.resources)
+            try:
+                await self._wait_for({resource.name for resource in config.resources})
+                with anyio.move_on_after(seconds):
+                    await self._acts()
+            finally:
+                self._seen = view(self._kubelet.resources)
             tasks.cancel_scope.cancel()
+
+    async def _wait_for(self, names: set[str]) -> None:
+        began = time.perf_counter()
+        await self._kubelet.wait_for(lambda k: all(name in k.resources and k.streams(name) for name in names), _START)
+        self._say(f"{len(names)} resources registered {1000 * (time.perf_counter() - began):.0f} ms after the start")
+        self._show_resources()
+        await anyio.sleep(_PAUSE)
 
     async def _acts(self) -> None:
         loop = self._loop

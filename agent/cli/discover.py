@@ -44,7 +44,7 @@ def _document(found: Survey) -> dict[str, Any]:
     inventory = found.inventory
     return {
         "resources": [
-            {"name": name, "devices": [_device(slot) for slot in inventory.slots(name).values()]}
+            {"name": name, "devices": [_device(slot) for _, slot in sorted(inventory.slots(name).items())]}
             for name in inventory.names()
         ],
         "unclaimed": [
@@ -97,7 +97,7 @@ def _total(slots: Mapping[str, Slot]) -> str:
 def _by_device(slots: Mapping[str, Slot]) -> dict[str, tuple[int, Slot]]:
     """Each device with the number of its IDs and the first of them."""
     devices: dict[str, tuple[int, Slot]] = {}
-    for slot in slots.values():
+    for _, slot in sorted(slots.items()):
         key = slot.device.key if slot.device else slot.id
         count, first = devices.get(key, (0, slot))
         devices[key] = count + 1, first

@@ -225,7 +225,7 @@ class Discoverer:
                 self._report(unit, [])
                 self._retries.pop(unit, None)
         self._publish(_news(self.kind, changed, looks))  # if that fails, all this is found again
-        fresh = looks.keys() - self.known.keys()
+        fresh = {unit for unit in looks if unit not in self.known}  # `looks` is short, `known` may not be
         for unit in changed.keys() | fresh:  # in place: a walk's thread only ever gets single units from it
             if listed is None or unit in listed:
                 self.known[unit] = looks[unit].discovery.devices

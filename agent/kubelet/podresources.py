@@ -43,7 +43,7 @@ async def list_pods(socket: Path, timeout: float) -> PodList:  # noqa: ASYNC109 
         raise PodResourcesError(
             f"no kubelet answers at {socket}: {os.strerror(error.errno) if error.errno else error}"
         ) from error
-    except (StreamTerminatedError, ProtocolError) as error:
+    except (StreamTerminatedError, ProtocolError, AttributeError) as error:  # the last is grpclib's: lost when made
         raise PodResourcesError(f"the kubelet at {socket} ended the call: {error}") from error
     except (MalformedError, AssertionError, NotImplementedError) as error:  # grpclib's: cut off; compressed
         raise PodResourcesError(f"the kubelet's answer at {socket} is no pod list: {error}") from error

@@ -86,6 +86,7 @@ class Kubelet:
         self._identity = identity
         self.generation += 1
         self._channel = None  # closed by the last who uses it
+        self._silent_since = None
         self._appeared.set()
         self._appeared = asyncio.Event()
         for scope in tuple(self._attempts):
@@ -121,7 +122,7 @@ class Kubelet:
                 await RegistrationStub(channel).register(request, timeout=_REGISTER_DEADLINE)
         except GRPCError as error:
             raise RegistrationError(f"the kubelet refused: {error.message or error.status.name}") from None
-        except (OSError, StreamTerminatedError, ProtocolError) as error:
+        except (OSError, StreamTerminatedError, ProtocolError, AttributeError) as error:  # grpclib's: lost when made
             self._note_silence(error)
             raise UnreachableError(f"the kubelet does not answer on {self.socket}: {_words(error)}") from None
         self._silent_since, self._said_so = None, False

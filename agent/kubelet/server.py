@@ -20,6 +20,7 @@ from grpclib.protocol import H2Protocol
 from grpclib.server import Server
 from h2.exceptions import ProtocolError
 
+from agent.kubelet.gathering import GatheringTransport
 from agent.kubelet.wire import Codec
 from agent.limits import SOCKET_PATH_LIMIT
 
@@ -87,8 +88,9 @@ class _Connection(H2Protocol):
         self._server = server
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
         assert isinstance(transport, asyncio.Transport)
+        transport = GatheringTransport(transport)
+        super().connection_made(transport)
         self.transport = transport  # grpclib forgets its own when it closes
         self._server.connected(self)
 

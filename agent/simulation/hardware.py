@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,6 +13,8 @@ from typing import Final
 _CONTROL: Final = Path("/dev/loop-control")
 _LOOP_CTL_ADD: Final = 0x4C80  # linux/loop.h
 _LOOP_CTL_REMOVE: Final = 0x4C81
+_UDEV_READS: Final = 2.0  # seconds, at most, for which udevd has a new block device open
+_TRY_AGAIN: Final = 0.005  # seconds
 _FIRST: Final = 100  # far from the numbers that losetup gives out
 
 
@@ -47,16 +50,21 @@ class LoopDevice:
         self._control(_LOOP_CTL_ADD)
 
     def remove(self) -> None:
-        """Remove it; blocks for some 30 ms; one that is gone already is no error.
+        """Remove it; blocks for some 30 ms, or until udevd has read it; one that is gone already is no error.
 
         Raises:
             OSError: not permitted, or somebody uses it.
         """
-        try:
-            self._control(_LOOP_CTL_REMOVE)
-        except OSError as error:
-            if error.errno != errno.ENODEV:
-                raise
+        deadline = time.monotonic() + _UDEV_READS
+        while True:
+            try:
+                return self._control(_LOOP_CTL_REMOVE)
+            except OSError as error:
+                if error.errno == errno.ENODEV:
+                    return None
+                if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                    raise
+            time.sleep(_TRY_AGAIN)
 
     def _control(self, request: int) -> None:
         fd = os.open(_CONTROL, os.O_RDWR | os.O_CLOEXEC)

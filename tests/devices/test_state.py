@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -62,6 +61,7 @@ def test_a_directory_that_is_none_is_reported(tmp_path: Path) -> None:
 async def test_a_reader_sees_the_old_file_or_the_new_one_and_no_half(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(state, "_MOST_BYTES", 0)  # a fresh file every time
     it = StateFile(tmp_path)
     await it.write([X])
     seen: list[Kept] = []
@@ -78,20 +78,57 @@ async def test_a_reader_sees_the_old_file_or_the_new_one_and_no_half(
     assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
 
 
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("left", [1, 20, 60])
+async def test_a_line_that_was_cut_off_counts_for_nothing(tmp_path: Path, left: int) -> None:
+    it = StateFile(tmp_path)
+    await it.write([X])
+    whole = (tmp_path / "state.json").read_bytes()
+    await it.write([X, Y])
+    content = (tmp_path / "state.json").read_bytes()
+    assert content.startswith(whole)
+    (tmp_path / "state.json").write_bytes(content[: len(whole) + left])
+    assert StateFile(tmp_path).read() == Kept(claims=(X,))
+
+
+@pytest.mark.usefixtures("patient")
+async def test_the_file_is_added_to_until_it_is_long_and_then_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = StateFile(tmp_path)
+    lines = []
+    for _ in range(5):
+        await it.write([X])
+        lines.append((tmp_path / "state.json").read_bytes().count(b"\n"))
+        size = (tmp_path / "state.json").stat().st_size // lines[-1]
+        monkeypatch.setattr(state, "_MOST_BYTES", 3 * size)
+    assert lines == [1, 2, 3, 1, 2]
+    assert it.read() == Kept(claims=(X,))
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_file_that_somebody_removed_is_made_again(tmp_path: Path) -> None:
+    it = StateFile(tmp_path)
+    await it.write([X])
+    (tmp_path / "state.json").unlink()
+    await it.write([X, Y])
+    assert it.read() == Kept(claims=(X, Y))
+
+
 class Slow:
     """Holds every write up until it is let through."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.entered, self.gate, self.written = threading.Event(), threading.Semaphore(0), list[bytes]()
-        whole = Path.write_bytes
+        whole = StateFile._add
 
-        def write_bytes(path: Path, data: Any) -> int:
+        def add(file: StateFile, line: bytes) -> None:
             self.entered.set()
             self.gate.acquire(timeout=10)
-            self.written.append(bytes(data))
-            return whole(path, data)
+            self.written.append(line)
+            whole(file, line)
 
-        monkeypatch.setattr(Path, "write_bytes", write_bytes)
+        monkeypatch.setattr(StateFile, "_add", add)
 
 
 @pytest.fixture

@@ -50,15 +50,22 @@ def isolate() -> None:
     try:
         if os.read(ready[0], 1) != b"1":
             raise OSError("no user namespace can be made here")
-        namespace = os.open(f"/proc/{child}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         _check(_libc.unshare(CLONE_NEWNS), "unshare")
         _check(_libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None), "mount /")
-        _check(_libc.setns(namespace, CLONE_NEWNET), "setns")
-        os.close(namespace)
+        join_network(child)
     finally:
         for end in (ready[0], *go):
             os.close(end)
         os.waitpid(child, 0)
+
+
+def join_network(pid: int) -> None:
+    """Move this process to the network namespace of another."""
+    namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _check(_libc.setns(namespace, CLONE_NEWNET), "setns")
+    finally:
+        os.close(namespace)
 
 
 def private_tmpfs(path: str) -> None:

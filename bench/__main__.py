@@ -1,0 +1,105 @@
+"""Measures everything, prints a table and writes `build/bench.json`; see `--help`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # before grpcio is imported: it tells of every connection's end
+
+from bench import messages, processes
+from bench.figures import Figure, document, table
+from bench.measure_allocate import allocate, allocate_concurrent
+from bench.measure_flip import flip
+from bench.measure_idle import idle
+from bench.measure_lists import event_to_list, tokens_to_list, uevent_to_list
+from bench.measure_registration import exec_to_registered, kubelet_to_registered
+
+
+def _event_to_list(quick: bool) -> Iterable[Figure]:
+    yield event_to_list(8, 20 if quick else 200)
+    yield uevent_to_list(8, 20 if quick else 200)
+    yield event_to_list(1_000, 20 if quick else 200)
+    yield event_to_list(10_000, 10 if quick else 100)
+
+
+def _tokens_to_list(quick: bool) -> Iterable[Figure]:
+    yield tokens_to_list(1_000, 20 if quick else 200)
+
+
+def _flip(quick: bool) -> Iterable[Figure]:
+    rounds = 50 if quick else 400
+    yield flip("/dev/bench*", devices=10_000, tokens=1, size="1 of 10,000", rounds=rounds)
+    yield flip("/dev/bench", devices=1, tokens=1_000, size="1,000 tokens", rounds=rounds)
+
+
+def _allocate(quick: bool) -> Iterable[Figure]:
+    yield allocate(1 if quick else 5)
+
+
+def _allocate_concurrent(quick: bool) -> Iterable[Figure]:
+    yield allocate_concurrent(1 if quick else 5)
+
+
+def _exec_to_registered(quick: bool) -> Iterable[Figure]:
+    for resources, starts in ((1, 20), (16, 20), (100, 10)):
+        yield exec_to_registered(resources, 3 if quick else starts)
+
+
+def _kubelet_to_registered(quick: bool) -> Iterable[Figure]:
+    for resources, restarts in ((1, 30), (16, 30), (100, 15)):
+        yield kubelet_to_registered(resources, 5 if quick else restarts)
+
+
+def _idle(quick: bool) -> Iterable[Figure]:
+    yield from idle(5.0 if quick else 60.0)
+
+
+_MEASURES: Final[Mapping[str, Callable[[bool], Iterable[Figure]]]] = {
+    "event_to_list": _event_to_list,
+    "tokens_to_list": _tokens_to_list,
+    "flip": _flip,
+    "allocate": _allocate,
+    "allocate_concurrent": _allocate_concurrent,
+    "exec_to_registered": _exec_to_registered,
+    "kubelet_to_registered": _kubelet_to_registered,
+    "idle": _idle,
+}
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "cpus": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=_MEASURES, metavar="NAME", help=f"of {', '.join(_MEASURES)}")
+    parser.add_argument("--quick", action="store_true", help="few samples: to see that it works, not to know")
+    parser.add_argument("--output", type=Path, default=messages.BUILD / "bench.json", help="where the JSON goes")
+    arguments = parser.parse_args()
+    if os.geteuid() != 0:
+        sys.exit("bench: it makes device nodes and a network namespace, so it must be run as root")
+    processes.set_up()
+    machine, figures, began = _machine(), list[Figure](), time.monotonic()
+    for name in arguments.only or _MEASURES:
+        print(f"measuring {name} ...", file=sys.stderr, flush=True)
+        figures += _MEASURES[name](arguments.quick)
+    print(table(figures))
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(document(figures, machine))
+    print(f"{time.monotonic() - began:.0f} s; written to {arguments.output}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

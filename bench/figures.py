@@ -1,0 +1,87 @@
+"""Figures from samples, compared with the design's limits; as a table and as JSON. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from bench.limits import LIMITS, Limit
+
+_COLUMNS: Final = ("figure", "size", "unit", "p50", "p99", "baseline p50", "p99", "ratio", "limit", "", "n")
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured quantity at one size, the agent's beside the baseline's."""
+
+    name: str
+    size: str
+    unit: str
+    p50: float
+    p99: float
+    baseline_p50: float
+    baseline_p99: float
+    ratio: float | None
+    """Of the two p50; None where the baseline's is nothing."""
+    samples: int
+    how: str
+    """What exactly was measured, in one sentence."""
+    limit: str | None = None
+    met: bool | None = None
+    """None where the design sets no limit."""
+    reason: str | None = None
+    """Why the limit is missed, as far as it is known."""
+
+
+def percentile(samples: Iterable[float], share: float) -> float:
+    """The smallest sample that at least this share of all samples does not exceed (nearest rank)."""
+    ordered = sorted(samples)
+    rank = -(-len(ordered) * share // 1)  # rounded up
+    return ordered[max(0, int(rank) - 1)]
+
+
+def figure(name: str, size: str, unit: str, agent: Sequence[float], baseline: Sequence[float], how: str) -> Figure:
+    """The figure that these samples make, judged by its limit."""
+    p50, baseline_p50 = percentile(agent, 0.50), percentile(baseline, 0.50)
+    ratio = p50 / baseline_p50 if baseline_p50 else None
+    limit = LIMITS.get((name, size))
+    met = None if limit is None else _is_met(limit, p50, ratio)
+    return Figure(
+        name, size, unit, p50, percentile(agent, 0.99), baseline_p50, percentile(baseline, 0.99), ratio, len(agent), how,
+        limit=None if limit is None else str(limit),
+        met=met,
+        reason=limit.missed_because if limit is not None and met is False else None,
+    )  # fmt: skip
+
+
+def _is_met(limit: Limit, p50: float, ratio: float | None) -> bool:
+    found = p50 if limit.p50 is not None else ratio
+    return found is not None and found <= limit.bound
+
+
+def table(figures: Sequence[Figure]) -> str:
+    """For people: one line a figure, then why limits were missed."""
+    rows = [_COLUMNS, *(_row(it) for it in figures)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    missed = [f"{it.name} ({it.size}) misses {it.limit}: {it.reason}" for it in figures if it.met is False]
+    return "\n".join([*lines, *missed])
+
+
+def _row(it: Figure) -> tuple[str, ...]:
+    numbers = (it.p50, it.p99, it.baseline_p50, it.baseline_p99, it.ratio)
+    verdict = {None: "", True: "met", False: "MISSED"}[it.met]
+    return (it.name, it.size, it.unit, *map(_number, numbers), it.limit or "", verdict, str(it.samples))
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def document(figures: Sequence[Figure], machine: Mapping[str, Any]) -> str:
+    """For programs."""
+    return json.dumps({"machine": machine, "figures": [asdict(it) for it in figures]}, indent=2) + "\n"

@@ -1,0 +1,164 @@
+"""From an event to the list in the kubelet, agent and baseline in turn: `event_to_list`, `tokens_to_list`."""
+
+from __future__ import annotations
+
+import queue
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from bench import messages
+from bench.figures import Figure, figure
+from bench.kubelet import Kubelet
+from bench.names import device_names, resource_names
+from bench.processes import Agent, Baseline, Offer, Process, many_nodes
+from tests.e2e import hermetic
+
+_GAP: Final = 0.055  # seconds after each event: one side's events are at least 110 ms apart
+_WITHIN: Final = 10.0  # seconds for a list to come
+_SETTLE: Final = 0.3  # seconds after the first list, for a start to be over
+
+_MKNOD: Final = "mknod or unlink of one node, seen by inotify; until the whole list is in the kubelet"
+_UEVENT: Final = (
+    "an injected uevent of a node whose sysfs says another NUMA node; until the whole list is in the kubelet"
+)
+_TOKENS: Final = "mknod or unlink of the node that all tokens are of; until the whole list is in the kubelet"
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """The agent or the baseline: how to cause its events, and where its lists arrive."""
+
+    kubelet: Kubelet
+    prepare: Callable[[], None]
+    """Done before the clock starts."""
+    cause: Callable[[], None]
+
+
+Samples = tuple[list[float], list[float]]
+"""Milliseconds: the agent's, the baseline's."""
+
+
+def event_to_list(devices: int, events: int) -> Figure:
+    """One of many nodes comes and goes."""
+
+    def on_last_node(agent: Agent) -> _Side:
+        return _comes_and_goes(agent, device_names(devices)[-1], devices - 1)
+
+    agent, baseline = _measure(partial(many_nodes, devices=devices), on_last_node, devices, "one", events)
+    return figure("event_to_list", f"{devices:,}", "ms", agent, baseline, _MKNOD)
+
+
+def tokens_to_list(tokens: int, events: int) -> Figure:
+    """The one node of many tokens comes and goes."""
+
+    def agent_in(home: Path) -> Agent:
+        agent = Agent(home, [Offer(resource_names(1)[0], "/dev/bench", count=tokens)])
+        agent.make_node("bench", 0)
+        return agent
+
+    agent, baseline = _measure(agent_in, partial(_comes_and_goes, name="bench", minor=0), tokens, "all", events)
+    return figure("tokens_to_list", f"{tokens:,}", "ms", agent, baseline, _TOKENS)
+
+
+def uevent_to_list(devices: int, events: int) -> Figure:
+    """Kernel events, injected in a network namespace of its own; inotify has nothing to see."""
+    agent, baseline = hermetic.call(f"{__name__}:_uevents", devices, events, timeout=60 + events)
+    return figure("event_to_list", f"{devices:,} (uevent)", "ms", agent, baseline, _UEVENT)
+
+
+def _uevents(devices: int, events: int) -> Samples:
+    return _measure(partial(many_nodes, devices=devices), partial(_moves, devices=devices), devices, "numa", events)
+
+
+def _comes_and_goes(agent: Agent, name: str, minor: int) -> _Side:
+    present = [True]
+
+    def cause() -> None:
+        present[0] = not present[0]
+        if present[0]:
+            agent.make_node(name, minor)
+        else:
+            agent.node(name).unlink()
+
+    return _Side(Kubelet(agent.plugin_dir), lambda: None, cause)
+
+
+def _moves(agent: Agent, devices: int) -> _Side:
+    name, injector = device_names(devices)[-1], hermetic.Injector()
+    numa_node = agent.numa_node(devices - 1)
+    numa_node.parent.mkdir(parents=True)
+
+    def prepare() -> None:
+        numa_node.write_text("-1" if numa_node.exists() and numa_node.read_text() == "1" else "1")
+
+    return _Side(
+        Kubelet(agent.plugin_dir),
+        prepare,
+        lambda: injector.kernel("add", f"/devices/virtual/bench/{name}", "bench", DEVNAME=name),
+    )
+
+
+def _measure(
+    agent_in: Callable[[Path], Agent], side_of: Callable[[Agent], _Side], devices: int, change: str, events: int
+) -> Samples:
+    with tempfile.TemporaryDirectory() as home, ExitStack() as running:
+        agent, baseline = agent_in(Path(home, "a")), Baseline(Path(home, "b"), 1, devices, change)
+        sides = side_of(agent), _Side(Kubelet(baseline.plugin_dir), lambda: None, baseline.change)
+        processes: tuple[Process, Process] = agent, baseline
+        for process, side in zip(processes, sides, strict=True):
+            running.enter_context(_running(process, side.kubelet))
+        return _in_turn(sides, devices, events)
+
+
+@contextmanager
+def _running(process: Process, kubelet: Kubelet) -> Iterator[None]:
+    """Until it is registered and its first list has come."""
+    kubelet.start()
+    try:
+        process.start()
+        kubelet.await_registered(1)
+        kubelet.lists.get(timeout=_WITHIN)
+        time.sleep(_SETTLE)
+        yield
+    finally:
+        process.stop()
+        kubelet.stop()
+
+
+def _in_turn(sides: Sequence[_Side], devices: int, events: int) -> Samples:
+    samples: Samples = [], []
+    parse = messages.load().ListAndWatchResponse.FromString
+    for event in range(events):
+        for side, taken in zip(sides, samples, strict=True):
+            _forget(side.kubelet)
+            side.prepare()
+            before = time.perf_counter()
+            side.cause()
+            arrival = side.kubelet.lists.get(timeout=_WITHIN)
+            taken.append((arrival.at - before) * 1e3)
+            _check(parse(arrival.data), devices, undone=event % 2 == 1)
+            time.sleep(_GAP)
+    return samples
+
+
+def _forget(kubelet: Kubelet) -> None:
+    """Lists that had another cause."""
+    while True:
+        try:
+            kubelet.lists.get_nowait()
+        except queue.Empty:
+            return
+
+
+def _check(found: Any, devices: int, *, undone: bool) -> None:
+    """Does the list show what happened?"""
+    ids = {device.id for device in found.devices if not device.HasField("topology")}
+    every = set(device_names(devices))
+    if (ids == every) is not undone or not ids <= every:
+        raise RuntimeError(f"the list shows {len(ids)} devices as they were, of {devices}: it is not about the event")

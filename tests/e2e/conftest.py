@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.node import Node
+from tests.e2e.process import until
+
+
+@pytest.fixture(autouse=True)
+def _only_as_root() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("device nodes can be made by root only")
+
+
+@pytest.fixture
+def bare_node(tmp_path: Path) -> Node:
+    """A node whose kubelet has not started yet."""
+    return Node(tmp_path)
+
+
+@pytest.fixture
+async def node(bare_node: Node) -> AsyncIterator[Node]:
+    async with bare_node.kubelet:
+        yield bare_node
+
+
+class Trouble:
+    """Backends of a third party, installed in a directory of their own, and what makes each of them misbehave."""
+
+    def __init__(self, root: Path, node: Node) -> None:
+        self._root, self._node = root, node
+        self.site = root / "site"
+        metadata = self.site / "fairlead_troubled-1.0.dist-info"
+        metadata.mkdir(parents=True)
+        shutil.copy(Path(__file__).with_name("troubled.py"), self.site / "fairlead_troubled.py")
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: fairlead-troubled\nVersion: 1.0\n")
+        points = "".join(f"troubled{n} = fairlead_troubled:Troubled\n" for n in range(4))
+        (metadata / "entry_points.txt").write_text(f"[fairlead.backends]\n{points}")
+        for n in range(4):
+            (node.dev / f"t{n}").mkdir()
+            (root / str(n)).mkdir()
+            os.mkfifo(root / str(n) / "release")
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return {"PYTHONPATH": str(self.site)}
+
+    def resource(self, number: int = 0) -> str:
+        """`fl.test/troubled<number>`, by the backend of that number, with the nodes of /dev/t<number>/."""
+        return (
+            f'[[resource]]\nname = "fl.test/troubled{number}"\nbackend = "troubled{number}"\n'
+            f'nodes = "/dev/t{number}"\norders = "{self._root / str(number)}"\n'
+        )
+
+    def order(self, call: str, what: str, number: int = 0) -> None:
+        """From its next call on, `hang`, `raise` or answer `nonsense`."""
+        (self._root / str(number) / call).write_text(what)
+
+    def forget(self, call: str, number: int = 0) -> None:
+        (self._root / str(number) / call).unlink()
+
+    async def asked(self, call: str, number: int = 0, times: int = 1) -> None:
+        """Wait until it has been called."""
+        calls = self._root / str(number) / "calls"
+        await until(lambda: calls.exists() and calls.read_text().split().count(call) >= times, f"a call of {call}")
+
+    async def release(self, number: int = 0) -> None:
+        """Let the call that hangs go on."""
+        fifo = self._root / str(number) / "release"
+        await asyncio.to_thread(fifo.write_text, "")
+
+
+@pytest.fixture
+def trouble(bare_node: Node, tmp_path: Path) -> Trouble:
+    return Trouble(tmp_path / "trouble", bare_node)

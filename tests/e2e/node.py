@@ -1,0 +1,139 @@
+"""A node for an agent: a directory with device nodes, a simulated kubelet, and what the kubelet was told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import stat
+import textwrap
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from agent.simulation.changes import Change, Kind
+from agent.simulation.kubelet import Kubelet
+from agent.simulation.pods import Container, Pod, PodStatus
+from tests.e2e.process import PATIENCE, AgentProcess
+
+WIDGET: Final = "fl.test/widget"
+_MAJOR: Final = 240  # for local use (Documentation/admin-guide/devices.txt): no driver is behind it
+
+
+def chardev(path: str = "/dev/w*", name: str = WIDGET, count: int = 1) -> str:
+    """A resource of device nodes."""
+    return f'[[resource]]\nname = "{name}"\nbackend = "chardev"\npaths = [{{ path = "{path}" }}]\ncount = {count}\n'
+
+
+def pod(name: str = "pod", resource: str = WIDGET, count: int = 1) -> Pod:
+    return Pod(name, (Container("main", {resource: count}),))
+
+
+class Node:
+    """Everything lies below one directory; the agent sees its `dev` as /dev."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.dev = root / "dev"
+        self.state = root / "state"
+        self.plugin_dir = root / "device-plugins"
+        self.sockets = self.plugin_dir / "fairlead"
+        self.dev.mkdir()
+        self.kubelet = Kubelet(root)
+        self.lists: list[Change] = []
+        self.kubelet.subscribe(self._note)
+
+    def _note(self, change: Change) -> None:
+        if change.kind is Kind.LIST:
+            self.lists.append(change)
+
+    # --- hardware ---
+
+    def mknod(self, *names: str) -> None:
+        """Make device nodes whose numbers follow from their names: the same name is the same hardware."""
+        for name in names:
+            number = os.makedev(_MAJOR, sum(256**n * c for n, c in enumerate(name.encode()[::-1])) % (1 << 20))
+            os.mknod(self.dev / name, stat.S_IFCHR | 0o600, number)
+
+    def unlink(self, *names: str) -> None:
+        for name in names:
+            (self.dev / name).unlink()
+
+    # --- the agent ---
+
+    def config(self, *resources: str, **settings: str) -> Path:
+        """A configuration file; `settings` are of [agent], and `dev` is where the agent sees /dev."""
+        dev = settings.pop("dev", str(self.dev))
+        agent = {
+            "plugin_dir": str(self.plugin_dir),
+            "kubelet_root": str(self.root),
+            "state_dir": str(self.state),
+            "uevents": "off",
+        } | settings
+        lines = ["[agent]", *(f'{key} = "{value}"' for key, value in agent.items()), "[host]", f'dev = "{dev}"']
+        file = self.root / "config.toml"
+        file.write_text("\n".join([*lines, *map(textwrap.dedent, resources)]) + "\n")
+        return file
+
+    @asynccontextmanager
+    async def agent(
+        self, *resources: str, prelude: str = "", environment: Mapping[str, str] | None = None, **settings: str
+    ) -> AsyncIterator[AgentProcess]:
+        """An agent with this configuration, once the kubelet has all its resources."""
+        config = self.config(*(resources or (chardev(),)), **settings)
+        async with AgentProcess(config, prelude, environment) as agent:
+            await agent.says("ready")
+            await self.registered(*agent.said("ready")[0]["resources"])
+            yield agent
+
+    # --- the kubelet ---
+
+    async def registered(self, *names: str) -> None:
+        """Wait until the kubelet has exactly one stream of each."""
+        wanted = names or (WIDGET,)
+        await self.kubelet.wait_for(lambda k: all(k.streams(n) == 1 and n in k.resources for n in wanted), PATIENCE)
+
+    async def healthy(self, *ids: str, resource: str = WIDGET) -> None:
+        """Wait until exactly these are healthy."""
+        await self.shows(lambda k: k.resources[resource].healthy == frozenset(ids), resource)
+
+    async def shows(self, holds: Callable[[Kubelet], bool], resource: str = WIDGET) -> None:
+        await self.kubelet.wait_for(lambda k: resource in k.resources and holds(k), PATIENCE)
+
+    def listed(self, resource: str = WIDGET) -> frozenset[str]:
+        """Every ID of the resource, healthy or not."""
+        view = self.kubelet.resources[resource]
+        return view.healthy | view.unhealthy
+
+    async def admit(self, wanted: Pod) -> PodStatus:
+        return await asyncio.wait_for(self.kubelet.admit(wanted), PATIENCE)
+
+    def held(self, owner: Pod, container: str = "main", resource: str = WIDGET) -> frozenset[str]:
+        return self.kubelet.held(owner, container)[resource]
+
+    def lists_without(self, device_id: str, since: int = 0, resource: str = WIDGET) -> list[Change]:
+        """The lists of the resource, from number `since` on, that lack an ID."""
+        return [c for c in self.lists[since:] if c.resource == resource and c.after and not _has(c, device_id)]
+
+    async def lists_come(self, number: int, resource: str = WIDGET) -> None:
+        """Wait until so many more lists of the resource have come."""
+        goal = self._count(resource) + number
+        await self.kubelet.wait_for(lambda _: self._count(resource) >= goal, PATIENCE)
+
+    def _count(self, resource: str) -> int:
+        return sum(change.resource == resource for change in self.lists)
+
+    # --- files ---
+
+    def leftovers(self) -> set[str]:
+        """What lies in our directory beside the lock."""
+        return {path.name for path in self.sockets.iterdir()} - {"lock"} if self.sockets.exists() else set()
+
+    def lose_state(self) -> None:
+        shutil.rmtree(self.state)
+
+
+def _has(change: Change, device_id: str) -> bool:
+    assert change.after is not None
+    return device_id in change.after.healthy or device_id in change.after.unhealthy

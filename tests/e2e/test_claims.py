@@ -1,0 +1,222 @@
+"""What a pod holds never leaves a list, whatever happens to the agent, the device, the kubelet and the config."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agent.simulation.pods import Container, Phase, Pod
+from tests.e2e.conftest import Trouble
+from tests.e2e.node import WIDGET, Node, chardev, pod
+from tests.e2e.process import AgentProcess, until
+
+NEW = "fl.test/renamed"
+TROUBLED = "fl.test/troubled0"
+
+# --- kill -9 ---
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["state kept", "state lost"])
+async def test_a_killed_agent_remembers_what_is_held_and_gone(node: Node, lost: bool) -> None:
+    node.mknod("w1", "w2", "w3")
+    holder = pod(count=2)
+    async with node.agent() as agent:
+        await node.healthy("w1", "w2", "w3")
+        assert (await node.admit(holder)).phase == Phase.RUNNING
+        gone, _ = held = sorted(node.held(holder))
+        await agent.kill()
+    node.unlink(gone)
+    if lost:
+        node.lose_state()
+    since = len(node.lists)
+    async with node.agent():
+        await node.shows(lambda k: gone in k.resources[WIDGET].unhealthy and len(k.resources[WIDGET].healthy) == 2)
+        assert node.lists_without(gone, since) == []
+        node.mknod(gone)
+        await node.healthy("w1", "w2", "w3")
+        assert not any(node.lists_without(device_id, since) for device_id in held)
+    assert node.kubelet.panics == []
+
+
+async def test_a_long_init_containers_device_is_kept_though_the_state_was_lost(node: Node) -> None:
+    node.mknod("w1", "w2")
+    holder = Pod("pod", (Container("main"),), init=(Container("init", {WIDGET: 1}, long=True),))
+    async with node.agent() as agent:
+        await node.healthy("w1", "w2")
+        await node.admit(holder)
+        (gone,) = node.held(holder, "init")
+        await agent.kill()
+    node.lose_state()
+    node.unlink(gone)
+    since = len(node.lists)
+    async with node.agent():
+        await node.lists_come(1)
+        assert node.lists_without(gone, since) == []  # only the checkpoint knew (kubelet contract: A5)
+
+
+async def test_held_ids_of_a_renamed_resource_are_served_though_the_kubelet_was_down(node: Node) -> None:
+    node.mknod("w1", "w2", "w3")
+    holder = pod(count=2)
+    async with node.agent() as agent:
+        await node.healthy("w1", "w2", "w3")
+        await node.admit(holder)
+        gone, kept = sorted(node.held(holder))
+        await node.kubelet.stop()
+        await agent.kill()
+    node.unlink(gone)
+    since = len(node.lists)
+    async with AgentProcess(node.config(chardev(name=NEW))) as agent:
+        await agent.says("ready")
+        await node.kubelet.start()
+        await node.registered(WIDGET, NEW)
+        await node.lists_come(1)
+        assert node.kubelet.resources[WIDGET].unhealthy == {gone, kept}
+        assert node.kubelet.resources[WIDGET].healthy == set()
+        (free,) = {"w1", "w2", "w3"} - {gone, kept}
+        await node.healthy(free, resource=NEW)  # nobody is given what a pod holds under the old name
+        assert not any(node.lists_without(device_id, since) for device_id in (gone, kept))
+        refused = await node.admit(pod("late", WIDGET))
+        assert refused.phase == Phase.FAILED
+    assert node.kubelet.panics == []
+
+
+async def test_a_pod_admitted_while_the_agent_dies_keeps_its_claim(node: Node, trouble: Trouble) -> None:
+    node.mknod("t0/a", "t0/b")
+    trouble.order("claim", "hang")
+    async with node.agent(trouble.resource(), environment=trouble.environment) as agent:
+        await node.healthy("a", "b", resource=TROUBLED)
+        admission = asyncio.create_task(node.admit(pod(resource=TROUBLED, count=2)))
+        await trouble.asked("claim")
+        await agent.kill()
+    assert (await admission).phase == Phase.FAILED
+    node.unlink("t0/a", "t0/b")
+    since = len(node.lists)
+    trouble.forget("claim")
+    async with node.agent(trouble.resource(), environment=trouble.environment):
+        await node.shows(lambda k: k.resources[TROUBLED].unhealthy == {"a", "b"}, TROUBLED)
+        assert node.lists_without("a", since, TROUBLED) == []
+
+
+# --- an Allocate in flight ---
+
+
+async def test_a_device_that_vanishes_during_its_allocate_stays_listed(node: Node, trouble: Trouble) -> None:
+    node.mknod("t0/a")
+    trouble.order("claim", "hang")
+    async with node.agent(trouble.resource(), environment=trouble.environment):
+        await node.healthy("a", resource=TROUBLED)
+        since = len(node.lists)
+        admission = asyncio.create_task(node.admit(pod(resource=TROUBLED)))
+        await trouble.asked("claim")
+        node.unlink("t0/a")
+        await node.shows(lambda k: k.resources[TROUBLED].unhealthy == {"a"}, TROUBLED)
+        await trouble.release()
+        refused = await admission
+        assert refused.phase == Phase.FAILED
+        assert "Device a of fl.test/troubled0 cannot be used now: the device is gone" in refused.message
+        node.mknod("t0/a")
+        await node.healthy("a", resource=TROUBLED)
+        assert node.lists_without("a", since, TROUBLED) == []
+    assert node.kubelet.panics == []
+
+
+async def test_a_device_that_flaps_during_its_allocate_is_given(node: Node, trouble: Trouble) -> None:
+    node.mknod("t0/a")
+    trouble.order("claim", "hang")
+    async with node.agent(trouble.resource(), environment=trouble.environment):
+        await node.healthy("a", resource=TROUBLED)
+        since = len(node.lists)
+        admission = asyncio.create_task(node.admit(pod(resource=TROUBLED)))
+        await trouble.asked("claim")
+        for _ in range(3):
+            node.unlink("t0/a")
+            await node.shows(lambda k: k.resources[TROUBLED].unhealthy == {"a"}, TROUBLED)
+            node.mknod("t0/a")
+            await node.healthy("a", resource=TROUBLED)
+        await trouble.release()
+        assert (await admission).phase == Phase.RUNNING
+        assert node.lists_without("a", since, TROUBLED) == []
+    assert node.kubelet.panics == []
+
+
+async def test_a_storm_of_flaps_beside_a_stream_of_pods_never_loses_a_held_id(node: Node) -> None:
+    names = [f"w{n}" for n in range(8)]
+    node.mknod(*names)
+
+    async def storm() -> None:
+        while True:
+            for name in names:
+                node.unlink(name)
+                await asyncio.sleep(0.001)
+                node.mknod(name)
+
+    async with node.agent():
+        await node.healthy(*names)
+        flaps = asyncio.create_task(storm())
+        phases = {(await node.admit(pod(f"pod{n}"))).phase for n in range(40)}
+        flaps.cancel()
+        assert phases <= {Phase.RUNNING, Phase.FAILED}
+    assert node.kubelet.panics == []
+
+
+# --- the end of a claim; the agent's clock runs faster here than 30 s to each claim ---
+
+FASTER = """
+from agent.devices import claims
+from agent.kubelet import witnesses
+claims.MIN_AGE, claims.REWRITE_AFTER = 0.2, 0.1
+witnesses._AFTER_ALLOCATE, witnesses._WHILE_ENDING, witnesses.IDLE = 0.05, 0.05, 0.1
+"""
+
+
+async def test_a_tombstone_goes_when_its_pod_is_gone(node: Node) -> None:
+    node.mknod("w1", "w2")
+    holder = pod()
+    async with node.agent(prelude=FASTER) as agent:
+        await node.healthy("w1", "w2")
+        await node.admit(holder)
+        (gone,) = node.held(holder)
+        node.unlink(gone)
+        await node.shows(lambda k: k.resources[WIDGET].unhealthy == {gone})
+        node.kubelet.end(holder)
+        await node.shows(lambda _: gone not in node.listed())
+        await agent.says("claims-ended", slots=[f"{WIDGET}/{gone}"])
+        await until(lambda: gone not in (node.state / "state.json").read_text(), "the claim's end in the state file")
+        await agent.kill()
+    async with node.agent():  # and it does not come back with the next start
+        await node.lists_come(1)
+        assert gone not in node.listed()
+
+
+async def test_a_retired_resource_goes_when_its_last_pod_is_gone(node: Node) -> None:
+    node.mknod("w1")
+    holder = pod()
+    async with node.agent() as agent:
+        await node.healthy("w1")
+        await node.admit(holder)
+        await agent.kill()
+    async with AgentProcess(node.config(chardev(name=NEW)), FASTER) as agent:
+        await node.registered(WIDGET, NEW)
+        node.kubelet.end(holder)
+        await agent.says("resource-retired", resource=WIDGET)
+        await node.healthy("w1", resource=NEW)
+        await node.shows(lambda k: k.streams(WIDGET) == 0)
+
+
+async def test_a_long_init_container_never_loses_its_claim(node: Node) -> None:
+    node.mknod("w1", "w2")
+    holder = Pod("pod", (Container("main"),), init=(Container("init", {WIDGET: 1}, long=True),))
+    async with node.agent(prelude=FASTER) as agent:
+        await node.healthy("w1", "w2")
+        await node.admit(holder)
+        (gone,) = node.held(holder, "init")
+        since = len(node.lists)
+        node.unlink(gone)
+        await node.shows(lambda k: k.resources[WIDGET].unhealthy == {gone})
+        await node.lists_come(3)  # the agent doubted it, had the kubelet write its checkpoint, and read it, thrice
+        assert node.lists_without(gone, since) == []
+        assert not agent.said("claims-ended")
+        await node.kubelet.finish_init(holder)
+        node.kubelet.end(holder)
+        await node.shows(lambda _: gone not in node.listed())

@@ -1,0 +1,214 @@
+"""The commands as a person or a script starts them: documents, exit codes, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.node import WIDGET, Node, chardev
+from tests.e2e.process import MAIN, PATIENCE, REPOSITORY, finish
+
+WRONG = """\
+[agent]
+resinc = "5m"
+probe = 1
+
+[[resource]]
+name = "no-slash"
+backend = "chardef"
+
+[[resource]]
+name = "fl.test/a"
+backend = "chardev"
+paths = [{ path = "relative", permissions = "x" }]
+
+[[resource]]
+name = "fl.test/a"
+backend = "stub"
+devices = -1
+"""
+
+# --- run ---
+
+
+@pytest.mark.parametrize("command", ["run", "discover", "validate"])
+async def test_a_bad_config_is_exit_2_with_every_mistake_on_its_line(tmp_path: Path, command: str) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(WRONG)
+    code, out, err = await finish(command, "--config", str(file))
+    assert code == 2
+    lines = (out if command == "validate" else err).splitlines()
+    assert {int(line.removeprefix(f"{file}:").partition(":")[0]) for line in lines} == {2, 3, 6, 7, 12, 15, 17}
+    assert "there is no key 'resinc'; did you mean 'resync'?" in lines[0]
+    assert "did you mean 'chardev'?" in "".join(lines)
+    assert (err if command == "validate" else out) == ""
+
+
+@pytest.mark.parametrize("command", ["run", "discover", "validate"])
+async def test_a_missing_config_is_exit_2(tmp_path: Path, command: str) -> None:
+    code, out, err = await finish(command, "--config", str(tmp_path / "nowhere.toml"))
+    assert code == 2
+    assert (out + err).splitlines() == [f"{tmp_path}/nowhere.toml: the file cannot be read: No such file or directory"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "--confg", "x"], "--confg"),
+        (["run", "--log-level", "loud"], "'loud' is not one of"),
+        (["rum"], "there is no command 'rum'; did you mean 'run'?"),
+        (["demo", "--seconds", "-1"], "-1"),
+    ],
+)
+async def test_wrong_usage_is_exit_2_and_says_what(arguments: list[str], sentence: str) -> None:
+    code, out, err = await finish(*arguments)
+    assert code == 2
+    assert sentence in err
+    assert out == ""
+    assert "Traceback" not in err
+
+
+# --- discover and validate ---
+
+
+async def test_discover_prints_one_document(node: Node) -> None:
+    node.mknod("w1", "w2", "x1")
+    (node.dev / "w3").touch()
+    config = node.config(chardev(), chardev("/dev/?1", "fl.test/other"))
+    code, out, err = await finish("discover", "--config", str(config), "--json")
+    document = json.loads(out)
+    assert (code, err) == (0, "")
+    assert document.keys() == {"resources", "unclaimed", "problems"}
+    widget, other = document["resources"]
+    assert (widget["name"], other["name"]) == (WIDGET, "fl.test/other")
+    assert [device["id"] for device in widget["devices"]] == ["w1", "w2"]
+    assert [device["id"] for device in other["devices"]] == ["x1"]
+    device = widget["devices"][0]
+    assert device.keys() == {"id", "health", "reason", "numa_node", "hardware", "attributes"}
+    assert (device["health"], device["reason"], device["numa_node"]) == ("Healthy", "", None)
+    assert re.fullmatch(r"node:c:240:\d+", device["hardware"][0])
+    assert device["attributes"]["path"] == ["/dev/w1"]
+    (unclaimed,) = document["unclaimed"]
+    assert (unclaimed["device"], unclaimed["backend"]) == ("/dev/w1", "chardev")
+    assert f"belongs to {WIDGET}" in unclaimed["why"]
+    (problem,) = document["problems"]
+    assert problem.keys() == {"backend", "subject", "message"}
+    assert problem["subject"] == "/dev/w3"
+
+
+async def test_discover_says_the_same_to_a_person(node: Node) -> None:
+    node.mknod("w1")
+    code, out, err = await finish("discover", "--config", str(node.config(chardev(), chardev("/dev/?1", "fl.test/b"))))
+    assert (code, err) == (0, "")
+    assert out.splitlines()[:2] == [f"{WIDGET}: 1 healthy", "  /dev/w1 (w1), healthy"]
+    assert "Not offered:" in out
+
+
+async def test_validate_prints_one_document(node: Node) -> None:
+    config = node.config(chardev())
+    code, out, err = await finish("validate", "--config", str(config), "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == {
+        "valid": True,
+        "problems": [],
+        "resources": [{"name": WIDGET, "backend": "chardev"}],
+    }
+    config.write_text(WRONG)
+    code, out, err = await finish("validate", "--config", str(config), "--json")
+    assert (code, err) == (2, "")
+    document = json.loads(out)
+    assert not document["valid"]
+    assert document["problems"][0].keys() == {"file", "line", "path", "message"}
+    assert document["problems"][0] | {"message": ""} == {
+        "file": str(config),
+        "line": 2,
+        "path": "agent.resinc",
+        "message": "",
+    }
+
+
+# --- demo ---
+
+
+@pytest.fixture
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment whose temporary files can be counted."""
+    return {**os.environ, "TMPDIR": str(tmp_path_factory.mktemp("tmp"))}  # short, for the sockets in it
+
+
+def left_behind(environment: dict[str, str]) -> list[Path]:
+    return list(Path(environment["TMPDIR"]).iterdir())
+
+
+def assert_loop_comes_and_goes(document: dict[str, Any]) -> str:
+    """The changes of the demo's own loop device; its name."""
+    changes = [change for change in document["changes"] if change["resource"] == "demo.fairlead/loop"]
+    assert [change["health"] for change in changes[:2]] == ["Healthy", "gone"]
+    name: str = changes[0]["device"]
+    assert changes[1]["device"] == name
+    return name
+
+
+async def test_demo_prints_one_document_and_leaves_nothing_behind(alone: dict[str, str]) -> None:
+    code, out, err = await finish("demo", "--seconds", "3", "--json", environment=alone)
+    assert (code, err) == (0, "")
+    document = json.loads(out)
+    assert document.keys() == {"resources", "changes"}
+    resources = {resource["name"]: resource for resource in document["resources"]}
+    assert resources.keys() == {"devices.kubevirt.io/kvm", "demo.fairlead/loop", "demo.fairlead/stub"}
+    assert resources["demo.fairlead/stub"].keys() == {"name", "capacity", "allocatable"}
+    assert resources["demo.fairlead/stub"]["capacity"] == 2
+    if Path("/dev/kvm").exists():
+        assert resources["devices.kubevirt.io/kvm"]["allocatable"] == 1000
+    for change in document["changes"]:
+        assert change.keys() == {"resource", "device", "health", "latency_ms", "kernel_ms"}
+        assert 0 <= change["kernel_ms"] <= change["latency_ms"] < 1000 * PATIENCE
+    if Path("/dev/loop-control").exists():
+        assert not Path("/dev", assert_loop_comes_and_goes(document)).exists()
+    assert left_behind(alone) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
+async def test_a_demo_that_is_stopped_leaves_nothing_behind(alone: dict[str, str], number: int) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", MAIN, "demo", "--seconds", "60",
+        cwd=REPOSITORY, env=alone, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    loop = ""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            async for line in process.stdout:
+                if found := re.search(r"a loop device appears +(\w+) healthy", line.decode()):
+                    loop = found[1]
+                    break
+                if b"Loop devices cannot be made here" in line:
+                    break
+        process.send_signal(number)
+        _, err = await asyncio.wait_for(process.communicate(), PATIENCE)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+    assert process.returncode == 0
+    assert err.decode() == ""
+    assert not loop or not Path("/dev", loop).exists()
+    assert left_behind(alone) == []
+
+
+async def test_version_and_help_are_exit_0() -> None:
+    code, out, _ = await finish("--version")
+    assert code == 0
+    assert out.startswith("fairlead ")
+    code, out, _ = await finish("--help")
+    assert code == 0
+    assert all(command in out for command in ("run", "discover", "validate", "demo"))

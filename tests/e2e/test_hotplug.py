@@ -1,0 +1,169 @@
+"""From the kernel's word to the kubelet's list: real devices, injected events, bursts, and events that were lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+
+from agent.kubelet.plugin import COALESCE
+from agent.simulation.changes import Change
+from agent.simulation.hardware import LoopDevice
+from tests.e2e.inject import injector
+from tests.e2e.node import WIDGET, Node, chardev, pod
+
+BURST = 10_000  # events
+
+DEAF = """
+from agent.devices.sources import paths
+paths.PathSource._on_change = paths.PathSource._on_overflow = lambda *_: None
+"""  # to inotify
+ALONE = """
+from tests.e2e import hermetic
+hermetic.isolate()
+"""  # no uevents but the injected ones
+
+
+# --- real devices ---
+
+
+@pytest.fixture
+async def loop_device() -> AsyncIterator[LoopDevice]:
+    """One that does not exist yet, and will not when the test is over."""
+    device = LoopDevice(random.SystemRandom().randrange(10_000, 1 << 20))
+    try:
+        await asyncio.to_thread(device.add)
+        await asyncio.to_thread(device.remove)
+    except OSError as error:
+        pytest.skip(f"loop devices cannot be made here: {error}")
+    try:
+        yield device
+    finally:
+        await asyncio.to_thread(device.remove)
+
+
+@pytest.mark.parametrize(
+    ("uevents", "prelude"),
+    [("kernel", ""), ("kernel", DEAF), ("off", "")],
+    ids=["both", "uevents alone", "inotify alone"],
+)
+async def test_a_real_loop_device_comes_and_goes(
+    node: Node, loop_device: LoopDevice, uevents: str, prelude: str
+) -> None:
+    resource = chardev(f"/dev/loop{loop_device.number // 10}?")
+    async with node.agent(resource, uevents=uevents, prelude=prelude, dev="/dev") as agent:
+        for _ in range(3):
+            await asyncio.to_thread(loop_device.add)
+            await node.shows(lambda k: loop_device.name in k.resources[WIDGET].healthy)
+            await asyncio.to_thread(loop_device.remove)
+            await node.shows(lambda _: loop_device.name not in node.listed())
+        assert not agent.said("resync")
+    assert node.kubelet.panics == []
+
+
+async def test_a_pod_gets_a_real_loop_device_and_keeps_its_id_when_it_goes(node: Node, loop_device: LoopDevice) -> None:
+    async with node.agent(chardev(f"/dev/loop{loop_device.number}*"), uevents="kernel", dev="/dev"):
+        await asyncio.to_thread(loop_device.add)
+        await node.healthy(loop_device.name)
+        assert (await node.admit(pod())).phase == "Running"
+        await asyncio.to_thread(loop_device.remove)
+        await node.shows(lambda k: k.resources[WIDGET].unhealthy == {loop_device.name})
+        await asyncio.to_thread(loop_device.add)
+        await node.healthy(loop_device.name)
+
+
+# --- injected uevents ---
+
+
+async def test_an_injected_uevent_alone_reaches_the_kubelet(node: Node) -> None:
+    async with node.agent(uevents="kernel", prelude=ALONE + DEAF) as agent, injector(agent.pid) as inject:
+        for _ in range(5):
+            node.mknod("w1")
+            await inject([("add", "w1")])
+            await node.healthy("w1")
+            node.unlink("w1")
+            await inject([("remove", "w1")])
+            await node.healthy()
+        assert not agent.said("resync")
+
+
+# --- bursts ---
+
+
+def assert_coalesced(lists: list[Change]) -> None:
+    """At most one message in 50 ms; one more for the first of all, and one for a clock that lags."""
+    took = lists[-1].at - lists[0].at
+    assert len(lists) <= took / COALESCE + 2
+
+
+def flaps(node: Node, names: list[str]) -> None:
+    """As many mknods and unlinks as `BURST`; the names that end in 0 are there in the end."""
+    for _ in range(BURST // (2 * len(names))):
+        node.mknod(*names)
+        node.unlink(*names)
+    node.mknod(*(name for name in names if name.endswith("0")))
+
+
+NAMES = [f"w{n:03}" for n in range(100)]
+LEFT = [name for name in NAMES if name.endswith("0")]
+
+
+async def test_a_burst_of_nodes_ends_with_the_right_list(node: Node) -> None:
+    async with node.agent():
+        await node.healthy()
+        await asyncio.to_thread(flaps, node, NAMES)
+        node.mknod("wlast")
+        await node.healthy(*LEFT, "wlast")
+        assert_coalesced(node.lists)
+
+
+async def test_an_overflow_of_inotify_ends_with_the_right_list(node: Node) -> None:
+    async with node.agent() as agent:
+        await node.healthy()
+        agent.signal(signal.SIGSTOP)  # so that nothing is read and the kernel's queue of 16,384 events fills
+        noise = [f"noise{n:03}" for n in range(100)]
+        for _ in range(2):
+            await asyncio.to_thread(flaps, node, noise)
+            node.unlink(*(name for name in noise if name.endswith("0")))
+        node.mknod(*LEFT)  # of which no event tells
+        agent.signal(signal.SIGCONT)
+        await agent.says("resync")
+        await node.healthy(*LEFT)
+        assert len(agent.said("resync")) == 1
+        assert_coalesced(node.lists)
+
+
+async def test_a_burst_of_uevents_ends_with_the_right_list(node: Node) -> None:
+    async with node.agent(uevents="kernel", prelude=ALONE + DEAF) as agent, injector(agent.pid) as inject:
+        await node.healthy()
+        burst = [(action, name) for action in ("add", "remove") for name in NAMES] * (BURST // (2 * len(NAMES)))
+        injected = asyncio.ensure_future(inject(burst))
+        await asyncio.to_thread(flaps, node, NAMES)
+        await injected
+        await inject([("add", name) for name in NAMES])
+        await node.healthy(*LEFT)
+        assert not agent.said("resync")
+        assert_coalesced(node.lists)
+
+
+SMALL_BUFFER = """
+from agent.devices.sources import uevents
+enlarge = uevents._enlarge
+uevents._enlarge = lambda sock, _: enlarge(sock, 1 << 16)
+"""
+
+
+async def test_an_overflow_of_uevents_ends_with_the_right_list(node: Node) -> None:
+    prelude = ALONE + DEAF + SMALL_BUFFER
+    async with node.agent(uevents="kernel", prelude=prelude) as agent, injector(agent.pid) as inject:
+        await node.healthy()
+        agent.signal(signal.SIGSTOP)
+        await inject([("change", "noise")] * BURST)
+        node.mknod(*LEFT)
+        await inject([("add", name) for name in LEFT])  # dropped, all of them
+        agent.signal(signal.SIGCONT)
+        await agent.says("resync")
+        await node.healthy(*LEFT)

@@ -1,0 +1,71 @@
+"""Kubelets that come and go: every resource is registered again, with one stream, and nothing piles up."""
+
+from __future__ import annotations
+
+import random
+
+from agent.simulation.sockets import Version
+from tests.e2e.node import WIDGET, Node, chardev
+from tests.e2e.process import AgentProcess
+
+RESTARTS = 200  # issue: "200 kubelet restarts in a row (simulated, both wipe styles)"
+WARM_UP = 100  # restarts after which the agent has all the memory it needs: garbage waits for its collection
+MEGABYTE = 1 << 20
+NAMES = [f"fl.test/r{n}" for n in range(8)]
+
+
+async def restart(node: Node, rng: random.Random) -> None:
+    """One restart of a random kind; now and then the next comes before everything is registered again."""
+    styles: tuple[Version, ...] = ("1.32", "1.36")
+    await node.kubelet.restart(rng.choice(styles), kill=rng.random() < 0.5)
+    if rng.random() < 0.8:
+        await node.registered(*NAMES)
+
+
+async def test_200_kubelet_restarts_end_with_one_stream_each(node: Node) -> None:
+    rng = random.Random(1)
+    node.mknod(*(f"r{n}" for n in range(8)))
+    async with node.agent(*(chardev(f"/dev/r{n}", NAMES[n]) for n in range(8))) as agent:
+        for _ in range(WARM_UP):
+            await restart(node, rng)
+        await node.registered(*NAMES)
+        files, threads, memory = agent.open_files(), agent.threads(), agent.rss()
+        for _ in range(RESTARTS - WARM_UP):
+            await restart(node, rng)
+        await node.registered(*NAMES)
+        for n, name in enumerate(NAMES):
+            await node.healthy(f"r{n}0", resource=name)
+            assert node.kubelet.streams(name) == 1
+        assert node.leftovers() == {f"fl.test_r{n}.sock" for n in range(8)}
+        assert agent.open_files() <= files + 2  # one question to podresources may be under way
+        assert agent.threads() <= threads
+        assert agent.rss() - memory < 6 * MEGABYTE
+        assert not [line for line in agent.log if line["level"] in ("warning", "error")]
+
+
+async def test_the_agent_registers_with_a_kubelet_that_comes_late(bare_node: Node) -> None:
+    bare_node.plugin_dir.mkdir()
+    bare_node.mknod("w1")
+    async with AgentProcess(bare_node.config(chardev())) as agent:
+        await agent.says("waiting-for-kubelet")
+        async with bare_node.kubelet:
+            await bare_node.registered(WIDGET)
+            await bare_node.healthy("w1")
+    assert len(agent.said("waiting-for-kubelet")) == 1
+
+
+async def test_what_changes_while_the_kubelet_is_down_is_in_its_first_list(node: Node) -> None:
+    node.mknod("w1", "w2")
+    async with node.agent() as agent:
+        await node.healthy("w1", "w2")
+        await node.kubelet.stop()
+        node.unlink("w1")
+        node.mknod("w3")
+        await agent.says("device-changed", device="/dev/w1", state="Gone")
+        await agent.says("device-changed", device="/dev/w3", state="Healthy")
+        since = len(node.lists)
+        await node.kubelet.start()
+        await node.lists_come(1)
+        after = node.lists[since].after
+        assert after is not None
+        assert after.healthy == {"w2", "w3"}

@@ -1,0 +1,45 @@
+"""A second agent on a directory waits for the first, says so once, and takes over when it is gone."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from tests.e2e.node import WIDGET, Node, chardev
+from tests.e2e.process import AgentProcess
+
+TAKE_OVER = 1.0  # seconds
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
+async def test_a_second_agent_waits_and_takes_over(node: Node, number: int) -> None:
+    node.mknod("w1")
+    async with node.agent() as first, AgentProcess(node.config(chardev())) as second:
+        await node.healthy("w1")
+        waiting = await second.says("another-agent-runs")
+        assert waiting["pid"] == str(first.pid)
+        registrations = node.kubelet.registrations[WIDGET]
+        await second.takes_turns(5)
+        assert node.kubelet.registrations[WIDGET] == registrations
+        first.signal(number)
+        await first.ended()
+        ended = time.perf_counter()
+        await node.kubelet.wait_for(lambda k: k.registrations[WIDGET] > registrations)
+        await node.registered()
+        await node.healthy("w1")
+        assert time.perf_counter() - ended < TAKE_OVER
+        assert node.kubelet.streams(WIDGET) == 1
+        assert len(second.said("another-agent-runs")) == 1
+        assert len(second.said("took-over")) == 1
+        second.signal(signal.SIGTERM)
+        assert await second.ended() == 0
+    assert node.leftovers() == set()
+
+
+async def test_agents_on_two_directories_do_not_wait_for_each_other(node: Node) -> None:
+    async with node.agent(), AgentProcess(node.config(chardev(), plugin_dir=str(node.root / "other"))) as second:
+        (node.root / "other").mkdir()
+        await second.says("waiting-for-kubelet")
+        assert not second.said("another-agent-runs")

@@ -1,0 +1,84 @@
+"""A third party's backend for nodes in one directory, which hangs, fails and talks nonsense when told to.
+
+It is told by files in `orders`, named as the calls are: `hang` (until somebody opens the FIFO `release` there),
+`raise` or `nonsense`. What it was asked is written to the file `calls`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+
+from backends.base import (
+    ALL,
+    All,
+    Backend,
+    ContainerEdits,
+    Device,
+    Discovery,
+    Grant,
+    Hint,
+    HostPath,
+    Node,
+    Resource,
+    Watches,
+)
+from backends.known import Known
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    nodes: str
+    """The host's directory of its nodes."""
+    orders: str
+    """This process's directory of what it is told."""
+
+
+class Troubled(Backend[Options]):
+    options_type: ClassVar = Options
+
+    def __init__(self, host: Any, resources: Sequence[Resource[Options]]) -> None:
+        super().__init__(host, resources)
+        self._nodes = HostPath(resources[0].spec.options.nodes)
+        self._orders = Path(resources[0].spec.options.orders)
+        self._obey("start")
+
+    def _obey(self, call: str) -> Any:
+        """Do what the file says; nonsense to return, if that is what it says."""
+        with (self._orders / "calls").open("a") as calls:
+            calls.write(f"{call}\n")
+        try:
+            order = (self._orders / call).read_text()
+        except FileNotFoundError:
+            return None
+        if order == "hang":
+            (self._orders / "release").read_text()
+        if order == "raise":
+            raise RuntimeError(f"{call} was told to fail")
+        return ["nonsense", 7] if order == "nonsense" else None
+
+    def units(self) -> Iterable[str]:
+        return self._obey("units") or sorted(path.name for path in self.host.local(self._nodes).iterdir())
+
+    def discover(self, unit: str) -> Discovery:
+        if nonsense := self._obey("discover") or self._obey(f"discover-{unit}"):
+            return nonsense  # type: ignore[no-any-return]
+        path = self._nodes / unit
+        if not self.host.local(path).exists():
+            return Discovery()
+        device = Device(unit, unit, frozenset({f"troubled:{unit}"}), nodes=(Node(path, str(path), "rw"),))
+        return Discovery((device,))
+
+    def watches(self, known: Known) -> Watches:
+        return Watches(directories=frozenset({self._nodes, self._nodes.parent}))
+
+    def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
+        return self._obey("affects") or ALL
+
+    def claim(self, resource: Resource[Options], grants: Sequence[Grant]) -> None:
+        self._obey("claim")
+
+    def edits(self, resource: Resource[Options], grants: Sequence[Grant]) -> ContainerEdits:
+        return self._obey("edits") or ContainerEdits(nodes=tuple(n for g in grants for n in g.device.nodes))

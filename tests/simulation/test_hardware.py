@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.simulation.hardware import LoopDevice, write_stub_file
+
+
+@pytest.fixture
+def loop_device() -> Iterator[LoopDevice]:
+    device = LoopDevice(random.SystemRandom().randrange(10_000, 1 << 20))
+    try:
+        device.add()
+    except OSError as error:
+        pytest.skip(f"loop devices cannot be made here: {error}")
+    yield device
+    device.remove()
+
+
+@pytest.mark.root
+def test_a_loop_device_comes_and_goes(loop_device: LoopDevice) -> None:
+    assert Path("/dev", loop_device.name).is_block_device()
+    loop_device.remove()
+    assert not Path("/dev", loop_device.name).exists()
+    loop_device.remove()  # it is gone: no error
+
+
+@pytest.mark.root
+def test_a_loop_device_that_udevd_reads_is_removed_when_it_has(loop_device: LoopDevice) -> None:
+    reader = os.open(f"/dev/{loop_device.name}", os.O_RDONLY)
+    threading.Timer(0.02, os.close, [reader]).start()
+    loop_device.remove()
+    assert not Path("/dev", loop_device.name).exists()
+
+
+@pytest.mark.root
+def test_a_free_loop_device_is_one_that_nobody_has() -> None:
+    if (free := LoopDevice.free()) is not None:
+        assert not Path("/dev", free.name).exists()
+
+
+def test_a_stub_file_is_replaced_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "stub"
+    write_stub_file(file, "stub-0 gone\n")
+    with file.open() as before:
+        write_stub_file(file, "")
+        assert before.read() == "stub-0 gone\n"
+    assert file.read_text() == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["stub"]
