@@ -56,6 +56,10 @@ class Device:
     identity: str = ""
     """Tells another card at the same key; compared with what a pod was given."""
     nodes: tuple[Node, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    """What belongs to it beside its nodes."""
+    exclusive: frozenset[str] = frozenset()
+    """Of its hardware, what no other device of the same resource may have at a time."""
     numa_node: int | None = None
     """None where the kernel says -1 or nothing (kubelet contract: A5)."""
     ancestry: tuple[str, ...] = ()
@@ -378,6 +382,10 @@ class Backend(ABC, Generic[Options]):
         if resource.spec.replicas == 1:
             return (device.key,)
         return tuple(f"{device.key}::{n}" for n in range(resource.spec.replicas))
+
+    def needs_claim(self, resource: Resource[Options]) -> bool:
+        """Has `claim` anything to do for this resource? Else no thread is asked. By default: is it written at all?"""
+        return type(self).claim is not Backend.claim
 
     def claim(self, resource: Resource[Options], grants: Sequence[Grant]) -> None:
         """Make the hardware ready before it is handed out (bind a driver, make a node); may block 10 s.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from keyword import iskeyword
 from typing import Final
 
 import click
@@ -14,9 +15,10 @@ _COMMANDS: Final = {
     "run": "Find hardware, offer it to the kubelet, hand it to pods.",
     "discover": "Show the hardware that the configuration takes, and what it leaves.",
     "validate": "Check a configuration file and say what it means.",
+    "import": "Turn another plugin's configuration into Fairlead's.",
     "demo": "Run against a simulated kubelet and watch devices come and go.",
 }
-"""Name → its line in the help. Each is the function of that name in the module of that name."""
+"""Name → its line in the help. Each is the function of that name in the module of that name, `import_` for `import`."""
 
 
 class _Lazy(click.Group):
@@ -28,7 +30,8 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         if cmd_name not in _COMMANDS:
             ctx.fail(unknown("command", cmd_name, _COMMANDS))
-        command: click.Command = getattr(import_module(f"agent.cli.{cmd_name}"), cmd_name)
+        name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
+        command: click.Command = getattr(import_module(f"agent.cli.{name}"), name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002

@@ -2,7 +2,8 @@
 
 Hardware that a pod holds belongs to the pod's resource before anybody is asked, and the IDs that pods hold go
 to the devices they have, or could have. Then, in the order of the config, each resource takes the devices it
-selects whose hardware is free or already its own. The outcome depends on what is there, not on what came first.
+selects whose hardware is free or already its own. What is exclusive is offered by one device alone, and while a
+pod holds it under its ID alone. The outcome depends on what is there, not on what came first.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ def assign(
     """
     outcome: Outcome[Ref] = Outcome()
     owner: dict[str, str] = {}  # hardware → resource
+    user: dict[str, Device] = {}  # hardware → the last device that got it
     holder: defaultdict[str, dict[str, Device]] = defaultdict(dict)  # resource → ID → device
     for device, _ in rivals.values():
         for hardware in device.hardware:
@@ -71,11 +73,13 @@ def assign(
         if ref in outcome.placed:
             continue
         device = rivals[ref][0]
-        if (why := _obstacle(device, candidate, owner, holder[candidate.resource], claimed)) is not None:
+        why = _obstacle(device, candidate, owner, holder[candidate.resource], claimed)
+        if (why := why or _overlap(device, candidate, user, claims, claimed)) is not None:
             outcome.rejected[ref] = (*outcome.rejected.get(ref, ()), f"{candidate.resource} selects it, but {why}")
             continue
         outcome.placed[ref] = Placed(candidate.resource, candidate.ids)
         owner.update(dict.fromkeys(device.hardware, candidate.resource))
+        user.update(dict.fromkeys(device.hardware, device))
         holder[candidate.resource].update(dict.fromkeys(candidate.ids, device))
     return outcome
 
@@ -107,4 +111,28 @@ def _obstacle(
         for device_id in candidate.ids:
             if (other := holder.get(device_id)) is not None:
                 return f"its ID {device_id} is that of {other.key}"
+    return None
+
+
+def _overlap(
+    device: Device,
+    candidate: Candidate,
+    user: Mapping[str, Device],
+    claims: Mapping[tuple[str, str], Held],
+    claimed: Mapping[str, Set[tuple[str, str]]],
+) -> str | None:
+    """Why the resource should not offer this too: it has the hardware under another name, or a pod holds it so.
+
+    A pod's other ID does not matter to a device with several, which pods share, nor to one that is held itself.
+    """
+    name, ids = candidate.resource, candidate.ids
+    unshared = len(ids) == 1 and (name, ids[0]) not in claims
+    for hardware in sorted(device.hardware):
+        other = user.get(hardware)
+        if other is not None and hardware in device.exclusive | other.exclusive:
+            return f"{hardware} is offered as {other.key} already"
+        if unshared and hardware in device.exclusive:
+            for resource, held in sorted(claimed.get(hardware, ())):
+                if resource == name and held not in ids:
+                    return f"{hardware} is held by a pod as {held}"
     return None

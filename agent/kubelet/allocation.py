@@ -68,7 +68,7 @@ class Allocator:
         grants = [self._grant(name, device_id, told) for device_id in sorted(set(ids))]
         backend = self._backends[resource.spec.backend]
         await self._record([_held(resource, grant) for grant in grants])
-        if type(backend).claim is not Backend.claim:
+        if backend.needs_claim(resource):
             await self._make_ready(backend, resource, grants)
         grants = [self._still(name, grant, told) for grant in grants]
         try:

@@ -7,7 +7,11 @@ Each is a system call and wakes the other side, which can do nothing with a part
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Final
+
+_MOST_BYTES: Final = 64 << 10
+"""Gathered before they are sent all the same: asyncio's high-water mark, so that a client that does not read still
+stops the sender where it would have without us."""
 
 
 class GatheringTransport(asyncio.Transport):
@@ -17,18 +21,20 @@ class GatheringTransport(asyncio.Transport):
         super().__init__()
         self._transport = transport
         self._loop = asyncio.get_running_loop()
-        self._written: list[bytes | bytearray | memoryview] = []
+        self._written = bytearray()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Have this sent at the end of this turn."""
         if not self._written:
             self._loop.call_soon(self._send)
-        self._written.append(data)
+        self._written += data
+        if len(self._written) >= _MOST_BYTES:
+            self._send()
 
     def _send(self) -> None:
-        written, self._written = self._written, []
+        written, self._written = self._written, bytearray()
         if written and not self._transport.is_closing():
-            self._transport.write(b"".join(written))
+            self._transport.write(written)
 
     def close(self) -> None:
         """Send what was written, then close."""
@@ -37,7 +43,7 @@ class GatheringTransport(asyncio.Transport):
 
     def abort(self) -> None:
         """Close at once, sending nothing."""
-        self._written.clear()
+        self._written = bytearray()
         self._transport.abort()
 
     def is_closing(self) -> bool:

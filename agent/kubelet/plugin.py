@@ -53,8 +53,6 @@ class Plugin:
         """How many streams have been opened so far."""
         self.on_stream: Callable[[], None] = lambda: None
         """Called when a stream has opened or ended."""
-        self.on_sent: Callable[[Snapshot], None] = lambda _snapshot: None
-        """Called when a list has been handed to the connection."""
         self._allocate_ids = allocate
         self._list = _EncodedList()
         self._snapshot: Snapshot | None = None
@@ -127,7 +125,6 @@ class Plugin:
                 await stream.send_message(self._list.message())
                 self._sent, self._sending = snapshot.slots, None
                 sent, next_message = snapshot, time.monotonic() + COALESCE
-                self.on_sent(snapshot)
 
     async def _pause(self, seconds: float) -> None:
         """Let changes gather; cut short when the stream is to end."""

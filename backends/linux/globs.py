@@ -1,4 +1,4 @@
-"""Globs over the host's /dev: which paths one takes, and what it matches now.
+"""Globs over the host's /dev, or all its files: which paths one takes, and what it matches now.
 
 As in a shell, `*`, `?` and `[…]` never take a `/`, nor a dot at the start of a name. Names that cannot be printed
 are passed over: they could not be an ID.
@@ -23,28 +23,33 @@ def is_glob(path: str) -> bool:
 
 
 class Glob:
-    """One pattern, an absolute path with wildcards in some of its components."""
+    """One pattern, an absolute path with wildcards in some of its components.
 
-    __slots__ = ("_parts", "_prefix", "deep", "fixed", "text")
+    It means device nodes below /dev; with `files`, whatever lies anywhere on the host, directories included.
+    """
 
-    def __init__(self, text: str) -> None:
+    __slots__ = ("_files", "_parts", "deep", "fixed", "prefix", "text")
+
+    def __init__(self, text: str, *, files: bool = False) -> None:
         self.text = text
+        self._files = files
         parts = text.split("/")
         first = next(n for n, part in enumerate(parts) if is_glob(part))
         self.fixed = HostPath("/".join(parts[:first]) or "/")
         """The deepest directory without a wildcard."""
         self.deep = first < len(parts) - 1
         """Are there wildcards in its directories?"""
-        self._prefix = _WILD.split(text, maxsplit=1)[0]
+        self.prefix = _WILD.split(text, maxsplit=1)[0]
+        """All before the first wildcard: what any path that it takes starts with."""
         self._parts = tuple(_component(part) for part in parts)
 
     def takes(self, path: str) -> bool:
         """Is this path one of those that the glob means?"""
-        return path.startswith(self._prefix) and len(parts := path.split("/")) == len(self._parts) and self._fits(parts)
+        return path.startswith(self.prefix) and len(parts := path.split("/")) == len(self._parts) and self._fits(parts)
 
     def leads_through(self, path: str) -> bool:
         """Could this path be a directory on the way to what the glob takes?"""
-        if not (path.startswith(self._prefix) or self._prefix.startswith(path)):
+        if not (path.startswith(self.prefix) or self.prefix.startswith(path)):
             return False
         return len(parts := path.rstrip("/").split("/")) < len(self._parts) and self._fits(parts)
 
@@ -52,15 +57,41 @@ class Glob:
         return all(fits(part) for fits, part in zip(self._parts, parts, strict=False))
 
     def matches(self, host: Host) -> Iterator[str]:
-        """What is there now and no directory; also each directory that a wildcard takes, or that cannot be listed."""
-        parts = self._parts[len(self.fixed.text.split("/")) :]
-        yield from _below(host, self.fixed, parts, wild=False)
+        """What is there now, by name, directory by directory; without `files` no directories.
+
+        Also each directory on the way that a wildcard takes, or that cannot be listed; `takes` tells them apart.
+        """
+        parts = self._parts[len(self.fixed.text.rstrip("/").split("/")) :]
+        yield from self._below(host, self.fixed, parts, wild=False)
+
+    def cannot_list(self, host: Host, path: HostPath) -> str | None:
+        """Why a directory on the way, if it is one, cannot be listed."""
+        return cannot_list(host, path, anywhere=self._files)
+
+    def _below(
+        self, host: Host, path: HostPath, parts: tuple[Callable[[str], bool], ...], *, wild: bool
+    ) -> Iterator[str]:
+        try:
+            names = _names(host, path, anywhere=self._files)
+        except (NoNodeError, OSError):
+            yield path.text
+            return
+        if names is None:
+            return
+        if wild:
+            yield path.text
+        fits, *rest = parts
+        for name, is_directory in sorted(entry for entry in names if fits(entry[0])):
+            if rest:
+                yield from self._below(host, path / name, tuple(rest), wild=True)
+            elif self._files or not is_directory:
+                yield (path / name).text
 
 
-def cannot_list(host: Host, path: HostPath) -> str | None:
+def cannot_list(host: Host, path: HostPath, *, anywhere: bool = False) -> str | None:
     """Why a directory, if it is one, cannot be listed."""
     try:
-        _names(host, path)
+        _names(host, path, anywhere=anywhere)
     except NoNodeError as error:
         return error.sentence
     except OSError as error:
@@ -76,29 +107,9 @@ def _component(part: str) -> Callable[[str], bool]:
     return lambda name: match(name) is not None and (hidden or not name.startswith(".")) and name.isprintable()
 
 
-def _below(host: Host, path: HostPath, parts: tuple[Callable[[str], bool], ...], *, wild: bool) -> Iterator[str]:
-    try:
-        names = _names(host, path)
-    except (NoNodeError, OSError):
-        yield path.text
-        return
-    if names is None:
-        return
-    if wild:
-        yield path.text
-    fits, *rest = parts
-    for name, is_directory in names:
-        if not fits(name):
-            continue
-        if rest:
-            yield from _below(host, path / name, tuple(rest), wild=True)
-        elif not is_directory:
-            yield f"{path}/{name}"
-
-
-def _names(host: Host, path: HostPath) -> list[tuple[str, bool]] | None:
+def _names(host: Host, path: HostPath, *, anywhere: bool) -> list[tuple[str, bool]] | None:
     """The directory's entries, and whether each is itself a directory; None if there is no such directory."""
-    if (real := directory(host, path)) is None:
+    if (real := directory(host, path, anywhere=anywhere)) is None:
         return None
     try:
         with os.scandir(host.local(real)) as entries:

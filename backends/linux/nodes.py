@@ -19,6 +19,8 @@ from backends.base import Host, HostPath
 MOST_LINKS: Final = 40
 """Links followed before a path counts as a loop (the kernel's MAXSYMLINKS)."""
 
+_TREES: Final = ("dev", "sys", "proc", "run")  # seen elsewhere, each on its own (`Host`): no link of the root's
+
 _KINDS: Final = {
     stat.S_IFREG: "a plain file",
     stat.S_IFDIR: "a directory",
@@ -81,14 +83,23 @@ def device_node(host: Host, path: HostPath) -> DeviceNode:
     return DeviceNode(real, kind == stat.S_IFBLK, os.major(device), os.minor(device), frozenset(via))
 
 
-def directory(host: Host, path: HostPath) -> HostPath | None:
-    """Where the directory that `path`, in the host's /dev, leads to lies; None if it leads to none.
+def links_to_file(host: Host, path: HostPath) -> frozenset[HostPath]:
+    """The paths that links on the way pointed to, from `path` to whatever it leads to, anywhere on the host.
 
     Raises:
-        NoNodeError: it cannot be read, or leads out of /dev.
+        NoNodeError: it leads to nothing at all.
+    """
+    return frozenset(_follow(host, path, anywhere=True)[2])
+
+
+def directory(host: Host, path: HostPath, *, anywhere: bool = False) -> HostPath | None:
+    """Where the directory that `path`, in the host's /dev or `anywhere`, leads to lies; None if it leads to none.
+
+    Raises:
+        NoNodeError: it cannot be read, or leads out of /dev where it must not.
     """
     try:
-        status, real, _ = _follow(host, path)
+        status, real, _ = _follow(host, path, anywhere=anywhere)
     except NoNodeError as error:
         if error.fault in (Fault.MISSING, Fault.DANGLING):
             return None
@@ -107,9 +118,8 @@ def numa_node(host: Host, node: DeviceNode) -> int | None:
     return found if found >= 0 else None
 
 
-def _follow(host: Host, path: HostPath) -> tuple[os.stat_result, HostPath, list[HostPath]]:
+def _follow(host: Host, path: HostPath, *, anywhere: bool = False) -> tuple[os.stat_result, HostPath, list[HostPath]]:
     """What lies at the end of all links, where that is, and each path that a link pointed to."""
-    tree = os.fspath(host.dev)
     at: list[str] = []  # the components walked, none of them a link
     ahead = path.text.split("/")[::-1]
     via: list[HostPath] = []
@@ -123,11 +133,11 @@ def _follow(host: Host, path: HostPath) -> tuple[os.stat_result, HostPath, list[
             del at[-1:]
             continue
         at.append(part)
-        if at[0] != "dev":
+        if at[0] != "dev" and not anywhere:
             break
-        if len(at) == 1:
+        if len(at) == 1 and part in _TREES:
             continue
-        local = "/".join((tree, *at[1:]))
+        local = _local(host, at)
         status = _ask(os.lstat, local, path, via)
         if stat.S_ISLNK(status.st_mode):
             status, target = None, _ask(os.readlink, local, path, via)
@@ -136,9 +146,16 @@ def _follow(host: Host, path: HostPath) -> tuple[os.stat_result, HostPath, list[
             via.append(HostPath(posixpath.normpath("/".join(("/dev/..", *at, *ahead[::-1])))))
             if len(via) > MOST_LINKS:
                 raise NoNodeError(Fault.OTHER, f"{path} is a loop of symbolic links")
-    if not at or at[0] != "dev":
+    if not anywhere and at[:1] != ["dev"]:
         raise NoNodeError(Fault.OTHER, f"{_led(path, via)} leads out of /dev")
-    return status or _ask(os.stat, "/".join((tree, *at[1:])), path, via), HostPath("/" + "/".join(at)), via
+    return status or _ask(os.stat, _local(host, at), path, via), HostPath("/" + "/".join(at)), via
+
+
+def _local(host: Host, at: list[str]) -> str:
+    """Where this process sees a path of the host, given as its components."""
+    if at[:1] == ["dev"]:  # nearly always, and ten times faster than by `Host.local`
+        return "/".join((os.fspath(host.dev), *at[1:]))
+    return os.fspath(host.local(HostPath("/" + "/".join(at))))
 
 
 def _ask(question: Callable[[str], _Answer], local: str, path: HostPath, via: list[HostPath]) -> _Answer:

@@ -122,7 +122,6 @@ def test_an_impossible_path_is_refused_with_its_key(option: dict[str, Any], key:
     ("options", "replicas", "key", "words"),
     [
         (CharDevOptions([]), 1, "paths", "no path"),
-        (CharDevOptions([PathOption("/dev/a"), PathOption("/dev/b")]), 1, "paths", "bundles are not there yet"),
         (CharDevOptions([PathOption("/dev/a")], 0), 1, "count", "is 0"),
         (CharDevOptions([PathOption("/dev/a")], MOST_TOKENS + 1), 1, "count", str(MOST_TOKENS)),
         (CharDevOptions([PathOption("/dev/a")]), 2, "replicas", "say count"),
@@ -149,6 +148,7 @@ def test_a_node_is_a_device(tmp_path: Path) -> None:
         unit="/dev/net/tun",
         resource="devices.kubevirt.io/tun",
         hardware=frozenset({"node:c:10:200"}),
+        exclusive=frozenset({"node:c:10:200"}),
         identity="c:10:200",
         nodes=(Node(HostPath("/dev/net/tun"), "/dev/net/tun", "rwm"),),
         numa_node=1,
@@ -256,6 +256,26 @@ def test_a_directory_that_cannot_be_listed_is_a_problem(tmp_path: Path) -> None:
     assert problems(backend, "/dev/serial/by-id") == [
         "/dev/serial/by-id, a link to /run/serial/by-id, leads out of /dev"
     ]
+
+
+def test_a_glob_that_matches_too_much_is_cut_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("paths", "nodes"):
+        monkeypatch.setattr(f"backends.chardev.{module}.MOST_MATCHES", 4)
+    tree = "\n".join(f"dev/x{n}" for n in range(9))
+    backend = chardev(tmp_path, tree, resource("/dev/kvm"), resource("/dev/x*"))
+    assert list(backend.units()) == ["/dev/kvm", "/dev/x0", "/dev/x1", "/dev/x2", "/dev/x*"]
+    (sentence,) = problems(backend, "/dev/x*")
+    assert sentence.startswith("/dev/x* matches too much: there is room for 4 entries")
+    found = known(backend)
+    for hint in (event("/dev/x7"), PathChange(HostPath("/dev/x7"))):
+        assert affected(backend, hint, found) == set()  # it is left out, and looked for only with all the others
+    assert affected(backend, event("/dev/x2"), found) == {"/dev/x2"}
+    for n in range(3, 9):
+        (tmp_path / f"dev/x{n}").unlink()
+    assert problems(backend, "/dev/x*") == []
+    found = known(backend)
+    assert len(found) == 4
+    assert backend.affects(event("/dev/x3"), found) is ALL  # one too many: a full look will say so
 
 
 # --- IDs and edits ---

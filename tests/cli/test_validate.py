@@ -101,7 +101,7 @@ def test_the_help_lists_every_command_without_importing_one() -> None:
         "print(sorted(name for name in sys.modules if name.startswith(('agent.', 'msgspec', 'structlog'))))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    for command in ("run", "discover", "validate", "demo"):
+    for command in ("run", "discover", "validate", "import", "demo"):
         assert f"\n  {command} " in found.stdout
     assert found.stdout.splitlines()[-1] == "['agent.cli', 'agent.errors']"
 

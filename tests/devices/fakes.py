@@ -44,6 +44,7 @@ def device(
     unit: str = "",
     identity: str = "",
     depends: Iterable[str] = (),
+    exclusive: Iterable[str] = (),
     numa_node: int | None = None,
 ) -> Device:
     """A device that owns the hardware of its own name, unless told otherwise."""
@@ -53,6 +54,7 @@ def device(
         frozenset((key,) if hardware is None else hardware),
         depends=frozenset(depends),
         identity=identity,
+        exclusive=frozenset(exclusive),
         numa_node=numa_node,
         attributes={"taken_by": taken_by, "ids": (key,) if ids is None else tuple(ids)},
     )

@@ -1,0 +1,101 @@
+"""Takes typed values out of a table and says what is wrong with the others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Final, TypeVar
+
+from agent.importing.model import Remark
+from agent.importing.tree import Items, Scalar, Table, Tree
+
+_WHOLE: Final = re.compile(r"0|[1-9][0-9]{0,8}")
+_BOOLS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_Value = TypeVar("_Value")
+
+
+class Fields:
+    """One table of the imported file. What was not asked for by the end is reported as lost."""
+
+    def __init__(self, table: Table, about: str, remarks: list[Remark]) -> None:
+        self._table = table
+        self._about = about
+        self._remarks = remarks
+        self._asked: set[str] = set()
+        self.sound = True
+        """Could every value that was asked for be read?"""
+
+    def line(self, key: str) -> int:
+        """Where a key stands, or else the table."""
+        return self._table.lines.get(key, self._table.line)
+
+    def lost(self, key: str, sentence: str) -> None:
+        """What the key says is not carried over."""
+        self._remarks.append(Remark(self.line(key), f"{self._about}: {sentence}"))
+
+    def note(self, key: str, sentence: str) -> None:
+        """What the key says is carried over, but there is something to know."""
+        self._remarks.append(Remark(self.line(key), f"{self._about}: {sentence}", lost=False))
+
+    def text(self, key: str) -> str | None:
+        """A text, in quotes or not; None where it is missing, empty or none."""
+        found = self._take(key, "a text", lambda tree: tree.text if isinstance(tree, Scalar) else None)
+        return found or None
+
+    def whole(self, key: str) -> int | None:
+        """A whole number in decimal digits."""
+        return self._take(key, "a whole number", _whole)
+
+    def flag(self, key: str) -> bool:
+        """True or false; false where it is missing."""
+        return self._take(key, "true or false", _flag) or False
+
+    def scalar(self, key: str) -> Scalar | None:
+        """A text with what YAML takes it for."""
+        return self._take(key, "a text", lambda tree: tree if isinstance(tree, Scalar) else None)
+
+    def tables(self, key: str) -> Iterator[Table]:
+        """The tables of a list."""
+        found = self._take(key, "a list", lambda tree: tree if isinstance(tree, Items) else None)
+        for item in found.items if found else ():
+            if isinstance(item, Table):
+                yield item
+            else:
+                self.sound = False
+                sentence = f"{self._about}: {_shown(item)} in {key!r} should be a table; this is left out"
+                self._remarks.append(Remark(item.line, sentence))
+
+    def end(self) -> None:
+        """Report the keys that nobody asked for."""
+        for key in self._table.values:
+            if key not in self._asked:
+                self.lost(key, f"Fairlead has nothing for the key {key!r}")
+
+    def _take(self, key: str, wanted: str, read: Callable[[Tree], _Value | None]) -> _Value | None:
+        self._asked.add(key)
+        tree = self._table.values.get(key)
+        if tree is None or (isinstance(tree, Scalar) and tree.kind == "null"):
+            return None
+        value = read(tree)
+        if value is None:
+            self.sound = False
+            self.lost(key, f"{key!r} is {_shown(tree)} and should be {wanted}; this is left out")
+        return value
+
+
+def _shown(tree: Tree) -> str:
+    match tree:
+        case Scalar(text=text):
+            return repr(text)
+        case Items():
+            return "a list"
+        case Table():
+            return "a table"
+
+
+def _whole(tree: Tree) -> int | None:
+    return int(tree.text) if isinstance(tree, Scalar) and _WHOLE.fullmatch(tree.text) else None
+
+
+def _flag(tree: Tree) -> bool | None:
+    return _BOOLS.get(tree.text.lower()) if isinstance(tree, Scalar) and tree.kind == "bool" else None

@@ -1,0 +1,91 @@
+"""What an import is made of: resources, what is to be said about them, and the errors that end it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent.errors import ExitCode, FairleadError
+
+Value = str | int | bool | Sequence["Value"] | Mapping[str, "Value"]
+"""What our TOML can say."""
+
+
+class ImportRefusedError(FairleadError):
+    """The file as a whole cannot be imported."""
+
+    exit_code = ExitCode.USAGE
+
+    def __init__(self, sentence: str, line: int | None = None) -> None:
+        super().__init__(sentence)
+        self.line = line
+        """From 1; None where it is about the file as a whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """Something a person has to know about one line of the imported file."""
+
+    line: int
+    sentence: str
+    lost: bool = True
+    """Is something not as it was? Else it is only good to know."""
+
+    def __str__(self) -> str:
+        return self.sentence if self.lost else f"note: {self.sentence}"
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A `chardev` resource as it will be written."""
+
+    name: str
+    options: Mapping[str, Value]
+    line: int
+    """Where the imported file names it."""
+    lines: Mapping[str, int] = field(default_factory=dict)
+    """Where it says the items of `options`, as in "paths[1]"."""
+
+    def items(self, key: str) -> Sequence[Mapping[str, Any]]:
+        """The tables of a list in `options`, none where it is not there."""
+        found: Any = self.options.get(key, ())
+        return tuple(found)
+
+    def line_of(self, item: str | None) -> int:
+        """Where an item stands, or else the resource."""
+        return self.lines.get(item or "", self.line)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One paragraph of the configuration: what is said, and the resource it is said about, if there is one."""
+
+    remarks: tuple[Remark, ...] = ()
+    draft: Draft | None = None
+    offered: bool = True
+    """Is the resource in force, or commented out as a suggestion?"""
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """What a format's reader makes of a file."""
+
+    source: str
+    """Whose configuration it was, with how IDs and the like differ: whole sentences."""
+    parts: tuple[Part, ...]
+    agent: Mapping[str, str] = field(default_factory=dict)
+    """Keys of `[agent]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """The result: a document that `agent.config.load` accepts, and everything that was said, by line."""
+
+    toml: str
+    remarks: tuple[Remark, ...]
+
+    @property
+    def lossless(self) -> bool:
+        """Does it mean what the imported file meant?"""
+        return not any(remark.lost for remark in self.remarks)

@@ -1,0 +1,68 @@
+"""Writes TOML: keys, values and comments, all on lines that a person can read."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from agent.importing.model import Value
+
+_WIDTH: Final = 118
+_BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
+_ESCAPES: Final = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
+
+
+def printable(text: str) -> str:
+    """A text for a terminal or a comment: what cannot be printed is shown as Python escapes it."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def comment(text: str) -> Iterator[str]:
+    """A sentence as lines of a comment."""
+    wrapped = textwrap.wrap(printable(text), _WIDTH, break_long_words=False, break_on_hyphens=False)
+    return (f"# {line}" for line in wrapped)
+
+
+def pair(key: str, value: Value) -> Iterator[str]:
+    """`key = value`; a list of tables has one on each line if there are several."""
+    if isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 1:
+        yield f"{_key(key)} = ["
+        for item in value:
+            yield f"    {_value(item)},"
+        yield "]"
+    else:
+        yield f"{_key(key)} = {_value(value)}"
+
+
+def _value(value: Value) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return str(value)
+        case str():
+            return _text(value)
+        case Mapping():
+            inner = ", ".join(f"{_key(key)} = {_value(item)}" for key, item in value.items())
+            return f"{{ {inner} }}" if inner else "{}"
+        case _:
+            return f"[{', '.join(map(_value, value))}]"
+
+
+def _key(key: str) -> str:
+    return key if _BARE.fullmatch(key) else _text(key)
+
+
+def _text(text: str) -> str:
+    return f'"{"".join(map(_character, text))}"'
+
+
+def _character(character: str) -> str:
+    if escaped := _ESCAPES.get(character):
+        return escaped
+    if character.isprintable():
+        return character
+    code = ord(character)
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"

@@ -1,0 +1,300 @@
+"""Bundles: devices of several nodes and mounts, one of each path of a resource.
+
+A unit is a resource, `bundle:<resource>`, since one node more or less may move all pairs (see `pairing`); the
+directories that wildcards take are units too, `bundle:/dev/…`, so that they are watched. A bundle's ID is the path
+below /dev of the node that only it has, so that it outlives what happens to other bundles. If its other members
+change, its identity does: a pod that holds the ID keeps it, as one whose device was replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import ClassVar, Final, TypeAlias, TypeVar
+
+from backends.base import (
+    ALL,
+    ANY_SUBSYSTEM,
+    All,
+    Device,
+    Discovery,
+    Hint,
+    Host,
+    HostPath,
+    Mount,
+    Node,
+    Problem,
+    Signal,
+    Uevent,
+    Verdict,
+    Watches,
+)
+from backends.chardev.options import CharDevResource, PathOption
+from backends.chardev.pairing import Bundle, Matches, pair
+from backends.chardev.paths import (
+    MOST_MATCHES,
+    WantedPaths,
+    container_node,
+    container_path,
+    first_matches,
+    node_attributes,
+    node_signal,
+    numbers,
+    tokens,
+    too_many,
+)
+from backends.known import Known
+from backends.linux.globs import Glob, is_glob
+from backends.linux.nodes import DeviceNode, Fault, NoNodeError, device_node, links_to_file, numa_node
+
+_TOLD: Final = 5  # of problems that are alike
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """What lies at a path of a bundle: a node, or else a file that is mounted."""
+
+    path: HostPath
+    node: DeviceNode | None
+    via: frozenset[HostPath]
+    aliases: tuple[str, ...] = ()
+    """Other names of the node that the same path matches."""
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.node.number}" if self.node else str(self.path)
+
+
+_T = TypeVar("_T")
+_Bundle: TypeAlias = Bundle[_Member]
+
+
+class Bundles:
+    """Finds the bundles of resources with several paths, mounts, or one path that is repeated."""
+
+    prefix: ClassVar = "bundle:"
+
+    def __init__(self, host: Host, resources: Sequence[CharDevResource]) -> None:
+        self.host = host
+        self._resources = {f"{self.prefix}{resource.name}": resource for resource in resources}
+        self._wanted = WantedPaths(
+            (option, unit) for unit, resource in self._resources.items() for option in resource.spec.options.paths
+        )
+
+    @staticmethod
+    def fixed_ids(resource: CharDevResource) -> Iterable[str]:
+        """Those of a bundle that is named after a path without wildcards: there is one, if there is any."""
+        options = resource.spec.options
+        sole = next((options.paths[k] for k in _preference(options.paths) if options.paths[k].limit == 1), None)
+        if sole is None or sole.optional or is_glob(sole.path):
+            return ()
+        return tokens(sole.path, options.count)
+
+    def units(self) -> Iterable[str]:
+        """The resources, and the directories that wildcards take."""
+        ways = (
+            match
+            for glob, _ in self._wanted.globs
+            if glob.deep
+            for match in first_matches(glob, self.host, MOST_MATCHES)[0]
+        )
+        return (
+            *self._resources,
+            *dict.fromkeys(f"{self.prefix}{way}" for way in ways if self._wanted.leads_through(way)),
+        )
+
+    def discover(self, unit: str) -> Discovery:
+        """The resource's bundles as they are paired now, and why there are no more."""
+        if (resource := self._resources.get(unit)) is None:
+            return Discovery()
+        options = resource.spec.options.paths
+        looks = [self._look(option) for option in options]
+        problems = [problem for _, problems in looks for problem in problems]
+        paths = [
+            Matches(found, option.limit, option.optional) for option, (found, _) in zip(options, looks, strict=True)
+        ]
+        bundles = pair(paths, _preference(options))
+        problems += [Problem(resource.name, why) for why in _shortage(options, paths, bundles)]
+        devices = [self._device(resource, unit, bundle) for bundle in bundles]
+        collisions = {device.key: why for device in devices if (why := _collision(device))}
+        problems += [Problem(key, f"the bundle {key} is not offered: {why}") for key, why in _first(collisions.items())]
+        return Discovery(tuple(d for d in devices if d.key not in collisions), problems=tuple(problems))
+
+    # --- what is there ---
+
+    def _look(self, option: PathOption) -> tuple[list[_Member], list[Problem]]:
+        """What one path matches, sorted, each node once; and what is wrong there."""
+        if not is_glob(option.path):
+            try:
+                return [self._member(option, option.path)], []
+            except NoNodeError as error:
+                silent = option.optional and error.fault is Fault.MISSING
+                return [], [] if silent else [Problem(option.path, error.sentence)]
+        glob = Glob(option.path, files=option.type == "mount")
+        matches, more = first_matches(glob, self.host, MOST_MATCHES)
+        problems = [Problem(glob.text, too_many(glob.text))] if more else []
+        members: list[_Member] = []
+        wrong: list[Problem] = []
+        for match in matches:
+            if not glob.takes(match):
+                if why := glob.cannot_list(self.host, HostPath(match)):
+                    problems.append(Problem(match, why))
+                continue
+            try:
+                members.append(self._member(option, match))
+            except NoNodeError as error:
+                if error.fault not in (Fault.MISSING, Fault.DIRECTORY):
+                    wrong.append(Problem(match, error.sentence))
+        problems += _first(wrong)
+        if len(wrong) > _TOLD:
+            problems.append(Problem(glob.text, f"{glob.text} matches {len(wrong) - _TOLD:,} more like these"))
+        return sorted(_once(members), key=lambda member: member.path), problems
+
+    def _member(self, option: PathOption, path: str) -> _Member:
+        """What is at this path.
+
+        Raises:
+            NoNodeError: nothing, or nothing that the option means.
+        """
+        if option.type == "mount":
+            return _Member(HostPath(path), None, links_to_file(self.host, HostPath(path)))
+        node = device_node(self.host, HostPath(path))
+        return _Member(HostPath(path), node, node.via)
+
+    # --- bundles ---
+
+    def _device(self, resource: CharDevResource, unit: str, bundle: _Bundle) -> Device:
+        options = resource.spec.options.paths
+        key = "+".join(member.path.text for k in bundle.named if (member := bundle.members[k]))
+        key += f"#{bundle.twin}" if bundle.twin else ""
+        held = [(option, member) for option, member in zip(options, bundle.members, strict=True) if member]
+        nodes = [(option, member.path, member.node) for option, member in held if member.node]
+        mounts = [
+            Mount(member.path, container_path(option, member.path), option.read_only)
+            for option, member in held
+            if member.node is None
+        ]
+        links = {f"path:{target}" for _, member in held for target in member.via}
+        owned = frozenset(f"node:{node.number}" for option, _, node in nodes if not option.shared)
+        return Device(
+            key=key,
+            unit=unit,
+            resource=resource.name,
+            hardware=owned | {f"{self.prefix}{resource.name}/{key}"},
+            exclusive=owned - {f"node:{node.number}" for option, _, node in nodes if option.limit > 1},
+            depends=frozenset(links | {f"node:{node.number}" for option, _, node in nodes if option.shared}),
+            identity=" + ".join(str(member) for _, member in held),
+            nodes=tuple(container_node(option, path, self.host) for option, path, _ in nodes),
+            mounts=tuple(mounts),
+            numa_node=self._numa_node([node for _, _, node in nodes]),
+            attributes=_attributes([member for _, member in held]),
+        )
+
+    def _numa_node(self, nodes: Iterable[DeviceNode]) -> int | None:
+        """The one NUMA node of all nodes that have one."""
+        numbers = {numa_node(self.host, node) for node in nodes} - {None}
+        return numbers.pop() if len(numbers) == 1 else None
+
+    def ids(self, resource: CharDevResource, device: Device) -> Sequence[str]:
+        """The tokens of the bundle."""
+        return tokens(device.key, resource.spec.options.count)
+
+    def probe(self, device: Device) -> Iterable[Signal]:
+        """Are all its members there, and still the same? What is wrong is the bundle's: its nodes may be in others."""
+        hardware = f"{device.unit}/{device.key}"
+        for node, number in zip(device.nodes, numbers(device.attributes), strict=True):
+            if signal := node_signal(self.host, hardware, node.path.text, number):
+                yield signal
+        for mount in device.mounts:
+            try:
+                links_to_file(self.host, mount.path)
+            except NoNodeError as error:
+                yield Signal(hardware, "mount-missing", Verdict.NOW, error.sentence)
+
+    # --- what is listened to ---
+
+    def watches(self, known: Known) -> Watches:
+        """All uevents, and the directories of all paths."""
+        listed = (unit.removeprefix(self.prefix) for unit in known if unit.startswith(self.prefix))
+        return Watches(frozenset({ANY_SUBSYSTEM}), frozenset(self._wanted.directories(listed)))
+
+    def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
+        """The resources with a path there, or a link that leads there; `change` events are passed over."""
+        below: Iterable[str] = ()
+        if not isinstance(hint, Uevent):
+            path = hint.path.text
+            if self._wanted.leads_through(path):
+                return ALL
+            below = self._wanted.below(path)
+        elif hint.node is None or hint.action == "change":
+            return ()
+        else:
+            path = hint.node.text
+        return (
+            *self._wanted.takers(path),
+            *(unit for literal in below for unit in self._wanted.literals[literal]),
+            *(unit for unit in known.minding(f"path:{path}") if unit in self._resources),
+        )
+
+
+def _attributes(members: Sequence[_Member]) -> Mapping[str, tuple[str, ...]]:
+    more = {
+        "mount": tuple(member.path.text for member in members if member.node is None),
+        "alias": tuple(alias for member in members for alias in member.aliases),
+    }
+    return {
+        **node_attributes([(member.path, member.node) for member in members if member.node]),
+        **{name: values for name, values in more.items() if values},
+    }
+
+
+def _first(problems: Iterable[_T]) -> list[_T]:
+    return list(islice(problems, _TOLD))
+
+
+def _preference(options: Sequence[PathOption]) -> list[int]:
+    """Which paths bundles are named after, if their matches are not repeated: best a required glob of nodes."""
+    return sorted(
+        range(len(options)),
+        key=lambda k: (options[k].optional, options[k].type == "mount", not is_glob(options[k].path), k),
+    )
+
+
+def _once(members: Iterable[_Member]) -> Iterator[_Member]:
+    """Each node under one name: its own if that matches, else the first. Mounts are not told apart."""
+    names: dict[str, list[_Member]] = {}
+    for member in members:
+        names.setdefault(member.node.number if member.node else member.path.text, []).append(member)
+    for same in names.values():
+        best = next((member for member in same if member.node and member.path == member.node.path), same[0])
+        aliases = tuple(member.path.text for member in same if member is not best)
+        yield replace(best, aliases=aliases) if aliases else best
+
+
+def _shortage(
+    options: Sequence[PathOption], paths: Sequence[Matches[_Member]], bundles: Sequence[_Bundle]
+) -> Iterator[str]:
+    """Why some of what was found is in no bundle."""
+    if not any(path.found for path in paths):
+        return
+    present = [(o, p) for o, p in zip(options, paths, strict=True) if p.found or not p.optional]
+    scarce, least = min(present, key=lambda one: len(one[1].found) * one[1].limit)
+    if not bundles:
+        yield f"there is no bundle, because {scarce.path} matches nothing"
+        return
+    for option, path in present:
+        if path.limit == 1 and len(path.found) > len(bundles):
+            yield (
+                f"of {option.path} there are {len(path.found)}, of {scarce.path} enough for "
+                f"{len(least.found) * least.limit}: the others are in no bundle"
+            )
+
+
+def _collision(device: Device) -> str | None:
+    """Two members that would lie at one path of the container."""
+    members: tuple[Node | Mount, ...] = (*device.nodes, *device.mounts)
+    paths: dict[str, HostPath] = {}
+    for one in members:
+        if (other := paths.setdefault(one.container_path, one.path)) is not one.path:
+            return f"{other} and {one.path} would both be {one.container_path} in the container"
+    return None

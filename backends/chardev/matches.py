@@ -1,0 +1,173 @@
+"""Devices by what the kernel and udev say of them: each that has a node and fits is a device of its own.
+
+A unit is a device number, `udev:c:188:0`, because that is what events and udev's database both name; or a subsystem,
+`udev:tty`, for what is to be said of all of it. The ID is udev's lasting link to the node, by ID or else by path
+(`serial/by-id/usb-…`); where udev makes none, the node's own name below /dev, which follows the order of plugging in.
+Where udev keeps a database, a device is offered once it is in there: before that its ID would be another.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import ClassVar, Final
+
+from backends.base import Device, Discovery, Hint, Host, Problem, Signal, Uevent, Watches
+from backends.chardev import members
+from backends.chardev.options import CharDevResource, listed
+from backends.chardev.paths import default_permissions, node_attributes, tokens
+from backends.chardev.selectors import MatchOption
+from backends.known import Known
+from backends.linux import sysfs, udev
+from backends.linux.nodes import NoNodeError
+from backends.linux.udev import UdevDevice
+
+_LASTING: Final = ("/by-id/", "/by-path/")  # in the names of udev's links, the better first
+
+
+class UdevMatches:
+    """Finds the devices that resources match."""
+
+    prefix: ClassVar = "udev:"
+
+    def __init__(self, host: Host, resources: Sequence[CharDevResource]) -> None:
+        self.host = host
+        self._wanted: dict[str, list[tuple[CharDevResource, MatchOption]]] = defaultdict(list)
+        for resource in resources:
+            for _, option in listed("match", resource.spec.options.match):
+                self._wanted[option.subsystem].append((resource, option))
+
+    @staticmethod
+    def fixed_ids(_resource: CharDevResource) -> Iterable[str]:
+        """None: devices come and go."""
+        return ()
+
+    def units(self) -> Iterable[str]:
+        """Every device with a node in the subsystems, and each subsystem."""
+        subsystems = list(self._wanted)
+        numbers = (number for subsystem in subsystems for number in self._numbers(subsystem) or ())
+        return [f"{self.prefix}{what}" for what in (*subsystems, *numbers)]
+
+    def _numbers(self, subsystem: str) -> list[str] | None:
+        try:
+            return udev.numbers(self.host, subsystem)
+        except OSError:
+            return None
+
+    def discover(self, unit: str) -> Discovery:
+        """One device for each resource with a match that fits."""
+        what = unit.removeprefix(self.prefix)
+        if ":" not in what:
+            return Discovery(problems=tuple(Problem(unit, why) for why in self._complaints(what)))
+        found = udev.read(self.host, what)
+        if found is None or (not found.recorded and udev.has_database(self.host)):
+            return Discovery()
+        devices, problems = [], []
+        for resource in self._takers(found):
+            try:
+                devices.append(self._device(unit, found, resource))
+            except NoNodeError as error:
+                problems.append(Problem(unit, f"{found.path} is not offered by {resource.name}: {error}"))
+        return Discovery(tuple(devices), problems=tuple(problems))
+
+    def _takers(self, found: UdevDevice) -> Iterable[CharDevResource]:
+        wanted = self._wanted.get(found.node.subsystem, ())
+        return {
+            resource.name: resource
+            for resource, option in wanted
+            if _fits_kernel(self.host, option, found) and _fits_udev(option, found)
+        }.values()
+
+    def _device(self, unit: str, found: UdevDevice, resource: CharDevResource) -> Device:
+        node = [members.member(self.host, found.node)]
+        lasting = _lasting_link(found.links)
+        return Device(
+            key=unit,
+            unit=unit,
+            resource=resource.name,
+            hardware=members.hardware(node),
+            exclusive=members.hardware(node),
+            identity=found.properties.get("ID_SERIAL") or found.node.number,
+            nodes=members.container_nodes(node, resource.spec.options.permissions or default_permissions(self.host)),
+            numa_node=sysfs.numa_node(self.host, found.path),
+            attributes={**node_attributes(node), "id": (lasting or found.node.path.text.removeprefix("/dev/"),)},
+        )
+
+    def _complaints(self, subsystem: str) -> Iterator[str]:
+        """What is to be said of a subsystem that is matched in."""
+        try:
+            numbers = udev.numbers(self.host, subsystem)
+        except OSError as error:
+            yield f"the devices of {subsystem} cannot be listed: {(error.strerror or str(error)).lower()}"
+            return
+        if numbers is None:
+            yield f"there is no {subsystem} in /sys/class or /sys/bus; is the name right, and its driver there?"
+            return
+        found = [device for number in numbers if (device := udev.read(self.host, number))]
+        if not udev.has_database(self.host):
+            yield from self._unknowable(subsystem, found)
+            return
+        for device in found:
+            if not device.recorded and any(
+                _fits_kernel(self.host, option, device) for _, option in self._wanted[subsystem]
+            ):
+                yield f"{device.node.path} is offered once udev has it in {udev.DATABASE}; is udevd running?"
+
+    def _unknowable(self, subsystem: str, found: Sequence[UdevDevice]) -> Iterator[str]:
+        """What is asked for although only udev knows it, and no udev is there."""
+        told = {name for device in found for name in device.properties}
+        for resource, option in self._wanted[subsystem]:
+            names = [name for name in option.properties if name not in told and (told or name.startswith("ID_"))]
+            if asked := [*names, *(f"the tag {tag}" for tag in option.tags)]:
+                yield (
+                    f"{resource.name} matches by {' and '.join(asked)}, which only udev knows, and there is no udev "
+                    f"database at {udev.DATABASE}: it takes nothing. Mount the host's /run/udev, or match by "
+                    "attributes or driver, which are in sysfs"
+                )
+
+    def ids(self, resource: CharDevResource, device: Device) -> Sequence[str]:
+        """Those of the device's tokens (see the module)."""
+        return tokens(device.attributes["id"][0], resource.spec.options.count)
+
+    def watches(self, known: Known) -> Watches:  # noqa: ARG002  # an interface's
+        """The subsystems' events, and udev's database, which is written some time after them."""
+        return Watches(frozenset(self._wanted), frozenset({udev.DATABASE}))
+
+    def affects(self, hint: Hint, known: Known) -> Iterable[str]:
+        """The device of the number that an event, or a file of udev's database, names."""
+        if isinstance(hint, Uevent):
+            numbers = (hint.properties.get("MAJOR"), hint.properties.get("MINOR"))
+            if hint.action == "change" or hint.subsystem not in self._wanted or None in numbers:
+                return ()
+            return (f"{self.prefix}{'b' if hint.subsystem == 'block' else 'c'}:{':'.join(map(str, numbers))}",)
+        if hint.path == udev.DATABASE:  # it is there, or watched, from now on
+            return [unit for unit in known if unit.startswith(self.prefix)]
+        if hint.path.parent != udev.DATABASE or (number := udev.entry_number(hint.path.name)) is None:
+            return ()
+        return (f"{self.prefix}{number}",)
+
+    def probe(self, device: Device) -> Iterable[Signal]:
+        """Is its node there?"""
+        return members.signals(self.host, device)
+
+
+def _fits_kernel(host: Host, option: MatchOption, found: UdevDevice) -> bool:
+    """Does the device fit in what sysfs says of it and of those above it?"""
+    told = ((udev.driver(host, found.path), option.driver),) if option.driver is not None else ()
+    attributes = ((udev.attribute(host, found.path, name), wanted) for name, wanted in option.attributes.items())
+    return all(text is not None and fnmatchcase(text, wanted) for text, wanted in (*told, *attributes))
+
+
+def _fits_udev(option: MatchOption, found: UdevDevice) -> bool:
+    """Does it fit in its properties and tags?"""
+    return all(
+        name in found.properties and fnmatchcase(found.properties[name], wanted)
+        for name, wanted in option.properties.items()
+    ) and all(any(fnmatchcase(tag, wanted) for tag in found.tags) for wanted in option.tags)
+
+
+def _lasting_link(links: Iterable[str]) -> str | None:
+    """The name that udev gives the node for ever, if it gives one."""
+    links = sorted(link for link in links if link.isprintable())
+    return next((link for kind in _LASTING for link in links if kind in f"/{link}"), None)

@@ -1,0 +1,43 @@
+"""The nodes that the kernel names for a device: are they in /dev, what a device owns with them, are they still there?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from backends.base import Device, Host, HostPath, Node, Signal
+from backends.chardev.paths import node_signal
+from backends.linux.nodes import DeviceNode, Fault, NoNodeError, device_node
+from backends.linux.sysfs import KernelNode
+
+Member = tuple[HostPath, DeviceNode]
+
+
+def member(host: Host, named: KernelNode) -> Member:
+    """The node in /dev that the kernel has named.
+
+    Raises:
+        NoNodeError: it is not there, or is another.
+    """
+    node = device_node(host, named.path)
+    if node.number != named.number:
+        raise NoNodeError(Fault.OTHER, f"{named.path} is {node.number}, but the kernel says {named.number}")
+    return named.path, node
+
+
+def hardware(members: Iterable[Member]) -> frozenset[str]:
+    """What a device with these nodes owns: no other resource may have a device with one of them."""
+    return frozenset(f"node:{node.number}" for _, node in members)
+
+
+def container_nodes(members: Sequence[Member], permissions: str) -> tuple[Node, ...]:
+    """As a container gets them, at the host's paths."""
+    return tuple(Node(path, path.text, permissions) for path, _ in members)
+
+
+def signals(host: Host, device: Device) -> Iterator[Signal]:
+    """Which nodes of a device, described by `node_attributes`, are missing or others?"""
+    told = (device.attributes[name] for name in ("path", "type", "major", "minor"))
+    for path, kind, major, minor in zip(*told, strict=True):
+        number = f"{kind[0]}:{major}:{minor}"
+        if signal := node_signal(host, f"node:{number}", path, number):
+            yield signal

@@ -1,0 +1,175 @@
+"""Single nodes by path or glob; many tokens of one node where it can be shared.
+
+A unit is the host path of a node. The IDs of a path are KubeVirt's, `kvm0`, `kvm1`, …; those of a glob are the
+node's path below /dev as it is, slashes included: readable, and no two nodes share one (the kubelet takes any
+string). Several tokens of a glob's node are told apart as `ttyUSB0::1`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar
+
+from backends.base import (
+    ALL,
+    ANY_SUBSYSTEM,
+    All,
+    Device,
+    Discovery,
+    Hint,
+    Host,
+    HostPath,
+    Problem,
+    Signal,
+    Uevent,
+    Watches,
+)
+from backends.chardev.options import CharDevResource
+from backends.chardev.paths import (
+    MOST_MATCHES,
+    WantedPaths,
+    container_node,
+    first_matches,
+    node_attributes,
+    node_signal,
+    tokens,
+    too_many,
+)
+from backends.known import Known
+from backends.linux.globs import is_glob
+from backends.linux.nodes import DeviceNode, Fault, NoNodeError, device_node, numa_node
+
+
+class Nodes:
+    """Finds the nodes that resources of one path each name."""
+
+    prefix: ClassVar = "/"
+
+    def __init__(self, host: Host, resources: Sequence[CharDevResource]) -> None:
+        self.host = host
+        self._wanted = WantedPaths((resource.spec.options.paths[0], resource) for resource in resources)
+        self._globs = frozenset(glob.text for glob, _ in self._wanted.globs)
+
+    @staticmethod
+    def fixed_ids(resource: CharDevResource) -> Iterable[str]:
+        """The tokens of a path; what a glob matches is not fixed."""
+        options = resource.spec.options
+        return () if is_glob(options.paths[0].path) else _tokens(options.paths[0].path, options.count)
+
+    def units(self) -> Iterable[str]:
+        """Every path, there or not, what the globs match (see `Glob.matches`), and each glob that matches too much."""
+        units, crowded = self._listed()
+        return (*units, *crowded)
+
+    def _listed(self) -> tuple[Iterable[str], Iterable[str]]:
+        """The paths, and the globs for all of whose matches there is no room."""
+        paths, crowded = dict.fromkeys(self._wanted.literals), list[str]()
+        for glob, _ in self._wanted.globs:
+            matches, more = first_matches(glob, self.host, max(0, MOST_MATCHES - len(paths)))
+            paths.update(dict.fromkeys(matches))
+            if more:
+                crowded.append(glob.text)
+        return paths, crowded
+
+    def discover(self, unit: str) -> Discovery:
+        """One device for each resource that takes the node; what is no node is a problem.
+
+        Not so for a glob: what it does not find is not missed, and directories are not meant by it.
+        """
+        problems = [Problem(unit, why) for why in self._complaints(unit)]
+        takers = self._wanted.takers(unit)
+        if not takers:
+            return Discovery(problems=tuple(problems))
+        try:
+            node = device_node(self.host, HostPath(unit))
+        except NoNodeError as error:
+            if self._is_missed(unit, error.fault):
+                problems.append(Problem(unit, error.sentence))
+            return Discovery(problems=tuple(problems))
+        numa = numa_node(self.host, node)
+        devices = [
+            self._device(resource, unit, node, numa)
+            for resource in takers
+            if not self._has_own_name(resource, unit, node)
+        ]
+        return Discovery(tuple(devices), problems=tuple(problems))
+
+    def _complaints(self, unit: str) -> Iterator[str]:
+        if self._wanted.leads_through(unit) and (why := self._wanted.cannot_list(self.host, unit)):
+            yield why
+        if unit in self._globs and unit in self._listed()[1]:
+            yield too_many(unit)
+
+    def _is_missed(self, unit: str, fault: Fault) -> bool:
+        """Is it a problem that there is no node at this path?"""
+        named = self._wanted.literals.get(unit, ())
+        if fault is Fault.MISSING:
+            return not all(resource.spec.options.paths[0].optional for resource in named)
+        return fault is not Fault.DIRECTORY or bool(named)
+
+    def _has_own_name(self, resource: CharDevResource, unit: str, node: DeviceNode) -> bool:
+        """Is the path an alias of a node that the same resource takes under the node's own name?"""
+        return node.path.text != unit and any(taker is resource for taker in self._wanted.takers(node.path.text))
+
+    def _device(self, resource: CharDevResource, unit: str, node: DeviceNode, numa: int | None) -> Device:
+        option = resource.spec.options.paths[0]
+        path = HostPath(unit)
+        number = frozenset({f"node:{node.number}"})
+        hardware = frozenset({f"shared:{resource.name}/{node.number}"}) if option.shared else number
+        links = frozenset(f"path:{target}" for target in node.via)
+        return Device(
+            key=unit,
+            unit=unit,
+            resource=resource.name,
+            hardware=hardware,
+            exclusive=hardware,
+            depends=links | number if option.shared else links,
+            identity=node.number,
+            nodes=(container_node(option, path, self.host),),
+            numa_node=numa,
+            attributes=node_attributes([(path, node)]),
+        )
+
+    def ids(self, resource: CharDevResource, device: Device) -> Sequence[str]:
+        """The tokens of the node (see the module)."""
+        options = resource.spec.options
+        if not is_glob(path := options.paths[0].path):
+            return tuple(_tokens(path, options.count))
+        return tokens(device.key, options.count)
+
+    def watches(self, known: Known) -> Watches:
+        """All uevents, and the directories of all paths, for nodes and links that are made by hand or by udev."""
+        listed = (path for unit in known for path in (unit, unit.rpartition("/")[0]))
+        return Watches(frozenset({ANY_SUBSYSTEM}), frozenset(self._wanted.directories(listed)))
+
+    def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
+        """The path itself, if a resource takes it, and the links that lead to it; for a directory what is below.
+
+        `change` events are passed over: a node stays what it is, and each virtual machine causes two on kvm.
+        """
+        if not isinstance(hint, Uevent):
+            path = hint.path.text
+            if self._wanted.leads_through(path):
+                return ALL
+            below = self._wanted.below(path)
+        elif hint.node is None or hint.action == "change":
+            return ()
+        else:
+            path, below = hint.node.text, ()
+        links = known.minding(f"path:{path}")
+        if not self._wanted.takers(path):
+            return (*below, *links)
+        if path not in known and len(known) >= MOST_MATCHES:  # once this has been said, only full looks help
+            return (*below, *links) if any(glob in known for glob in self._globs) else ALL
+        return (*below, path, *links)
+
+    def probe(self, device: Device) -> Iterable[Signal]:
+        """Is the node there, and still the same?"""
+        (hardware,) = device.hardware
+        if signal := node_signal(self.host, hardware, device.key, device.identity):
+            yield signal
+
+
+def _tokens(path: str, count: int) -> Iterator[str]:
+    name = HostPath(path).name
+    return (f"{name}{n}" for n in range(count))

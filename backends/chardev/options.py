@@ -1,0 +1,165 @@
+"""The keys of a `chardev` resource, and what is wrong with impossible values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, Literal, TypeAlias, TypeVar
+
+import msgspec
+
+from backends.base import OptionsError, Resource
+from backends.chardev.selectors import MatchOption, UsbOption, match_complaints, usb_complaints
+
+_Item = TypeVar("_Item")
+_Path: TypeAlias = tuple[str | int, ...]
+
+MOST_TOKENS: Final = 4 * 1024 * 1024 // 16
+"""No kubelet accepts a list of more: it reads 4 MiB (kubelet contract: A1), and a slot takes 16 bytes or more."""
+
+
+class PathOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which nodes or files, and how a container gets them."""
+
+    path: str
+    """On the host; may be a glob. Nodes lie below /dev, a mount anywhere."""
+    permissions: str | None = None
+    """Of a node: r, w, m; by default KubeVirt's: "rw" on a host with cgroup v1, "rwm" with v2."""
+    mount_path: str | None = None
+    """The path in the container, by default the host's; after a trailing "/" comes the node's own name."""
+    type: Literal["device", "mount"] = "device"
+    """A device node, or any file or directory, which is bind-mounted."""
+    read_only: bool = False
+    """Of a mount."""
+    optional: bool = False
+    """Is there a device also where this path matches nothing?"""
+    limit: int = 1
+    """In how many bundles one match may be, if another path matches more."""
+    shared: bool = False
+    """May other resources name this node too? Then nobody owns it; its health counts for all."""
+
+
+class CharDevOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The keys of a `chardev` resource."""
+
+    paths: list[PathOption] = []
+    """Several make bundles: devices of one match of each path (see `pairing`)."""
+    count: int = 1
+    """Tokens: how many containers may have one node or bundle at a time."""
+    usb: UsbOption | list[UsbOption] = []
+    """USB devices; a list takes what any of them takes. Of `paths`, `usb` and `match` a resource has one."""
+    match: MatchOption | list[MatchOption] = []
+    """Devices by what the kernel and udev say of them; a list takes what any of them takes."""
+    nodes: str | list[str] = "usb"
+    """Of a USB device: which kinds of its nodes, by subsystem ("usb" for its own in /dev/bus/usb), or "all"."""
+    id: Literal["serial", "port"] | None = None
+    """Of a USB device: what names it; by default its serial if it has one, else the port it is plugged in."""
+    permissions: str | None = None
+    """Of the nodes of USB devices, by default "rw", and of matches, by default as in `paths`."""
+
+
+CharDevResource = Resource[CharDevOptions]
+
+
+def check(resource: CharDevResource) -> None:
+    """Refuse what no node could make right.
+
+    Raises:
+        OptionsError: with the offending key and a sentence.
+    """
+    for path, why in (*_resource_complaints(resource), *_item_complaints(resource.spec.options)):
+        raise OptionsError(path, why)
+
+
+def _resource_complaints(resource: CharDevResource) -> Iterator[tuple[_Path, str]]:
+    """What is wrong with the keys that a resource has once."""
+    options = resource.spec.options
+    ways = [way for way in ("paths", "usb", "match") if getattr(options, way)]
+    if not ways:
+        yield ("paths",), "has no path; name one, or say usb or match"
+    if len(ways) > 1:
+        yield (ways[1],), f"is beside {ways[0]}; a resource has one of paths, usb and match"
+    if not 1 <= options.count <= MOST_TOKENS:
+        yield ("count",), f"is {options.count}; it must be from 1 to {MOST_TOKENS}"
+    if resource.spec.replicas != 1:
+        yield ("replicas",), "is not for device nodes; say count, the number of tokens of each node or bundle"
+    if not options.usb and options.nodes != "usb":
+        yield ("nodes",), "is for usb; other devices have the nodes that are named"
+    if not options.nodes:
+        yield ("nodes",), 'is empty; name kinds of nodes such as "tty", or "all"'
+    if not options.usb and options.id is not None:
+        yield ("id",), "is for usb; other devices are named by their node"
+    if options.permissions is not None and options.paths:
+        yield ("permissions",), "belongs to each path: { path = …, permissions = … }"
+    if options.permissions is not None and (why := _permissions_complaint(options.permissions)):
+        yield ("permissions",), why
+
+
+def _item_complaints(options: CharDevOptions) -> Iterator[tuple[_Path, str]]:
+    """What is wrong with what there may be several of."""
+    for index, option in enumerate(options.paths):
+        yield from ((("paths", index, key), why) for key, why in _complaints(option))
+    for at, selector in listed("usb", options.usb):
+        yield from (((*at, *below), why) for below, why in usb_complaints(selector))
+    for at, match in listed("match", options.match):
+        yield from (((*at, *below), why) for below, why in match_complaints(match))
+
+
+def listed(key: str, written: _Item | list[_Item]) -> list[tuple[_Path, _Item]]:
+    """The items of a key that may have one or a list of them, each with its path in the resource."""
+    if isinstance(written, list):
+        return [((key, index), item) for index, item in enumerate(written)]
+    return [((key,), written)]
+
+
+def _complaints(option: PathOption) -> Iterator[tuple[str, str]]:
+    """What is wrong with a path, key by key."""
+    if why := _path_complaint(option.path) or _place_complaint(option):
+        yield "path", why
+    if option.permissions is not None and option.type == "mount":
+        yield "permissions", "is for nodes; a mount has read_only"
+    elif option.permissions is not None and (why := _permissions_complaint(option.permissions)):
+        yield "permissions", why
+    if option.mount_path is not None and (why := _path_complaint(option.mount_path)):
+        yield "mount_path", why
+    if option.read_only and option.type == "device":
+        yield "read_only", "is for mounts; a node without w in its permissions can only be read"
+    if option.shared and option.type == "mount":
+        yield "shared", "is for nodes; a mount is nobody's own as it is"
+    if option.limit < 1:
+        yield "limit", f"is {option.limit}; it must be 1 or more"
+
+
+def _place_complaint(option: PathOption) -> str | None:
+    path = option.path
+    if option.type == "device" and not path.startswith("/dev/"):
+        return f'{path!r} is not below /dev, where the nodes are; a file or directory has type = "mount"'
+    if path.endswith("/") and option.type == "mount":
+        return f"{path!r} ends with a slash; leave it out"
+    if path.endswith("/"):
+        return f"{path!r} is a directory; name a node in it, or {path + '*'!r} for all of them"
+    if "**" in path:
+        return f"{path!r} has '**'; write one '*' for each directory between"
+    return None
+
+
+def _path_complaint(path: str) -> str | None:
+    if not path.startswith("/"):
+        return f"{path!r} is not an absolute path"
+    if not path.isprintable():
+        return f"{path!r} has a character that cannot be printed"
+    parts = path.rstrip("/").split("/")[1:]
+    if ".." in parts or "." in parts:
+        return f"{path!r} has '..' or '.' in it; write the path straight"
+    if "" in parts or path.endswith("//"):
+        return f"{path!r} has an empty name between two slashes"
+    return None
+
+
+def _permissions_complaint(permissions: str) -> str | None:
+    if not permissions:
+        return "is empty; write one or more of r, w, m, or leave it out"
+    if unknown := sorted(set(permissions) - set("rwm")):
+        return f"{permissions!r} has {', '.join(map(repr, unknown))}; only r (read), w (write), m (mknod) are known"
+    if len(set(permissions)) < len(permissions):
+        return f"{permissions!r} has a letter twice"
+    return None

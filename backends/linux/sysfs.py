@@ -1,0 +1,130 @@
+"""Reads what sysfs says of one device: attributes, uevent properties, where its links lead, its device nodes.
+
+Missing means unknown: whatever is missing, unreadable or garbage is None or empty here, never an exception. No link
+is followed by the kernel: one that leads anywhere but straight into /sys/devices leads nowhere.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from backends.base import Host, HostPath
+
+DEVICES: Final = HostPath("/sys/devices")
+ATTRIBUTE_BYTES: Final = 4096
+"""sysfs gives a page at most for an attribute."""
+
+_NUMBER: Final = re.compile(r"\d{1,10}:\d{1,10}")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class KernelNode:
+    """A device node as the kernel names it: what should be in /dev, not what is."""
+
+    subsystem: str
+    path: HostPath
+    number: str
+    """As in `DeviceNode.number`: `c:188:0`."""
+
+
+def read_bytes(host: Host, path: HostPath) -> bytes:
+    """The first page of a file.
+
+    Raises:
+        OSError: it cannot be read; ENOENT or ENODEV where the device has gone.
+    """
+    with host.local(path).open("rb") as file:
+        return file.read(ATTRIBUTE_BYTES)
+
+
+def attribute(host: Host, path: HostPath) -> str | None:
+    """The text of an attribute, without the white space around it."""
+    try:
+        return read_bytes(host, path).decode(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def number(host: Host, path: HostPath) -> int | None:
+    """The whole number in an attribute, if it is one."""
+    text = attribute(host, path) or ""
+    return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else None
+
+
+def properties(host: Host, device: HostPath) -> dict[str, str]:
+    """What the kernel says in the device's `uevent`."""
+    lines = (attribute(host, device / "uevent") or "").splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line)
+
+
+def linked_name(host: Host, link: HostPath) -> str | None:
+    """The last component of what a link such as `driver` or `subsystem` points to."""
+    try:
+        return posixpath.basename(os.readlink(host.local(link))) or None  # noqa: PTH115  # a name is all we want
+    except OSError:
+        return None
+
+
+def device(host: Host, link: HostPath) -> HostPath | None:
+    """The device that a link, as in /sys/class, /sys/bus and /sys/dev, points to."""
+    try:
+        target = os.readlink(host.local(link))  # noqa: PTH115  # it is put together below, by the host's names
+    except OSError:
+        return None
+    path = posixpath.normpath(f"{link.parent}/{target}")
+    return HostPath(path) if path.startswith(f"{DEVICES}/") and host.local(HostPath(path)).is_dir() else None
+
+
+def above(device: HostPath) -> Iterator[HostPath]:
+    """The device, its parent, and so on to the root of its tree."""
+    while device.text.startswith(f"{DEVICES}/"):
+        yield device
+        device = device.parent
+
+
+def numa_node(host: Host, device: HostPath) -> int | None:
+    """The NUMA node of the nearest device above that knows one; None where the kernel says -1."""
+    found = next((n for up in above(device) if (n := number(host, up / "numa_node")) is not None), -1)
+    return found if found >= 0 else None
+
+
+def node(host: Host, device: HostPath) -> KernelNode | None:
+    """The device's own node, if it has one."""
+    numbers = attribute(host, device / "dev")
+    if numbers is None or not _NUMBER.fullmatch(numbers):
+        return None
+    subsystem = linked_name(host, device / "subsystem") or ""
+    path = node_path(properties(host, device))
+    return KernelNode(subsystem, path, f"{'b' if subsystem == 'block' else 'c'}:{numbers}") if path else None
+
+
+def node_path(properties: Mapping[str, str]) -> HostPath | None:
+    """Where /dev has the node that these properties name."""
+    name = properties.get("DEVNAME", "")
+    if not name.isprintable() or not {"", ".", ".."}.isdisjoint(name.split("/")):
+        return None
+    return HostPath(f"/dev/{name}")
+
+
+def nodes_below(host: Host, device: HostPath, is_another: Callable[[str], bool]) -> Iterator[KernelNode]:
+    """The nodes of a device and of all below it, but not of the devices below whose name says that they are another."""
+    if (own := node(host, device)) is not None:
+        yield own
+    for name in _directories(host, device):
+        if not is_another(name):
+            yield from nodes_below(host, device / name, is_another)
+
+
+def _directories(host: Host, device: HostPath) -> list[str]:
+    """The directories in a device's; `power` and the endpoints of USB have no nodes."""
+    try:
+        with os.scandir(host.local(device)) as entries:
+            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+    return sorted(name for name in names if name != "power" and not name.startswith("ep_"))

@@ -1,0 +1,119 @@
+"""`fairlead import`: its streams, its exit codes, and what it costs other commands."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from agent.cli import fairlead
+from agent.config import load
+from agent.importing.tree import MOST_BYTES
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "old.yaml"
+
+
+def _import(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(fairlead, ["import", *map(str, arguments)], prog_name="fairlead")
+
+
+def test_what_is_carried_over_whole_ends_in_0_and_loads(file: Path) -> None:
+    file.write_text("- {devicematch: ^fuse$, nummaxdevices: 20}\n")
+    result = _import(file)
+    assert (result.exit_code, result.stderr) == (0, "")
+    file.with_suffix(".toml").write_text(result.stdout)
+    assert [resource.name for resource in load(file.with_suffix(".toml")).resources] == ["smarter-devices/fuse"]
+
+
+def test_what_is_lost_ends_in_1_and_is_said_with_file_and_line(file: Path) -> None:
+    file.write_text("- {devicematch: ^fuse$, nummaxdevices: 20}\n- {devicematch: nvidia-gpu, nummaxdevices: 1}\n")
+    result = _import(file)
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f"{file}:2: nvidia-gpu: Jetson boards' GPUs need the backend gpu, which Fairlead does not have yet\n"
+    )
+    assert 'name = "smarter-devices/fuse"' in result.stdout
+
+
+def test_what_is_only_good_to_know_ends_in_0(file: Path) -> None:
+    file.write_text("- {devicematch: ^fuse$}\n")
+    result = _import(file)
+    assert result.exit_code == 0
+    assert result.stderr.startswith(f"{file}:1: note: ")
+
+
+@pytest.mark.parametrize(
+    ("content", "place", "sentence"),
+    [
+        (None, "", "the file cannot be read: No such file or directory"),
+        (b"", "", "the file is empty"),
+        (b"a: b: c", ":1", "this is no YAML: mapping values are not allowed here"),
+        (b"a\n\xff", ":2", "the file is not written in UTF-8"),
+        (b"#" * (MOST_BYTES + 1), "", "the file has more than 256 KiB; no node's configuration does"),
+        (b"- !!python/name:os.system x", ":1", "the tag '!!python/name:os.system' is not read"),
+        (b"devices: 3", "", "this is no configuration of generic-device-plugin"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_ends_in_2_and_prints_no_toml(
+    file: Path, content: bytes | None, place: str, sentence: str
+) -> None:
+    if content is not None:
+        file.write_bytes(content)
+    result = _import(file)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"{file}{place}: {sentence}")
+
+
+def test_a_directory_is_no_file(tmp_path: Path) -> None:
+    result = _import(tmp_path)
+    assert result.exit_code == 2
+    assert result.stderr == f"{tmp_path}: the file cannot be read: Is a directory\n"
+
+
+def test_a_byte_order_mark_is_no_matter(file: Path) -> None:
+    file.write_bytes(b"\xef\xbb\xbf- {devicematch: ^fuse$, nummaxdevices: 20}\n")
+    assert _import(file).exit_code == 0
+
+
+def test_the_domain_and_the_format_can_be_said(file: Path) -> None:
+    file.write_text("devices: [{name: fuse, groups: [{paths: [{path: /dev/fuse}]}]}]")
+    assert 'name = "a.b/fuse"' in _import(file, "--domain", "a.b").stdout
+    assert _import(file, "--from", "generic-device-plugin").exit_code == 0
+    assert _import(file, "--from", "smarter").exit_code == 2
+
+
+def test_a_terminal_is_sent_no_control_characters(file: Path) -> None:
+    file.write_text('- {devicematch: "(\\e[2J", nummaxdevices: 1}\n')
+    result = _import(file)
+    assert "\x1b" not in result.stderr + result.stdout
+    assert "\\x1b" in result.stderr
+
+
+def test_the_readme_tells_the_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readme = Path(__file__).parents[2].joinpath("README.md").read_text()
+    example = readme.partition("### Coming from another plugin")[2]
+    conf, says = (
+        example.partition("```yaml\n")[2].split("```")[0],
+        example.split("and says\n\n```\n")[1].split("```")[0],
+    )
+    monkeypatch.chdir(tmp_path)
+    Path("conf.yaml").write_text(conf)
+    result = _import("conf.yaml")
+    assert result.stderr == says
+    assert 'name = "smarter-devices/fuse"' in result.stdout
+    assert "count = 20" in result.stdout
+
+
+def test_no_other_command_imports_yaml() -> None:
+    code = (
+        "import sys; import agent.cli.run, agent.cli.discover, agent.cli.validate, agent.cli.demo;"
+        "print([name for name in sys.modules if name.split('.')[0] == 'yaml'])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"

@@ -1,0 +1,281 @@
+"""generic-device-plugin's keys: what each becomes, and what is said where it becomes nothing."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.importing import import_text
+from tests.importing.helpers import imported, loads, said
+
+_ONE = "devices: [{name: a, groups: [{paths: [{path: /dev/a}]}]}]\n"
+
+
+def _resources(document: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = tomllib.loads(document).get("resource", [])
+    return found
+
+
+def _groups(*groups: dict[str, Any]) -> str:
+    return json.dumps({"devices": [{"name": "a", "groups": groups}]})
+
+
+def _path(**keys: Any) -> dict[str, Any]:
+    (resource,) = _resources(imported(_groups({"paths": [{"path": "/dev/a", **keys}]})).toml)
+    (path,) = resource["paths"]
+    assert isinstance(path, dict)
+    return path
+
+
+def test_the_domain_is_its_default_or_the_files_or_the_options() -> None:
+    assert loads(imported(_ONE)) == ["squat.ai/a"]
+    assert loads(imported(f"domain: b.c\n{_ONE}")) == ["b.c/a"]
+    assert loads(imported(f"domain: b.c\n{_ONE}", domain="d.e")) == ["d.e/a"]
+
+
+def test_nothing_is_lost_of_plain_paths() -> None:
+    found = imported(_groups({"count": 3, "paths": [{"path": "/dev/a"}]}))
+    assert found.lossless
+    assert said(found) == []
+    assert _resources(found.toml)[0]["count"] == 3
+
+
+@pytest.mark.parametrize(
+    ("keys", "wanted"),
+    [
+        ({}, {"permissions": "mrw"}),
+        ({"permissions": "r"}, {"permissions": "r"}),
+        ({"mountPath": "/dev/b"}, {"permissions": "mrw", "mount_path": "/dev/b"}),
+        ({"mountPath": "/dev/b/"}, {"permissions": "mrw", "mount_path": "/dev/b/"}),
+        ({"type": "Device", "limit": 1}, {"permissions": "mrw"}),
+        ({"type": "Mount"}, {"type": "mount"}),
+        ({"type": "Mount", "readOnly": True}, {"type": "mount", "read_only": True}),
+        ({"limit": 5, "optional": True}, {"permissions": "mrw", "limit": 5, "optional": True}),
+        ({"limit": 0, "optional": False, "mountPath": None}, {"permissions": "mrw"}),
+    ],
+)
+def test_a_path_keeps_what_it_says(keys: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert _path(**keys) == {"path": "/dev/a", **wanted}
+
+
+def test_gos_globs_become_ours() -> None:
+    assert _path(path="/dev/tty[^0-9]**")["path"] == "/dev/tty[!0-9]*"
+
+
+def test_a_node_that_two_resources_name_is_shared_by_them() -> None:
+    found = imported("""\
+        devices:
+          - {name: a, groups: [{paths: [{path: /dev/x1}, {path: /dev/y}]}]}
+          - {name: b, groups: [{paths: [{path: "/dev/x*"}]}]}
+          - {name: c, groups: [{paths: [{path: /dev/x1, type: Mount}]}]}
+        """)
+    shared = [path["path"] for resource in _resources(found.toml) for path in resource["paths"] if path.get("shared")]
+    assert shared == ["/dev/x1", "/dev/x*"]
+    assert found.lossless
+    assert said(found) == [
+        "2: note: squat.ai/a: squat.ai/b names /dev/x1 too; it is marked as shared, so that both offer it",
+        "3: note: squat.ai/b: squat.ai/a names /dev/x* too; it is marked as shared, so that both offer it",
+    ]
+
+
+def test_groups_of_one_kind_of_stick_each_are_one_list() -> None:
+    found = imported("""\
+        devices:
+          - name: coral
+            groups:
+              - {count: 2, usb: [{vendor: "1a6e", product: 089a, serial: x}]}
+              - {count: 2, usb: [{vendor: 18d1, product: 9302, serial: y}]}
+        """)
+    assert found.lossless
+    (resource,) = _resources(found.toml)
+    assert resource["count"] == 2
+    assert [stick["product"] for stick in resource["usb"]] == ["089a", "9302"]
+
+
+def test_groups_of_sticks_with_other_counts_are_not_one_list() -> None:
+    found = imported("""\
+        devices:
+          - name: coral
+            groups:
+              - {usb: [{vendor: "1a6e", product: 089a, serial: x}]}
+              - {count: 2, usb: [{vendor: 18d1, product: 9302, serial: y}]}
+        """)
+    assert not found.lossless
+    assert [remark.line for remark in found.remarks] == [5]
+
+
+def test_sticks_that_two_resources_take_are_lost_to_the_second() -> None:
+    found = imported("""\
+        devices:
+          - {name: a, groups: [{usb: [{vendor: "1A6E", product: "89a", serial: x}]}]}
+          - {name: b, groups: [{usb: [{vendor: "1a6e", product: "089a", serial: x}]}]}
+          - {name: c, groups: [{usb: [{vendor: "1a6e", product: "089a", serial: y}]}]}
+          - {name: d, groups: [{usb: [{vendor: "1a6e", product: "089a"}]}]}
+        """)
+    assert [line for line in said(found) if "note" not in line] == [
+        "3: squat.ai/b: squat.ai/a takes the same sticks; each stick belongs to the first resource that does",
+        "5: squat.ai/d: squat.ai/a takes the same sticks; each stick belongs to the first resource that does",
+    ]
+
+
+def test_a_directory_of_dev_can_be_mounted() -> None:
+    assert _path(path="/dev/snd", type="Mount") == {"path": "/dev/snd", "type": "mount"}
+
+
+def test_an_id_without_quotes_is_the_digits_that_are_written() -> None:
+    found = imported("devices: [{name: a, groups: [{usb: [{vendor: 1234, product: 0042, serial: 12}]}]}]")
+    assert _resources(found.toml)[0]["usb"] == [{"vendor": "1234", "product": "0042", "serial": "12"}]
+    assert said(found) == [
+        "1: note: squat.ai/a: 0042 without quotes is no text to YAML; it is taken for the digits of an ID"
+    ]
+
+
+def test_another_plugin_directory_is_carried_over() -> None:
+    toml = imported(f"plugin-directory: /k/device-plugins/\n{_ONE}").toml
+    assert tomllib.loads(toml)["agent"] == {"plugin_dir": "/k/device-plugins/"}
+    assert "agent" not in tomllib.loads(imported(f"plugin-directory: /var/lib/kubelet/device-plugins/\n{_ONE}").toml)
+
+
+@pytest.mark.parametrize(
+    ("text", "remarks"),
+    [
+        (f"listen: ':80'\n{_ONE}", ["1: generic-device-plugin: listen is left out; where Fairlead serves HTTP is "]),
+        (f"log-level: all\n{_ONE}", ["1: generic-device-plugin: log-level is left out; it is said on the command "]),
+        (f"color: red\n{_ONE}", ["1: generic-device-plugin: Fairlead has nothing for the key 'color'"]),
+        (
+            f"plugin-directory: x\n{_ONE}",
+            ["1: generic-device-plugin: plugin-directory: 'x' is no absolute path"],
+        ),
+        ("devices:\n- a\n", ["2: generic-device-plugin: 'a' in 'devices' should be a table; this is left out"]),
+        ("devices:\n- groups: []\n", ["2: squat.ai/?: it has no name and is left out"]),
+        ("devices:\n- name: a\n", ["2: squat.ai/a: it has no groups, and so no devices; it is left out"]),
+        ("devices:\n- name: a\n  groups: 3", ["3: squat.ai/a: 'groups' is '3' and should be a list; this is left out"]),
+        (
+            "devices:\n- name: a\n  count: 3\n  groups:\n  - paths:\n    - path: /dev/a",
+            ["3: squat.ai/a: Fairlead has nothing for the key 'count'"],
+        ),
+        (
+            "devices:\n- name: A b\n  groups:\n  - paths:\n    - path: /dev/a",
+            ["4: squat.ai/A b: name: 'A b' (after the '/') may have letters"],
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_file_or_a_device_is_said_with_its_line(text: str, remarks: list[str]) -> None:
+    found = imported(text)
+    assert not found.lossless
+    assert len(said(found)) == len(remarks)
+    assert all(map(str.startswith, said(found), remarks))
+
+
+@pytest.mark.parametrize(
+    ("group", "remark"),
+    [
+        ("{}", "4: squat.ai/a: a group has neither paths nor usb, and so no devices; it is left out"),
+        (
+            "{paths: [{path: /dev/b}], usb: [{vendor: '1', product: '2'}]}",
+            "4: squat.ai/a: a group has both paths and usb",
+        ),
+        ("{count: ten, paths: [{path: /dev/b}]}", "4: squat.ai/a: 'count' is 'ten' and should be a whole number; this"),
+        ("{count: 010, paths: [{path: /dev/b}]}", "4: squat.ai/a: 'count' is '010' and should be a whole number; this"),
+        ("{paths: [/dev/b, {path: /dev/c}]}", "4: squat.ai/a: '/dev/b' in 'paths' should be a table; this is left out"),
+        ("{paths: [{path: /dev/b}, {mountPath: /dev/c}]}", "4: squat.ai/a: a path of a group is missing; the group"),
+        ("{paths: [{path: /dev/b, type: Socket}]}", "4: squat.ai/a: 'Socket' is no type, only Device and Mount are"),
+        (
+            "{paths: [{path: /dev/b, optional: 'true'}]}",
+            "4: squat.ai/a: 'optional' is 'true' and should be true or false",
+        ),
+        (r"{paths: [{path: '/dev/\*'}]}", "4: squat.ai/a: '/dev/\\\\*': what '\\' and '[!' mean to it cannot be said"),
+        ("{paths: [{path: '/dev/[!a]'}]}", "4: squat.ai/a: '/dev/[!a]': what '\\' and '[!' mean to it cannot be said"),
+        ("{paths: [{path: /tmp/b}]}", "4: squat.ai/a: path: '/tmp/b' is not below /dev"),
+        ("{paths: [{path: /dev/b, permissions: rx}]}", "4: squat.ai/a: permissions: 'rx' has 'x'; only r (read)"),
+        ("{paths: [{path: /dev/b, mountPath: b}]}", "4: squat.ai/a: mount_path: 'b' is not an absolute path; the res"),
+        ("{paths: [{path: /dev/../b}]}", "4: squat.ai/a: path: '/dev/../b' has '..' or '.' in it"),
+        ("{paths: [{path: /dev/snd}]}", "4: squat.ai/a: /dev/snd is a directory, and Fairlead hands out nodes"),
+        ("{usb: [{vendor: '1234'}]}", "4: squat.ai/a: product of a stick is missing; the group is left out"),
+        ("{usb: [{vendor: [], product: '1'}]}", "4: squat.ai/a: 'vendor' is a list and should be a text; this is"),
+        (
+            "{usb: [{vendor: xyz, product: '1', serial: s}]}",
+            "4: squat.ai/a: vendor: 'xyz' is not one to four hexadecimal",
+        ),
+        ("{count: 99999999, paths: [{path: /dev/b}]}", "4: squat.ai/a: count: is 99999999; it must be from 1 to"),
+    ],
+)
+def test_a_group_that_cannot_be_carried_over_whole_is_left_out_and_says_why(group: str, remark: str) -> None:
+    found = imported(f"devices:\n- name: a\n  groups:\n  - {group}\n")
+    assert not found.lossless
+    assert _resources(found.toml) == []
+    assert said(found)[0].startswith(remark)
+
+
+def test_a_key_that_nobody_knows_costs_nothing_but_a_remark() -> None:
+    found = imported("devices:\n- name: a\n  groups:\n  - paths:\n    - path: /dev/a\n      colour: red\n")
+    assert said(found) == ["6: squat.ai/a: Fairlead has nothing for the key 'colour'"]
+    assert not found.lossless
+    assert loads(found) == ["squat.ai/a"]
+
+
+def test_each_mistake_of_a_bundle_has_the_line_of_its_own_path() -> None:
+    found = imported("""\
+        devices:
+          - name: a
+            groups:
+              - paths:
+                - path: /dev/a
+                - path: /dev/b
+                  mountPath: b
+        """)
+    assert [remark.line for remark in found.remarks] == [6]
+
+
+def test_of_two_devices_with_one_name_the_first_is_taken() -> None:
+    found = imported("""\
+        devices:
+          - {name: a, groups: [{paths: [{path: /dev/x}]}]}
+          - {name: a, groups: [{paths: [{path: /dev/y}]}]}
+        """)
+    assert loads(found) == ["squat.ai/a"]
+    assert said(found)[-1].startswith("3: squat.ai/a: name: resource[0] has the name 'squat.ai/a' already")
+
+
+_ANY = st.recursive(
+    st.text(max_size=5) | st.integers() | st.booleans() | st.none(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=4,
+)
+_PATHS = st.fixed_dictionaries(
+    {},
+    optional={
+        "path": st.sampled_from(["/dev/a", "/dev/b*", "/dev/snd", "/tmp/c", "x", "/dev/[^a]"]) | _ANY,
+        "mountPath": st.sampled_from(["/dev/a", "/x/", "y"]) | _ANY,
+        "permissions": st.text("rwmx", max_size=3) | _ANY,
+        "type": st.sampled_from(["Device", "Mount"]) | _ANY,
+        "readOnly": st.booleans() | _ANY,
+        "limit": st.integers(0, 5) | _ANY,
+        "optional": st.booleans() | _ANY,
+    },
+)
+_STICKS = st.fixed_dictionaries(
+    {"vendor": st.sampled_from(["1a6e", 1234, "xyz"]) | _ANY, "product": st.sampled_from(["089a", "1"]) | _ANY},
+    optional={"serial": st.text(max_size=4) | _ANY},
+)
+_GROUPS = st.fixed_dictionaries(
+    {},
+    optional={
+        "count": st.integers(0, 2000) | _ANY,
+        "paths": st.lists(_PATHS | _ANY, max_size=3) | _ANY,
+        "usb": st.lists(_STICKS | _ANY, max_size=3) | _ANY,
+    },
+)
+_DEVICES = st.fixed_dictionaries(
+    {"name": st.sampled_from(["a", "b", "C"]) | _ANY}, optional={"groups": st.lists(_GROUPS, max_size=3) | _ANY}
+)
+
+
+@given(st.lists(_DEVICES, max_size=3), st.sampled_from([None, "a.b", "A", "x/y"]))
+def test_whatever_is_imported_loads(devices: list[Any], domain: str | None) -> None:
+    loads(import_text(json.dumps({"devices": devices}), domain=domain))

@@ -1,0 +1,143 @@
+"""KubeVirt's permitted host devices: sticks, and what has to wait for other backends."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+import tomllib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.importing import import_text
+from tests.importing.helpers import imported, loads, said
+
+_STICK = """\
+usb:
+- resourceName: kubevirt.io/storage
+  externalResourceProvider: true
+  selectors:
+  - vendor: "46f4"
+    product: "0001"
+"""
+
+
+_PCI = (
+    "3: a.b/gpu (10DE:1EB8): a PCI device for virtual machines needs the backend vfio, which Fairlead does not have "
+    "yet; leave it to"
+)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        [],
+        ["permittedHostDevices"],
+        ["configuration", "permittedHostDevices"],
+        ["spec", "permittedHostDevices"],
+        ["spec", "configuration", "permittedHostDevices"],
+    ],
+)
+def test_they_are_found_in_a_whole_resource_and_alone(place: list[str]) -> None:
+    text = _STICK
+    for key in reversed(place):
+        text = f"{key}:\n{textwrap.indent(text, '  ')}"
+    found = imported(text)
+    assert found.lossless
+    assert said(found) == []
+    (resource,) = tomllib.loads(found.toml)["resource"]
+    assert resource == {
+        "name": "kubevirt.io/storage",
+        "backend": "chardev",
+        "usb": [{"vendor": "46f4", "product": "0001"}],
+        "permissions": "mrw",
+    }
+
+
+def test_hyperconverged_has_another_name_for_sticks() -> None:
+    assert loads(imported(_STICK.replace("usb", "usbHostDevices"))) == ["kubevirt.io/storage"]
+
+
+def test_what_kubevirts_own_plugin_does_beside_offering_a_stick_is_said() -> None:
+    found = imported(_STICK.replace("true", "false"))
+    assert loads(found) == ["kubevirt.io/storage"]
+    assert not found.lossless
+    assert ["makes the node of a stick belong" in line for line in said(found)] == [True, False]
+    assert ["say externalResourceProvider: true" in line for line in said(found)] == [False, True]
+
+
+def test_sticks_that_are_handed_out_together_are_a_suggestion_only() -> None:
+    found = imported(f'{_STICK}  - vendor: "045e"\n    product: "07a5"\n')
+    assert loads(found) == []
+    assert said(found)[0].startswith("4: kubevirt.io/storage: several selectors are handed out together")
+    assert '#    { vendor = "045e", product = "07a5" },' in found.toml
+
+
+def test_what_is_disabled_stays_so() -> None:
+    found = imported(f"{_STICK}  disabled: true\n")
+    assert found.lossless
+    assert loads(found) == []
+    assert said(found) == ["2: note: kubevirt.io/storage: it is disabled, and so left out"]
+
+
+@pytest.mark.parametrize(
+    ("text", "remark"),
+    [
+        (
+            "pciHostDevices:\n- pciVendorSelector: 10DE:1EB8\n  resourceName: a.b/gpu\n  externalResourceProvider: true",
+            f"{_PCI} the plugin that offers it now",
+        ),
+        (
+            "pciHostDevices:\n- pciDeviceSelector: 10DE:1EB8\n  resourceName: a.b/gpu",
+            f"{_PCI} KubeVirt's own plugin",
+        ),
+        (
+            "mediatedDevices:\n- mdevNameSelector: GRID T4-1Q\n  resourceName: a.b/vgpu",
+            "3: a.b/vgpu (GRID T4-1Q): a mediated device needs the backend mdev",
+        ),
+        ("pciHostDevices:\n- {}", "2: a resource without a name (without a selector): a PCI device"),
+        ("usb: {}", "1: permittedHostDevices: 'usb' is a table and should be a list; this is left out"),
+        ("usb:\n- a", "2: permittedHostDevices: 'a' in 'usb' should be a table; this is left out"),
+        ("usb:\n- resourceName: a.b/c", "2: a.b/c: it has no selectors, and so no devices; it is left out"),
+        ("usb:\n- selectors: [{vendor: '1', product: '2'}]", "2: usb: it has no resourceName and is left out"),
+        ("usb:\n- resourceName: a.b/c\n  selectors:\n  - vendor: '1'", "4: a.b/c: a selector has no product; the"),
+        (
+            "usb:\n- resourceName: a.b/c\n  selectors: [x, {vendor: '1', product: '2'}]",
+            "3: a.b/c: 'x' in 'selectors' sho",
+        ),
+        (
+            "usb:\n- resourceName: a.b/c\n  selectors:\n  - {vendor: q, product: '2'}",
+            "4: a.b/c: vendor: 'q' is not one",
+        ),
+        ("usb: []\nnetwork: []", "2: permittedHostDevices: Fairlead has nothing for the key 'network'"),
+    ],
+)
+def test_what_is_lost_is_said_with_its_line(text: str, remark: str) -> None:
+    found = imported(text)
+    assert loads(found) == []
+    assert not found.lossless
+    assert any(line.startswith(remark) for line in said(found))
+
+
+_TEXTS = st.sampled_from(["a.b/c", "46f4", "1", "xyz", ""]) | st.text(max_size=6) | st.integers() | st.none()
+_SELECTORS = st.lists(st.dictionaries(st.sampled_from(["vendor", "product", "x"]), _TEXTS) | _TEXTS, max_size=3)
+_ENTRIES = st.lists(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "resourceName": _TEXTS,
+            "selectors": _SELECTORS | _TEXTS,
+            "externalResourceProvider": st.booleans() | _TEXTS,
+            "pciVendorSelector": _TEXTS,
+        },
+    )
+    | _TEXTS,
+    max_size=3,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["usb", "pciHostDevices", "mediatedDevices", "usbHostDevices"]), _ENTRIES))
+def test_whatever_is_imported_loads(permitted: dict[str, Any]) -> None:
+    loads(import_text(json.dumps({"permittedHostDevices": permitted})))
