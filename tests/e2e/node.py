@@ -42,11 +42,15 @@ class Node:
         self.dev.mkdir()
         self.kubelet = Kubelet(root)
         self.lists: list[Change] = []
+        self._listed: set[str] = set()  # resources whose stream has brought a list
         self.kubelet.subscribe(self._note)
 
     def _note(self, change: Change) -> None:
         if change.kind is Kind.LIST:
             self.lists.append(change)
+            self._listed.add(change.resource)
+        elif change.kind is Kind.STREAM_OPENED:
+            self._listed.discard(change.resource)
 
     # --- hardware ---
 
@@ -90,9 +94,11 @@ class Node:
     # --- the kubelet ---
 
     async def registered(self, *names: str) -> None:
-        """Wait until the kubelet has exactly one stream of each."""
-        wanted = names or (WIDGET,)
-        await self.kubelet.wait_for(lambda k: all(k.streams(n) == 1 and n in k.resources for n in wanted), PATIENCE)
+        """Wait until the kubelet has exactly one stream of each, with its first list."""
+        wanted = set(names or (WIDGET,))
+        await self.kubelet.wait_for(
+            lambda k: all(k.streams(name) == 1 for name in wanted) and wanted <= self._listed, PATIENCE
+        )
 
     async def healthy(self, *ids: str, resource: str = WIDGET) -> None:
         """Wait until exactly these are healthy."""

@@ -65,7 +65,7 @@ async def test_what_changes_while_the_kubelet_is_down_is_in_its_first_list(node:
         await agent.says("device-changed", device="/dev/w3", state="Healthy")
         since = len(node.lists)
         await node.kubelet.start()
-        await node.lists_come(1)
+        await node.registered()
         after = node.lists[since].after
         assert after is not None
         assert after.healthy == {"w2", "w3"}
