@@ -46,6 +46,11 @@ class Host:
     proc: Path = Path("/proc")
     run: Path = Path("/run")
 
+    @classmethod
+    def below(cls, root: Path) -> Host:
+        """A host all of whose trees lie below one directory: a pretend one, or another's root."""
+        return cls(root, root / "sys", root / "dev", root / "proc", root / "run")
+
     def _trees(self) -> tuple[tuple[str, Path], ...]:
         return (("/sys", self.sys), ("/dev", self.dev), ("/proc", self.proc), ("/run", self.run))
 

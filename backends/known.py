@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from backends.base import Device
+from backends.values import Device
 
 
-class Known(MutableMapping[str, "tuple[Device, ...]"]):
+class Known(MutableMapping[str, tuple[Device, ...]]):
     """Unit → its devices, and hardware → the units it concerns; discovery writes it, backends read it.
 
     `Backend.affects` is asked for every event on the node: the way from hardware to units must not be a search.

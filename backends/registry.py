@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Final
+
+import msgspec
 
 from backends.base import Backend
 
@@ -21,7 +24,7 @@ class UnknownBackendError(LookupError):
 
 
 class BrokenBackendError(Exception):
-    """The backend is installed but cannot be loaded."""
+    """The backend is installed but cannot be used."""
 
 
 def names() -> list[str]:
@@ -34,7 +37,7 @@ def load(name: str) -> type[Backend[Any]]:
 
     Raises:
         UnknownBackendError: there is none of that name.
-        BrokenBackendError: its code cannot be imported, or is no backend.
+        BrokenBackendError: its code cannot be imported, is no backend, or lacks what every backend must have.
     """
     if (target := _BUILT_IN.get(name)) is not None:
         module, _, attribute = target.partition(":")
@@ -45,7 +48,20 @@ def load(name: str) -> type[Backend[Any]]:
             found = point.load()
         except Exception as error:
             raise BrokenBackendError(f"backend {name!r} ({point.value}) cannot be imported: {error!r}") from error
-        if not (isinstance(found, type) and issubclass(found, Backend)):
-            raise BrokenBackendError(f"backend {name!r} ({point.value}) is not a subclass of backends.base.Backend")
-        return found
+        if (fault := _fault(found)) is not None:
+            raise BrokenBackendError(f"backend {name!r} ({point.value}) {fault}")
+        backend: type[Backend[Any]] = found
+        return backend
     raise UnknownBackendError(name)
+
+
+def _fault(found: Any) -> str | None:
+    """Why this is no backend, or None if it is one."""
+    if not (isinstance(found, type) and issubclass(found, Backend)):
+        return "is not a subclass of backends.base.Backend"
+    if inspect.isabstract(found):
+        return f"must be finished: it has no {', '.join(sorted(found.__abstractmethods__))}"
+    options = getattr(found, "options_type", None)
+    if not (isinstance(options, type) and issubclass(options, msgspec.Struct)):
+        return "has no options_type: the msgspec.Struct that its keys in a configuration are read into"
+    return None

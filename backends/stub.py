@@ -30,6 +30,7 @@ from backends.base import (
     Grant,
     Hint,
     HostPath,
+    Known,
     OptionsError,
     PathChange,
     Problem,
@@ -38,7 +39,6 @@ from backends.base import (
     Verdict,
     Watches,
 )
-from backends.known import Known
 
 _VERDICTS: Final = {"unhealthy": Verdict.NOW, "degraded": Verdict.DEGRADED}
 _STATES: Final = ("healthy", *_VERDICTS, "gone")
@@ -113,7 +113,7 @@ class Stub(Backend[StubOptions]):
 
     def discover(self, unit: str) -> Discovery:
         """The resource's devices, less those that are gone."""
-        resource = self._resource(unit)
+        resource = self.resource(unit)
         states = self._states(resource)
         every = tuple(_devices(resource))
         strangers = states.named.keys() - {device.key for device in every}
@@ -126,7 +126,7 @@ class Stub(Backend[StubOptions]):
 
     def probe(self, device: Device) -> Iterable[Signal]:
         """What the file says of the device."""
-        state, sentence = self._states(self._resource(device.unit)).of(device.key)
+        state, sentence = self._states(self.resource(device.unit)).of(device.key)
         if verdict := _VERDICTS.get(state):
             (hardware,) = device.hardware
             yield Signal(hardware, f"stub-{state}", verdict, sentence or f"the stub's file says {state}")
@@ -150,9 +150,6 @@ class Stub(Backend[StubOptions]):
 
     def _files(self) -> dict[str, HostPath]:
         return {r.name: HostPath(r.spec.options.file) for r in self.resources if r.spec.options.file is not None}
-
-    def _resource(self, unit: str) -> StubResource:
-        return next(resource for resource in self.resources if resource.name == unit)
 
     def _states(self, resource: StubResource) -> _States:
         if resource.spec.options.file is None:

@@ -65,7 +65,7 @@ class Node:
         self.root = root
         for name in ("dev", "sys", "proc", "run", "k/device-plugins"):
             (root / name).mkdir(parents=True)
-        self.host = Host(root, root / "sys", root / "dev", root / "proc", root / "run")
+        self.host = Host.below(root)
         self.kubelet = SimulatedKubelet(root / "k")
         self.ours = self.kubelet.plugin_dir / "fairlead"
         self.state = root / "state"

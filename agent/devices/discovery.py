@@ -19,7 +19,7 @@ import structlog
 
 from agent.devices.looks import Look, NonsenseError, Walk, checked_units, walk
 from agent.devices.workers import NoWorkerError, Workers
-from backends.base import ALL, All, Backend, Device, Hint, Problem, Signal, Watches
+from backends.base import ALL, ANY_SUBSYSTEM, All, Backend, Device, Hint, Problem, Signal, Watches
 from backends.known import Known
 
 UNIT_DEADLINE: Final = 5.0
@@ -268,6 +268,8 @@ class Discoverer:
             watches = self.backend.watches(self.known)
             if not isinstance(watches, Watches):
                 raise NonsenseError(f"returned {watches!r} where Watches are due")
+            if ANY_SUBSYSTEM in watches.subsystems and type(self.backend).affects is Backend.affects:
+                raise NonsenseError("asks for every event of the node, and affects() does not say what each is about")
         except Exception as error:  # noqa: BLE001  # reported; the slow timer still looks
             self._report("watches", [Problem("watches", f"watches() failed: {error!r}")])
             return Watches()

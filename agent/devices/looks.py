@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from backends.base import Backend, Device, Discovery, Problem, Signal
+from backends.base import Backend, Device, Discovery, Mount, Node, Problem, Signal
 from backends.known import Known
 
 
@@ -116,15 +116,23 @@ def _check_device(device: Any, unit: str) -> None:
         "key": isinstance(device.key, str) and device.key,
         "unit": device.unit == unit,
         "resource": device.resource is None or isinstance(device.resource, str),
-        "hardware": _is_names(device.hardware),
+        "hardware": device.hardware and _is_names(device.hardware),
         "depends": _is_names(device.depends),
+        "exclusive": _is_names(device.exclusive),
         "identity": isinstance(device.identity, str),
+        "nodes": _is_tuple_of(device.nodes, Node),
+        "mounts": _is_tuple_of(device.mounts, Mount),
         "numa_node": numa is None or (isinstance(numa, int) and numa >= 0),
-        "attributes": isinstance(device.attributes, Mapping),
+        "attributes": isinstance(device.attributes, Mapping)
+        and all(isinstance(values, tuple) for values in device.attributes.values()),
     }
     if wrong := [name for name, right in allowed.items() if not right]:
         what = f"{wrong[0]} {getattr(device, wrong[0])!r}"
         raise NonsenseError(f"discover() returned device {device.key!r} with the impossible {what}")
+
+
+def _is_tuple_of(answer: Any, kind: type) -> bool:
+    return isinstance(answer, tuple) and all(isinstance(item, kind) for item in answer)
 
 
 def _is_names(answer: Any) -> bool:

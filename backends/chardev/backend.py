@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import reduce
 from operator import or_
 from typing import ClassVar
@@ -126,14 +127,13 @@ class CharDev(Backend[CharDevOptions]):
         Raises:
             AllocationRefused: two of them would lie at the same path in the container.
         """
-        nodes = tuple(dict.fromkeys(node for grant in grants for node in grant.device.nodes))
-        mounts = tuple(dict.fromkeys(mount for grant in grants for mount in grant.device.mounts))
+        edits = ContainerEdits.of(grants)
         taken: set[str] = set()
-        for path in (*(node.container_path for node in nodes), *(mount.container_path for mount in mounts)):
+        for path in (*(node.container_path for node in edits.nodes), *(mount.container_path for mount in edits.mounts)):
             if path in taken:
                 raise AllocationRefused(
                     f"{resource.name} puts each device at {path}: a container can have only one of them"
                 )
             taken.add(path)
         env = usb_env(resource, grants) if resource.spec.options.usb else {}
-        return ContainerEdits(nodes=nodes, mounts=mounts, env=env)
+        return replace(edits, env=env)

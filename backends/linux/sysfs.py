@@ -1,7 +1,7 @@
 """Reads what sysfs says of one device: attributes, uevent properties, where its links lead, its device nodes.
 
-Missing means unknown: whatever is missing, unreadable or garbage is None or empty here, never an exception. No link
-is followed by the kernel: one that leads anywhere but straight into /sys/devices leads nowhere.
+Missing means unknown: whatever is missing, unreadable or garbage is None or empty here, never an exception (but see
+`entries`). No link is followed by the kernel: one that leads anywhere but straight into /sys/devices leads nowhere.
 """
 
 from __future__ import annotations
@@ -60,6 +60,18 @@ def properties(host: Host, device: HostPath) -> dict[str, str]:
     """What the kernel says in the device's `uevent`."""
     lines = (attribute(host, device / "uevent") or "").splitlines()
     return dict(line.split("=", 1) for line in lines if "=" in line)
+
+
+def entries(host: Host, directory: HostPath) -> list[str]:
+    """What lies in a directory such as /sys/class/rtc, in order; nothing where there is none.
+
+    Raises:
+        OSError: it is there and cannot be read.
+    """
+    try:
+        return sorted(entry.name for entry in host.local(directory).iterdir())
+    except FileNotFoundError:
+        return []
 
 
 def linked_name(host: Host, link: HostPath) -> str | None:

@@ -28,7 +28,7 @@ def planted_host(root: Path, text: str = "") -> Host:
     for name in ("dev", "sys", "proc", "run"):
         (root / name).mkdir(parents=True, exist_ok=True)
     plant(root, text)
-    return Host(root=root, sys=root / "sys", dev=root / "dev", proc=root / "proc", run=root / "run")
+    return Host.below(root)
 
 
 def make_node(path: Path, kind: str, major: int, minor: int) -> None:

@@ -14,7 +14,18 @@ from structlog.testing import capture_logs
 
 from agent.devices import discovery
 from agent.devices.discovery import Discoverer, News
-from backends.base import Device, Discovery, HostPath, PathChange, Problem, Signal, Verdict, Watches
+from backends.base import (
+    ANY_SUBSYSTEM,
+    Backend,
+    Device,
+    Discovery,
+    HostPath,
+    PathChange,
+    Problem,
+    Signal,
+    Verdict,
+    Watches,
+)
 from tests.devices.fakes import KIND, Fake, device
 
 DEADLINE = 0.03
@@ -461,3 +472,17 @@ async def test_watches_that_fail_are_none_and_said_until_they_do_not(answer: Cal
     eyes.backend.watched = Watches
     assert eyes.it.watches() == Watches()
     assert eyes.sentences() == []
+
+
+async def test_every_event_is_refused_to_a_backend_that_does_not_say_what_each_is_about() -> None:
+    eyes = Eyes()
+    eyes.backend.watched = lambda: Watches(frozenset({ANY_SUBSYSTEM}))
+    assert eyes.it.watches() == Watches(frozenset({ANY_SUBSYSTEM}))
+
+    class Forgetful(Fake):
+        affects = Backend.affects
+
+    eyes.it.backend = Forgetful()
+    eyes.it.backend.watched = eyes.backend.watched
+    assert eyes.it.watches() == Watches()
+    assert "affects() does not say what each is about" in eyes.sentences()[0]

@@ -92,6 +92,12 @@ NONSENSE: list[Any] = [
     Discovery((replace(D, numa_node=-1),)),
     Discovery((replace(D, numa_node="0"),)),  # type: ignore[arg-type]
     Discovery((replace(D, attributes=None),)),  # type: ignore[arg-type]
+    Discovery((replace(D, attributes={"vendor": "10de"}),)),  # type: ignore[dict-item]
+    Discovery((replace(D, hardware=frozenset()),)),
+    Discovery((replace(D, exclusive={"d"}),)),  # type: ignore[arg-type]
+    Discovery((replace(D, nodes=["/dev/d"]),)),  # type: ignore[arg-type]
+    Discovery((replace(D, nodes=("/dev/d",)),)),  # type: ignore[arg-type]
+    Discovery((replace(D, mounts=("/etc/d",)),)),  # type: ignore[arg-type]
 ]
 
 

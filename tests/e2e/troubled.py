@@ -81,4 +81,4 @@ class Troubled(Backend[Options]):
         self._obey("claim")
 
     def edits(self, resource: Resource[Options], grants: Sequence[Grant]) -> ContainerEdits:
-        return self._obey("edits") or ContainerEdits(nodes=tuple(n for g in grants for n in g.device.nodes))
+        return self._obey("edits") or ContainerEdits.of(grants)
