@@ -166,7 +166,7 @@ class Backend(ABC, Generic[Options]):
 
     def probe(self, device: Device) -> Iterable[Signal]:
         """The whole truth about the device's health now; by default: are its nodes there?"""
-        hardware = min(device.hardware, default="")
+        hardware = min(device.hardware)
         for node in device.nodes:
             try:
                 mode = self.host.local(node.path).stat().st_mode
