@@ -7,10 +7,11 @@ Stop: streams end normally, sockets go; threads that hang hold nothing up. One s
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -101,12 +102,16 @@ class Agent:
     # --- start and stop ---
 
     async def run_until_signal(self) -> None:
-        """Run until SIGTERM or SIGINT."""
+        """Run until SIGTERM or SIGINT.
+
+        What the start made lives as long as the process, and is kept out of the garbage collector's sight: walking
+        its 50,000 objects would stop the loop for 20 ms now and then.
+        """
         loop = asyncio.get_running_loop()
         with anyio.CancelScope() as scope:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._stop, scope, number)
-            await self.run()
+            await self.run(gc.freeze)
         log.info("stopped")
 
     def _stop(self, scope: anyio.CancelScope, number: int) -> None:
@@ -114,8 +119,8 @@ class Agent:
         self._notifier.stopping()
         scope.cancel()
 
-    async def run(self) -> None:
-        """Run until cancelled."""
+    async def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
+        """Run until cancelled; `on_ready` is called before the first registration."""
         async with anyio.create_task_group() as self._tasks:
             await self._start_sources()
             for kind, discoverer in self.discoverers.items():
@@ -124,6 +129,7 @@ class Agent:
             await self._settle()
             log.info("ready", resources=self.inventory.names())
             self._notifier.ready(f"waiting for {self._kubelet.socket}")
+            on_ready()
             self._tasks.start_soon(supervise, "kubelet", self._serve)
 
     async def _start_sources(self) -> None:
