@@ -111,6 +111,7 @@ class Agent:
         with anyio.CancelScope() as scope:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._stop, scope, number)
+            loop.add_signal_handler(signal.SIGHUP, _cannot_reload)  # its default would end us
             await self.run(gc.freeze)
         log.info("stopped")
 
@@ -121,6 +122,8 @@ class Agent:
 
     async def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
         """Run until cancelled; `on_ready` is called before the first registration."""
+        if self.config.http_listen is not None:
+            log.warning("http-not-served", listen=self.config.http_listen, reason="this version has no HTTP face yet")
         async with anyio.create_task_group() as self._tasks:
             await self._start_sources()
             for kind, discoverer in self.discoverers.items():
@@ -359,6 +362,10 @@ class Agent:
         ours = self.config.agent.plugin_dir / limits.SOCKET_DIRECTORY
         room = limits.SOCKET_PATH_LIMIT - len(os.fsencode(ours)) - 1
         return f"{limits.SOCKET_DIRECTORY}/{limits.socket_name(name, room)}"
+
+
+def _cannot_reload() -> None:
+    log.warning("not-reloaded", reason="this version reads its configuration at its start only", then="restart it")
 
 
 async def _run_in(scope: anyio.CancelScope, run: partial[Any]) -> None:
