@@ -111,19 +111,28 @@ class Play:
             tasks.start_soon(Agent(config, make_backends(config.host, config.resources), Notifier(None)).run)
             tasks.start_soon(self._stage.run)
             try:
-                await self._wait_for({resource.name for resource in config.resources})
-                with anyio.move_on_after(seconds):
-                    await self._acts()
+                if await self._wait_for({resource.name for resource in config.resources}):
+                    with anyio.move_on_after(seconds):
+                        await self._acts()
             finally:
                 self._seen = view(self._kubelet.resources)
             tasks.cancel_scope.cancel()
 
-    async def _wait_for(self, names: set[str]) -> None:
+    async def _wait_for(self, names: set[str]) -> bool:
+        """Wait until the agent has registered everything; False if it does not."""
         began = time.perf_counter()
-        await self._kubelet.wait_for(lambda k: all(name in k.resources and k.streams(name) for name in names), _START)
+        try:
+            await self._kubelet.wait_for(
+                lambda k: all(name in k.resources and k.streams(name) for name in names), _START
+            )
+        except TimeoutError as error:
+            self.missed += 1
+            self._say(f"the agent did not register all of its resources: {error}", error=True)
+            return False
         self._say(f"{len(names)} resources registered {1000 * (time.perf_counter() - began):.0f} ms after the start")
         self._show_resources()
         await anyio.sleep(_PAUSE)
+        return True
 
     async def _acts(self) -> None:
         loop = self._loop

@@ -51,8 +51,10 @@ class Plugin:
         self.streaming = False
         self.streams = 0
         """How many streams have been opened so far."""
-        self.on_stream: Callable[[], None] = lambda: None
-        """Called when a stream has opened or ended."""
+        self.allocating = 0
+        """How many Allocates are under way."""
+        self.on_call: Callable[[], None] = lambda: None
+        """Called when a stream has opened or ended, and when an Allocate has been answered."""
         self._allocate_ids = allocate
         self._list = _EncodedList()
         self._snapshot: Snapshot | None = None
@@ -101,13 +103,13 @@ class Plugin:
             raise GRPCError(Status.UNAVAILABLE, f"{self.resource} has an open stream, or its plugin is stopping")
         self.streaming = True
         self.streams += 1
-        self.on_stream()
+        self.on_call()
         try:
             await self._send_lists(stream)
         finally:
             self.streaming = False
             self._sending = None
-            self.on_stream()
+            self.on_call()
 
     async def _send_lists(self, stream: Stream[wire.EmptyCall, Any]) -> None:
         sent, next_message = None, 0.0
@@ -138,14 +140,20 @@ class Plugin:
 
     async def _allocate(self, stream: Stream[wire.AllocateCall, Any]) -> None:
         call = await _receive(stream)
-        given = []
-        for ids in call.containers:
-            try:
-                given.append(await self._allocate_ids(self.resource, ids, self._was_told))
-            except AllocationRefused as refusal:
-                log.warning("allocation-refused", resource=self.resource, ids=list(ids), reason=refusal.sentence)
-                raise GRPCError(Status.FAILED_PRECONDITION, refusal.sentence) from None
-        await stream.send_message(wire.Encoded(b"".join(given)))  # messages one after the other are merged
+        self.allocating += 1
+        try:
+            given = [await self._give(ids) for ids in call.containers]
+            await stream.send_message(wire.Encoded(b"".join(given)))  # messages one after the other are merged
+        finally:
+            self.allocating -= 1
+            self.on_call()
+
+    async def _give(self, ids: Sequence[str]) -> wire.Encoded:
+        try:
+            return await self._allocate_ids(self.resource, ids, self._was_told)
+        except AllocationRefused as refusal:
+            log.warning("allocation-refused", resource=self.resource, ids=list(ids), reason=refusal.sentence)
+            raise GRPCError(Status.FAILED_PRECONDITION, refusal.sentence) from None
 
     async def _prefer(self, stream: Stream[wire.PreferredCall, Any]) -> None:
         # not announced, so a kubelet does not call it; the plain choice is right for whoever does

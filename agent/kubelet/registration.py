@@ -36,6 +36,7 @@ _AT_ONCE: Final = 16  # concurrent registrations; each has the kubelet dial back
 _STREAM_WITHIN: Final = 5.0  # seconds after which a registration without a stream did not work (A2)
 _TRAILERS_WITHIN: Final = 1.0  # seconds for an ended stream's trailers to leave; then its connection is reset
 _CLOSED_WITHIN: Final = 0.5  # seconds; a kubelet that has not closed by then has forgotten us (A2)
+_ALLOCATE_PATIENCE: Final = 0.5  # seconds for Allocates under way when we stop, before their stream ends
 _STOP_PATIENCE: Final = 0.7  # seconds for running calls when we stop
 _FIRST_DELAY: Final = 0.001  # seconds before the second try: a new socket may not listen yet for 3 ms (A6); doubling
 _UNREACHABLE_DELAY: Final = 1.0  # seconds, at most, while nobody listens
@@ -166,7 +167,7 @@ class Registrar:
         self._server = SocketServer([plugin], directory / endpoint)
         self._attention = asyncio.Event()
         self._complaint = ""
-        plugin.on_stream = self._attention.set
+        plugin.on_call = self._attention.set
 
     async def run(self) -> None:
         """Serve and stay registered until cancelled; then end the stream and remove the socket."""
@@ -190,6 +191,8 @@ class Registrar:
                 delay = await self._wait_to_retry(min(delay, most), most, generation)
         finally:
             with anyio.CancelScope(shield=True):
+                # a kubelet closes the connection when the stream ends, and an Allocate under way fails its pod for good
+                await self._until(lambda: not self.plugin.allocating, _ALLOCATE_PATIENCE)
                 self.plugin.end_stream()
                 await self._server.shut_down(_STOP_PATIENCE)
 
@@ -232,7 +235,7 @@ class Registrar:
             self._server.reset_connections()
 
     async def _until(self, reached: Callable[[], bool], within: float | None = None) -> bool:
-        """Wait for the streams to be so; False if they are not within so many seconds."""
+        """Wait for the calls to be so; False if they are not within so many seconds."""
         try:
             async with asyncio.timeout(within):
                 while not reached():

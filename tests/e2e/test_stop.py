@@ -127,3 +127,12 @@ async def test_what_lies_in_the_directory_and_is_not_the_agents_stays(node: Node
         agent.signal(signal.SIGTERM)
         assert await agent.ended(LIMIT) == 0
     assert node.leftovers() == {"README"}
+
+
+async def test_a_hangup_ends_nothing_and_is_answered_in_the_log(node: Node) -> None:
+    node.mknod("w1")
+    async with node.agent() as agent:
+        await node.healthy("w1")
+        agent.signal(signal.SIGHUP)
+        await agent.says("not-reloaded")
+        assert node.kubelet.streams(WIDGET) == 1

@@ -224,7 +224,7 @@ async def test_a_stream_that_is_ended_sends_trailers_and_no_other_is_accepted_un
 
 async def test_a_clients_death_is_seen_at_once(stage: Stage) -> None:
     changes: list[bool] = []
-    stage.plugin.on_stream = lambda: changes.append(stage.plugin.streaming)
+    stage.plugin.on_call = lambda: changes.append(stage.plugin.streaming)
     stage.lists.put("a")
     async with stage.client.watch() as stream:
         await listed(stream)

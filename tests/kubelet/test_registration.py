@@ -23,8 +23,10 @@ from agent.kubelet.api.v1beta1 import Empty, RegisterRequest, RegistrationBase
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.registration import Kubelet, Registrar
 from agent.kubelet.server import SocketServer
+from agent.kubelet.wire import Encoded
 from agent.simulation.changes import Change, Kind
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
+from agent.simulation.pods import Container, Phase, Pod
 from tests.kubelet.plugins import TOY, Lists, nothing, until
 
 SECONDS = 5.0
@@ -518,6 +520,25 @@ async def test_at_the_end_the_stream_ends_and_the_socket_goes(node: SimulatedKub
         assert agent.socket.is_socket()
     await until(lambda: node.streams(TOY) == 0 and node.resources[TOY].allocatable == 0)
     assert list((node.plugin_dir / "fairlead").iterdir()) == []
+    await node.stop()
+
+
+async def test_an_allocate_under_way_at_the_end_is_answered_before_the_stream_ends(node: SimulatedKubelet) -> None:
+    await node.start()
+    asked = asyncio.Event()
+
+    async def slowly(*call: Any) -> Encoded:
+        asked.set()
+        await asyncio.sleep(0.1)
+        return await nothing(*call)
+
+    pod = Pod("pod", (Container("main", {TOY: 1}),))
+    async with Agent(node.plugin_dir, TOY) as agent:
+        agent.plugin._allocate_ids = slowly
+        await settled(node, agent)
+        admitted = asyncio.ensure_future(node.admit(pod))
+        await asked.wait()
+    assert (await admitted).phase is Phase.RUNNING
     await node.stop()
 
 
