@@ -166,7 +166,6 @@ class Bundles:
     def _device(self, resource: CharDevResource, unit: str, bundle: _Bundle) -> Device:
         options = resource.spec.options.paths
         key = "+".join(member.path.text for k in bundle.named if (member := bundle.members[k]))
-        key += f"#{bundle.twin}" if bundle.twin else ""
         held = [(option, member) for option, member in zip(options, bundle.members, strict=True) if member]
         nodes = [(option, member.path, member.node) for option, member in held if member.node]
         mounts = [

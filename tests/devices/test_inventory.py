@@ -390,7 +390,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.remember([held(name, slot.id, slot.device)])
             after = self.it.slots(name)[slot.id].device
             if slot.health.reason != "replaced":
-                assert after is not None, "what is given stays where it is"
+                assert after is not None and slot.device is not None, "what is given stays where it is"
                 assert (after.hardware, after.identity) == (slot.device.hardware, slot.device.identity)
 
     @rule(claims=st.lists(some_held, min_size=1, max_size=3))
