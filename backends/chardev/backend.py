@@ -71,11 +71,11 @@ class CharDev(Backend[CharDevOptions]):
         first: dict[str, int] = {}
         for group in groups_of(resource) if resource.spec.options.groups else ():
             for device_id in way_of_finding(group.options).fixed_ids(group):
-                if (number := first.setdefault(device_id, group.number)) != group.number:
+                if first.setdefault(device_id, group.number) != group.number:
                     raise OptionsError(
                         ("groups", group.number - 1),
-                        f"would have a device with the ID {device_id}, and so would groups[{number - 1}]; keep one, or "
-                        "let their first paths differ",
+                        f"would have a device with the ID {device_id}, as one before it would; keep one of them, or let "
+                        "their first paths differ",
                     )
 
     @classmethod

@@ -75,8 +75,18 @@ class Looked:
         ([paths("/dev/a", count=0)], {}, ("groups", 0, "count"), "it must be from 1"),
         ([paths("/dev/a"), paths("/dev/b", "/tmp/c")], {}, ("groups", 1, "paths", 1, "path"), "not below /dev"),
         ([{"usb": {"vendor": 403}}], {}, ("groups", 0, "usb", "vendor"), "is ambiguous"),
-        ([paths("/dev/a*"), paths("/dev/b"), paths("/dev/b")], {}, ("groups", 2), "with the ID b, and so would gr"),
-        ([paths("/dev/b", count=3), paths("/dev/b", count=2)], {}, ("groups", 1), "with the ID b::0, and so would gr"),
+        (
+            [paths("/dev/a*"), paths("/dev/b"), paths("/dev/b")],
+            {},
+            ("groups", 2),
+            "with the ID b, as one before it would",
+        ),
+        (
+            [paths("/dev/b", count=3), paths("/dev/b", count=2)],
+            {},
+            ("groups", 1),
+            "with the ID b::0, as one before it would",
+        ),
         ([paths("/dev/a", "/dev/b"), paths("/dev/a", "/dev/c")], {}, ("groups", 1), "let their first paths differ"),
     ],
 )
