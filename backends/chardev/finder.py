@@ -14,7 +14,8 @@ class Finder(Protocol):
     """One way of finding devices. `backends.base.Backend` says what each method is for.
 
     A group belongs to one finder; a resource has as many as its groups have ways. `known` holds the units of all
-    finders: those of this one start with `prefix`. Where several groups of a resource take one thing, the first does.
+    finders: those of this one start with `prefix`. What several of its groups of one resource take is the first one's;
+    of what those of two finders take, the inventory offers one and tells the reason of the other.
     """
 
     prefix: ClassVar[str]
