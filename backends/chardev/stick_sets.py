@@ -63,7 +63,7 @@ class StickSets:
         group, selectors = self._groups[unit]
         seen: dict[str, str] = {}
         for port in usb.ports(self.host):
-            if (found := usb.read(self.host, port)) is None:
+            if not selectors.alike(*usb.ids(self.host, port)) or (found := usb.read(self.host, port)) is None:
                 continue
             try:
                 if (index := selectors.first(found)) is None:
@@ -98,6 +98,6 @@ def _shortage(group: Group, names: Sequence[str], found: Sequence[Sequence[Stick
     for name, each in zip(names, found, strict=True):
         if len(each) > len(least):
             yield (
-                f"{group.resource}: of {name} there are {len(each)} sticks, of {scarce} {len(least)}: "
-                "the others are in no set"
+                f"{group.resource}: {len(each)} of {name} and {len(least)} of {scarce} are plugged in: what is left over is "
+                "in no set"
             )

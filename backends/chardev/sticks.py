@@ -40,6 +40,7 @@ class Stick:
 
     usb: UsbDevice
     id: str
+    """Among those of its group."""
     nodes: Sequence[Member]
     """Those that a container gets."""
 
@@ -57,17 +58,21 @@ class Selectors:
             ":".join((vendor, product or "*", *filter(None, (serial,)))) for vendor, product, serial in self._selectors
         ]
 
+    def alike(self, vendor: str | None, product: str | None) -> list[tuple[int, str | None]]:
+        """Those that may mean a stick of these, each with the serial that it has to have."""
+        return [
+            (index, serial)
+            for index, (wanted, of, serial) in enumerate(self._selectors)
+            if wanted == vendor and of in (None, product)
+        ]
+
     def first(self, stick: UsbDevice) -> int | None:
         """Which of them means the stick, if any does.
 
         Raises:
             NotOfferedError: nobody can tell.
         """
-        alike = [
-            (index, serial)
-            for index, (vendor, product, serial) in enumerate(self._selectors)
-            if vendor == stick.vendor and product in (None, stick.product)
-        ]
+        alike = self.alike(stick.vendor, stick.product)
         for index, serial in alike:
             if serial is None or serial == stick.serial:
                 return index
@@ -87,7 +92,10 @@ def stick(host: Host, options: GroupOptions, found: UsbDevice) -> Stick:
     Raises:
         NotOfferedError: it cannot be offered.
     """
-    return Stick(found, _id(found, options.id), _members(host, found, _kinds(options)))
+    named_together = options.together == "all"  # then its own ID is not needed, and it need not have one
+    return Stick(
+        found, found.port if named_together else _id(found, options.id), _members(host, found, _kinds(options))
+    )
 
 
 def device(group: Group, unit: str, key: str, sticks: Sequence[Stick]) -> Device:

@@ -320,6 +320,14 @@ def test_all_sticks_of_a_group_are_one_device_named_after_what_selects_them(tmp_
 
 
 @pytest.mark.root
+def test_sticks_with_one_serial_or_none_that_is_known_are_all_together(tmp_path: Path) -> None:
+    tree = "".join(stick(f"1-{n}", n, serial=serial) for n, serial in ((2, "same"), (3, "same"), (4, "\x07")))
+    node = Looked(tmp_path, tree, grouped({"usb": SERIAL, "together": "all"}))
+    assert len(node.grant("0403:*").device.nodes) == 3
+    assert node.backend.discover("usb-set:example.com/x#1").problems == ()
+
+
+@pytest.mark.root
 def test_what_joins_or_leaves_changes_the_identity_and_not_the_id(tmp_path: Path) -> None:
     resource = grouped({"usb": [CAPTURE, SERIAL], "together": "all"})
     node = Looked(tmp_path, stick("1-2", 5, serial="A"), resource)
@@ -339,7 +347,7 @@ def test_one_stick_of_each_selector_makes_a_set_named_after_the_first(tmp_path: 
     assert node.grant("0403:6001:A").device.identity == "0403:6001:A + 534d:2109:C"
     (unit,) = node.backend.units()
     assert [problem.sentence for problem in node.backend.discover(unit).problems] == [
-        f"{NAME}: of 0403:* there are 2 sticks, of 534d:2109 1: the others are in no set"
+        f"{NAME}: 2 of 0403:* and 1 of 534d:2109 are plugged in: what is left over is in no set"
     ]
     planted_host(tmp_path, stick("1-6", 9, *CAPTURE_STICK, serial="D"))
     node.look()
