@@ -205,9 +205,7 @@ class Resource(Generic[Options]):
     spec: ResourceSpec[Options]
 
     def refuses(self, device: Device) -> str | None:
-        """Why this resource does not take the device, or None if it does."""
-        if device.resource is not None and device.resource != self.name:
-            return f"it was made for {device.resource}"
+        """Why this resource's selectors do not take the device, or None if they do."""
         for selector in self.spec.exclude:
             if _matches(selector, device.attributes) is None:
                 return "it is excluded by " + " and ".join(f"{k} = {' or '.join(v)}" for k, v in selector.items())

@@ -1,7 +1,8 @@
 """Which resource gets which device: one pure decision over devices that compete with each other.
 
 Hardware that a pod holds belongs to the pod's resource before anybody is asked, and the IDs that pods hold go
-to the devices they have, or could have. Then, in the order of the config, each resource takes the devices it
+to the devices they have: those with exactly the hardware and identity that a pod was given before those with some of
+it, and of these the one that more pods point at. Then, in the order of the config, each resource takes the devices it
 selects whose hardware is free or already its own. What is exclusive is offered by one device alone, and while a
 pod holds it under its ID alone. The outcome depends on what is there, not on what came first.
 """
@@ -65,7 +66,7 @@ def assign(
             if slots := claimed.get(hardware):
                 owner[hardware] = min(resource for resource, _ in slots)
     bids = [
-        (not _is_held(device, candidate, claims), candidate.order, ref, candidate)
+        (_pull(device, candidate, claims), candidate.order, ref, candidate)
         for ref, (device, candidates) in rivals.items()
         for candidate in candidates
     ]
@@ -84,15 +85,21 @@ def assign(
     return outcome
 
 
-def _is_held(device: Device, candidate: Candidate, claims: Mapping[tuple[str, str], Held]) -> bool:
-    """Does a pod hold one of these IDs, with this device's hardware as far as that is known?"""
-    if not claims:
-        return False
-    return any(
-        (claim := claims.get((candidate.resource, device_id))) is not None
-        and (not claim.hardware or not claim.hardware.isdisjoint(device.hardware))
-        for device_id in candidate.ids
-    )
+def _pull(device: Device, candidate: Candidate, claims: Mapping[tuple[str, str], Held]) -> tuple[int, int]:
+    """How strongly pods draw the device to the resource, the least first: minus those who have it, who may have it.
+
+    A claim that an Allocate adds to a device never puts another before it: counted, it could only have been before.
+    """
+    have = may_have = 0
+    for device_id in candidate.ids if claims else ():
+        claim = claims.get((candidate.resource, device_id))
+        if claim is None or (claim.hardware and claim.hardware.isdisjoint(device.hardware)):
+            continue
+        if claim.hardware == device.hardware and claim.identity in ("", device.identity):
+            have += 1
+        else:
+            may_have += 1
+    return -have, -may_have
 
 
 def _obstacle(

@@ -151,7 +151,7 @@ class Inventory:
     def unclaimed(self) -> list[Unclaimed]:
         """The devices that no resource has, each with the reasons."""
         return [
-            Unclaimed(found.device, ref[0], "; ".join(found.lost + found.refused))
+            Unclaimed(found.device, ref[0], "; ".join(found.lost + found.refused) or _homeless(found.device))
             for ref, found in sorted(self._found.items())
             if found.placed is None
         ]
@@ -176,8 +176,8 @@ class Inventory:
     def _add(self, ref: Ref, device: Device) -> None:
         candidates, refused = [], []
         for name, resource in self._resources.items():
-            if resource.spec.backend != ref[0]:
-                continue
+            if resource.spec.backend != ref[0] or device.resource not in (None, name):
+                continue  # another's, and nothing to be said about
             try:
                 why = resource.refuses(device)
                 ids = () if why is not None else _checked_ids(self._backends[ref[0]].ids(resource, device))
@@ -291,9 +291,16 @@ class Inventory:
     # --- small things ---
 
     def _is_placed(self, claim: Held) -> bool:
-        """Is the claimed hardware where it belongs already? Every Allocate asks, and nothing is to be decided then."""
+        """Is the claimed hardware where it belongs already, and nobody else after its ID?
+
+        Every Allocate asks, and nothing is to be decided then.
+        """
         ref = self._lists[claim.resource].owners.get(claim.id)
-        return ref is not None and claim.hardware <= self._found[ref].device.hardware
+        return (
+            ref is not None
+            and claim.hardware <= self._found[ref].device.hardware
+            and self._index.wanted[claim.resource][claim.id] == (ref,)
+        )
 
     def _forget(self, claim: Held) -> None:
         for hardware in claim.hardware:
@@ -328,6 +335,10 @@ def _is_same(claim: Held, device: Device) -> bool:
     if claim.identity and claim.identity != device.identity:
         return False
     return not claim.hardware or not claim.hardware.isdisjoint(device.hardware)
+
+
+def _homeless(device: Device) -> str:
+    return f"it was made for {device.resource}, which is not configured for its backend"
 
 
 def _replaced(claim: Held, device: Device) -> Health:

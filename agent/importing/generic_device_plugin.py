@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from agent.config.model import parse_path
 from agent.importing.fields import Fields
-from agent.importing.model import Draft, ImportRefusedError, Part, Remark, Sketch, Value
+from agent.importing.model import Draft, DraftGroup, ImportRefusedError, Part, Remark, Sketch, Value
 from agent.importing.sharing import share
 from agent.importing.tree import Table, Tree
 from agent.importing.usb import usb_id
@@ -32,18 +32,12 @@ _SOURCE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """One group: its options, and whether they say what it said."""
+    """One group, and what is said about it."""
 
-    line: int
-    options: Mapping[str, Value] = field(default_factory=dict)
-    lines: Mapping[str, int] = field(default_factory=dict)
-    remarks: tuple[Remark, ...] = ()
-    offered: bool = True
-
-    def part(self, name: str, *more: Remark, offered: bool = True) -> Part:
-        """The resource of this group."""
-        draft = Draft(name, self.options, self.line, self.lines) if self.options else None
-        return Part((*self.remarks, *more), draft, offered and self.offered)
+    draft: DraftGroup
+    remarks: tuple[Remark, ...]
+    offered: bool
+    """Does it say what it said?"""
 
 
 def read(document: Tree, domain: str | None) -> Sketch:
@@ -100,41 +94,15 @@ def _device(table: Table, domain: str) -> Iterator[Part]:
 
 
 def _resources(name: str, groups: Sequence[_Group]) -> Iterator[Part]:
-    """One resource, and for groups that it cannot have beside the first, suggestions."""
+    """The resource, and suggestions for the groups that cannot be had as they were."""
     usable = [group for group in groups if group.offered]
-    if len(usable) > 1 and (merged := _one_list_of_sticks(usable)):
-        usable = [merged]
-        yield merged.part(name)
-    elif usable:
-        yield usable[0].part(name)
-    for index, group in enumerate(usable[1:], 2):
-        sentence = (
-            f"{name}: a resource of Fairlead has one group, and this is another; it is left out (without the comment "
-            "signs it is offered under another name)"
-        )
-        yield group.part(f"{name}-{index}", Remark(group.line, sentence), offered=False)
+    if usable:
+        remarks = tuple(remark for group in usable for remark in group.remarks)
+        yield Part(remarks, Draft(name, tuple(group.draft for group in usable), usable[0].draft.line))
     for group in groups:
         if not group.offered:
-            yield group.part(name)
-
-
-def _one_list_of_sticks(groups: Sequence[_Group]) -> _Group | None:
-    """Groups of one kind of stick each, all offered alike, as one list: any of them is a device."""
-    first = groups[0]
-    if not all(group.options.keys() & {"usb"} for group in groups):
-        return None
-    if len({group.options.get("count", 1) for group in groups}) > 1:
-        return None
-    usb = [stick for group in groups for stick in _sticks(group.options)]
-    lines = {f"usb[{index}]": group.lines["usb[0]"] for index, group in enumerate(groups)}
-    remarks = tuple(remark for group in groups for remark in group.remarks)
-    return _Group(first.line, {**first.options, "usb": usb}, lines, remarks)
-
-
-def _sticks(options: Mapping[str, Value]) -> Sequence[Value]:
-    sticks = options["usb"]
-    assert isinstance(sticks, Sequence)
-    return sticks
+            draft = Draft(name, (group.draft,), group.draft.line) if group.draft.options else None
+            yield Part(group.remarks, draft, offered=False)
 
 
 def _group(table: Table, name: str) -> _Group:
@@ -153,13 +121,11 @@ def _group(table: Table, name: str) -> _Group:
     elif fields.sound and not paths and not sticks:
         fields.lost("", "a group has neither paths nor usb, and so no devices; it is left out")
         options = {}
-    elif len(sticks) > 1:
-        sentence = "a group of several kinds of sticks is handed out as one device; to Fairlead each stick is its own"
-        fields.lost("usb", f"{sentence}, so the group is left out (without the comment signs: one stick for each)")
-    elif sticks and "serial" not in (sticks[0][1] or {}):
-        fields.note("usb", "all sticks that matched were one device; now each of them is one")
+    elif len(sticks) > 1 or (sticks and "serial" not in (sticks[0][1] or {})):
+        options["together"] = "all"
+        fields.note("usb", 'all sticks that match are one device, as they were; without together = "all" each is one')
     whole = fields.sound and all(item is not None for _, item in (*paths, *sticks))
-    return _Group(table.line, options, lines, tuple(remarks), whole and bool(options) and len(sticks) < 2)
+    return _Group(DraftGroup(options, table.line, lines), tuple(remarks), whole and bool(options))
 
 
 def _listed(

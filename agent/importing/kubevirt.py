@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 from agent.importing.fields import Fields
-from agent.importing.model import Draft, ImportRefusedError, Part, Remark, Sketch, Value
+from agent.importing.model import Draft, DraftGroup, ImportRefusedError, Part, Remark, Sketch, Value
 from agent.importing.tree import Table, Tree
 from agent.importing.usb import usb_id
 
@@ -54,9 +55,23 @@ def read(document: Tree) -> Sketch:
     remarks: list[Remark] = []
     fields = Fields(permitted, "permittedHostDevices", remarks)
     parts = [_not_yet(table, key) for key in _NOT_YET for table in fields.tables(key)]
-    parts += [_sticks(table) for key in ("usb", "usbHostDevices") for table in fields.tables(key)]
+    parts += _merged([_sticks(table) for key in ("usb", "usbHostDevices") for table in fields.tables(key)])
     fields.end()
     return Sketch(_SOURCE, (Part(tuple(remarks)), *parts))
+
+
+def _merged(parts: Iterable[Part]) -> Iterator[Part]:
+    """The parts; those of one resource are one, with a group for each of them."""
+    by_name: dict[str, Part] = {}
+    for part in parts:
+        if part.draft is None:
+            yield part
+        elif (before := by_name.get(part.draft.name)) is None or before.draft is None:
+            by_name[part.draft.name] = part
+        else:
+            draft = replace(before.draft, groups=before.draft.groups + part.draft.groups)
+            by_name[part.draft.name] = Part(before.remarks + part.remarks, draft)
+    yield from by_name.values()
 
 
 def _not_yet(table: Table, key: str) -> Part:
@@ -88,13 +103,7 @@ def _sticks(table: Table) -> Part:
         elif fields.sound and not selectors:
             fields.lost("selectors", "it has no selectors, and so no devices; it is left out")
         return Part(tuple(remarks))
-    if len(selectors) > 1:
-        fields.lost(
-            "selectors",
-            "several selectors are handed out together, one stick for each; to Fairlead each stick is a device of its "
-            "own, so the resource is left out (without the comment signs: any one of these sticks)",
-        )
-    elif not external:
+    if not external:
         fields.lost(
             "resourceName",
             "KubeVirt's own plugin makes the node of a stick belong to the user of virtual machines, 107; Fairlead "
@@ -106,8 +115,11 @@ def _sticks(table: Table) -> Part:
         )
     usb: list[Value] = [selector for _, selector in selectors if selector is not None]
     lines = {f"usb[{index}]": line for index, (line, _) in enumerate(selectors)}
-    draft = Draft(name, {"usb": usb, "permissions": _PERMISSIONS}, fields.line("resourceName"), lines)
-    return Part(tuple(remarks), draft, offered=len(selectors) == 1)
+    options: dict[str, Value] = {"usb": usb, "permissions": _PERMISSIONS}
+    if len(usb) > 1:
+        options["together"] = "each"
+    line = fields.line("resourceName")
+    return Part(tuple(remarks), Draft(name, (DraftGroup(options, line, lines),), line))
 
 
 def _selector(table: Table, name: str, remarks: list[Remark]) -> Mapping[str, Value] | None:

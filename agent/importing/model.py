@@ -37,13 +37,12 @@ class Remark:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """A `chardev` resource as it will be written."""
+class DraftGroup:
+    """One group of a `chardev` resource as it will be written."""
 
-    name: str
     options: Mapping[str, Value]
     line: int
-    """Where the imported file names it."""
+    """Where the imported file says it."""
     lines: Mapping[str, int] = field(default_factory=dict)
     """Where it says the items of `options`, as in "paths[1]"."""
 
@@ -53,8 +52,18 @@ class Draft:
         return tuple(found)
 
     def line_of(self, item: str | None) -> int:
-        """Where an item stands, or else the resource."""
+        """Where an item stands, or else the group."""
         return self.lines.get(item or "", self.line)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A `chardev` resource as it will be written."""
+
+    name: str
+    groups: tuple[DraftGroup, ...]
+    line: int
+    """Where the imported file names it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,56 +1,85 @@
-"""Marks nodes that several resources name: to Fairlead a node belongs to the first one, if it is not said to be shared."""
+"""Marks nodes that several groups name: to Fairlead a node belongs to the first one, if it is not said to be shared."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from agent.importing.model import Draft, Part, Remark
+from agent.importing.model import DraftGroup, Part, Remark
 from backends.linux.globs import Glob, is_glob
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One group among those of all resources, in their order."""
+
+    resource: str
+    group: DraftGroup
+    before: Sequence[tuple[str, DraftGroup]]
+    after: Sequence[tuple[str, DraftGroup]]
+
+    def called(self, resource: str) -> str:
+        """A group of this resource as a person hears of it."""
+        return resource if resource != self.resource else "another group"
 
 
 def share(parts: Sequence[Part]) -> tuple[Part, ...]:
     """The parts, with `shared` nodes; a stick cannot be shared, and is reported as lost to all but the first."""
-    return tuple(_shared(part, parts[:index], parts[index + 1 :]) for index, part in enumerate(parts))
+    groups = [(part.draft.name, group) for part in parts if part.draft and part.offered for group in part.draft.groups]
+    shared: list[Part] = []
+    index = 0
+    for part in parts:
+        if part.draft is None or not part.offered:
+            shared.append(part)
+            continue
+        found: list[DraftGroup] = []
+        remarks = list(part.remarks)
+        for group in part.draft.groups:
+            place = _Place(part.draft.name, group, groups[:index], groups[index + 1 :])
+            found.append(_with_shared_paths(place, remarks))
+            remarks += _sticks_of_others(place)
+            index += 1
+        shared.append(replace(part, draft=replace(part.draft, groups=tuple(found)), remarks=tuple(remarks)))
+    return tuple(shared)
 
 
-def _shared(part: Part, before: Sequence[Part], after: Sequence[Part]) -> Part:
-    draft = part.draft
-    if draft is None or not part.offered:
-        return part
-    earlier, others = _drafts(before), [*_drafts(before), *_drafts(after)]
-    paths = [dict(path) for path in draft.items("paths")]
-    remarks: list[Remark] = []
+def _with_shared_paths(place: _Place, remarks: list[Remark]) -> DraftGroup:
+    group = place.group
+    paths = [dict(path) for path in group.items("paths")]
     for index, path in enumerate(paths):
-        if path.get("type") != "mount" and (other := _who(others, path)):
+        if path.get("type") != "mount" and (other := _who(place, path)):
             path["shared"] = True
-            sentence = f"{draft.name}: {other} names {path['path']} too; it is marked as shared, so that both offer it"
-            remarks.append(Remark(draft.line_of(f"paths[{index}]"), sentence, lost=False))
-    for index, stick in enumerate(draft.items("usb")):
-        if other := _who_first(earlier, stick):
             sentence = (
-                f"{draft.name}: {other} takes the same sticks; each stick belongs to the first resource that does"
+                f"{place.resource}: {other} names {path['path']} too; it is marked as shared, so that both offer it"
             )
-            remarks.append(Remark(draft.line_of(f"usb[{index}]"), sentence))
-    options = {**draft.options, "paths": paths} if paths else draft.options
-    return replace(part, draft=replace(draft, options=options), remarks=(*part.remarks, *remarks))
+            remarks.append(Remark(group.line_of(f"paths[{index}]"), sentence, lost=False))
+    return replace(group, options={**group.options, "paths": paths}) if paths else group
 
 
-def _drafts(parts: Sequence[Part]) -> list[Draft]:
-    return [part.draft for part in parts if part.draft is not None and part.offered]
+def _sticks_of_others(place: _Place) -> list[Remark]:
+    remarks = []
+    for index, stick in enumerate(place.group.items("usb")):
+        for resource, other in place.before:
+            if any(_same_sticks(stick, theirs) for theirs in other.items("usb")):
+                sentence = (
+                    f"{place.resource}: {place.called(resource)} takes the same sticks; each stick belongs to the "
+                    "first that does"
+                )
+                remarks.append(Remark(place.group.line_of(f"usb[{index}]"), sentence))
+                break
+    return remarks
 
 
-def _who(others: Sequence[Draft], path: Mapping[str, Any]) -> str | None:
-    """The other resource that names this node."""
-    names = (other.name for other in others if any(_overlap(path, theirs) for theirs in other.items("paths")))
-    return next(names, None)
-
-
-def _who_first(earlier: Sequence[Draft], stick: Mapping[str, Any]) -> str | None:
-    """The resource that takes these sticks already."""
-    names = (other.name for other in earlier if any(_same_sticks(stick, theirs) for theirs in other.items("usb")))
-    return next(names, None)
+def _who(place: _Place, path: Mapping[str, Any]) -> str | None:
+    """Who else names this node, and would offer it beside this group."""
+    for resource, other in (*place.before, *place.after):
+        alone = len(place.group.items("paths")) == len(other.items("paths")) == 1
+        if resource == place.resource and alone:
+            continue  # the same device of the same resource: to both of us it is one
+        if any(_overlap(path, theirs) for theirs in other.items("paths")):
+            return place.called(resource)
+    return None
 
 
 def _overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from typing import Final
 
 from agent.importing import patterns
 from agent.importing.fields import Fields
-from agent.importing.model import Draft, ImportRefusedError, Part, Remark, Sketch, Value
+from agent.importing.model import Draft, DraftGroup, ImportRefusedError, Part, Remark, Sketch, Value
 from agent.importing.tree import Items, Table, Tree
 
 _PREFIX: Final = "smarter-devices/"
@@ -89,4 +89,4 @@ def _draft(path: str, line: int, count: int) -> Draft:
     options: dict[str, Value] = {"paths": [{"path": f"/dev/{path}", "permissions": "rw"}]}
     if count > 1:
         options["count"] = count
-    return Draft(_PREFIX + name, options, line)
+    return Draft(_PREFIX + name, (DraftGroup(options, line),), line)

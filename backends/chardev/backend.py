@@ -1,7 +1,8 @@
-"""The backend: hands each resource, unit and device to the finder it belongs to."""
+"""The backend: hands each group, unit and device to the finder it belongs to."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -19,27 +20,30 @@ from backends.base import (
     Grant,
     Hint,
     Host,
+    OptionsError,
     Signal,
     Watches,
 )
 from backends.chardev.bundles import Bundles
 from backends.chardev.finder import Finder
+from backends.chardev.groups import Group, groups_of
 from backends.chardev.matches import UdevMatches
 from backends.chardev.nodes import Nodes
-from backends.chardev.options import CharDevOptions, CharDevResource, check
-from backends.chardev.usb import UsbSticks, usb_env
+from backends.chardev.options import CharDevOptions, CharDevResource, GroupOptions, complaints
+from backends.chardev.stick_sets import StickSets
+from backends.chardev.sticks import usb_env
+from backends.chardev.usb import UsbSticks
 from backends.known import Known
-from backends.linux.globs import is_glob
 
 
-def way_of_finding(options: CharDevOptions) -> type[Finder]:
-    """The finder that a resource with these options belongs to."""
+def way_of_finding(options: GroupOptions) -> type[Finder]:
+    """The finder that a group with these options belongs to."""
     if options.usb:
-        return UsbSticks
+        return StickSets if options.together else UsbSticks
     if options.match:
         return UdevMatches
     first, *others = options.paths
-    return Bundles if others or first.type == "mount" or (first.limit > 1 and is_glob(first.path)) else Nodes
+    return Bundles if others or first.type == "mount" else Nodes
 
 
 class CharDev(Backend[CharDevOptions]):
@@ -49,11 +53,11 @@ class CharDev(Backend[CharDevOptions]):
 
     def __init__(self, host: Host, resources: Sequence[CharDevResource]) -> None:
         super().__init__(host, resources)
-        ways = {resource.name: way_of_finding(resource.spec.options) for resource in resources}
-        self._finders: dict[type[Finder], Finder] = {
-            way: way(host, [resource for resource in resources if ways[resource.name] is way])
-            for way in dict.fromkeys(ways.values())
-        }
+        self._groups = {resource.name: groups_of(resource) for resource in resources}
+        by_way: dict[type[Finder], list[Group]] = defaultdict(list)
+        for group in (group for resource in resources for group in groups_of(resource)):
+            by_way[way_of_finding(group.options)].append(group)
+        self._finders = {way: way(host, groups) for way, groups in by_way.items()}
         self._all = tuple(self._finders.values())
 
     @classmethod
@@ -63,12 +67,24 @@ class CharDev(Backend[CharDevOptions]):
         Raises:
             OptionsError: with the offending key and a sentence.
         """
-        check(resource)
+        for path, why in complaints(resource):
+            raise OptionsError(path, why)
+        first: dict[str, int] = {}
+        for group in groups_of(resource) if resource.spec.options.groups else ():
+            for device_id in way_of_finding(group.options).fixed_ids(group):
+                if first.setdefault(device_id, group.number) != group.number:
+                    raise OptionsError(
+                        ("groups", group.number - 1),
+                        f"would have a device with the ID {device_id}, as one before it would; keep one of them, or let "
+                        "their first paths differ",
+                    )
 
     @classmethod
     def fixed_ids(cls, resource: CharDevResource) -> Iterable[str]:
-        """Its finder's."""
-        return way_of_finding(resource.spec.options).fixed_ids(resource)
+        """Those of all groups."""
+        return (
+            device_id for group in groups_of(resource) for device_id in way_of_finding(group.options).fixed_ids(group)
+        )
 
     def units(self) -> Iterable[str]:
         """Those of all finders; their prefixes keep them apart."""
@@ -89,7 +105,13 @@ class CharDev(Backend[CharDevOptions]):
 
     def ids(self, resource: CharDevResource, device: Device) -> Sequence[str]:
         """Its finder's."""
-        return self._finders[way_of_finding(resource.spec.options)].ids(resource, device)
+        group = self._group(resource, device)
+        return self._finders[way_of_finding(group.options)].ids(group, device)
+
+    def _group(self, resource: CharDevResource, device: Device) -> Group:
+        """The group that a device of the resource is from."""
+        first, *others = self._groups[resource.name]
+        return (first, *others)[int(device.attributes["group"][0]) - 1] if others else first
 
     def watches(self, known: Known) -> Watches:
         """What all finders want to hear of."""
@@ -107,7 +129,7 @@ class CharDev(Backend[CharDevOptions]):
 
     def needs_claim(self, resource: CharDevResource) -> bool:
         """Only where a node may have become another's since it was found: not where the config names it."""
-        return not resource.spec.options.paths
+        return any(not group.options.paths for group in self._groups[resource.name])
 
     def claim(self, resource: CharDevResource, grants: Sequence[Grant]) -> None:
         """Look once more whether the nodes are still those that were found.
@@ -116,6 +138,8 @@ class CharDev(Backend[CharDevOptions]):
             AllocationRefused: they are not; the event that tells of it is under way, or was lost.
         """
         for grant in grants:
+            if self._group(resource, grant.device).options.paths:
+                continue
             if grant.device not in self.discover(grant.device.unit).devices:
                 raise AllocationRefused(
                     f"{grant.id} of {resource.name} was unplugged or plugged in again this moment. Create the pod again."
@@ -135,5 +159,5 @@ class CharDev(Backend[CharDevOptions]):
                     f"{resource.name} puts each device at {path}: a container can have only one of them"
                 )
             taken.add(path)
-        env = usb_env(resource, grants) if resource.spec.options.usb else {}
-        return replace(edits, env=env)
+        sticks = [grant for grant in grants if self._group(resource, grant.device).options.usb]
+        return replace(edits, env=usb_env(resource.name, sticks))

@@ -1,7 +1,6 @@
-"""Bundles: devices of several nodes and mounts, one of each path of a resource.
+"""Bundles: devices of several nodes and mounts, one of each path of a group.
 
-A unit is a resource, `bundle:<resource>`, since one node more or less may move all pairs (see `pairing`); the
-directories that wildcards take are units too, `bundle:/dev/…`, so that they are watched. A bundle's ID is the path
+A unit is a group, `bundle:<resource>`, since one node more or less may move all pairs (see `pairing`); the directories that wildcards take are units too, `bundle:/dev/…`, so that they are watched. A bundle's ID is the path
 below /dev of the node that only it has, so that it outlives what happens to other bundles. If its other members
 change, its identity does: a pod that holds the ID keeps it, as one whose device was replaced.
 """
@@ -30,7 +29,8 @@ from backends.base import (
     Verdict,
     Watches,
 )
-from backends.chardev.options import CharDevResource, PathOption
+from backends.chardev.groups import Group
+from backends.chardev.options import PathOption
 from backends.chardev.pairing import Bundle, Matches, pair
 from backends.chardev.paths import (
     MOST_MATCHES,
@@ -70,28 +70,28 @@ _Bundle: TypeAlias = Bundle[_Member]
 
 
 class Bundles:
-    """Finds the bundles of resources with several paths, mounts, or one path that is repeated."""
+    """Finds the bundles of groups with several paths, or mounts."""
 
     prefix: ClassVar = "bundle:"
 
-    def __init__(self, host: Host, resources: Sequence[CharDevResource]) -> None:
+    def __init__(self, host: Host, groups: Sequence[Group]) -> None:
         self.host = host
-        self._resources = {f"{self.prefix}{resource.name}": resource for resource in resources}
+        self._groups = {f"{self.prefix}{group.name}": group for group in groups}
         self._wanted = WantedPaths(
-            (option, unit) for unit, resource in self._resources.items() for option in resource.spec.options.paths
+            (option, unit) for unit, group in self._groups.items() for option in group.options.paths
         )
 
     @staticmethod
-    def fixed_ids(resource: CharDevResource) -> Iterable[str]:
+    def fixed_ids(group: Group) -> Iterable[str]:
         """Those of a bundle that is named after a path without wildcards: there is one, if there is any."""
-        options = resource.spec.options
+        options = group.options
         sole = next((options.paths[k] for k in _preference(options.paths) if options.paths[k].limit == 1), None)
         if sole is None or sole.optional or is_glob(sole.path):
             return ()
         return tokens(sole.path, options.count)
 
     def units(self) -> Iterable[str]:
-        """The resources, and the directories that wildcards take."""
+        """The groups, and the directories that wildcards take."""
         ways = (
             match
             for glob, _ in self._wanted.globs
@@ -99,23 +99,23 @@ class Bundles:
             for match in first_matches(glob, self.host, MOST_MATCHES)[0]
         )
         return (
-            *self._resources,
+            *self._groups,
             *dict.fromkeys(f"{self.prefix}{way}" for way in ways if self._wanted.leads_through(way)),
         )
 
     def discover(self, unit: str) -> Discovery:
-        """The resource's bundles as they are paired now, and why there are no more."""
-        if (resource := self._resources.get(unit)) is None:
+        """The group's bundles as they are paired now, and why there are no more."""
+        if (group := self._groups.get(unit)) is None:
             return Discovery()
-        options = resource.spec.options.paths
+        options = group.options.paths
         looks = [self._look(option) for option in options]
         problems = [problem for _, problems in looks for problem in problems]
         paths = [
             Matches(found, option.limit, option.optional) for option, (found, _) in zip(options, looks, strict=True)
         ]
         bundles = pair(paths, _preference(options))
-        problems += [Problem(resource.name, why) for why in _shortage(options, paths, bundles)]
-        devices = [self._device(resource, unit, bundle) for bundle in bundles]
+        problems += [Problem(group.name, why) for why in _shortage(options, paths, bundles)]
+        devices = [self._device(group, unit, bundle) for bundle in bundles]
         collisions = {device.key: why for device in devices if (why := _collision(device))}
         problems += [Problem(key, f"the bundle {key} is not offered: {why}") for key, why in _first(collisions.items())]
         return Discovery(tuple(d for d in devices if d.key not in collisions), problems=tuple(problems))
@@ -163,10 +163,9 @@ class Bundles:
 
     # --- bundles ---
 
-    def _device(self, resource: CharDevResource, unit: str, bundle: _Bundle) -> Device:
-        options = resource.spec.options.paths
+    def _device(self, group: Group, unit: str, bundle: _Bundle) -> Device:
+        options = group.options.paths
         key = "+".join(member.path.text for k in bundle.named if (member := bundle.members[k]))
-        key += f"#{bundle.twin}" if bundle.twin else ""
         held = [(option, member) for option, member in zip(options, bundle.members, strict=True) if member]
         nodes = [(option, member.path, member.node) for option, member in held if member.node]
         mounts = [
@@ -179,15 +178,15 @@ class Bundles:
         return Device(
             key=key,
             unit=unit,
-            resource=resource.name,
-            hardware=owned | {f"{self.prefix}{resource.name}/{key}"},
+            resource=group.resource,
+            hardware=owned | {f"{unit}/{key}"},
             exclusive=owned - {f"node:{node.number}" for option, _, node in nodes if option.limit > 1},
             depends=frozenset(links | {f"node:{node.number}" for option, _, node in nodes if option.shared}),
             identity=" + ".join(str(member) for _, member in held),
             nodes=tuple(container_node(option, path, self.host) for option, path, _ in nodes),
             mounts=tuple(mounts),
             numa_node=self._numa_node([node for _, _, node in nodes]),
-            attributes=_attributes([member for _, member in held]),
+            attributes={**_attributes([member for _, member in held]), **group.attributes},
         )
 
     def _numa_node(self, nodes: Iterable[DeviceNode]) -> int | None:
@@ -195,9 +194,9 @@ class Bundles:
         numbers = {numa_node(self.host, node) for node in nodes} - {None}
         return numbers.pop() if len(numbers) == 1 else None
 
-    def ids(self, resource: CharDevResource, device: Device) -> Sequence[str]:
+    def ids(self, group: Group, device: Device) -> Sequence[str]:
         """The tokens of the bundle."""
-        return tokens(device.key, resource.spec.options.count)
+        return tokens(device.key, group.options.count)
 
     def probe(self, device: Device) -> Iterable[Signal]:
         """Are all its members there, and still the same? What is wrong is the bundle's: its nodes may be in others."""
@@ -219,7 +218,7 @@ class Bundles:
         return Watches(frozenset({ANY_SUBSYSTEM}), frozenset(self._wanted.directories(listed)))
 
     def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
-        """The resources with a path there, or a link that leads there; `change` events are passed over."""
+        """The groups with a path there, or a link that leads there; `change` events are passed over."""
         below: Iterable[str] = ()
         if not isinstance(hint, Uevent):
             path = hint.path.text
@@ -233,7 +232,7 @@ class Bundles:
         return (
             *self._wanted.takers(path),
             *(unit for literal in below for unit in self._wanted.literals[literal]),
-            *(unit for unit in known.minding(f"path:{path}") if unit in self._resources),
+            *(unit for unit in known.minding(f"path:{path}") if unit in self._groups),
         )
 
 
@@ -253,10 +252,19 @@ def _first(problems: Iterable[_T]) -> list[_T]:
 
 
 def _preference(options: Sequence[PathOption]) -> list[int]:
-    """Which paths bundles are named after, if their matches are not repeated: best a required glob of nodes."""
+    """Which paths bundles are named after, if their matches are not repeated: best a required glob of nodes.
+
+    What is shared comes late: other groups of the resource may have a bundle with the same node.
+    """
     return sorted(
         range(len(options)),
-        key=lambda k: (options[k].optional, options[k].type == "mount", not is_glob(options[k].path), k),
+        key=lambda k: (
+            options[k].optional,
+            options[k].type == "mount",
+            options[k].shared,
+            not is_glob(options[k].path),
+            k,
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""What each way of finding device nodes does: its part of the backend's interface, for its own resources."""
+"""What each way of finding device nodes does: its part of the backend's interface, for its own groups."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar, Protocol
 
 from backends.base import All, Device, Discovery, Hint, Host, Signal, Watches
-from backends.chardev.options import CharDevResource
+from backends.chardev.groups import Group
 from backends.known import Known
 
 
 class Finder(Protocol):
     """One way of finding devices. `backends.base.Backend` says what each method is for.
 
-    A resource belongs to one finder. `known` holds the units of all of them: those of this one start with `prefix`.
+    A group belongs to one finder; a resource has as many as its groups have ways. `known` holds the units of all
+    finders: those of this one start with `prefix`. What several of its groups of one resource take is the first one's;
+    of what those of two finders take, the inventory offers one and tells the reason of the other.
     """
 
     prefix: ClassVar[str]
 
-    def __init__(self, host: Host, resources: Sequence[CharDevResource]) -> None: ...
+    def __init__(self, host: Host, groups: Sequence[Group]) -> None: ...
 
     @staticmethod
-    def fixed_ids(resource: CharDevResource) -> Iterable[str]:
+    def fixed_ids(group: Group) -> Iterable[str]:
         """As `Backend.fixed_ids`."""
 
     def units(self) -> Iterable[str]:
@@ -39,5 +41,5 @@ class Finder(Protocol):
     def probe(self, device: Device) -> Iterable[Signal]:
         """As `Backend.probe`."""
 
-    def ids(self, resource: CharDevResource, device: Device) -> Sequence[str]:
+    def ids(self, group: Group, device: Device) -> Sequence[str]:
         """As `Backend.ids`."""

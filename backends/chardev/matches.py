@@ -15,7 +15,8 @@ from typing import ClassVar, Final
 
 from backends.base import Device, Discovery, Hint, Host, Problem, Signal, Uevent, Watches
 from backends.chardev import members
-from backends.chardev.options import CharDevResource, listed
+from backends.chardev.groups import Group
+from backends.chardev.options import listed
 from backends.chardev.paths import default_permissions, node_attributes, tokens
 from backends.chardev.selectors import MatchOption
 from backends.known import Known
@@ -27,19 +28,19 @@ _LASTING: Final = ("/by-id/", "/by-path/")  # in the names of udev's links, the 
 
 
 class UdevMatches:
-    """Finds the devices that resources match."""
+    """Finds the devices that groups match."""
 
     prefix: ClassVar = "udev:"
 
-    def __init__(self, host: Host, resources: Sequence[CharDevResource]) -> None:
+    def __init__(self, host: Host, groups: Sequence[Group]) -> None:
         self.host = host
-        self._wanted: dict[str, list[tuple[CharDevResource, MatchOption]]] = defaultdict(list)
-        for resource in resources:
-            for _, option in listed("match", resource.spec.options.match):
-                self._wanted[option.subsystem].append((resource, option))
+        self._wanted: dict[str, list[tuple[Group, MatchOption]]] = defaultdict(list)
+        for group in groups:
+            for _, option in listed("match", group.options.match):
+                self._wanted[option.subsystem].append((group, option))
 
     @staticmethod
-    def fixed_ids(_resource: CharDevResource) -> Iterable[str]:
+    def fixed_ids(_group: Group) -> Iterable[str]:
         """None: devices come and go."""
         return ()
 
@@ -64,34 +65,38 @@ class UdevMatches:
         if found is None or (not found.recorded and udev.has_database(self.host)):
             return Discovery()
         devices, problems = [], []
-        for resource in self._takers(found):
+        for group in self._takers(found):
             try:
-                devices.append(self._device(unit, found, resource))
+                devices.append(self._device(unit, found, group))
             except NoNodeError as error:
-                problems.append(Problem(unit, f"{found.path} is not offered by {resource.name}: {error}"))
+                problems.append(Problem(unit, f"{found.path} is not offered by {group.resource}: {error}"))
         return Discovery(tuple(devices), problems=tuple(problems))
 
-    def _takers(self, found: UdevDevice) -> Iterable[CharDevResource]:
-        wanted = self._wanted.get(found.node.subsystem, ())
-        return {
-            resource.name: resource
-            for resource, option in wanted
-            if _fits_kernel(self.host, option, found) and _fits_udev(option, found)
-        }.values()
+    def _takers(self, found: UdevDevice) -> Iterable[Group]:
+        """Of each resource the first group with a match that fits."""
+        first: dict[str, Group] = {}
+        for group, option in self._wanted.get(found.node.subsystem, ()):
+            if group.resource not in first and _fits_kernel(self.host, option, found) and _fits_udev(option, found):
+                first[group.resource] = group
+        return first.values()
 
-    def _device(self, unit: str, found: UdevDevice, resource: CharDevResource) -> Device:
+    def _device(self, unit: str, found: UdevDevice, group: Group) -> Device:
         node = [members.member(self.host, found.node)]
         lasting = _lasting_link(found.links)
         return Device(
             key=unit,
             unit=unit,
-            resource=resource.name,
+            resource=group.resource,
             hardware=members.hardware(node),
             exclusive=members.hardware(node),
             identity=found.properties.get("ID_SERIAL") or found.node.number,
-            nodes=members.container_nodes(node, resource.spec.options.permissions or default_permissions(self.host)),
+            nodes=members.container_nodes(node, group.options.permissions or default_permissions(self.host)),
             numa_node=sysfs.numa_node(self.host, found.path),
-            attributes={**node_attributes(node), "id": (lasting or found.node.path.text.removeprefix("/dev/"),)},
+            attributes={
+                **node_attributes(node),
+                "id": (lasting or found.node.path.text.removeprefix("/dev/"),),
+                **group.attributes,
+            },
         )
 
     def _complaints(self, subsystem: str) -> Iterator[str]:
@@ -117,18 +122,18 @@ class UdevMatches:
     def _unknowable(self, subsystem: str, found: Sequence[UdevDevice]) -> Iterator[str]:
         """What is asked for although only udev knows it, and no udev is there."""
         told = {name for device in found for name in device.properties}
-        for resource, option in self._wanted[subsystem]:
+        for group, option in self._wanted[subsystem]:
             names = [name for name in option.properties if name not in told and (told or name.startswith("ID_"))]
             if asked := [*names, *(f"the tag {tag}" for tag in option.tags)]:
                 yield (
-                    f"{resource.name} matches by {' and '.join(asked)}, which only udev knows, and there is no udev "
+                    f"{group.resource} matches by {' and '.join(asked)}, which only udev knows, and there is no udev "
                     f"database at {udev.DATABASE}: it takes nothing. Mount the host's /run/udev, or match by "
                     "attributes or driver, which are in sysfs"
                 )
 
-    def ids(self, resource: CharDevResource, device: Device) -> Sequence[str]:
+    def ids(self, group: Group, device: Device) -> Sequence[str]:
         """Those of the device's tokens (see the module)."""
-        return tokens(device.attributes["id"][0], resource.spec.options.count)
+        return tokens(device.attributes["id"][0], group.options.count)
 
     def watches(self, known: Known) -> Watches:  # noqa: ARG002  # an interface's
         """The subsystems' events, and udev's database, which is written some time after them."""

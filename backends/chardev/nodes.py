@@ -1,8 +1,9 @@
 """Single nodes by path or glob; many tokens of one node where it can be shared.
 
-A unit is the host path of a node. The IDs of a path are KubeVirt's, `kvm0`, `kvm1`, …; those of a glob are the
-node's path below /dev as it is, slashes included: readable, and no two nodes share one (the kubelet takes any
-string). Several tokens of a glob's node are told apart as `ttyUSB0::1`.
+A unit is the host path of a node. The IDs of a resource's only path are KubeVirt's, `kvm0`, `kvm1`, …; those of a
+glob are the node's path below /dev as it is, slashes included: readable, and no two nodes share one (the kubelet takes
+any string). Several tokens of a glob's node are told apart as `ttyUSB0::1`. In `groups` a path's IDs are like a glob's:
+KubeVirt's of /dev/a/x, /dev/b/x and of the node x0 would be the same.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from backends.base import (
     Uevent,
     Watches,
 )
-from backends.chardev.options import CharDevResource
+from backends.chardev.groups import Group
 from backends.chardev.paths import (
     MOST_MATCHES,
     WantedPaths,
@@ -41,20 +42,20 @@ from backends.linux.nodes import DeviceNode, Fault, NoNodeError, device_node, nu
 
 
 class Nodes:
-    """Finds the nodes that resources of one path each name."""
+    """Finds the nodes of groups of one path each."""
 
     prefix: ClassVar = "/"
 
-    def __init__(self, host: Host, resources: Sequence[CharDevResource]) -> None:
+    def __init__(self, host: Host, groups: Sequence[Group]) -> None:
         self.host = host
-        self._wanted = WantedPaths((resource.spec.options.paths[0], resource) for resource in resources)
+        self._wanted = WantedPaths((group.options.paths[0], group) for group in groups)
         self._globs = frozenset(glob.text for glob, _ in self._wanted.globs)
 
     @staticmethod
-    def fixed_ids(resource: CharDevResource) -> Iterable[str]:
+    def fixed_ids(group: Group) -> Iterable[str]:
         """The tokens of a path; what a glob matches is not fixed."""
-        options = resource.spec.options
-        return () if is_glob(options.paths[0].path) else _tokens(options.paths[0].path, options.count)
+        path = group.options.paths[0].path
+        return () if is_glob(path) else _ids(group, path)
 
     def units(self) -> Iterable[str]:
         """Every path, there or not, what the globs match (see `Glob.matches`), and each glob that matches too much."""
@@ -72,12 +73,12 @@ class Nodes:
         return paths, crowded
 
     def discover(self, unit: str) -> Discovery:
-        """One device for each resource that takes the node; what is no node is a problem.
+        """One device for each resource that takes the node, in the first group that does; what is no node is a problem.
 
         Not so for a glob: what it does not find is not missed, and directories are not meant by it.
         """
         problems = [Problem(unit, why) for why in self._complaints(unit)]
-        takers = self._wanted.takers(unit)
+        takers = _first_of_each(self._wanted.takers(unit))
         if not takers:
             return Discovery(problems=tuple(problems))
         try:
@@ -88,9 +89,7 @@ class Nodes:
             return Discovery(problems=tuple(problems))
         numa = numa_node(self.host, node)
         devices = [
-            self._device(resource, unit, node, numa)
-            for resource in takers
-            if not self._has_own_name(resource, unit, node)
+            self._device(group, unit, node, numa) for group in takers if not self._has_own_name(group, unit, node)
         ]
         return Discovery(tuple(devices), problems=tuple(problems))
 
@@ -104,38 +103,37 @@ class Nodes:
         """Is it a problem that there is no node at this path?"""
         named = self._wanted.literals.get(unit, ())
         if fault is Fault.MISSING:
-            return not all(resource.spec.options.paths[0].optional for resource in named)
+            return not all(group.options.paths[0].optional for group in named)
         return fault is not Fault.DIRECTORY or bool(named)
 
-    def _has_own_name(self, resource: CharDevResource, unit: str, node: DeviceNode) -> bool:
+    def _has_own_name(self, group: Group, unit: str, node: DeviceNode) -> bool:
         """Is the path an alias of a node that the same resource takes under the node's own name?"""
-        return node.path.text != unit and any(taker is resource for taker in self._wanted.takers(node.path.text))
+        return node.path.text != unit and any(
+            taker.resource == group.resource for taker in self._wanted.takers(node.path.text)
+        )
 
-    def _device(self, resource: CharDevResource, unit: str, node: DeviceNode, numa: int | None) -> Device:
-        option = resource.spec.options.paths[0]
+    def _device(self, group: Group, unit: str, node: DeviceNode, numa: int | None) -> Device:
+        option = group.options.paths[0]
         path = HostPath(unit)
         number = frozenset({f"node:{node.number}"})
-        hardware = frozenset({f"shared:{resource.name}/{node.number}"}) if option.shared else number
+        hardware = frozenset({f"shared:{group.resource}/{node.number}"}) if option.shared else number
         links = frozenset(f"path:{target}" for target in node.via)
         return Device(
             key=unit,
             unit=unit,
-            resource=resource.name,
+            resource=group.resource,
             hardware=hardware,
             exclusive=hardware,
             depends=links | number if option.shared else links,
             identity=node.number,
             nodes=(container_node(option, path, self.host),),
             numa_node=numa,
-            attributes=node_attributes([(path, node)]),
+            attributes={**node_attributes([(path, node)]), **group.attributes},
         )
 
-    def ids(self, resource: CharDevResource, device: Device) -> Sequence[str]:
+    def ids(self, group: Group, device: Device) -> Sequence[str]:
         """The tokens of the node (see the module)."""
-        options = resource.spec.options
-        if not is_glob(path := options.paths[0].path):
-            return tuple(_tokens(path, options.count))
-        return tokens(device.key, options.count)
+        return _ids(group, device.key)
 
     def watches(self, known: Known) -> Watches:
         """All uevents, and the directories of all paths, for nodes and links that are made by hand or by udev."""
@@ -170,6 +168,17 @@ class Nodes:
             yield signal
 
 
-def _tokens(path: str, count: int) -> Iterator[str]:
+def _first_of_each(takers: Iterable[Group]) -> list[Group]:
+    """Of each resource the first group."""
+    first: dict[str, Group] = {}
+    for group in sorted(takers, key=lambda group: group.number):
+        first.setdefault(group.resource, group)
+    return list(first.values())
+
+
+def _ids(group: Group, path: str) -> tuple[str, ...]:
+    count = group.options.count
+    if group.number or is_glob(group.options.paths[0].path):
+        return tokens(path, count)
     name = HostPath(path).name
-    return (f"{name}{n}" for n in range(count))
+    return tuple(f"{name}{n}" for n in range(count))

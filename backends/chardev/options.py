@@ -1,4 +1,4 @@
-"""The keys of a `chardev` resource, and what is wrong with impossible values."""
+"""The keys of a `chardev` resource and of its groups, and what is wrong with impossible values."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ from typing import Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from backends.base import OptionsError, Resource
-from backends.chardev.selectors import MatchOption, UsbOption, match_complaints, usb_complaints
+from backends.base import Resource
+from backends.chardev.selectors import (
+    MatchOption,
+    UsbOption,
+    match_complaints,
+    may_take_one_stick,
+    usb_complaints,
+)
 
 _Item = TypeVar("_Item")
 _Path: TypeAlias = tuple[str | int, ...]
@@ -38,15 +44,17 @@ class PathOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """May other resources name this node too? Then nobody owns it; its health counts for all."""
 
 
-class CharDevOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The keys of a `chardev` resource."""
+class GroupOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which devices, found in one way, and how containers get them."""
 
     paths: list[PathOption] = []
     """Several make bundles: devices of one match of each path (see `pairing`)."""
     count: int = 1
     """Tokens: how many containers may have one node or bundle at a time."""
     usb: UsbOption | list[UsbOption] = []
-    """USB devices; a list takes what any of them takes. Of `paths`, `usb` and `match` a resource has one."""
+    """USB devices; a list takes what any of them takes. Of `paths`, `usb` and `match` there is one."""
+    together: Literal["all", "each"] | None = None
+    """Of USB devices: all that are selected are one device, or those are one that each selector has one of."""
     match: MatchOption | list[MatchOption] = []
     """Devices by what the kernel and udev say of them; a list takes what any of them takes."""
     nodes: str | list[str] = "usb"
@@ -57,51 +65,89 @@ class CharDevOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of the nodes of USB devices, by default "rw", and of matches, by default as in `paths`."""
 
 
+class CharDevOptions(GroupOptions, frozen=True, forbid_unknown_fields=True):
+    """The keys of a `chardev` resource: those of its one group, or several groups."""
+
+    groups: list[GroupOptions] = []
+    """Each is found in its own way; the devices of all of them are the resource's."""
+
+
 CharDevResource = Resource[CharDevOptions]
 
-
-def check(resource: CharDevResource) -> None:
-    """Refuse what no node could make right.
-
-    Raises:
-        OptionsError: with the offending key and a sentence.
-    """
-    for path, why in (*_resource_complaints(resource), *_item_complaints(resource.spec.options)):
-        raise OptionsError(path, why)
+_ONE_GROUP: Final = CharDevOptions()
 
 
-def _resource_complaints(resource: CharDevResource) -> Iterator[tuple[_Path, str]]:
-    """What is wrong with the keys that a resource has once."""
+def complaints(resource: CharDevResource) -> Iterator[tuple[_Path, str]]:
+    """What is wrong with a resource, key by key."""
     options = resource.spec.options
+    if resource.spec.replicas != 1:
+        yield ("replicas",), "is not for device nodes; say count, the number of tokens of each node or bundle"
+    if not options.groups:
+        yield from _group_complaints(options)
+        return
+    for key in GroupOptions.__struct_fields__:
+        if getattr(options, key) != getattr(_ONE_GROUP, key):
+            yield (key,), "is beside groups; say it in each group that it is for"
+    for index, group in enumerate(options.groups):
+        yield from ((("groups", index, *path), why) for path, why in _group_complaints(group))
+
+
+def _group_complaints(options: GroupOptions) -> Iterator[tuple[_Path, str]]:
+    yield from _key_complaints(options)
+    yield from _usb_key_complaints(options)
+    yield from _item_complaints(options)
+
+
+def _key_complaints(options: GroupOptions) -> Iterator[tuple[_Path, str]]:
+    """What is wrong with the keys that a group has once."""
     ways = [way for way in ("paths", "usb", "match") if getattr(options, way)]
     if not ways:
         yield ("paths",), "has no path; name one, or say usb or match"
     if len(ways) > 1:
-        yield (ways[1],), f"is beside {ways[0]}; a resource has one of paths, usb and match"
+        yield (ways[1],), f"is beside {ways[0]}; there is one of paths, usb and match, and several make groups"
     if not 1 <= options.count <= MOST_TOKENS:
         yield ("count",), f"is {options.count}; it must be from 1 to {MOST_TOKENS}"
-    if resource.spec.replicas != 1:
-        yield ("replicas",), "is not for device nodes; say count, the number of tokens of each node or bundle"
-    if not options.usb and options.nodes != "usb":
-        yield ("nodes",), "is for usb; other devices have the nodes that are named"
-    if not options.nodes:
-        yield ("nodes",), 'is empty; name kinds of nodes such as "tty", or "all"'
-    if not options.usb and options.id is not None:
-        yield ("id",), "is for usb; other devices are named by their node"
     if options.permissions is not None and options.paths:
         yield ("permissions",), "belongs to each path: { path = …, permissions = … }"
     if options.permissions is not None and (why := _permissions_complaint(options.permissions)):
         yield ("permissions",), why
 
 
-def _item_complaints(options: CharDevOptions) -> Iterator[tuple[_Path, str]]:
+def _usb_key_complaints(options: GroupOptions) -> Iterator[tuple[_Path, str]]:
+    """What is wrong with the keys for USB devices."""
+    if not options.usb and options.nodes != "usb":
+        yield ("nodes",), "is for usb; other devices have the nodes that are named"
+    if not options.nodes:
+        yield ("nodes",), 'is empty; name kinds of nodes such as "tty", or "all"'
+    if not options.usb and options.id is not None:
+        yield ("id",), "is for usb; other devices are named by their node"
+    if not options.usb and options.together is not None:
+        yield ("together",), "is for usb; several paths are a bundle as they are"
+    selectors = listed("usb", options.usb)
+    if options.together == "all" and options.id is not None:
+        yield ("id",), 'is for single sticks; with together = "all" the device is named after what selects them'
+    if options.together == "each" and options.usb and len(selectors) == 1:
+        yield ("together",), 'is "each" and there is one selector; each stick that it takes is a device as it is'
+
+
+def _item_complaints(options: GroupOptions) -> Iterator[tuple[_Path, str]]:
     """What is wrong with what there may be several of."""
     for index, option in enumerate(options.paths):
         yield from ((("paths", index, key), why) for key, why in _complaints(option))
     for at, selector in listed("usb", options.usb):
         yield from (((*at, *below), why) for below, why in usb_complaints(selector))
+    if options.together == "each":
+        yield from _overlaps(listed("usb", options.usb))
     for at, match in listed("match", options.match):
         yield from (((*at, *below), why) for below, why in match_complaints(match))
+
+
+def _overlaps(selectors: list[tuple[_Path, UsbOption]]) -> Iterator[tuple[_Path, str]]:
+    """Selectors of which each has to have a stick of its own, and two would take the same."""
+    for n, (at, selector) in enumerate(selectors):
+        for _, before in selectors[:n]:
+            if may_take_one_stick(before, selector):
+                yield at, 'may take the same sticks as one before it; with together = "each" they must differ'
 
 
 def listed(key: str, written: _Item | list[_Item]) -> list[tuple[_Path, _Item]]:

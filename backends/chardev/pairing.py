@@ -1,8 +1,8 @@
 """How bundles are put together from what each of their paths matches: generic-device-plugin's rule, and their names.
 
-Each path's matches are sorted, and each match is repeated `limit` times; the n-th bundle takes the n-th entry of every
-path. There are as many bundles as the path with the most matches has matches, but no more than the shortest list of
-repeated ones has entries. Paths that are optional and match nothing do not count; a required one leaves no bundle.
+Each path's matches are sorted, and the list of them is repeated `limit` times; the n-th bundle takes the n-th entry of
+every path. There are as many bundles as the path with the most matches has matches, but no more than the shortest of
+the repeated lists has entries. Paths that are optional and match nothing do not count; a required one leaves no bundle.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ class Bundle(Generic[Match]):
 
     members: tuple[Match | None, ...]
     named: tuple[int, ...]
-    """The paths whose matches tell this bundle from all others, as far as there are any."""
-    twin: int = 0
-    """How many bundles before it hold the very same (only where every path has a limit above 1)."""
+    """The paths whose matches tell this bundle from all others."""
 
 
 def pair(paths: Sequence[Matches[Match]], names: Sequence[int]) -> list[Bundle[Match]]:
@@ -39,7 +37,7 @@ def pair(paths: Sequence[Matches[Match]], names: Sequence[int]) -> list[Bundle[M
 
     A bundle is named after the match that no other bundle has, so that it keeps its name whatever happens to other
     matches: that of the first path of `names` (an order of preference) whose matches are not repeated. Where all
-    are, it is named after all that it holds.
+    are, it is named after all that it holds, which no other does: the path with the most matches repeats none.
     """
     present = [path for path in paths if path.found or not path.optional]
     if not present:
@@ -48,10 +46,7 @@ def pair(paths: Sequence[Matches[Match]], names: Sequence[int]) -> list[Bundle[M
     length = min(most, *(len(path.found) * path.limit for path in present))
     sole = next(((k,) for k in names if paths[k].found and paths[k].limit == 1), None)
     named = sole or tuple(k for k, path in enumerate(paths) if path.found)
-    bundles: list[Bundle[Match]] = []
-    seen: dict[tuple[Match | None, ...], int] = {}
-    for n in range(length):
-        members = tuple(path.found[n // path.limit] if path.found else None for path in paths)
-        twin = seen[members] = seen.get(members, -1) + 1
-        bundles.append(Bundle(members, named, twin))
-    return bundles
+    return [
+        Bundle(tuple(path.found[n % len(path.found)] if path.found else None for path in paths), named)
+        for n in range(length)
+    ]

@@ -46,6 +46,15 @@ def usb_id(written: str | int) -> str:
     return f"{int(str(written), 16):04x}"
 
 
+def may_take_one_stick(one: UsbOption, other: UsbOption) -> bool:
+    """Could both mean the same stick? Only of selectors that nothing is wrong with."""
+    try:
+        ids = [(usb_id(each.vendor), each.product and usb_id(each.product), each.serial) for each in (one, other)]
+    except ValueError:
+        return False
+    return all(None in pair or len(set(pair)) == 1 for pair in zip(*ids, strict=True))
+
+
 def usb_complaints(option: UsbOption) -> Iterator[Complaint]:
     """What is wrong with a selector of USB devices."""
     for key, written in (("vendor", option.vendor), ("product", option.product)):

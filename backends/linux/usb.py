@@ -92,6 +92,11 @@ def read(host: Host, port: str) -> UsbDevice | None:
     return None
 
 
+def ids(host: Host, port: str) -> tuple[str | None, str | None]:
+    """Vendor and product of what is at a port: much less than `read`, to pass over what is not meant."""
+    return _usb_id(host, DIRECTORY / port / "idVendor"), _usb_id(host, DIRECTORY / port / "idProduct")
+
+
 def _enumeration(host: Host, port: str) -> tuple[int, int] | None:
     bus, number = (sysfs.number(host, DIRECTORY / port / name) for name in ("busnum", "devnum"))
     return None if bus is None or number is None else (bus, number)

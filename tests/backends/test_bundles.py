@@ -220,8 +220,8 @@ def test_where_every_node_has_a_limit_the_bundle_is_named_after_all_of_them(tmp_
     backend = chardev(tmp_path, TTYS + VIDEOS, resource)
     assert list(holdings(backend)) == [
         "/dev/ttyUSB0+/dev/video0",
-        "/dev/ttyUSB0+/dev/video0#1",
-        "/dev/ttyUSB1+/dev/video0",
+        "/dev/ttyUSB1+/dev/video1",
+        "/dev/ttyUSB2+/dev/video0",
     ]
 
 

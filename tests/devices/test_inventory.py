@@ -51,6 +51,15 @@ def test_a_device_that_nobody_selects_keeps_every_reason() -> None:
     )
 
 
+def test_a_device_that_was_made_for_one_resource_has_the_reasons_of_that_one_alone() -> None:
+    theirs, lost = device("one", A, hardware=["h"]), replace(device("two", B, hardware=["h"]), resource=B)
+    it = inventory(devices=[theirs, lost, replace(device("three", A), resource="nobody.knows/it")])
+    assert {left.device.key: left.why for left in it.unclaimed()} == {
+        "two": f"{B} selects it, but h belongs to {A}",
+        "three": "it was made for nobody.knows/it, which is not configured for its backend",
+    }
+
+
 def test_devices_that_share_hardware_may_be_in_one_resource_and_never_in_two() -> None:
     one = device("one", A, hardware=["shared", "1"])
     two = device("two", A, hardware=["shared", "2"])
@@ -119,6 +128,36 @@ def test_a_claim_that_changes_its_hardware_frees_what_it_had() -> None:
     assert shown(it, A) == {"two": "Healthy"}
     it.claim([Held(B, "x", KIND, frozenset({"elsewhere"}))])
     assert shown(it, A) == {"two": "Healthy", "one": "Healthy"}
+
+
+def test_what_an_allocate_gives_stays_with_its_device_where_another_has_the_id_and_some_of_the_hardware() -> None:
+    """Once found by the test of any order below: the two overlap in hardware and IDs, and a claim had decided."""
+    given_out = device("k1", B, unit="u1", hardware=["h3"], ids=["i3", "i0"])
+    other = device("k0", B, unit="u1", hardware=["h2", "h3"], ids=["i3"])
+    hint, given = held(B, "i0"), held(B, "i3", given_out)
+    it, fresh = inventory(), inventory()
+    it.claim([hint])
+    it.update(KIND, by_unit([given_out, other]))
+    assert it.slots(B)["i3"].device == given_out
+    it.claim([given])
+    it.unclaim([hint])
+    fresh.claim([given])
+    fresh.update(KIND, by_unit([other, given_out]))
+    assert it.slots(B) == fresh.slots(B)
+    assert it.slots(B)["i3"].device == given_out
+
+
+def test_of_two_devices_with_the_hardware_and_the_id_that_a_pod_has_the_one_that_more_pods_hold_is_listed() -> None:
+    one, two = device("one", B, hardware=["h"], ids=["i"]), device("two", B, hardware=["h"], ids=["i", "j"])
+    claims = [held(B, "j"), held(B, "i", two)]
+    it, fresh = inventory(), inventory()
+    it.claim(claims[:1])
+    it.update(KIND, by_unit([one, two]))
+    it.claim(claims[1:])
+    fresh.update(KIND, by_unit([two, one]))
+    fresh.claim(reversed(claims))
+    assert it.slots(B) == fresh.slots(B)
+    assert {slot.device for slot in it.slots(B).values()} == {two}
 
 
 # --- what a pod holds stays listed ---
@@ -348,7 +387,10 @@ class AnyOrder(RuleBasedStateMachine):
         slots = [(name, slot) for name in NAMES for slot in self.it.slots(name).values() if slot.device]
         if slots:
             name, slot = data.draw(st.sampled_from(slots))
-            self.remember([held(name, slot.id, slot.device)])
+            given = held(name, slot.id, slot.device)
+            self.remember([given])
+            if slot.health.reason != "replaced":  # else the kubelet does not ask for it
+                assert held(name, slot.id, self.it.slots(name)[slot.id].device) == given, "what is given stays there"
 
     @rule(claims=st.lists(some_held, min_size=1, max_size=3))
     def remember(self, claims: Sequence[Held]) -> None:

@@ -109,7 +109,33 @@ async def test_discover_says_the_same_to_a_person(node: Node) -> None:
     code, out, err = await finish("discover", "--config", str(node.config(chardev(), chardev("/dev/?1", "fl.test/b"))))
     assert (code, err) == (0, "")
     assert out.splitlines()[:2] == [f"{WIDGET}: 1 healthy", "  /dev/w1 (w1), healthy"]
-    assert "Not offered:" in out
+    title, refused = out.splitlines()[-2:]
+    assert title == "Not offered:"  # and not that a resource does not take what was made for another
+    assert re.fullmatch(rf"  /dev/w1: fl.test/b selects it, but node:c:240:\d+ belongs to {WIDGET}", refused)
+
+
+GROUPS = """\
+[[resource]]
+name = "fl.test/g"
+backend = "chardev"
+[[resource.groups]]
+paths = [{ path = "/dev/w1" }]
+count = 2
+[[resource.groups]]
+paths = [{ path = "/dev/w?" }]
+"""
+
+
+async def test_discover_shows_the_devices_of_all_groups(node: Node) -> None:
+    node.mknod("w1")
+    node.mknod("w2")
+    code, out, err = await finish("discover", "--config", str(node.config(GROUPS)))
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "fl.test/g: 3 healthy",
+        "  /dev/w1 (w1::0 and 1 more), healthy",
+        "  /dev/w2 (w2), healthy",
+    ]
 
 
 async def test_validate_prints_one_document(node: Node) -> None:

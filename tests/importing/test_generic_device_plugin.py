@@ -83,30 +83,121 @@ def test_a_node_that_two_resources_name_is_shared_by_them() -> None:
     ]
 
 
-def test_groups_of_one_kind_of_stick_each_are_one_list() -> None:
-    found = imported("""\
-        devices:
-          - name: coral
-            groups:
-              - {count: 2, usb: [{vendor: "1a6e", product: 089a, serial: x}]}
-              - {count: 2, usb: [{vendor: 18d1, product: 9302, serial: y}]}
-        """)
+def test_a_resource_has_all_its_groups() -> None:
+    found = imported(
+        _groups(
+            {"paths": [{"path": "/dev/ttyUSB*"}]},
+            {"count": 3, "paths": [{"path": "/dev/ttyACM*"}, {"path": "/dev/led", "optional": True}]},
+            {"count": 2, "usb": [{"vendor": "1a6e", "product": "089a", "serial": "x"}]},
+        )
+    )
+    assert found.lossless
+    assert said(found) == []
+    (resource,) = _resources(found.toml)
+    assert resource == {
+        "name": "squat.ai/a",
+        "backend": "chardev",
+        "groups": [
+            {"paths": [{"path": "/dev/ttyUSB*", "permissions": "mrw"}]},
+            {
+                "paths": [
+                    {"path": "/dev/ttyACM*", "permissions": "mrw"},
+                    {"path": "/dev/led", "permissions": "mrw", "optional": True},
+                ],
+                "count": 3,
+            },
+            {"usb": [{"vendor": "1a6e", "product": "089a", "serial": "x"}], "count": 2},
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    "sticks",
+    [
+        [{"vendor": "1a6e", "product": "089a"}],
+        [{"vendor": "1a6e", "product": "089a", "serial": "x"}, {"vendor": "18d1", "product": "9302", "serial": "y"}],
+    ],
+)
+def test_the_sticks_of_a_group_stay_one_device(sticks: list[dict[str, str]]) -> None:
+    found = imported(_groups({"usb": sticks}))
     assert found.lossless
     (resource,) = _resources(found.toml)
-    assert resource["count"] == 2
-    assert [stick["product"] for stick in resource["usb"]] == ["089a", "9302"]
+    assert (resource["usb"], resource["together"]) == (sticks, "all")
+    assert said(found) == [
+        '1: note: squat.ai/a: all sticks that match are one device, as they were; without together = "all" each is one'
+    ]
 
 
-def test_groups_of_sticks_with_other_counts_are_not_one_list() -> None:
+def test_a_node_that_groups_of_one_resource_name_is_shared_by_their_bundles() -> None:
     found = imported("""\
         devices:
-          - name: coral
+          - name: a
             groups:
-              - {usb: [{vendor: "1a6e", product: 089a, serial: x}]}
-              - {count: 2, usb: [{vendor: 18d1, product: 9302, serial: y}]}
+              - paths: [{path: /dev/fuse}, {path: "/dev/ttyUSB*"}]
+              - paths: [{path: /dev/fuse}, {path: "/dev/ttyACM*"}]
+              - paths: [{path: "/dev/ttyUSB*"}]
+              - paths: [{path: "/dev/ttyS*"}]
         """)
-    assert not found.lossless
-    assert [remark.line for remark in found.remarks] == [5]
+    (resource,) = _resources(found.toml)
+    shared = [[path["path"] for path in group["paths"] if path.get("shared")] for group in resource["groups"]]
+    assert shared == [["/dev/fuse", "/dev/ttyUSB*"], ["/dev/fuse"], ["/dev/ttyUSB*"], []]
+    assert found.lossless
+    assert said(found)[0] == (
+        "4: note: squat.ai/a: another group names /dev/fuse too; it is marked as shared, so that both offer it"
+    )
+
+
+def test_a_stick_that_two_groups_take_is_lost_to_the_second() -> None:
+    found = imported("""\
+        devices:
+          - name: a
+            groups:
+              - usb: [{vendor: "1a6e", product: "089a", serial: x}]
+              - usb: [{vendor: "1a6e", product: "089a", serial: x}]
+        """)
+    assert said(found) == [
+        "5: squat.ai/a: another group takes the same sticks; each stick belongs to the first that does"
+    ]
+
+
+def test_of_several_groups_only_those_that_cannot_be_had_are_left_out() -> None:
+    found = imported("""\
+        devices:
+          - name: a
+            groups:
+              - paths: [{path: /dev/a}]
+              - paths: [{path: /tmp/b}]
+              - paths: [{path: /dev/snd}]
+              - count: ten
+                paths: [{path: /dev/c}]
+              - count: 99999999
+                paths: [{path: /tmp/d}]
+              - paths: [{path: /dev/a}]
+              - paths: [{path: /dev/e}]
+        """)
+    (resource,) = _resources(found.toml)
+    assert [group["paths"][0]["path"] for group in resource["groups"]] == ["/dev/a", "/dev/e"]
+    assert [line.partition(";")[0] for line in said(found)] == [
+        "5: squat.ai/a: path: '/tmp/b' is not below /dev, where the nodes are",
+        "6: squat.ai/a: /dev/snd is a directory, and Fairlead hands out nodes, not all that is below a directory",
+        "7: squat.ai/a: 'count' is 'ten' and should be a whole number",
+        "9: squat.ai/a: count: is 99999999",
+        "11: squat.ai/a: a group would have a device with the ID a, as one before it would",
+    ]
+    assert all(line.endswith("the group is left out") for line in said(found) if "ten" not in line)
+
+
+def test_a_name_that_cannot_be_leaves_all_groups_out_and_is_said_once() -> None:
+    found = imported("""\
+        devices:
+          - name: A b
+            groups:
+              - paths: [{path: /dev/a}]
+              - paths: [{path: /dev/b}]
+        """)
+    assert loads(found) == []
+    assert len(said(found)) == 1
+    assert "#[[resource.groups]]" in found.toml
 
 
 def test_sticks_that_two_resources_take_are_lost_to_the_second() -> None:
@@ -118,8 +209,8 @@ def test_sticks_that_two_resources_take_are_lost_to_the_second() -> None:
           - {name: d, groups: [{usb: [{vendor: "1a6e", product: "089a"}]}]}
         """)
     assert [line for line in said(found) if "note" not in line] == [
-        "3: squat.ai/b: squat.ai/a takes the same sticks; each stick belongs to the first resource that does",
-        "5: squat.ai/d: squat.ai/a takes the same sticks; each stick belongs to the first resource that does",
+        "3: squat.ai/b: squat.ai/a takes the same sticks; each stick belongs to the first that does",
+        "5: squat.ai/d: squat.ai/a takes the same sticks; each stick belongs to the first that does",
     ]
 
 

@@ -68,11 +68,26 @@ def test_what_kubevirts_own_plugin_does_beside_offering_a_stick_is_said() -> Non
     assert ["say externalResourceProvider: true" in line for line in said(found)] == [False, True]
 
 
-def test_sticks_that_are_handed_out_together_are_a_suggestion_only() -> None:
+def test_one_stick_of_each_selector_makes_a_device() -> None:
     found = imported(f'{_STICK}  - vendor: "045e"\n    product: "07a5"\n')
+    assert found.lossless
+    (resource,) = tomllib.loads(found.toml)["resource"]
+    assert resource["together"] == "each"
+    assert [stick["vendor"] for stick in resource["usb"]] == ["46f4", "045e"]
+
+
+def test_two_selectors_of_the_same_sticks_are_lost_and_the_reason_is_said() -> None:
+    found = imported(f'{_STICK}  - vendor: "46F4"\n    product: "1"\n')
     assert loads(found) == []
-    assert said(found)[0].startswith("4: kubevirt.io/storage: several selectors are handed out together")
-    assert '#    { vendor = "045e", product = "07a5" },' in found.toml
+    assert said(found)[0].startswith("7: kubevirt.io/storage: usb[1]: may take the same sticks as one before it")
+
+
+def test_several_entries_of_one_name_are_groups_of_one_resource() -> None:
+    other = _STICK.removeprefix("usb:\n").replace("46f4", "045e")
+    found = imported(_STICK + other)
+    assert found.lossless
+    (resource,) = tomllib.loads(found.toml)["resource"]
+    assert [group["usb"][0]["vendor"] for group in resource["groups"]] == ["46f4", "045e"]
 
 
 def test_what_is_disabled_stays_so() -> None:

@@ -1,0 +1,36 @@
+"""The groups of a resource, each of which finds devices in its own way; and what two of them cannot both offer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from backends.chardev.options import CharDevResource, GroupOptions
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """One group; a resource without `groups` is one."""
+
+    resource: str
+    options: GroupOptions
+    number: int = 0
+    """From 1, as the config lists them; 0 of a resource without `groups`."""
+
+    @property
+    def name(self) -> str:
+        """Among the groups of all resources."""
+        return f"{self.resource}#{self.number}" if self.number else self.resource
+
+    @property
+    def attributes(self) -> Mapping[str, tuple[str, ...]]:
+        """What a device says of the group it is from."""
+        return {"group": (str(self.number),)} if self.number else {}
+
+
+def groups_of(resource: CharDevResource) -> tuple[Group, ...]:
+    """A resource's groups in their order."""
+    options = resource.spec.options
+    if not options.groups:
+        return (Group(resource.name, options),)
+    return tuple(Group(resource.name, group, number) for number, group in enumerate(options.groups, 1))
