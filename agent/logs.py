@@ -6,6 +6,7 @@ for tracebacks that the daemon never prints. Without rich it starts 28 ms sooner
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -65,7 +66,10 @@ def set_up(level: Level = "info", stream: TextIO | None = None, environment: Map
 
 
 def _json(event: dict[str, Any], **_: Any) -> bytes:
-    return msgspec.json.encode(event, enc_hook=str)
+    try:
+        return msgspec.json.encode(event, enc_hook=str)
+    except UnicodeEncodeError:  # a file name, in some error, that is no text
+        return json.dumps(event, default=str).encode()
 
 
 class _Output:

@@ -26,15 +26,15 @@ from agent.devices.claims import Ledger
 from agent.devices.discovery import Discoverer, News
 from agent.devices.health import HealthBook
 from agent.devices.inventory import Inventory
-from agent.devices.model import Held, Slot, Snapshot
+from agent.devices.model import Held, Snapshot
 from agent.devices.releases import Releaser
 from agent.devices.sources.base import Resync
 from agent.devices.sources.paths import Change, DirectoryWatch, PathSource
 from agent.devices.sources.uevents import UeventSource
 from agent.devices.state import StateFile
-from agent.devices.transitions import transitions
+from agent.devices.telling import tell
 from agent.kubelet.allocation import Allocator
-from agent.kubelet.lock import exclusive
+from agent.kubelet.lock import exclusive, remove_leftovers
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.registration import Kubelet, Registrar
 from agent.kubelet.witnesses import Witnesses
@@ -47,7 +47,6 @@ SETTLE: Final = 2.0
 
 _DIRECTORY_RETRY: Final = 1.0  # seconds
 _TELL_AFTER: Final = 0.002  # seconds from a change to its line in the log: the kubelet is told first
-_LOGGED_AT_MOST: Final = 10  # transitions of one snapshot that get a line each
 
 log = structlog.get_logger()
 
@@ -107,6 +106,7 @@ class Agent:
         What the start made lives as long as the process, and is kept out of the garbage collector's sight: walking
         its 50,000 objects would stop the loop for 20 ms now and then.
         """
+        log.info("starting", config=str(self.config.source or "none; KubeVirt's devices"))
         loop = asyncio.get_running_loop()
         with anyio.CancelScope() as scope:
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -239,7 +239,7 @@ class Agent:
             if (plugin := self._plugins.get(snapshot.resource)) is not None:
                 plugin.publish(snapshot)
             # after the streams have sent it, which takes them two turns of the loop
-            asyncio.get_running_loop().call_later(_TELL_AFTER, _tell, before.slots if before else None, snapshot)
+            asyncio.get_running_loop().call_later(_TELL_AFTER, tell, before.slots if before else None, snapshot)
             self._note_omitted(snapshot.resource)
         if set(self.inventory.names()) != self._plugins.keys():
             self._names_changed.set()
@@ -295,8 +295,11 @@ class Agent:
         """Serve every resource, in our directory, as the only agent there."""
         ours = await self._make_directory()
         self._notifier.status(f"waiting for {ours / 'lock'}")
-        async with exclusive(ours / "lock"):
-            _remove_leftovers(ours)
+        async with exclusive(ours / "lock") as waited:
+            remove_leftovers(ours)
+            if waited:
+                await self._catch_up()
+            self._kubelet.look()
             if not self._kubelet.generation:
                 log.info("waiting-for-kubelet", socket=str(self._kubelet.socket))
             self._report()
@@ -310,6 +313,12 @@ class Agent:
             finally:
                 self._registrars.clear()
                 self._plugins.clear()
+
+    async def _catch_up(self) -> None:
+        """Learn what the agent before us gave while we waited for it to go."""
+        with anyio.move_on_after(SETTLE):
+            await self._remember()
+        self._flush()
 
     async def _make_directory(self) -> Path:
         """Wait for the plugin directory and make ours in it."""
@@ -377,26 +386,3 @@ def _concerns(hint: Hint, watches: Watches) -> bool:
     if isinstance(hint, Uevent):
         return hint.subsystem in watches.subsystems or ANY_SUBSYSTEM in watches.subsystems
     return hint.path.parent in watches.directories or hint.path in watches.directories
-
-
-def _remove_leftovers(directory: Path) -> None:
-    """Sockets of an agent that was killed; the lock says that it is gone."""
-    for path in directory.iterdir():
-        if path.name != "lock" and path.is_socket():
-            path.unlink(missing_ok=True)
-
-
-def _tell(before: Mapping[str, Slot] | None, snapshot: Snapshot) -> None:
-    """One line for each device whose state changed, with its reason."""
-    if before is None:
-        healthy = sum(slot.health.offered for slot in snapshot.slots.values())
-        log.info("resource-listed", resource=snapshot.resource, ids=len(snapshot.slots), healthy=healthy)
-        return
-    happened = transitions(before, snapshot)
-    for it in happened[:_LOGGED_AT_MOST]:
-        log.info(
-            "device-changed", resource=it.resource, device=it.device, state=it.state, reason=it.reason,
-            message=it.message, ids=it.ids,
-        )  # fmt: skip
-    if len(happened) > _LOGGED_AT_MOST:
-        log.info("devices-changed", resource=snapshot.resource, more=len(happened) - _LOGGED_AT_MOST)

@@ -48,6 +48,14 @@ def test_anywhere_but_on_a_terminal_an_event_is_one_json_line() -> None:
     assert event == {"event": "registered", "level": "info", "resource": "a.b/kvm", "socket": "/x", "devices": 3}
 
 
+def test_what_is_no_text_is_logged_all_the_same() -> None:
+    stream = io.StringIO()
+    logs.set_up(stream=stream)
+    structlog.get_logger().info("unreadable", file="/dev/n\udcff", directory=Path("/dev"))
+    (event,) = _events(stream)
+    assert (event["file"], event["directory"]) == ("/dev/n\udcff", "/dev")
+
+
 def test_a_traceback_is_part_of_the_line() -> None:
     stream = io.StringIO()
     logs.set_up(stream=stream)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 import time
 from collections.abc import Callable
@@ -75,7 +76,12 @@ def demo(seconds: float | None, as_json: bool) -> None:
         seconds = 10.0
     with TemporaryDirectory(prefix="fairlead-") as directory:
         play = Play(Path(directory), quiet=as_json)
-        anyio.run(play.run, seconds)
+        try:
+            anyio.run(play.run, seconds)
+        except ExceptionGroup as failures:
+            if failures.split(BrokenPipeError)[1] is not None:
+                raise
+            raise BrokenPipeError(errno.EPIPE, "nobody reads the output") from None  # click ends quietly then
     if as_json:
         click.echo(msgspec.json.encode(play.document()))
     if play.missed:
@@ -165,7 +171,7 @@ class Play:
         else:
             ours = outcome.latency_ms - outcome.kernel_ms
             self._say(
-                f"{title:<24} {outcome.device} {outcome.health.lower():<10} at the kubelet after {outcome.latency_ms:5.1f} ms "
+                f"{title:<24} {outcome.device:<8} {outcome.health.lower():<10} at the kubelet after {outcome.latency_ms:5.1f} ms "
                 f"(kernel {outcome.kernel_ms:.1f}, Fairlead {ours:.1f}); {self._count(resource)}"
             )
         await anyio.sleep(_PAUSE)
@@ -185,7 +191,7 @@ class Play:
             self.missed += 1
             self._say("the kubelet restarted, and not everything registered again", error=True)
         else:
-            self._say(f"the kubelet restarts      everything registered again {took:.1f} ms after its socket was there")
+            self._say(f"the kubelet restarts     everything registered again {took:.1f} ms after its socket was there")
         await anyio.sleep(_PAUSE)
 
     # --- what is shown ---

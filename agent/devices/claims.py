@@ -69,9 +69,9 @@ class Ledger:
         return changed
 
     def restore(self, kept: Iterable[Held], now: float) -> None:
-        """Take in what an earlier run of ours had recorded; what is known already stays."""
+        """Take in what an earlier run of ours had recorded, or an agent before us; it knew better."""
         for held in kept:
-            self._claims.setdefault(held.slot, _Claim(held, now))
+            self._claims[held.slot] = _Claim(held, now)
 
     def adopt(self, seen: Mapping[SlotKey, str], devices: Mapping[SlotKey, Device], now: float) -> list[Held]:
         """Take in what a witness says is held and we did not know (our state was lost); returns what is new.

@@ -83,7 +83,7 @@ class Kubelet:
         identity = (found.st_dev, found.st_ino, found.st_ctime_ns)
         if identity == self._identity:
             return
-        log.info("kubelet-started", socket=str(self.socket))
+        log.info("kubelet-restarted" if self.generation else "kubelet-found", socket=str(self.socket))
         self._identity = identity
         self.generation += 1
         self._channel = None  # closed by the last who uses it
@@ -134,7 +134,9 @@ class Kubelet:
         self._silent_since = self._silent_since or now
         if now - self._silent_since >= _WORTH_SAYING and not self._said_so:
             self._said_so = True
-            log.warning("kubelet-silent", socket=str(self.socket), error=_words(error))
+            log.warning(
+                "kubelet-silent", socket=str(self.socket), error=_words(error), then="trying again until it does"
+            )
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Channel]:

@@ -125,15 +125,16 @@ def test_it_says_when_the_youngest_claim_comes_of_age() -> None:
     assert ledger.next_judgement(MIN_AGE + 5.0) is None
 
 
-def test_what_an_earlier_run_kept_is_as_young_as_this_run_and_displaces_nothing() -> None:
+def test_what_an_agent_before_us_kept_is_as_young_as_this_run_and_counts() -> None:
     ledger = old_ledger()
+    z = held(A, "z")
+    ledger.allocate([z], 0.0)
     other = held(A, "x", device("other"))
     ledger.restore([other, held(A, "y")], 100.0)
-    assert [claim.id for claim in ledger.held()] == ["x", "y"]
-    assert ledger.get(X.slot) == X
+    assert ledger.held() == [other, z, held(A, "y")]
     listed(ledger, NOBODY, 100.0 + MIN_AGE - 1)
-    assert ledger.checkpoint(NOBODY, (2,)) == [X]
-    assert ledger.get((A, "y")) is not None
+    assert ledger.checkpoint(NOBODY, (2,)) == [z]
+    assert ledger.held() == [other, held(A, "y")]
 
 
 def test_what_only_the_kubelet_remembers_is_adopted_and_gets_its_hardware_once_the_device_is_there() -> None:

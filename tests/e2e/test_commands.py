@@ -214,7 +214,7 @@ async def test_a_demo_that_is_stopped_leaves_nothing_behind(alone: dict[str, str
     try:
         async with asyncio.timeout(PATIENCE):
             async for line in process.stdout:
-                if found := re.search(r"a loop device appears +(\w+) healthy", line.decode()):
+                if found := re.search(r"a loop device appears +(\w+) +healthy", line.decode()):
                     loop = found[1]
                     break
                 if b"Loop devices cannot be made here" in line:
@@ -228,6 +228,26 @@ async def test_a_demo_that_is_stopped_leaves_nothing_behind(alone: dict[str, str
     assert process.returncode == 0
     assert err.decode() == ""
     assert not loop or not Path("/dev", loop).exists()
+    assert left_behind(alone) == []
+
+
+async def test_a_demo_whose_reader_goes_ends_quietly(alone: dict[str, str]) -> None:
+    read, write = os.pipe()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", MAIN, "demo", "--seconds", "60",
+        cwd=REPOSITORY, env=alone, stdout=write, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    os.close(write)
+    try:
+        await asyncio.wait_for(asyncio.to_thread(os.read, read, 1), PATIENCE)
+        os.close(read)
+        _, err = await asyncio.wait_for(process.communicate(), PATIENCE)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+    assert process.returncode == 1
+    assert err.decode() == ""
     assert left_behind(alone) == []
 
 

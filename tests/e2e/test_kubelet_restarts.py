@@ -51,7 +51,19 @@ async def test_the_agent_registers_with_a_kubelet_that_comes_late(bare_node: Nod
         async with bare_node.kubelet:
             await bare_node.registered(WIDGET)
             await bare_node.healthy("w1")
-    assert len(agent.said("waiting-for-kubelet")) == 1
+    assert [line["event"] for line in agent.log if "kubelet" in line["event"]] == [
+        "waiting-for-kubelet",
+        "kubelet-found",
+    ]
+
+
+async def test_the_agent_waits_for_no_kubelet_that_is_there(node: Node) -> None:
+    async with node.agent() as agent:
+        await node.kubelet.restart()
+        await agent.says("kubelet-restarted")
+    assert agent.log[0]["event"] == "starting"
+    assert agent.log[0]["config"] == str(node.root / "config.toml")
+    assert [line["event"] for line in agent.log if "kubelet" in line["event"]] == ["kubelet-found", "kubelet-restarted"]
 
 
 async def test_what_changes_while_the_kubelet_is_down_is_in_its_first_list(node: Node) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
 
 import pytest
 
-from tests.e2e.node import WIDGET, Node, chardev
+from agent.simulation.pods import Phase
+from tests.e2e.conftest import Trouble
+from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import AgentProcess
 
+TROUBLED = "fl.test/troubled0"
 TAKE_OVER = 1.0  # seconds
 
 
@@ -36,6 +40,33 @@ async def test_a_second_agent_waits_and_takes_over(node: Node, number: int) -> N
         second.signal(signal.SIGTERM)
         assert await second.ended() == 0
     assert node.leftovers() == set()
+
+
+async def test_what_was_given_while_it_waited_is_known_to_the_second(node: Node, trouble: Trouble) -> None:
+    resource = trouble.resource()
+    node.mknod("w1", "t0/a")
+    trouble.order("claim", "hang")
+    async with node.agent(chardev(), resource, environment=trouble.environment) as first:
+        await node.healthy("w1")
+        await node.healthy("a", resource=TROUBLED)
+        config = node.config(chardev(), resource)
+        async with AgentProcess(config, environment=trouble.environment) as second:
+            await second.says("another-agent-runs")
+            assert (await node.admit(pod())).phase == Phase.RUNNING
+            admission = asyncio.create_task(node.admit(pod("late", TROUBLED)))  # the kubelet will know nothing of it
+            await trouble.asked("claim")
+            node.unlink("w1", "t0/a")
+            await node.shows(lambda k: k.resources[TROUBLED].unhealthy == {"a"}, TROUBLED)
+            since = len(node.lists)
+            await first.kill()
+            assert (await admission).phase == Phase.FAILED
+            await second.says("took-over")
+            await node.registered(WIDGET, TROUBLED)
+            await node.shows(lambda k: k.resources[WIDGET].unhealthy == {"w1"})
+            await node.shows(lambda k: k.resources[TROUBLED].unhealthy == {"a"}, TROUBLED)
+            assert node.lists_without("w1", since) == []
+            assert node.lists_without("a", since, TROUBLED) == []
+    assert node.kubelet.panics == []
 
 
 async def test_agents_on_two_directories_do_not_wait_for_each_other(node: Node) -> None:

@@ -37,7 +37,8 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 async def test_one_holder_after_the_other(tmp_path: Path) -> None:
     for _ in range(2):
-        async with exclusive(tmp_path / "lock"):
+        async with exclusive(tmp_path / "lock") as waited:
+            assert not waited
             assert (tmp_path / "lock").read_text() == str(os.getpid())
 
 
@@ -47,7 +48,8 @@ async def test_a_second_holder_waits_says_so_once_and_takes_over_when_the_first_
     taken, done = asyncio.Event(), asyncio.Event()
 
     async def take() -> None:
-        async with exclusive(tmp_path / "lock"):
+        async with exclusive(tmp_path / "lock") as waited:
+            assert waited
             taken.set()
             await done.wait()
 

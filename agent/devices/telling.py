@@ -1,0 +1,32 @@
+"""Writes to the log what happened to the devices of a resource."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import structlog
+
+from agent.devices.model import Slot, Snapshot
+from agent.devices.transitions import transitions
+
+LOGGED_AT_MOST: Final = 10
+"""Transitions of one snapshot that get a line each."""
+
+log = structlog.get_logger()
+
+
+def tell(before: Mapping[str, Slot] | None, snapshot: Snapshot) -> None:
+    """One line for each device whose state changed, with its reason."""
+    if before is None:
+        healthy = sum(slot.health.offered for slot in snapshot.slots.values())
+        log.info("resource-listed", resource=snapshot.resource, ids=len(snapshot.slots), healthy=healthy)
+        return
+    happened = transitions(before, snapshot)
+    for it in happened[:LOGGED_AT_MOST]:
+        log.info(
+            "device-changed", resource=it.resource, device=it.device, state=it.state, reason=it.reason,
+            message=it.message, ids=it.ids,
+        )  # fmt: skip
+    if len(happened) > LOGGED_AT_MOST:
+        log.info("devices-changed", resource=snapshot.resource, more=len(happened) - LOGGED_AT_MOST)
