@@ -65,6 +65,8 @@ class Clients:
         self._connecting[resource] += 1
         try:
             await client.dial()
+            if self._stopped:  # while it dialled: `stop` found no connection to close
+                client.abort()
             options = await client.options()
         except BaseException:
             # Whatever client is remembered, an older one's included; the connection is not closed (A2).

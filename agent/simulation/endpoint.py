@@ -108,6 +108,20 @@ class _Channel(Channel):
     def __init__(self, path: Path) -> None:
         super().__init__(path=str(path), codec=_LimitedCodec())
         self._authority = "localhost"  # as the kubelet says it
+        self._over = False
+
+    async def __connect__(self) -> H2Protocol:
+        """As grpclib's, but what was closed stays closed: a call that is late would connect it again.
+
+        Raises:
+            OSError: it is closed, or there is no listening socket.
+        """
+        if not self._over:
+            protocol = await super().__connect__()
+        if self._over:
+            super().close()
+            raise ConnectionAbortedError("the client connection is closing")
+        return protocol
 
     def _protocol_factory(self) -> H2Protocol:
         return _Protocol(super()._protocol_factory())
@@ -121,6 +135,11 @@ class _Channel(Channel):
         protocol = await self.__connect__()
         assert isinstance(protocol, _Protocol)
         await protocol.served.wait()
+
+    def close(self) -> None:
+        """Close the connection for good."""
+        self._over = True
+        super().close()
 
     def abort(self) -> None:
         """Break the connection."""
