@@ -71,6 +71,8 @@ def _device(slot: Slot) -> dict[str, Any]:
 
 def _lines(found: Survey) -> Iterator[str]:
     inventory = found.inventory
+    if not inventory.names():
+        yield "The configuration has no [[resource]]: nothing would be offered."
     for name in inventory.names():
         slots = inventory.slots(name)
         yield f"{name}: {_total(slots)}"

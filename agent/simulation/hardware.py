@@ -15,7 +15,7 @@ _LOOP_CTL_ADD: Final = 0x4C80  # linux/loop.h
 _LOOP_CTL_REMOVE: Final = 0x4C81
 _UDEV_READS: Final = 2.0  # seconds, at most, for which udevd has a new block device open
 _TRY_AGAIN: Final = 0.005  # seconds
-_FIRST: Final = 100  # far from the numbers that losetup gives out
+_NUMBERS: Final = range(100, 1000)  # far from those that losetup gives out
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,10 @@ class LoopDevice:
 
     @classmethod
     def free(cls) -> LoopDevice | None:
-        """One that nobody has, if this process may make and remove it."""
-        number = next(n for n in range(_FIRST, 1 << 20) if not Path(f"/dev/loop{n}").exists())
-        device = cls(number)
+        """One that nobody has, if this process may make and remove it; two processes get different ones."""
+        ours = os.getpid() % len(_NUMBERS)
+        numbers = (*_NUMBERS[ours:], *_NUMBERS[:ours])
+        device = cls(next((n for n in numbers if not Path(f"/dev/loop{n}").exists()), _NUMBERS[ours]))
         try:
             device.add()
             device.remove()

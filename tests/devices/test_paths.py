@@ -351,8 +351,14 @@ async def test_a_directory_that_cannot_be_watched_is_told_once_and_the_others_go
             seen.want(good, bad, tmp_path / "else")
             (good / "entry").mkdir()
             assert await seen.so_far() == [(good, CREATED), (good / "entry", CREATED)]
-    assert [log["event"] for log in logs] == [
-        f"{bad} cannot be watched: No space left on device; raise fs.inotify.max_user_watches"
+    assert logs == [
+        {
+            "event": "directory-unwatched",
+            "log_level": "warning",
+            "directory": str(bad),
+            "error": "No space left on device",
+            "then": "raise fs.inotify.max_user_watches",
+        }
     ]
 
 

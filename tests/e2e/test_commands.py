@@ -138,6 +138,12 @@ async def test_discover_shows_the_devices_of_all_groups(node: Node) -> None:
     ]
 
 
+async def test_discover_says_that_nothing_is_configured(node: Node) -> None:
+    code, out, err = await finish("discover", "--config", str(node.config()))
+    assert (code, err) == (0, "")
+    assert "no [[resource]]" in out
+
+
 async def test_validate_prints_one_document(node: Node) -> None:
     config = node.config(chardev())
     code, out, err = await finish("validate", "--config", str(config), "--json")

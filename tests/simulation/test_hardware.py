@@ -52,3 +52,16 @@ def test_a_stub_file_is_replaced_at_once(tmp_path: Path) -> None:
         assert before.read() == "stub-0 gone\n"
     assert file.read_text() == ""
     assert [path.name for path in tmp_path.iterdir()] == ["stub"]
+
+
+def test_two_processes_choose_different_loop_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    for call in ("add", "remove"):
+        monkeypatch.setattr(LoopDevice, call, lambda self: None)
+    chosen = set()
+    for pid in (41, 42, 1798):
+        monkeypatch.setattr(os, "getpid", lambda pid=pid: pid)
+        device = LoopDevice.free()
+        assert device is not None
+        assert not Path("/dev", device.name).exists()
+        chosen.add(device.number)
+    assert len(chosen) == 3

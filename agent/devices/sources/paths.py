@@ -224,9 +224,9 @@ class DirectoryWatch:
         advice = (
             "raise fs.inotify.max_user_watches"
             if error.errno == errno.ENOSPC
-            else "changes there are found only by the periodic full look"
+            else "changes there are seen only when something else has us look"
         )
-        _log.warning(f"{place} cannot be watched: {os.strerror(error.errno or 0)}; {advice}", directory=place)
+        _log.warning("directory-unwatched", directory=place, error=os.strerror(error.errno or 0), then=advice)
 
     def _appeared(self, directory: Path, *, with_entries: bool) -> None:
         self._on_change(directory, Change.CREATED)
