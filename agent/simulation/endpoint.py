@@ -143,8 +143,8 @@ class _Channel(Channel):
 
     def abort(self) -> None:
         """Break the connection."""
-        if self._protocol is not None:
-            self._protocol.connection._transport.abort()
+        if self._protocol is not None and not self._protocol.connection.is_closing():
+            self._protocol.connection._transport.abort()  # grpclib forgets it when it closes
         self.close()
 
 
