@@ -93,6 +93,13 @@ class OptionsError(ValueError):
         self.path = path
         self.sentence = sentence
 
+    @staticmethod
+    def raise_all(errors: Iterable[OptionsError]) -> None:
+        """Raise what was found, all at once: nothing if nothing was, one error as it is, several as a group."""
+        if not (found := list(errors)):
+            return
+        raise found[0] if len(found) == 1 else ExceptionGroup("impossible options", found)
+
 
 class Backend(ABC, Generic[Options]):
     """A kind of hardware.
@@ -126,6 +133,7 @@ class Backend(ABC, Generic[Options]):
 
         Raises:
             OptionsError: with the offending key and a sentence.
+            ExceptionGroup: of several of them (see `OptionsError.raise_all`).
         """
 
     @classmethod

@@ -88,17 +88,9 @@ class Stub(Backend[StubOptions]):
 
         Raises:
             OptionsError: with the offending key and a sentence.
+            ExceptionGroup: of several of them.
         """
-        options = resource.spec.options
-        if isinstance(options.devices, int) and options.devices < 0:
-            raise OptionsError(("devices",), f"is {options.devices}; there cannot be fewer than none")
-        for index, kind in enumerate(_kinds(options)):
-            if kind.count < 0:
-                raise OptionsError(("devices", index, "count"), f"is {kind.count}; there cannot be fewer than none")
-            if kind.numa_node is not None and kind.numa_node < 0:
-                raise OptionsError(("devices", index, "numa_node"), "is below 0; leave it out where there is none")
-        if options.file is not None and not options.file.startswith("/"):
-            raise OptionsError(("file",), f"{options.file!r} is not an absolute path")
+        OptionsError.raise_all(_complaints(resource.spec.options))
 
     @classmethod
     def fixed_ids(cls, resource: StubResource) -> Iterable[str]:
@@ -177,6 +169,18 @@ def _parse(text: str) -> _States:
         elif key:
             named[key] = (state, sentence)
     return _States(every, named, tuple(problems))
+
+
+def _complaints(options: StubOptions) -> Iterator[OptionsError]:
+    if isinstance(options.devices, int) and options.devices < 0:
+        yield OptionsError(("devices",), f"is {options.devices}; there cannot be fewer than none")
+    for index, kind in enumerate(options.devices if isinstance(options.devices, list) else ()):
+        if kind.count < 0:
+            yield OptionsError(("devices", index, "count"), f"is {kind.count}; there cannot be fewer than none")
+        if kind.numa_node is not None and kind.numa_node < 0:
+            yield OptionsError(("devices", index, "numa_node"), "is below 0; leave it out where there is none")
+    if options.file is not None and not options.file.startswith("/"):
+        yield OptionsError(("file",), f"{options.file!r} is not an absolute path")
 
 
 def _kinds(options: StubOptions) -> list[StubDevice]:

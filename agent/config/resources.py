@@ -161,16 +161,21 @@ class _Table:
         try:
             backend.check(resource)
             fits = _how_many_fit(backend.fixed_ids(resource))
-        except OptionsError as error:
-            self.problems.add(self._place(error.path), error.sentence)
         except Exception as error:  # noqa: BLE001  # anyone's code; the other resources are still read
-            self._add("backend", f"the backend {resource.spec.backend!r} failed to check this resource: {error!r}")
+            for one in error.exceptions if isinstance(error, ExceptionGroup) else (error,):
+                self._refused(resource, one)
         else:
             if fits is not None:
                 self.problems.add(
                     self.at,
                     f"its list of devices would pass the 4 MiB that a kubelet receives: at most {fits:,} of them fit",
                 )
+
+    def _refused(self, resource: Resource[Any], error: Exception) -> None:
+        if isinstance(error, OptionsError):
+            self.problems.add(self._place(error.path), error.sentence)
+        else:
+            self._add("backend", f"the backend {resource.spec.backend!r} failed to check this resource: {error!r}")
 
 
 def _how_many_fit(ids: Iterable[str]) -> int | None:

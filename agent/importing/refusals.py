@@ -52,7 +52,7 @@ def table(draft: Draft) -> dict[str, Any]:
 def without_refused(parts: Sequence[Part]) -> list[Part]:
     """The parts; the groups that would be refused are parts of their own, commented out."""
     parts = [new for part in parts for new in _without(part, _directories(part))]
-    while refusals := _refusals(parts):  # a resource tells one mistake at a time
+    while refusals := _refusals(parts):  # groups are compared once each is right by itself
         parts = [new for index, part in enumerate(parts) for new in _without(part, refusals.get(index, {}))]
     return list(parts)
 

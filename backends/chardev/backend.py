@@ -66,9 +66,9 @@ class CharDev(Backend[CharDevOptions]):
 
         Raises:
             OptionsError: with the offending key and a sentence.
+            ExceptionGroup: of several of them.
         """
-        for path, why in complaints(resource):
-            raise OptionsError(path, why)
+        OptionsError.raise_all(OptionsError(path, why) for path, why in complaints(resource))
         first: dict[str, int] = {}
         for group in groups_of(resource) if resource.spec.options.groups else ():
             for device_id in way_of_finding(group.options).fixed_ids(group):

@@ -170,3 +170,11 @@ def test_a_flip_among_1000_devices_is_parsed_once_for_all_of_them(tmp_path: Path
     before = stub._parse.cache_info().misses
     assert [key for key, signals in states(backend).items() if signals] == ["stub-7"]
     assert stub._parse.cache_info().misses == before + 1
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    options = StubOptions([StubDevice(-1), StubDevice(1, numa_node=-2)], file="here")
+    with pytest.raises(ExceptionGroup) as refused:
+        Stub.check(Resource("a/b", ResourceSpec("stub", options)))
+    paths = [error.path for error in refused.value.exceptions if isinstance(error, OptionsError)]
+    assert paths == [("devices", 0, "count"), ("devices", 1, "numa_node"), ("file",)]

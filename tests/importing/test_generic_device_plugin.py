@@ -182,6 +182,7 @@ def test_of_several_groups_only_those_that_cannot_be_had_are_left_out() -> None:
         "6: squat.ai/a: /dev/snd is a directory, and Fairlead hands out nodes, not all that is below a directory",
         "7: squat.ai/a: 'count' is 'ten' and should be a whole number",
         "9: squat.ai/a: count: is 99999999",
+        "10: squat.ai/a: path: '/tmp/d' is not below /dev, where the nodes are",
         "11: squat.ai/a: a group would have a device with the ID a, as one before it would",
     ]
     assert all(line.endswith("the group is left out") for line in said(found) if "ten" not in line)
