@@ -12,7 +12,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -90,6 +89,7 @@ class Agent:
         self._broken: dict[str, str] = {}
         self._plugins: dict[str, Plugin] = {}
         self._registrars: dict[str, tuple[Registrar, anyio.CancelScope]] = {}
+        self._leaving: set[str] = set()
         self._names_changed = asyncio.Event()
 
     def _discoverer(self, kind: str, backend: Backend[Any]) -> Discoverer:
@@ -313,6 +313,7 @@ class Agent:
             finally:
                 self._registrars.clear()
                 self._plugins.clear()
+                self._leaving.clear()
 
     async def _catch_up(self) -> None:
         """Learn what the agent before us gave while we waited for it to go."""
@@ -351,12 +352,13 @@ class Agent:
         names = self.inventory.names()
         for name in self._registrars.keys() - set(names):
             self._registrars.pop(name)[1].cancel()
+            self._leaving.add(name)
             self._plugins.pop(name)
             self._lists.pop(name, None)
             log.info("resource-retired", resource=name)
         for name in names:
-            if name in self._registrars:
-                continue
+            if name in self._registrars or name in self._leaving:
+                continue  # a name that is back waits for its old server's end: never two streams (A2)
             plugin = self._plugins[name] = Plugin(name, self._allocator.allocate)
             registrar = Registrar(plugin, self._kubelet, self.config.agent.plugin_dir, self._endpoint(name))
             registrar.on_change = self._report
@@ -364,7 +366,14 @@ class Agent:
             self._registrars[name] = registrar, scope
             if (snapshot := self._lists.get(name)) is not None:
                 plugin.publish(snapshot)
-            tasks.start_soon(_run_in, scope, partial(supervise, name, registrar.run))
+            tasks.start_soon(self._keep, name, registrar, scope)
+
+    async def _keep(self, name: str, registrar: Registrar, scope: anyio.CancelScope) -> None:
+        """Serve a resource until its scope is cancelled."""
+        with scope:
+            await supervise(name, registrar.run)
+        self._leaving.discard(name)
+        self._names_changed.set()
 
     def _endpoint(self, name: str) -> str:
         """The resource's socket, relative to the plugin directory."""
@@ -375,11 +384,6 @@ class Agent:
 
 def _cannot_reload() -> None:
     log.warning("not-reloaded", reason="this version reads its configuration at its start only", then="restart it")
-
-
-async def _run_in(scope: anyio.CancelScope, run: partial[Any]) -> None:
-    with scope:
-        await run()
 
 
 def _concerns(hint: Hint, watches: Watches) -> bool:

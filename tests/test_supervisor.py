@@ -25,6 +25,7 @@ from agent.config import AgentConfig, Config
 from agent.config.model import Seconds
 from agent.devices import claims
 from agent.devices.making import make_backends
+from agent.devices.model import Held
 from agent.kubelet import witnesses
 from agent.kubelet.plugin import Plugin
 from agent.notify import Notifier
@@ -340,6 +341,34 @@ async def test_a_renamed_resource_retires_until_its_claim_ends_and_then_its_serv
     assert events.count("resource-retired") == 1
     assert "part-failed" not in events
     assert "part-restarts" not in events
+
+
+async def test_a_retired_name_that_is_back_waits_for_its_old_server(node: Node) -> None:
+    await node.kubelet.start()
+    most = 0
+
+    def count(_: object) -> None:
+        nonlocal most
+        most = max(most, node.kubelet.streams(OTHER))
+
+    node.kubelet.subscribe(count)
+    held = [Held(OTHER, "a", "stub")]
+    async with node.running(toys()) as agent:
+        await node.has(TOY, healthy=3)
+        agent._claims_began(held)
+        await node.has(OTHER, healthy=0, unhealthy=1)
+        for _ in range(3):
+            old = agent._registrars[OTHER][0]
+            old.plugin.allocating = 1  # an Allocate under way keeps the old server for half a second
+            agent._claims_ended(held)
+            await until(lambda: len(agent._registrars) == 1)
+            agent._claims_began(held)
+            await asyncio.sleep(0.05)
+            assert old.plugin.streaming
+            assert len(agent._registrars) == 1
+            await until(lambda: len(agent._registrars) == 2 and agent._registrars[OTHER][0].registered)
+            await node.has(OTHER, healthy=0, unhealthy=1)
+    assert most == 1
 
 
 async def test_a_claim_that_has_ended_lets_its_tombstone_go(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
