@@ -125,7 +125,7 @@ class Agent:
         if self.config.http_listen is not None:
             log.warning("http-not-served", listen=self.config.http_listen, reason="this version has no HTTP face yet")
         async with anyio.create_task_group() as self._tasks:
-            await self._start_sources()
+            self._start_sources()
             for kind, discoverer in self.discoverers.items():
                 self._tasks.start_soon(supervise, f"discovery of {kind}", discoverer.run)
             self._tasks.start_soon(supervise, "health", self._ripen)
@@ -135,7 +135,7 @@ class Agent:
             on_ready()
             self._tasks.start_soon(supervise, "kubelet", self._serve)
 
-    async def _start_sources(self) -> None:
+    def _start_sources(self) -> None:
         """Listen before looking, so that nothing happens unseen in between."""
         for discoverer in self.discoverers.values():
             self._watches[discoverer.kind] = discoverer.watches()

@@ -46,11 +46,6 @@ class Ledger:
         """Every claim, in the order in which they began."""
         return [claim.held for claim in self._claims.values()]
 
-    def get(self, slot: SlotKey) -> Held | None:
-        """The claim of this ID, if there is one."""
-        claim = self._claims.get(slot)
-        return claim.held if claim else None
-
     def holds(self, hardware: str) -> bool:
         """Does any claim have this hardware?"""
         return any(hardware in claim.held.hardware for claim in self._claims.values())
