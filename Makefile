@@ -9,10 +9,10 @@ VENV ?= .venv$(SUFFIX)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pythons lint types floors check-proto check bench proto wheel wheel-test container-test lock clean
+.PHONY: help demo test test-pythons e2e lint types floors check-proto check bench proto wheel wheel-test container-test lock clean
 
 help: ## show this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # A stamp for each virtual environment, so that a changed lock or pyproject sets it up again.
 $(VENV)/.ready: requirements/dev.txt pyproject.toml
@@ -34,6 +34,14 @@ test-pythons: ## run all tests on each supported Python that is here
 		if python=$$(.ci/find-python $$version); then $(MAKE) test VENV=.venv-$$version PYTHON=$$python || exit; \
 		else echo "There is no Python $$version here."; fi; \
 	done
+
+e2e: $(VENV)/.ready build/guest/.ready ## boot a kernel in QEMU and run the agent on it; ARGS="--accel tcg" to emulate
+	@$(BIN)/python -m compileall -q agent backends tests/e2e tests/guest # the emulated interpreter would take minutes
+	$(BIN)/python -m pytest --capture=no -m guest tests/guest $(ARGS)
+
+build/guest/.ready: tests/guest/fetch.sh
+	tests/guest/fetch.sh build/guest
+	@touch $@
 
 lint: $(VENV)/.ready ## ruff: style and common mistakes
 	$(BIN)/ruff check .
@@ -63,8 +71,13 @@ wheel: $(VENV)/.ready ## build dist/fairlead-*.whl
 wheel-test: wheel ## does the wheel hold everything, and does requirements/run.txt suffice?
 	tests/wheel/check.sh $(BIN)/python dist/*.whl
 
-container-test: ## build the image on a base made here and try it; needs root, buildah and mmdebstrap
-	tests/container/build.sh
+container-test: $(VENV)/.ready build/kustomize/.ready ## build the image on a base made here and try it; needs root, buildah and mmdebstrap
+	tests/container/build.sh $(BIN)/python
+
+# What builds deploy/kubernetes, for tests/deploy and the container's test.
+build/kustomize/.ready: tests/deploy/fetch.sh
+	tests/deploy/fetch.sh build/kustomize
+	@touch $@
 
 lock: $(VENV)/.ready ## pin requirements/*.in again, with hashes
 	for name in run build dev; do \

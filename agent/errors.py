@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import difflib
 import enum
+import os
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, Final
+
+_LISTED: Final = 20  # names in one sentence; a node may have thousands
 
 
 class ExitCode(enum.IntEnum):
@@ -29,9 +32,22 @@ class FairleadError(Exception):
         self.sentence = sentence
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """The sentence for a name that does not exist, with the one that was probably meant."""
+def unknown(what: str, name: str, known: Iterable[str], others: Iterable[str] = ()) -> str:
+    """The sentence for a name that does not exist, with the one that was probably meant.
+
+    Where none is near, those that are known are listed, without the `others` that are known too.
+    """
     choices = sorted(known)
-    if near := difflib.get_close_matches(name, choices, n=1):
+    if near := difflib.get_close_matches(name, [*choices, *sorted(others)], n=1):
         return f"there is no {what} {name!r}; did you mean {near[0]!r}?"
-    return f"there is no {what} {name!r}; there are {', '.join(map(repr, choices)) or 'none at all'}"
+    shown = ", ".join(map(repr, choices[:_LISTED])) or "none at all"
+    more = f" and {len(choices) - _LISTED} more" if len(choices) > _LISTED else ""
+    return f"there is no {what} {name!r}; there are {shown}{more}"
+
+
+def words(error: BaseException) -> str:
+    """What an error says of itself, the system's without its number; one that says nothing is shown as it is."""
+    if isinstance(error, OSError) and error.strerror:
+        about = f": {os.fsdecode(error.filename)}" if isinstance(error.filename, str | bytes) else ""
+        return f"{error.strerror}{about}"
+    return str(error) or repr(error)

@@ -1,4 +1,6 @@
-"""Sets up logging: readable lines on a terminal, JSON lines anywhere else, all of it to stderr.
+"""Sets up logging: readable lines on a terminal, JSON lines anywhere else, with their priorities in the journal.
+
+All of it goes to stderr; docs/events.md lists every event.
 
 Import this before anything else that imports structlog: structlog imports rich wherever rich is installed,
 for tracebacks that the daemon never prints. Without rich it starts 28 ms sooner and is 4 MB smaller.
@@ -10,8 +12,9 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partialmethod
 from typing import Any, Final, Literal, TextIO
 
 import msgspec
@@ -34,7 +37,10 @@ with _without_rich():
 
 Level = Literal["debug", "info", "warning", "error"]
 
-_NUMBERS: Final[Mapping[Level, int]] = {
+_PRIORITIES: Final[Mapping[str, int]] = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
+"""What syslog(3), and with it the journal, calls our levels (sd-daemon(3): a line may start with `<N>`)."""
+
+_NUMBERS: Final[Mapping[str, int]] = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
     "warning": logging.WARNING,
@@ -42,9 +48,20 @@ _NUMBERS: Final[Mapping[Level, int]] = {
 }
 
 
-def set_up(level: Level = "info", stream: TextIO | None = None, environment: Mapping[str, str] = os.environ) -> None:
-    """Log from `level` upwards to the stream (stderr), in colour where it is a terminal and NO_COLOR is unset."""
+def set_up(
+    level: Level = "info",
+    stream: TextIO | None = None,
+    environment: Mapping[str, str] = os.environ,
+    note: Callable[[Mapping[str, Any]], None] | None = None,
+) -> None:
+    """Log from `level` upwards to the stream (stderr), in colour where it is a terminal and NO_COLOR is unset.
+
+    Lines bear their priorities where systemd says that the stream is its journal's (JOURNAL_STREAM).
+
+    `note` is told of every line from `info` upwards, whatever the level.
+    """
     stream = stream or sys.stderr
+    output = _Journal(stream) if _is_journal(stream, environment) else _Output(stream)
     last: list[Any]
     if stream.isatty():
         colors = not environment.get("NO_COLOR")
@@ -53,16 +70,35 @@ def set_up(level: Level = "info", stream: TextIO | None = None, environment: Map
         last = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_json)]
     structlog.configure(
         processors=[
+            *([_Noting(note, _NUMBERS[level])] if note else []),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             *last,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(_NUMBERS[level]),
-        logger_factory=lambda *_: _Output(stream),
+        wrapper_class=structlog.make_filtering_bound_logger(
+            min(_NUMBERS[level], logging.INFO) if note else _NUMBERS[level]
+        ),
+        logger_factory=lambda *_: output,
         cache_logger_on_first_use=True,
     )
     # hpack and h2 write a line per header at debug level, grpclib one for each ended stream at info
     logging.basicConfig(handlers=[_Foreign()], level=max(logging.WARNING, _NUMBERS[level]), force=True)
+
+
+class _Noting:
+    """Tells somebody of a line before it is written, or not written."""
+
+    def __init__(self, note: Callable[[Mapping[str, Any]], None], level: int) -> None:
+        self._note = note
+        self._level = level
+
+    def __call__(self, _logger: object, name: str, line: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        number = _NUMBERS.get(name, logging.ERROR)  # "critical", "exception"
+        if number >= logging.INFO:
+            self._note(line)
+        if number < self._level:
+            raise structlog.DropEvent
+        return line
 
 
 def _json(event: dict[str, Any], **_: Any) -> bytes:
@@ -87,6 +123,29 @@ class _Output:
             pass  # full disk, closed pipe, closed stream: there is nobody left to tell
 
     debug = info = warning = error = critical = exception = msg
+
+
+class _Journal(_Output):
+    """Puts each line's priority before it."""
+
+    def _prefixed(self, line: bytes | str, level: str) -> None:
+        text = line if isinstance(line, str) else line.decode()
+        self.msg(f"<{_PRIORITIES[level]}>{text}")
+
+    debug = partialmethod(_prefixed, level="debug")
+    info = partialmethod(_prefixed, level="info")
+    warning = partialmethod(_prefixed, level="warning")
+    error = partialmethod(_prefixed, level="error")
+    critical = partialmethod(_prefixed, level="critical")
+
+
+def _is_journal(stream: TextIO, environment: Mapping[str, str]) -> bool:
+    """Is it the one that systemd made for us, and has nobody redirected it (systemd.exec(5))?"""
+    try:
+        found = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False
+    return environment.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
 
 
 class _Foreign(logging.Handler):

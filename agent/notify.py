@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
@@ -15,23 +16,41 @@ class Notifier:
 
     address: str | None
     """A path, or a name in the abstract namespace after `@`; None: nobody listens."""
+    watchdog: float | None = None
+    """Seconds within which systemd wants to be told that we are alive (WatchdogSec=); None: it does not ask."""
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
-        """The one that systemd names in NOTIFY_SOCKET."""
-        return cls(environment.get("NOTIFY_SOCKET") or None)
+    def from_environment(cls, environment: Mapping[str, str] = os.environ, pid: int | None = None) -> Self:
+        """The one that systemd names in NOTIFY_SOCKET.
+
+        WATCHDOG_USEC counts if WATCHDOG_PID is this process or missing (sd_watchdog_enabled(3)).
+        """
+        microseconds = environment.get("WATCHDOG_USEC", "")
+        ours = environment.get("WATCHDOG_PID") in (None, "", str(os.getpid() if pid is None else pid))
+        asked = ours and microseconds.isdecimal() and int(microseconds) > 0
+        return cls(environment.get("NOTIFY_SOCKET") or None, int(microseconds) / 1e6 if asked else None)
 
     def ready(self, status: str) -> None:
-        """The start is over."""
+        """The start, or a reload, is over."""
         self._send(f"READY=1\nSTATUS={_one_line(status)}")
 
     def status(self, status: str) -> None:
         """What the service is doing, for `systemctl status`."""
         self._send(f"STATUS={_one_line(status)}")
 
+    def reloading(self) -> None:
+        """A reload has begun; `ready` ends it."""
+        microseconds = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000  # which Type=notify-reload wants
+        self._send(f"RELOADING=1\nMONOTONIC_USEC={microseconds}\nSTATUS=reading the configuration again")
+
+    def feed(self) -> None:
+        """We are alive; nothing is said where systemd does not ask."""
+        if self.watchdog is not None:
+            self._send("WATCHDOG=1")
+
     def stopping(self) -> None:
         """The end has begun."""
-        self._send("STOPPING=1")
+        self._send("STOPPING=1\nSTATUS=stopping")
 
     def _send(self, message: str) -> None:
         if self.address is None:

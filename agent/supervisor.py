@@ -7,45 +7,56 @@ Stop: streams end normally, sockets go; threads that hang hold nothing up. One s
 from __future__ import annotations
 
 import asyncio
-import gc
-import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from functools import partial
 from typing import Any, Final
 
 import anyio
 import structlog
 from anyio.abc import TaskGroup
 
-from agent import limits
-from agent.config import Config
-from agent.devices.claims import Ledger
-from agent.devices.discovery import Discoverer, News
+from agent import garbage
+from agent.applying import Applier
+from agent.config import AgentConfig, Config
+from agent.console import views
+from agent.console.service import serve
+from agent.control import AgentControl, Parts
+from agent.counting import Counts
+from agent.devices.adoption import Adopter
+from agent.devices.claims import Ledger, names_of
+from agent.devices.features import FeatureFile
 from agent.devices.health import HealthBook
 from agent.devices.inventory import Inventory
-from agent.devices.model import Held, Snapshot
+from agent.devices.keeping import Keeper
+from agent.devices.model import Held, Slot
+from agent.devices.news import News
+from agent.devices.oddities import Oddities
 from agent.devices.releases import Releaser
-from agent.devices.sources.base import Resync
-from agent.devices.sources.paths import Change, DirectoryWatch, PathSource
-from agent.devices.sources.uevents import UeventSource
+from agent.devices.resuming import Resumer
+from agent.devices.sources.base import boot_id
 from agent.devices.state import StateFile
-from agent.devices.telling import tell
+from agent.devices.turns import Turns
+from agent.events import Events
 from agent.kubelet.allocation import Allocator
-from agent.kubelet.lock import exclusive, remove_leftovers
+from agent.kubelet.errands import Errands
+from agent.kubelet.lapses import Lapses
 from agent.kubelet.plugin import Plugin
-from agent.kubelet.registration import Kubelet, Registrar
+from agent.kubelet.preference import Preferences
+from agent.kubelet.prestart import Starter
 from agent.kubelet.witnesses import Witnesses
 from agent.notify import Notifier
+from agent.publishing import Publisher
+from agent.reloading import Change, Reloader
+from agent.serving import Serving
 from agent.supervision import supervise
-from backends.base import ANY_SUBSYSTEM, Backend, Hint, Uevent, Watches
+from agent.watchdog import Watchdog
+from agent.watching import Watching
+from backends.base import Backend, Clears, Record, Signal
 
 SETTLE: Final = 2.0
 """Seconds that first scans, and the kubelet's memory, may take before resources are listed without them."""
-
-_DIRECTORY_RETRY: Final = 1.0  # seconds
-_TELL_AFTER: Final = 0.002  # seconds from a change to its line in the log: the kubelet is told first
 
 log = structlog.get_logger()
 
@@ -53,66 +64,132 @@ log = structlog.get_logger()
 class Agent:
     """The daemon: every part, and what flows between them."""
 
-    def __init__(self, config: Config, backends: Mapping[str, Backend[Any]], notifier: Notifier) -> None:
-        """Prepare; `backends` has an instance for every kind that the config names."""
+    def __init__(
+        self,
+        config: Config,
+        backends: Mapping[str, Backend[Any]],
+        notifier: Notifier,
+        events: Events | None = None,
+    ) -> None:
+        """Prepare; `backends` has an instance for every kind that the config names, `events` are what the log tells."""
         settings = config.agent
         self.config = config
+        self.watchdog = Watchdog(notifier)
+        self.counts = Counts()
+        self._watching = Watching(
+            settings, config.host, backends, self._digest, self._recorded, self.watchdog, self.counts
+        )
+        backends = self._watching.backends  # those in force, always
         self.inventory = Inventory(config.resources, backends)
-        self.discoverers = {kind: self._discoverer(kind, backend) for kind, backend in backends.items()}
-        self._health = HealthBook()
+        self.discoverers = self._watching.discoverers
+        self._oddities = Oddities(self.inventory, self.discoverers)
+        self._health = HealthBook(boot_id(config.host))
         self._health_changed = asyncio.Event()
         self._ledger = Ledger()
-        self._state = StateFile(settings.state_dir)
-        self._releaser = Releaser(config.host, backends, self._ledger)
+        self._errands = Errands(Turns(), self._look_at)
+        self._releaser = Releaser(config.host, backends, self._ledger, self._errands.turns, self._keep_state)
+        self._keeper = Keeper(StateFile(settings.state_dir), self._ledger, self._releaser, self.inventory, self._health)
+        self._adopter = Adopter(backends, self._errands.turns, self._look_at)
         self._notifier = notifier
-        self._watches: dict[str, Watches] = {}
-        self._uevents = None if settings.uevents == "off" else UeventSource(self._take, config.host, settings.uevents)
-        self._paths = PathSource(self._take, config.host)
-        self._kubelet = Kubelet(settings.plugin_dir / "kubelet.sock")
-        self._directory = DirectoryWatch(self._directory_changed, self._kubelet.look)
-        self._directory_news = asyncio.Event()
-        workers = {kind: discoverer.workers for kind, discoverer in self.discoverers.items()}
-        self._allocator = Allocator(self.inventory, backends, workers, self._record)
-        self._witnesses = Witnesses(
-            self._ledger,
-            settings.kubelet_root / "pod-resources" / "kubelet.sock",
+        features = settings.nfd_features.path
+        self._features = None if features is None else FeatureFile(features, self._slots)
+        self._preferences = Preferences(self.inventory, backends)
+        self._allocator = Allocator(self.inventory, backends, self._errands, self._record)
+        self._starter = self._make_starter(backends)
+        self._witnesses = self._make_witnesses(settings)
+        acting = self._errands.turns, self._look_at
+        self._resumer = Resumer(backends, self.inventory, self._ledger, *acting, self._witnesses.know)
+        self._kubelet_watch = self.watchdog.pulse("kubelet's directory")
+        self._serving = Serving(
             settings.plugin_dir,
-            served=self._served,
+            notifier,
+            self._plugin,
+            catch_up=self._catch_up,
+            alongside=self._mind_claims,
+            counts=self.counts,
+            beat=self._kubelet_watch.beat,
+        )
+        self._lapses = Lapses(settings.pod_resources, self._serving.every_registrar)
+        self._publisher = Publisher(
+            self.inventory, self._serving, self._adopter, self._oddities, self._features, self.counts
+        )
+        self._applier = self._make_applier()
+        self._reloader = Reloader(lambda: self.config, self._apply, notifier, lambda: self._serving.status)
+        self.control = self._make_control(backends, events or Events())
+        """What the faces ask."""
+        self._tasks: TaskGroup  # of the running agent
+
+    def _make_starter(self, backends: Mapping[str, Backend[Any]]) -> Starter:
+        return Starter(
+            self.inventory,
+            self._ledger,
+            backends,
+            self._errands,
+            health=lambda hardware, reset: self._health.to_holder(
+                hardware, time.monotonic(), Clears.OUR_RESET if reset else None
+            ),
+            was_reset=self._was_reset,
+        )
+
+    def _make_witnesses(self, settings: AgentConfig) -> Witnesses:
+        return Witnesses(
+            self._ledger,
+            settings.pod_resources,
+            settings.plugin_dir,
+            served=self.inventory.kind,
             devices=lambda slot: found.device if (found := self.inventory.slot(*slot)) else None,
             began=self._claims_began,
             ended=self._claims_ended,
             resend=self._resend,
         )
-        self._tasks: TaskGroup  # of the running agent
-        self._lists: dict[str, Snapshot] = {}
-        self._omitted: dict[str, int] = {}
-        self._broken: dict[str, str] = {}
-        self._plugins: dict[str, Plugin] = {}
-        self._registrars: dict[str, tuple[Registrar, anyio.CancelScope]] = {}
-        self._leaving: set[str] = set()
-        self._names_changed = asyncio.Event()
 
-    def _discoverer(self, kind: str, backend: Backend[Any]) -> Discoverer:
-        settings = self.config.agent
-        return Discoverer(
-            kind, backend, self._digest, resync=settings.resync, probe=settings.probe, on_watches=self._watch
+    def _make_applier(self) -> Applier:
+        return Applier(
+            self._watching,
+            self.inventory,
+            self._serving,
+            self._preferences,
+            self._starter,
+            self._adopter,
+            self._oddities,
+            self._learn,
+            self._flush,
         )
+
+    def _make_control(self, backends: Mapping[str, Backend[Any]], events: Events) -> AgentControl:
+        return AgentControl(
+            Parts(
+                self._configuration,
+                self.inventory,
+                backends,
+                self.discoverers,
+                self._health,
+                self._adopter,
+                self._serving,
+                self._witnesses,
+                events,
+                drain=self.drain,
+                undrain=self.undrain,
+                reload=self.reload,
+                unkept=self._keeper.unkept,
+            )
+        )
+
+    def _plugin(self, name: str) -> Plugin:
+        allocator, starter = self._allocator, self._starter
+        return Plugin(name, allocator.allocate, self._preferences.of(name), starter.of(name), counts=self.counts)
 
     # --- start and stop ---
 
     async def run_until_signal(self) -> None:
-        """Run until SIGTERM or SIGINT.
-
-        What the start made lives as long as the process, and is kept out of the garbage collector's sight: walking
-        its 50,000 objects would stop the loop for 20 ms now and then.
-        """
-        log.info("starting", config=str(self.config.source or "none; KubeVirt's devices"))
+        """Run until SIGTERM or SIGINT."""
+        log.info("starting", file=str(self.config.source or "none; KubeVirt's devices"))
         loop = asyncio.get_running_loop()
         with anyio.CancelScope() as scope:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._stop, scope, number)
-            loop.add_signal_handler(signal.SIGHUP, _cannot_reload)  # its default would end us
-            await self.run(gc.freeze)
+            loop.add_signal_handler(signal.SIGHUP, self._reloader.request)
+            await self.run(garbage.settle)
         log.info("stopped")
 
     def _stop(self, scope: anyio.CancelScope, number: int) -> None:
@@ -122,148 +199,146 @@ class Agent:
 
     async def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
         """Run until cancelled; `on_ready` is called before the first registration."""
-        if self.config.http_listen is not None:
-            log.warning("http-not-served", listen=self.config.http_listen, reason="this version has no HTTP face yet")
+        self._keeper.restore()  # before anything is seen: what was drained or latched is not Healthy for a moment
+        if (read := self._health.handled.get("kmsg")) is not None:
+            self._watching.kmsg.after = read.boot, read.sequence
         async with anyio.create_task_group() as self._tasks:
-            self._start_sources()
-            for kind, discoverer in self.discoverers.items():
-                self._tasks.start_soon(supervise, f"discovery of {kind}", discoverer.run)
+            self._watching.start(self._tasks)
+            self._tasks.start_soon(supervise, self._kubelet_watch.part, self._serving.watch, self._kubelet_watch)
+            self._tasks.start_soon(supervise, "watchdog", self.watchdog.run)
             self._tasks.start_soon(supervise, "health", self._ripen)
+            self._tasks.start_soon(
+                supervise, "admin socket", partial(serve, self.control, self.config.agent.admin_socket)
+            )
+            if self.config.http_listen is not None:
+                self._tasks.start_soon(supervise, "HTTP", partial(self._serve_http, self.config.http_listen))
             await self._settle()
             log.info("ready", resources=self.inventory.names())
-            self._notifier.ready(f"waiting for {self._kubelet.socket}")
+            self._notifier.ready(f"waiting for {self._serving.kubelet.socket}")
             on_ready()
-            self._tasks.start_soon(supervise, "kubelet", self._serve)
+            self._tasks.start_soon(supervise, "kubelet", self._serving.run)
+            self._tasks.start_soon(supervise, "reload", self._reloader.run)
+            self._tasks.start_soon(supervise, "configuration file", self._reloader.watch)
 
-    def _start_sources(self) -> None:
-        """Listen before looking, so that nothing happens unseen in between."""
-        for discoverer in self.discoverers.values():
-            self._watches[discoverer.kind] = discoverer.watches()
-        self._listen_to(self._all_watches())
-        self._directory.watch(frozenset({self.config.agent.plugin_dir}))
-        for name, source in {"inotify": self._paths.run, "kubelet's directory": self._run_directory}.items():
-            self._tasks.start_soon(supervise, name, source)
-        if self._uevents is not None:
-            self._tasks.start_soon(supervise, "uevents", self._run_uevents)
+    async def _serve_http(self, listen: str) -> None:
+        from agent.console.http import serving  # noqa: PLC0415  # 4 MB and 60 ms that most nodes can do without
 
-    async def _run_uevents(self) -> None:
-        assert self._uevents is not None
-        async with anyio.create_task_group() as tasks:
-            await tasks.start(self._uevents.run)
-            self._rescan()  # opening the socket took 30 ms, in which the first scan was under way
-
-    async def _run_directory(self) -> None:
-        async with anyio.create_task_group() as tasks:
-            await tasks.start(self._directory.run)
-            self._kubelet.look()
-
-    async def _remember(self) -> None:
-        """Claims of an earlier run, as we kept them and as the kubelet remembers them."""
-        kept = self._state.read()
-        self._ledger.restore(kept.claims, time.monotonic())
-        self.inventory.claim(kept.claims)
-        await self._witnesses.ask()
+        await serving.serve(self.control, self.watchdog, self.counts, listen)
 
     async def _settle(self) -> None:
-        """Give our memory and every backend's first scan their time."""
+        """Give the kubelet's memory and every backend's first scan their time."""
         with anyio.move_on_after(SETTLE):
-            await self._remember()
-            for discoverer in self.discoverers.values():
-                await discoverer.first_scan.wait()
+            await self._witnesses.ask()
+            await self._watching.looked()
+            await self._watching.caught_up()  # the first list tells what was logged before we came
         for kind, discoverer in self.discoverers.items():
             if not discoverer.first_scan.is_set():
                 log.warning("backend-slow", backend=kind, waited=SETTLE, then="listing what is known so far")
             self.inventory.ready(kind)
         self._flush()
+        self._oddities.tell_of_selectors(self.config.resources)
 
     # --- from the kernel to the lists ---
 
-    def _take(self, hint: Hint | Resync) -> None:
-        """A source has something to say."""
-        if isinstance(hint, Resync):
-            log.warning("resync", reason=hint.reason)
-            self._rescan()
-            return
-        for kind, discoverer in self.discoverers.items():
-            if _concerns(hint, self._watches[kind]):
-                discoverer.hint(hint)
-
-    def _rescan(self) -> None:
-        for discoverer in self.discoverers.values():
-            discoverer.rescan()
-
-    def _watch(self, kind: str, watches: Watches) -> None:
-        """A backend wants to hear of something else from now on."""
-        if self._watches.get(kind) == watches:
-            return
-        self._watches[kind] = watches
-        self._listen_to(self._all_watches())
-
-    def _all_watches(self) -> Watches:
-        every = Watches()
-        for watches in self._watches.values():
-            every |= watches
-        return every
-
-    def _listen_to(self, watches: Watches) -> None:
-        self._paths.watch(watches.directories)
-        if self._uevents is not None:
-            self._uevents.watch(watches.subsystems)
+    def _recorded(self, signals: Sequence[Signal], record: Record) -> None:
+        """The kernel told a fact that means this."""
+        self.inventory.set_health(self._health.recorded(signals, record, time.monotonic()))
+        self._flush()
+        asyncio.get_running_loop().call_soon(self._health_changed.set)  # a turn later: the streams send first
 
     def _digest(self, news: News) -> None:
         """Discovery found something different."""
-        self.inventory.update(news.backend, news.units)
-        self.inventory.set_health(self._health.probed(news.backend, news.signals, time.monotonic()))
-        self._flush()
-        self._health_changed.set()  # after the streams were woken: they go first
-        for resource, why in self.inventory.broken.items() - self._broken.items():
-            log.error("resource-broken", resource=resource, backend=news.backend, reason=why)
-        self._broken = dict(self.inventory.broken)
+        self._learn(news)
+        self._flush(news.since)
+        asyncio.get_running_loop().call_soon(self._health_changed.set)  # as above
+        self._oddities.tell_of_failures()
+
+    def _learn(self, news: News) -> None:
+        self.inventory.update(news.backend, news.units, news.links)
+        now = time.monotonic()
+        ours = self._errands.turns.have_effects()
+        found = self._health.found(news.backend, news.units, now, beside=news.beside, anew=news.anew, ours=ours)
+        self.inventory.set_health(found)
+        self.inventory.set_health(self._health.probed(news.backend, news.signals, now))
 
     async def _ripen(self) -> None:
-        """Let time pass for delayed signals."""
+        """Let time pass for what is delayed, drained or quarantined; have what must be kept written."""
         while True:
             now = time.monotonic()
-            self.inventory.set_health(self._health.ripen(now))
+            self.inventory.set_health(self._health.ripen(now, time.time()))
             self._flush()
+            self._tasks.start_soon(self._keeper.write_health)
             self._health_changed.clear()
-            deadline = self._health.next_deadline(now)
+            deadline = self._health.next_deadline()
             with anyio.move_on_after(None if deadline is None else deadline - now):
                 await self._health_changed.wait()
 
-    def _flush(self) -> None:
-        """Hand the lists that changed to their plugins, and say what happened."""
-        for snapshot in self.inventory.take():
-            before = self._lists.get(snapshot.resource)
-            self._lists[snapshot.resource] = snapshot
-            if (plugin := self._plugins.get(snapshot.resource)) is not None:
-                plugin.publish(snapshot)
-            # after the streams have sent it, which takes them two turns of the loop
-            asyncio.get_running_loop().call_later(_TELL_AFTER, tell, before.slots if before else None, snapshot)
-            self._note_omitted(snapshot.resource)
-        if set(self.inventory.names()) != self._plugins.keys():
-            self._names_changed.set()
+    def _flush(self, since: float | None = None) -> None:
+        """What has changed goes to the kubelet and the log; since when, if an event was the cause."""
+        if self._publisher.publish(time.monotonic(), since):
+            self._tasks.start_soon(self._adopt_what_is_new)
 
-    def _note_omitted(self, resource: str) -> None:
-        """Say it when more or fewer IDs are left out than before, loudly."""
-        omitted = self.inventory.omitted(resource)
-        if omitted != self._omitted.get(resource, 0):
-            log.error("list-too-long", resource=resource, omitted=omitted, limit=limits.MESSAGE_LIMIT)
-        self._omitted[resource] = omitted
+    # --- another configuration ---
+
+    async def reload(self) -> views.Reloaded:
+        """Read the configuration again and apply what changed.
+
+        Raises:
+            RefusedError: it has mistakes, all of them in the sentence; nothing has changed.
+        """
+        return await asyncio.shield(self._reloader.request())
+
+    async def _apply(self, change: Change) -> None:
+        """Put another configuration into force."""
+        outlooks = await self._applier.look_ahead(change, SETTLE)
+        self.config = change.difference.config
+        self._applier.apply(change, outlooks)
+        self._health_changed.set()
+        self._tasks.start_soon(self._adopt_what_is_new)
+
+    async def _adopt_what_is_new(self) -> None:
+        """Once everybody has looked: until then, nobody knows what is another's."""
+        await self._watching.looked()
+        self._adopter.configure(self.inventory.configured.in_force(), self.inventory.slots)
+
+    def _slots(self) -> dict[str, dict[str, Slot]]:
+        return {name: dict(self.inventory.slots(name)) for name in self.inventory.names()}
+
+    # --- what an operator sees and decides ---
+
+    def _configuration(self) -> views.Configuration:
+        config, reloader = self.config, self._reloader
+        return views.Configuration(str(config.source or ""), config.read_at, reloader.mistakes, reloader.needs_restart)
+
+    async def drain(self, hardware: Iterable[str], reason: str, until: float | None = None) -> None:
+        """Offer this hardware to no new pod, until then (seconds since the epoch) or until it is undrained.
+
+        Raises:
+            FairleadError: the time is past, or none.
+        """
+        self.inventory.set_health(self._keeper.drain(hardware, reason, until))
+        await self._after_word()
+
+    async def undrain(self, hardware: Iterable[str]) -> tuple[str, ...]:
+        """Put this hardware back into service; the reasons that ended: `drained`, `flapping`, `xid-79`."""
+        changes, ended = self._keeper.undrain(hardware)
+        self.inventory.set_health(changes)
+        await self._after_word()
+        return ended
+
+    async def _after_word(self) -> None:
+        self._flush()
+        self._health_changed.set()
+        await self._keeper.write_health()
 
     # --- claims ---
-
-    def _served(self) -> dict[str, str]:
-        """The resources that are ours, with their backends."""
-        retiring = {held.resource: held.backend for held in self._ledger.held()}
-        return retiring | {resource.name: resource.spec.backend for resource in self.config.resources}
 
     async def _record(self, given: Sequence[Held]) -> None:
         """An Allocate is about to give these."""
         changed = self._ledger.allocate(given, time.monotonic())
         self.inventory.claim(given)
         if changed:
-            await self._state.write(self._ledger.held())
+            await self._keeper.write_claims()
         self._witnesses.allocated()
 
     def _claims_began(self, news: Sequence[Held]) -> None:
@@ -271,122 +346,54 @@ class Agent:
         self._after_claims_changed()
 
     def _claims_ended(self, ended: Sequence[Held]) -> None:
-        log.info("claims-ended", slots=[f"{held.resource}/{held.id}" for held in ended])
+        log.info("claims-ended", count=len(ended), slots=names_of(held.slot for held in ended))
         self.inventory.unclaim(ended)
+        self._releaser.add(ended)
         self._after_claims_changed()
-        self._tasks.start_soon(self._releaser.release, ended)
 
     def _after_claims_changed(self) -> None:
         self._flush()
-        self._tasks.start_soon(self._state.write, self._ledger.held())
+        self._keep_state()
+
+    def _keep_state(self) -> None:
+        self._tasks.start_soon(self._keeper.write_claims)
+
+    async def _adopt(self) -> None:
+        await self._adopt_what_is_new()
+        await self._adopter.run()
+
+    async def _look_at(self, kind: str, units: Set[str]) -> None:
+        if (discoverer := self.discoverers.get(kind)) is not None:  # else it is no longer configured, and sees nothing
+            await discoverer.look_at(units)
+
+    def _was_reset(self, hardware: Set[str]) -> None:
+        self.inventory.set_health(self._health.cleared(Clears.OUR_RESET, hardware, time.monotonic()))
+        self._flush()
+        self._health_changed.set()
 
     def _resend(self, resource: str) -> None:
         self.inventory.touch(resource)
         self._flush()
 
-    # --- the kubelet ---
-
-    def _directory_changed(self, path: Path, change: Change) -> None:
-        self._directory_news.set()
-        if path == self._kubelet.socket and change is Change.CREATED:
-            self._kubelet.look()
-
-    async def _serve(self) -> None:
-        """Serve every resource, in our directory, as the only agent there."""
-        ours = await self._make_directory()
-        self._notifier.status(f"waiting for {ours / 'lock'}")
-        async with exclusive(ours / "lock") as waited:
-            remove_leftovers(ours)
-            if waited:
-                await self._catch_up()
-            self._kubelet.look()
-            if not self._kubelet.generation:
-                log.info("waiting-for-kubelet", socket=str(self._kubelet.socket))
-            self._report()
-            try:
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(supervise, "claims", self._witnesses.run)
-                    while True:
-                        self._names_changed.clear()
-                        self._follow_names(tasks)
-                        await self._names_changed.wait()
-            finally:
-                self._registrars.clear()
-                self._plugins.clear()
-                self._leaving.clear()
+    async def _mind_claims(self) -> None:
+        """What only the one agent of a node may do: keep the state, end claims and undo them, act before any pod asks."""
+        await self._keeper.begin()
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(supervise, "claims", self._witnesses.run)
+                tasks.start_soon(supervise, "lapses", self._lapses.run)
+                tasks.start_soon(supervise, "releases", self._releaser.run)
+                tasks.start_soon(supervise, "adoption", self._adopt)
+                tasks.start_soon(self._resumer.run, self._watching.looked)
+                if self._features is not None:
+                    tasks.start_soon(supervise, "features", self._features.run)
+        finally:
+            self._errands.close()
 
     async def _catch_up(self) -> None:
-        """Learn what the agent before us gave while we waited for it to go."""
+        """Learn what the agent before us gave, and was told, while we waited for it to go."""
+        self._keeper.restore()
         with anyio.move_on_after(SETTLE):
-            await self._remember()
+            await self._witnesses.ask()
         self._flush()
-
-    async def _make_directory(self) -> Path:
-        """Wait for the plugin directory and make ours in it."""
-        ours = self.config.agent.plugin_dir / limits.SOCKET_DIRECTORY
-        complaint = ""
-        while True:
-            self._directory_news.clear()
-            try:
-                ours.mkdir(mode=0o750, exist_ok=True)
-            except OSError as error:
-                if str(error) != complaint:
-                    complaint = str(error)
-                    self._notifier.status(f"waiting for {ours.parent}: {error}")
-                    log.warning("plugin-directory-unusable", error=complaint, then="trying again until it is usable")
-            else:
-                return ours
-            with anyio.move_on_after(_DIRECTORY_RETRY):
-                await self._directory_news.wait()
-
-    def _report(self) -> None:
-        """Tell systemd what we are at."""
-        if not self._kubelet.generation:
-            self._notifier.status(f"waiting for {self._kubelet.socket}")
-            return
-        registered = sum(registrar.registered for registrar, _ in self._registrars.values())
-        self._notifier.status(f"{registered} of {len(self._registrars)} resources registered")
-
-    def _follow_names(self, tasks: TaskGroup) -> None:
-        """Have a server for each resource of the inventory, and for no other."""
-        names = self.inventory.names()
-        for name in self._registrars.keys() - set(names):
-            self._registrars.pop(name)[1].cancel()
-            self._leaving.add(name)
-            self._plugins.pop(name)
-            self._lists.pop(name, None)
-            log.info("resource-retired", resource=name)
-        for name in names:
-            if name in self._registrars or name in self._leaving:
-                continue  # a name that is back waits for its old server's end: never two streams (A2)
-            plugin = self._plugins[name] = Plugin(name, self._allocator.allocate)
-            registrar = Registrar(plugin, self._kubelet, self.config.agent.plugin_dir, self._endpoint(name))
-            registrar.on_change = self._report
-            scope = anyio.CancelScope()
-            self._registrars[name] = registrar, scope
-            if (snapshot := self._lists.get(name)) is not None:
-                plugin.publish(snapshot)
-            tasks.start_soon(self._keep, name, registrar, scope)
-
-    async def _keep(self, name: str, registrar: Registrar, scope: anyio.CancelScope) -> None:
-        """Serve a resource until its scope is cancelled."""
-        with scope:
-            await supervise(name, registrar.run)
-        self._leaving.discard(name)
-        self._names_changed.set()
-
-    def _endpoint(self, name: str) -> str:
-        """The resource's socket, relative to the plugin directory."""
-        ours = self.config.agent.plugin_dir / limits.SOCKET_DIRECTORY
-        room = limits.SOCKET_PATH_LIMIT - len(os.fsencode(ours)) - 1
-        return f"{limits.SOCKET_DIRECTORY}/{limits.socket_name(name, room)}"
-
-
-def _cannot_reload() -> None:
-    log.warning("not-reloaded", reason="this version reads its configuration at its start only", then="restart it")
-
-
-def _concerns(hint: Hint, watches: Watches) -> bool:
-    if isinstance(hint, Uevent):
-        return hint.subsystem in watches.subsystems or ANY_SUBSYSTEM in watches.subsystems
-    return hint.path.parent in watches.directories or hint.path in watches.directories
+        self._health_changed.set()

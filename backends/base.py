@@ -11,11 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Generic
 
+from backends.durations import Seconds
+from backends.errors import reason_of
 from backends.host import Host, HostPath
 from backends.known import Known
 from backends.values import (
     ALL,
     ANY_SUBSYSTEM,
+    PLACEHOLDER,
     All,
     Clears,
     ContainerEdits,
@@ -24,10 +27,14 @@ from backends.values import (
     Grant,
     Hint,
     Link,
+    LinkChange,
+    Measure,
     Mount,
     Node,
     Options,
     PathChange,
+    Placement,
+    PreStart,
     Problem,
     Record,
     Released,
@@ -35,6 +42,7 @@ from backends.values import (
     ResourceSpec,
     Selector,
     Signal,
+    Trend,
     Uevent,
     Verdict,
     Watches,
@@ -43,6 +51,7 @@ from backends.values import (
 __all__ = [
     "ALL",
     "ANY_SUBSYSTEM",
+    "PLACEHOLDER",
     "All",
     "AllocationRefused",
     "Backend",
@@ -56,18 +65,25 @@ __all__ = [
     "HostPath",
     "Known",
     "Link",
+    "LinkChange",
+    "Measure",
     "Mount",
     "Node",
+    "NotReady",
     "Options",
     "OptionsError",
     "PathChange",
+    "Placement",
+    "PreStart",
     "Problem",
     "Record",
     "Released",
     "Resource",
     "ResourceSpec",
+    "Seconds",
     "Selector",
     "Signal",
+    "Trend",
     "Uevent",
     "Verdict",
     "Watches",
@@ -80,6 +96,10 @@ class AllocationRefused(Exception):  # noqa: N818  # the name the design gives i
     def __init__(self, sentence: str) -> None:
         super().__init__(sentence)
         self.sentence = sentence
+
+
+class NotReady(Exception):  # noqa: N818  # as AllocationRefused
+    """Hardware cannot be made ready; one sentence, for the node's administrator."""
 
 
 class OptionsError(ValueError):
@@ -105,8 +125,8 @@ class Backend(ABC, Generic[Options]):
     """A kind of hardware.
 
     Write `units`, `discover` and `edits`; the rest has defaults. One instance serves all resources of its
-    kind. `units`, `discover`, `probe`, `claim`, `prepare` and `release` run in worker threads and may block;
-    everything else is pure and runs on the event loop.
+    kind. `units`, `discover`, `probe`, `glance`, `adopt`, `claim`, `prepare` and `release` run in worker threads and may
+    block; everything else is pure and runs on the event loop.
     """
 
     options_type: ClassVar[type[Any]]
@@ -169,7 +189,10 @@ class Backend(ABC, Generic[Options]):
         return ALL
 
     def signals(self, record: Record) -> Iterable[Signal]:
-        """What a record says about hardware; pure. These latch until something in `clears_on` happens."""
+        """What a record says about hardware; pure. These latch until something in `clears_on` happens.
+
+        A FINE one says that this has happened: the hardware's latched signals that wait for any of it end.
+        """
         return ()
 
     def probe(self, device: Device) -> Iterable[Signal]:
@@ -179,17 +202,43 @@ class Backend(ABC, Generic[Options]):
             try:
                 mode = self.host.local(node.path).stat().st_mode
             except OSError as error:
-                why = (error.strerror or str(error)).lower()
-                yield Signal(hardware, "node-missing", Verdict.NOW, f"{node.path} cannot be used: {why}")
+                reason = reason_of(error)
+                yield Signal(hardware, "node-missing", Verdict.NOW, f"{node.path} cannot be used: {reason}")
                 continue
             if not (stat.S_ISCHR(mode) or stat.S_ISBLK(mode)):
                 yield Signal(hardware, "not-a-device", Verdict.NOW, f"{node.path} is not a device node")
+
+    def glance(self, device: Device) -> object:
+        """What of the device's health changes without an event, as cheaply as it can be read; asked each `Watches.poll`.
+
+        The device is probed if this does not equal the last one, or if it is ill. By default the two are never equal.
+        """
+        return object()
 
     def ids(self, resource: Resource[Options], device: Device) -> Sequence[str]:
         """The IDs under which the device is offered; unique within the resource, stable for ever."""
         if resource.spec.replicas == 1:
             return (device.key,)
         return tuple(f"{device.key}::{n}" for n in range(resource.spec.replicas))
+
+    def adopts(self, resource: Resource[Options]) -> bool:
+        """Has `adopt` anything to do for this resource? By default: is it written at all?"""
+        return type(self).adopt is not Backend.adopt
+
+    def adopt(self, resource: Resource[Options], device: Device) -> bool:
+        """Make hardware ready that has joined the resource, before any pod asks (bind a driver); may block 60 s.
+
+        Called by the daemon alone, never for `fairlead discover`: for a device that is new or has changed, once every
+        backend had its first scan, so that hardware which another resource has is left alone. May be called again
+        for the same.
+
+        Returns:
+            was anything done? Then the unit is looked at again.
+
+        Raises:
+            NotReady: told in the log; it is tried again.
+        """
+        return False
 
     def needs_claim(self, resource: Resource[Options]) -> bool:
         """Has `claim` anything to do for this resource? Else no thread is asked. By default: is it written at all?"""
@@ -198,12 +247,32 @@ class Backend(ABC, Generic[Options]):
     def claim(self, resource: Resource[Options], grants: Sequence[Grant]) -> None:
         """Make the hardware ready before it is handed out (bind a driver, make a node); may block 10 s.
 
+        Idempotent: a pod that is created again claims again, also what was never released; and at our start, after a
+        reboot say, what pods still have is claimed again, once. The devices are looked at again before `edits`.
+
         Raises:
             AllocationRefused: with the sentence for the pod's owner.
         """
 
-    def prepare(self, resource: Resource[Options], grants: Sequence[Grant]) -> None:
-        """Check or reset the hardware before a container starts (PreStartContainer); may block 30 s."""
+    def prefers(self, resource: Resource[Options]) -> bool:
+        """Does it matter which of the free devices a pod gets? Then the kubelet is told to ask. By default: to share."""
+        return resource.spec.replicas > 1
+
+    def prepare(self, resource: Resource[Options], grants: Sequence[Grant]) -> Iterable[str]:
+        """Reset the hardware before a container starts (`pre_start = "reset"`); may block 27 s.
+
+        It is asked only for hardware that no other pod has. A backend that does not write this cannot be asked to reset.
+
+        Returns:
+            the hardware that was reset: latched signals that wait for `Clears.OUR_RESET` end.
+
+        Raises:
+            AllocationRefused: with the sentence for the pod's owner.
+        """
+        return ()
 
     def release(self, ended: Sequence[Released], idle: frozenset[str]) -> None:
-        """Undo `claim` for what pods no longer hold; `idle` is hardware that nobody holds any more."""
+        """Undo `claim` for what pods no longer hold; `idle` is hardware that nobody holds any more; may block 30 s.
+
+        Idempotent: one that raises or hangs is made again, also by our next run, until it works.
+        """

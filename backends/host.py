@@ -41,10 +41,15 @@ class Host:
     """Where this process sees the host's trees."""
 
     root: Path = Path("/")
+    """Where everything is seen that is in none of the trees below."""
     sys: Path = Path("/sys")
+    """Where the host's /sys is seen."""
     dev: Path = Path("/dev")
+    """Where the host's /dev is seen."""
     proc: Path = Path("/proc")
+    """Where the host's /proc is seen."""
     run: Path = Path("/run")
+    """Where the host's /run is seen: udev's database, sockets."""
 
     @classmethod
     def below(cls, root: Path) -> Host:
@@ -62,6 +67,13 @@ class Host:
             if path.text.startswith(prefix + "/"):
                 return tree / path.text[len(prefix) + 1 :]
         return self.root / path.text.lstrip("/")
+
+    def spell(self, path: HostPath) -> str:
+        """The same as text, where thousands are asked for: it takes a tenth of the time."""
+        for prefix, tree in self._trees():
+            if path.text == prefix or path.text.startswith(prefix + "/"):
+                return f"{tree}{path.text[len(prefix) :]}"
+        return f"{self.root}/{path.text.lstrip('/')}"
 
     def host(self, path: Path) -> HostPath:
         """The host's name for what this process sees as `path`.

@@ -15,7 +15,10 @@ ENTRY_POINT_GROUP: Final = "fairlead.backends"
 
 _BUILT_IN: Final = {
     "chardev": "backends.chardev:CharDev",
+    "gpu": "backends.gpu:Gpu",
+    "infiniband": "backends.infiniband:InfiniBand",
     "stub": "backends.stub:Stub",
+    "vfio": "backends.vfio:Vfio",
 }
 
 

@@ -39,6 +39,7 @@ from backends.base import (
     Verdict,
     Watches,
 )
+from backends.errors import reason_of
 
 _VERDICTS: Final = {"unhealthy": Verdict.NOW, "degraded": Verdict.DEGRADED}
 _STATES: Final = ("healthy", *_VERDICTS, "gone")
@@ -48,8 +49,11 @@ class StubDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Some devices that are alike."""
 
     count: int = 1
+    """How many of them there are."""
     numa_node: int | None = None
+    """What the kubelet is told of their place; by default nothing."""
     attributes: dict[str, str] = {}
+    """What selectors match."""
 
 
 class StubOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -151,7 +155,7 @@ class Stub(Backend[StubOptions]):
         except FileNotFoundError:
             return _States()
         except OSError as error:
-            return _States(problems=(f"it cannot be read: {(error.strerror or str(error)).lower()}",))
+            return _States(problems=(f"it cannot be read: {reason_of(error)}",))
         return _parse(text)
 
 

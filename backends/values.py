@@ -6,9 +6,10 @@ Everything here is frozen. Import it from `backends.base`, beside the interface 
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -45,31 +46,40 @@ class Device:
     hardware: frozenset[str]
     """What it owns: `pci:0000:3b:00.0`, `usb:1-2`, `node:c:10:232`. Owned by one resource at a time."""
     resource: str | None = None
-    """The one resource it was built for (a bundle, a pool); None: any resource that selects it."""
+    """The one resource it was built for (a bundle, a pool), as configured; None: any resource that selects it."""
     depends: frozenset[str] = frozenset()
     """Hardware it does not own but whose health counts for it (MIG → GPU, VF → PF)."""
     identity: str = ""
-    """Tells another card at the same key; compared with what a pod was given."""
+    """Tells another card at the same key; compared with what a pod was given. Empty if it cannot be told now."""
+    bindings: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Of its hardware that has a driver: what is another whenever a driver is bound to it anew, and the same to every
+    backend that looks (`backends.linux.pci.Function.binding`). Ends latched signals that wait for `Clears.REBIND`."""
     nodes: tuple[Node, ...] = ()
     mounts: tuple[Mount, ...] = ()
     """What belongs to it beside its nodes."""
     exclusive: frozenset[str] = frozenset()
     """Of its hardware, what no other device of the same resource may have at a time."""
+    parts: tuple[frozenset[str], ...] = ()
+    """Its hardware, where it can do with some of it (a pool): unhealthy once all parts are, degraded while some are."""
     numa_node: int | None = None
     """None where the kernel says -1 or nothing (kubelet contract: A5)."""
     ancestry: tuple[str, ...] = ()
     """Its PCI bridges, from the root."""
+    unusable: str = ""
+    """Why no resource can have it as it is, one sentence ("it has no driver"); it is shown as unclaimed."""
     attributes: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
-    """What selectors match and `explain` prints."""
+    """What selectors match, templates make names of, and `explain` prints."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A connection between two devices that a backend knows (NVLink, XGMI), with its weight."""
+    """A connection between two pieces of hardware that a backend knows (NVLink, XGMI), with its weight."""
 
     one: str
+    """As in `Device.hardware` or `depends`: `pci:0000:3b:00.0`. So for the parts of a GPU, too."""
     other: str
     weight: int
+    """How many links there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +97,9 @@ class Discovery:
     devices: tuple[Device, ...] = ()
     links: tuple[Link, ...] = ()
     problems: tuple[Problem, ...] = ()
+    beside: tuple[Device, ...] = ()
+    """What is there too, and no resource selects: not worth to be shown, but named where a selector matches nothing, and
+    explained to who asks for it."""
 
 
 class Verdict(enum.Enum):
@@ -96,7 +109,7 @@ class Verdict(enum.Enum):
     DELAYED = "delayed"  # may be transient: unhealthy once it has lasted `after` seconds
     DEGRADED = "degraded"  # still offered; shown with its reason
     INFO = "info"  # shown only
-    FINE = "fine"  # explicitly good
+    FINE = "fine"  # explicitly good; from a record, with `clears_on`: that has happened, latched signals end
 
 
 class Clears(enum.Enum):
@@ -107,6 +120,23 @@ class Clears(enum.Enum):
     OUR_RESET = "our-reset"
     BOOT = "boot"
     OPERATOR = "operator"
+
+
+class Trend(enum.Enum):
+    """What has to happen to a number for its signal to count."""
+
+    RISES = "rises"  # it is higher than when it was last looked at
+    BELOW_BEST = "below-best"  # it is lower than it has been
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A number behind a signal. A backend keeps no memory; health compares it with what it was."""
+
+    name: str
+    """Tells it from the other numbers of the same hardware: `port 1 symbol_error`."""
+    value: int
+    trend: Trend
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +154,12 @@ class Signal:
     recover_after: float = 0.0
     """Seconds it must be absent before the hardware is healthy again."""
     clears_on: frozenset[Clears] = frozenset()
-    """Of a signal from a record: what ends it."""
+    """Of a signal from a record: what ends it. Of a FINE one: what it is that has happened."""
+    measure: Measure | None = None
+    """The signal counts only where this number does what its `trend` says (and `recover_after` seconds longer).
+    The message must not hold the number: every other message is a change, and a list to the kubelet."""
+    unless_held: bool = False
+    """It does not count while a pod holds the hardware: an HCA that went into the pod's network namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,20 +187,34 @@ class PathChange:
     path: HostPath
 
 
-Hint = Uevent | PathChange
+@dataclass(frozen=True, slots=True)
+class LinkChange:
+    """A network interface appeared, vanished, went up or down (rtnetlink RTM_NEWLINK and RTM_DELLINK)."""
+
+    name: str
+    """IFLA_IFNAME: `ib0`, `eth3`."""
+    index: int
+
+
+Hint = Uevent | PathChange | LinkChange
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A fact from the kernel that sysfs does not keep (an XID line, WEDGED, an IB async event)."""
+    """A fact from the kernel that sysfs does not keep (an XID line, WEDGED)."""
 
     source: str
+    """`kmsg`: a line of the kernel's log; `uevent`: an event with one of the wanted `Watches.facts`."""
     boot: str
+    """/proc/sys/kernel/random/boot_id; with `sequence` it tells a record from all others."""
     sequence: int
+    """The line's number in the kernel's log, or the event's SEQNUM."""
     time: float
-    """Seconds since boot, as the kernel stamped it."""
+    """Seconds since boot, as the kernel stamped it; of an event, when it was received."""
     text: str
+    """The line; of an event, its DEVPATH."""
     properties: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Of an event; of a line, what the kernel says it is about: SUBSYSTEM, DEVICE."""
 
 
 Selector = Mapping[str, tuple[str, ...]]
@@ -181,6 +230,12 @@ def _matches(selector: Selector, attributes: Mapping[str, tuple[str, ...]]) -> s
     return None
 
 
+PLACEHOLDER: Final = re.compile(r"\{([^{}\s]+)\}")
+"""An attribute in a resource's name, which makes it a template."""
+
+Placement = Literal["spread", "pack"]
+PreStart = Literal["none", "check", "reset"]
+
 Options = TypeVar("Options", bound=msgspec.Struct)
 
 
@@ -195,14 +250,36 @@ class ResourceSpec(Generic[Options]):
     exclude: tuple[Selector, ...] = ()
     replicas: int = 1
     """How many pods may share one device."""
+    placement: Placement = "spread"
+    """Where several share: on the device with the most free replicas, or with the fewest."""
+    pre_start: PreStart = "none"
+    """What is done before a container starts: nothing; refuse hardware that is unhealthy now; also reset it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resource(Generic[Options]):
-    """A resource name and its spec, as configured."""
+    """A resource name and its spec."""
 
     name: str
+    """What pods ask for; where a backend is made, it may be a template, as in `nvidia.com/mig-{profile}`."""
     spec: ResourceSpec[Options]
+    template: str = ""
+    """The template that gave the name, if one did."""
+
+    @property
+    def configured(self) -> str:
+        """The name as configured: what `Backend.resources` and `Device.resource` have."""
+        return self.template or self.name
+
+    @property
+    def named_by(self) -> tuple[str, ...]:
+        """The attributes that a template asks for, each once; none of any other name."""
+        return tuple(dict.fromkeys(PLACEHOLDER.findall(self.name)))
+
+    @property
+    def is_template(self) -> bool:
+        """Does it stand for a resource for each value of an attribute?"""
+        return bool(self.named_by)
 
     def refuses(self, device: Device) -> str | None:
         """Why this resource's selectors do not take the device, or None if they do."""
@@ -276,8 +353,25 @@ class Watches:
     """Whose entries' coming and going is told; they need not exist yet. A directory itself is told when it
     begins to be watched (look at what is in it then), appears or vanishes."""
 
+    facts: frozenset[str] = frozenset()
+    """Properties that make an event of the wanted subsystems a `Record` too: ERROR_EVENT, WEDGED."""
+    kernel_lines: frozenset[str] = frozenset()
+    """A line of the kernel's log with any of these in it becomes a `Record`."""
+    links: bool = False
+    """Network interfaces, as `LinkChange`s."""
+    poll: float | None = None
+    """Seconds between two glances at all known devices (`Backend.glance`), for what the kernel sends no event of;
+    None: a probe each `agent.probe` is often enough."""
+
     def __or__(self, other: Watches) -> Watches:
-        return Watches(self.subsystems | other.subsystems, self.directories | other.directories)
+        """What both ask the sources for; `poll` is nobody's but the backend's own."""
+        return Watches(
+            self.subsystems | other.subsystems,
+            self.directories | other.directories,
+            self.facts | other.facts,
+            self.kernel_lines | other.kernel_lines,
+            self.links or other.links,
+        )
 
 
 ANY_SUBSYSTEM: Final = "*"

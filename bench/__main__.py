@@ -17,9 +17,13 @@ from bench import messages, processes
 from bench.figures import Figure, document, table
 from bench.measure_allocate import allocate, allocate_concurrent
 from bench.measure_flip import flip
-from bench.measure_idle import idle
+from bench.measure_health import unhealthy_to_list, xid_to_list
+from bench.measure_idle import everything, idle
 from bench.measure_lists import event_to_list, tokens_to_list, uevent_to_list
+from bench.measure_metrics import metrics
+from bench.measure_prefer import prefer_16, prefer_1000
 from bench.measure_registration import exec_to_registered, kubelet_to_registered
+from bench.measure_restart import exec_to_whole
 
 
 def _event_to_list(quick: bool) -> Iterable[Figure]:
@@ -27,6 +31,14 @@ def _event_to_list(quick: bool) -> Iterable[Figure]:
     yield uevent_to_list(8, 20 if quick else 200)
     yield event_to_list(1_000, 20 if quick else 200)
     yield event_to_list(10_000, 10 if quick else 100)
+
+
+def _unhealthy_to_list(quick: bool) -> Iterable[Figure]:
+    yield unhealthy_to_list(1_000, 20 if quick else 200)
+
+
+def _xid_to_list(quick: bool) -> Iterable[Figure]:
+    yield xid_to_list(1_000, 20 if quick else 100)
 
 
 def _tokens_to_list(quick: bool) -> Iterable[Figure]:
@@ -47,9 +59,18 @@ def _allocate_concurrent(quick: bool) -> Iterable[Figure]:
     yield allocate_concurrent(1 if quick else 5)
 
 
+def _prefer(quick: bool) -> Iterable[Figure]:
+    yield prefer_16(3 if quick else 50)
+    yield prefer_1000(3 if quick else 20)
+
+
 def _exec_to_registered(quick: bool) -> Iterable[Figure]:
     for resources, starts in ((1, 20), (16, 20), (100, 10)):
         yield exec_to_registered(resources, 3 if quick else starts)
+
+
+def _exec_to_whole(quick: bool) -> Iterable[Figure]:
+    yield exec_to_whole(16, 3 if quick else 20)
 
 
 def _kubelet_to_registered(quick: bool) -> Iterable[Figure]:
@@ -58,18 +79,29 @@ def _kubelet_to_registered(quick: bool) -> Iterable[Figure]:
 
 
 def _idle(quick: bool) -> Iterable[Figure]:
-    yield from idle(5.0 if quick else 60.0)
+    seconds = 5.0 if quick else 60.0
+    yield from idle(seconds)
+    yield everything(seconds)
+
+
+def _metrics(quick: bool) -> Iterable[Figure]:
+    yield from metrics(3 if quick else 50)
 
 
 _MEASURES: Final[Mapping[str, Callable[[bool], Iterable[Figure]]]] = {
     "event_to_list": _event_to_list,
     "tokens_to_list": _tokens_to_list,
+    "unhealthy_to_list": _unhealthy_to_list,
+    "xid_to_list": _xid_to_list,
     "flip": _flip,
     "allocate": _allocate,
     "allocate_concurrent": _allocate_concurrent,
+    "prefer": _prefer,
     "exec_to_registered": _exec_to_registered,
+    "exec_to_whole": _exec_to_whole,
     "kubelet_to_registered": _kubelet_to_registered,
     "idle": _idle,
+    "metrics": _metrics,
 }
 
 

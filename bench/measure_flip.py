@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import count
 from typing import Any, Final
 
 from agent.devices.health import HealthBook
+from agent.devices.health.flapping import WINDOW
 from agent.devices.inventory import Inventory
 from agent.kubelet.plugin import _EncodedList
 from backends.base import Device, Host, HostPath, Node, Resource, ResourceSpec, Signal, Verdict
@@ -48,8 +50,11 @@ def _agent(path: str, devices: int, tokens: int) -> Callable[[bool], bytes]:
     (flipping,) = device.hardware
     signal = Signal(flipping, "node-missing", Verdict.NOW, "it does not exist")
 
+    rounds = count()
+
     def side(healthy: bool) -> bytes:
-        inventory.set_health(health.probed("chardev", {unit: [] if healthy else [signal]}, time.monotonic()))
+        now = next(rounds) * WINDOW  # as far apart as failures must be that are no flapping
+        inventory.set_health(health.probed("chardev", {unit: [] if healthy else [signal]}, now))
         for snapshot in inventory.take():
             encoded.apply(snapshot)
         return encoded.message()

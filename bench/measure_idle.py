@@ -1,8 +1,9 @@
-"""What it costs to have the agent running with 100 devices: `rss`, `idle_cpu`."""
+"""What it costs to have the agent running with 100 devices: `rss`, `idle_cpu`; of HCAs, which are polled, the latter."""
 
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -14,38 +15,72 @@ from bench.figures import Figure, figure
 from bench.kubelet import Kubelet
 from bench.names import resource_names
 from bench.processes import Agent, Baseline, Offer, Process
+from tests.backends.machines import HEALTHY_LINK, hgx_h100
+from tests.backends.rdma_trees import RDMA_CM, adapter
+from tests.backends.trees import plant
 
 _RESOURCES: Final = 4
 _DEVICES: Final = 25  # of each
+_HCAS: Final = 100  # of one resource of another agent
+_EVERYTHING: Final = """\
+nfd_features = "{home}/features"
+[http]
+listen = "unix:{home}/http.sock"
+[[resource]]
+name = "{name}"
+backend = "vfio"
+select = {{ vendor = "8086" }}
+"""
+_FEW: Final = 8  # GPUs, and as many HCAs, where everything is on
+_ANSWERS_WITHIN: Final = 10.0  # seconds
 _SETTLE: Final = 2.0  # seconds after the registration
 _CPUCLOCK_SCHED: Final = 2  # include/linux/posix-timers.h
 _RESYNC: Final = "30s"  # so that the time measured has at least one in it; it is 5m by default
 
 _RSS: Final = "VmRSS of the process with 4 resources of 25 devices each, without HTTP"
+_ALL: Final = (
+    "the same with 8 GPUs, 8 HCAs and 84 nodes, all backends loaded, HTTP and NFD's file on, after the page, its stream and "
+    "the metrics were asked for"
+)
 _CPU: Final = "user and system time while nothing happens, probes every 30 s and a full look every 30 s included"
+_POLLED: Final = (
+    "the same with a glance at each HCA's port every 2 s and probes every 30 s, of files in memory, where a real HCA asks its "
+    "firmware; a full look every 5 min, which takes 70 ms, is not in it"
+)
 
 
 def idle(seconds: float) -> list[Figure]:
-    """Both figures, of the same processes in the same time."""
+    """The figures of processes to which nothing happens, taken in the same time."""
     with tempfile.TemporaryDirectory() as home, ExitStack() as running:
         agent, baseline = _agent(Path(home, "a")), Baseline(Path(home, "b"), _RESOURCES, _DEVICES)
-        sides: tuple[Process, Process] = agent, baseline
+        sides: tuple[Process, ...] = agent, baseline, _agent_of_hcas(Path(home, "c"))
         for process in sides:
-            running.enter_context(_registered(process))
+            running.enter_context(_registered(process, 1 if process is sides[2] else _RESOURCES))
         time.sleep(_SETTLE)
         before = [_cpu_seconds(process.pid) for process in sides]
         time.sleep(seconds)
         shares = [
             (_cpu_seconds(process.pid) - used) / seconds * 100 for process, used in zip(sides, before, strict=True)
         ]
-        rss = [_status(process.pid, "status", "VmRSS") for process in sides]
+        rss = [_status(process.pid, "status", "VmRSS") for process in (agent, baseline)]
         pss = _status(agent.pid, "smaps_rollup", "Pss")
         threads = len(os.listdir(f"/proc/{agent.pid}/task"))  # noqa: PTH208
     how = f"{_RSS}; its PSS is {pss:.1f} MB, it has {threads} threads"
     return [
         figure("rss", "100", "MB", rss[:1], rss[1:], how),
-        figure("idle_cpu", "100", "%", shares[:1], shares[1:], f"{_CPU}; {seconds:g} s"),
+        figure("idle_cpu", "100", "%", shares[:1], shares[1:2], f"{_CPU}; {seconds:g} s"),
+        figure("idle_cpu", "100 HCAs", "%", shares[2:], shares[1:2], f"{_POLLED}; {seconds:g} s"),
     ]
+
+
+def everything(seconds: float) -> Figure:
+    """Its memory with everything on, after that time; apart from `idle`, whose CPU time it would disturb."""
+    with tempfile.TemporaryDirectory() as home:
+        agent, baseline = _agent_with_everything(Path(home, "a")), Baseline(Path(home, "b"), _RESOURCES, _DEVICES)
+        with _registered(agent, _RESOURCES), _registered(baseline, _RESOURCES), _looked_at(Path(home, "a")):
+            time.sleep(seconds)
+            rss = [_status(process.pid, "status", "VmRSS") for process in (agent, baseline)]
+    return figure("rss", "100, all on", "MB", rss[:1], rss[1:], _ALL)
 
 
 def _agent(home: Path) -> Agent:
@@ -56,13 +91,57 @@ def _agent(home: Path) -> Agent:
     return agent
 
 
+def _agent_of_hcas(home: Path) -> Agent:
+    agent = Agent(home, [Offer(resource_names(1)[0], backend="infiniband")])
+    plant(home, RDMA_CM)
+    for n in range(_HCAS):
+        address = f"0000:{n:02x}:00.0"
+        files = {**HEALTHY_LINK, "power_state": "D0", "power/runtime_status": "active"}
+        of_function = (f"sys/devices/pci0000:00/{address}/{name} = {value}\n" for name, value in files.items())
+        plant(home, adapter(f"mlx5_{n}", address, number=n) + "".join(of_function))
+    return agent
+
+
+def _agent_with_everything(home: Path) -> Agent:
+    nodes, gpus, hcas, functions = resource_names(_RESOURCES)
+    offers = [Offer(nodes, "/dev/bench*"), Offer(gpus, backend="gpu"), Offer(hcas, backend="infiniband")]
+    agent = Agent(home, offers, more=_EVERYTHING.format(home=home, name=functions))
+    plant(home, hgx_h100() + RDMA_CM)
+    for n in range(_FEW):
+        plant(home, adapter(f"mlx5_{n}", f"0000:{n:02x}:00.0", number=n))
+    for n in range(_DEVICES * _RESOURCES - 2 * _FEW):
+        agent.make_node(f"bench{n}", n)
+    return agent
+
+
 @contextmanager
-def _registered(process: Process) -> Iterator[None]:
+def _looked_at(home: Path) -> Iterator[None]:
+    """Ask for the page and the metrics as a browser and a scraper do, and stay on the page."""
+    for path in ("/", "/metrics", "/status.json"):
+        with _asked(home, path) as client:
+            while client.recv(65536):
+                pass
+    with _asked(home, "/events") as client:
+        client.recv(1)
+        yield
+
+
+@contextmanager
+def _asked(home: Path, path: str) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(_ANSWERS_WITHIN)
+        client.connect(str(home / "http.sock"))
+        client.sendall(f"GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n".encode())
+        yield client
+
+
+@contextmanager
+def _registered(process: Process, resources: int) -> Iterator[None]:
     kubelet = Kubelet(process.plugin_dir)
     kubelet.start()
     try:
         process.start()
-        kubelet.await_registered(_RESOURCES)
+        kubelet.await_registered(resources)
         yield
     finally:
         process.stop()

@@ -31,13 +31,15 @@ _TOKENS: Final = "mknod or unlink of the node that all tokens are of; until the 
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
+class Side:
     """The agent or the baseline: how to cause its events, and where its lists arrive."""
 
     kubelet: Kubelet
-    prepare: Callable[[], None]
-    """Done before the clock starts."""
     cause: Callable[[], None]
+    check: Callable[[Any, int], None]
+    """Raises unless a list, the message, shows what the event of that number did."""
+    prepare: Callable[[], None] = lambda: None
+    """Done before the clock starts."""
 
 
 Samples = tuple[list[float], list[float]]
@@ -47,10 +49,10 @@ Samples = tuple[list[float], list[float]]
 def event_to_list(devices: int, events: int) -> Figure:
     """One of many nodes comes and goes."""
 
-    def on_last_node(agent: Agent) -> _Side:
-        return _comes_and_goes(agent, device_names(devices)[-1], devices - 1)
+    def on_last_node(agent: Agent) -> Side:
+        return _comes_and_goes(agent, device_names(devices)[-1], devices - 1, devices)
 
-    agent, baseline = _measure(partial(many_nodes, devices=devices), on_last_node, devices, "one", events)
+    agent, baseline = in_turn_with_baseline(partial(many_nodes, devices=devices), on_last_node, devices, "one", events)
     return figure("event_to_list", f"{devices:,}", "ms", agent, baseline, _MKNOD)
 
 
@@ -62,7 +64,9 @@ def tokens_to_list(tokens: int, events: int) -> Figure:
         agent.make_node("bench", 0)
         return agent
 
-    agent, baseline = _measure(agent_in, partial(_comes_and_goes, name="bench", minor=0), tokens, "all", events)
+    agent, baseline = in_turn_with_baseline(
+        agent_in, partial(_comes_and_goes, name="bench", minor=0, devices=tokens), tokens, "all", events
+    )
     return figure("tokens_to_list", f"{tokens:,}", "ms", agent, baseline, _TOKENS)
 
 
@@ -73,10 +77,12 @@ def uevent_to_list(devices: int, events: int) -> Figure:
 
 
 def _uevents(devices: int, events: int) -> Samples:
-    return _measure(partial(many_nodes, devices=devices), partial(_moves, devices=devices), devices, "numa", events)
+    return in_turn_with_baseline(
+        partial(many_nodes, devices=devices), partial(_moves, devices=devices), devices, "numa", events
+    )
 
 
-def _comes_and_goes(agent: Agent, name: str, minor: int) -> _Side:
+def _comes_and_goes(agent: Agent, name: str, minor: int, devices: int) -> Side:
     present = [True]
 
     def cause() -> None:
@@ -86,10 +92,10 @@ def _comes_and_goes(agent: Agent, name: str, minor: int) -> _Side:
         else:
             agent.node(name).unlink()
 
-    return _Side(Kubelet(agent.plugin_dir), lambda: None, cause)
+    return Side(Kubelet(agent.plugin_dir), cause, partial(_check, devices))
 
 
-def _moves(agent: Agent, devices: int) -> _Side:
+def _moves(agent: Agent, devices: int) -> Side:
     name, injector = device_names(devices)[-1], hermetic.Injector()
     numa_node = agent.numa_node(devices - 1)
     numa_node.parent.mkdir(parents=True)
@@ -97,23 +103,23 @@ def _moves(agent: Agent, devices: int) -> _Side:
     def prepare() -> None:
         numa_node.write_text("-1" if numa_node.exists() and numa_node.read_text() == "1" else "1")
 
-    return _Side(
-        Kubelet(agent.plugin_dir),
-        prepare,
-        lambda: injector.kernel("add", f"/devices/virtual/bench/{name}", "bench", DEVNAME=name),
-    )
+    def cause() -> None:
+        injector.kernel("add", f"/devices/virtual/bench/{name}", "bench", DEVNAME=name)
+
+    return Side(Kubelet(agent.plugin_dir), cause, partial(_check, devices), prepare)
 
 
-def _measure(
-    agent_in: Callable[[Path], Agent], side_of: Callable[[Agent], _Side], devices: int, change: str, events: int
+def in_turn_with_baseline(
+    agent_in: Callable[[Path], Agent], side_of: Callable[[Agent], Side], devices: int, change: str, events: int
 ) -> Samples:
+    """Have the agent and a baseline of as many devices meet their events in turn; `change` is the baseline's."""
     with tempfile.TemporaryDirectory() as home, ExitStack() as running:
         agent, baseline = agent_in(Path(home, "a")), Baseline(Path(home, "b"), 1, devices, change)
-        sides = side_of(agent), _Side(Kubelet(baseline.plugin_dir), lambda: None, baseline.change)
+        sides = side_of(agent), Side(Kubelet(baseline.plugin_dir), baseline.change, partial(_check, devices))
         processes: tuple[Process, Process] = agent, baseline
         for process, side in zip(processes, sides, strict=True):
             running.enter_context(_running(process, side.kubelet))
-        return _in_turn(sides, devices, events)
+        return _in_turn(sides, events)
 
 
 @contextmanager
@@ -131,7 +137,7 @@ def _running(process: Process, kubelet: Kubelet) -> Iterator[None]:
         kubelet.stop()
 
 
-def _in_turn(sides: Sequence[_Side], devices: int, events: int) -> Samples:
+def _in_turn(sides: Sequence[Side], events: int) -> Samples:
     samples: Samples = [], []
     parse = messages.load().ListAndWatchResponse.FromString
     for event in range(events):
@@ -142,7 +148,7 @@ def _in_turn(sides: Sequence[_Side], devices: int, events: int) -> Samples:
             side.cause()
             arrival = side.kubelet.lists.get(timeout=_WITHIN)
             taken.append((arrival.at - before) * 1e3)
-            _check(parse(arrival.data), devices, undone=event % 2 == 1)
+            side.check(parse(arrival.data), event)
             time.sleep(_GAP)
     return samples
 
@@ -156,9 +162,9 @@ def _forget(kubelet: Kubelet) -> None:
             return
 
 
-def _check(found: Any, devices: int, *, undone: bool) -> None:
-    """Does the list show what happened?"""
+def _check(devices: int, found: Any, event: int) -> None:
+    """Does the list show that one device went, or all, or has another NUMA node; every other time that this is undone?"""
     ids = {device.id for device in found.devices if not device.HasField("topology")}
     every = set(device_names(devices))
-    if (ids == every) is not undone or not ids <= every:
+    if (ids == every) is not (event % 2 == 1) or not ids <= every:
         raise RuntimeError(f"the list shows {len(ids)} devices as they were, of {devices}: it is not about the event")

@@ -23,13 +23,17 @@ _BACKEND: Final = "four-nodes"
 
 
 def set_up() -> None:
-    """Byte-code for the agent, Google's messages, and the benchmark's backend with its entry point."""
+    """Byte-code for the agent, Google's messages, and the benchmark's backend with its entry point.
+
+    What only the tests need is hidden from the agent: structlog imports greenlet where it is, 1.2 MB.
+    """
     for package in ("agent", "backends", "bench"):
         compileall.compile_dir(messages.ROOT / package, quiet=1)
     messages.generate()
     about = _PLUGIN / "fairlead_bench-1.dist-info"
     about.mkdir(parents=True, exist_ok=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: fairlead-bench\nVersion: 1\n")
+    (_PLUGIN / "greenlet.py").write_text('raise ImportError("it is not in requirements/run.txt")\n')
     (about / "entry_points.txt").write_text(f"[fairlead.backends]\n{_BACKEND} = bench.four_nodes:FourNodes\n")
 
 
@@ -39,12 +43,14 @@ class Offer:
 
     name: str
     path: str = ""
-    """Of its nodes; without one it is the benchmark's backend."""
+    """Of its nodes; without one it is all that `backend` finds."""
     count: int = 1
+    backend: str = _BACKEND
+    replicas: int = 1
 
     def toml(self) -> str:
         if not self.path:
-            return f'[[resource]]\nname = "{self.name}"\nbackend = "{_BACKEND}"\n'
+            return f'[[resource]]\nname = "{self.name}"\nbackend = "{self.backend}"\nreplicas = {self.replicas}\n'
         return (
             f'[[resource]]\nname = "{self.name}"\nbackend = "chardev"\n'
             f'paths = [{{ path = "{self.path}" }}]\ncount = {self.count}\n'
@@ -90,22 +96,30 @@ class Process:
                 process.kill()
         self._running = None
 
+    def kill(self) -> None:
+        """End it as `kill -9` does."""
+        with self._process as process:
+            process.kill()
+        self._running = None
+
 
 class Agent(Process):
-    """`fairlead run` with a /dev and a /sys of its own."""
+    """`fairlead run` with a /dev, a /sys and a /proc of its own."""
 
-    def __init__(self, home: Path, offers: Sequence[Offer], resync: str = "5m") -> None:
+    def __init__(self, home: Path, offers: Sequence[Offer], resync: str = "5m", more: str = "") -> None:
+        """Prepare; `more` is added to the [agent] table of its configuration, and may have tables of its own."""
         config = home / "config.toml"
         command = [str(Path(sys.executable).with_name("fairlead")), "run", "--config", str(config)]
         path = os.pathsep.join(map(str, (_PLUGIN, messages.ROOT)))
         super().__init__(home / "kubelet" / "device-plugins", command, {"PYTHONPATH": path})
         self._dev, self._sys = home / "dev", home / "sys"
-        self._dev.mkdir()
-        self._sys.mkdir()
+        for tree in (self._dev, self._sys, home / "proc"):
+            tree.mkdir()
         config.write_text(
             f'[agent]\nplugin_dir = "{self.plugin_dir}"\nkubelet_root = "{home}/kubelet"\n'
-            f'state_dir = "{home}/state"\nresync = "{resync}"\n[host]\ndev = "{self._dev}"\nsys = "{self._sys}"\n'
-            + "".join(offer.toml() for offer in offers)
+            f'state_dir = "{home}/state"\nadmin_socket = "{home}/admin.sock"\nresync = "{resync}"\n{more}'
+            f'[host]\ndev = "{self._dev}"\nsys = "{self._sys}"\n'
+            f'proc = "{home}/proc"\n' + "".join(offer.toml() for offer in offers)
         )
 
     def node(self, name: str) -> Path:

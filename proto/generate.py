@@ -13,12 +13,12 @@ from pathlib import Path
 from grpc_tools import protoc
 
 HERE = Path(__file__).resolve().parent
-TARGETS = {HERE / "kubelet": HERE.parent / "agent/kubelet/api"}
+TARGETS = {HERE / "kubelet": HERE.parent / "agent/kubelet/api", HERE / "fairlead": HERE.parent / "agent/console/api"}
 
 
 def generate(sources: Path, target: Path) -> None:
     """One betterproto package for each proto package in `sources`."""
-    files = sorted(str(path) for path in sources.glob("*.proto"))
+    files = sorted(str(path) for path in sources.rglob("*.proto"))
     plugin = Path(sys.executable).with_name("protoc-gen-python_betterproto")
     arguments = [f"--plugin={plugin}", f"-I{sources}", f"--python_betterproto_out={target}", *files]
     if code := protoc.main(["protoc", *arguments]):
@@ -27,7 +27,7 @@ def generate(sources: Path, target: Path) -> None:
 
 def modules(target: Path) -> dict[str, str]:
     """The generated packages below `target` and their text."""
-    return {str(path.relative_to(target)): path.read_text() for path in sorted(target.glob("*/__init__.py"))}
+    return {str(path.relative_to(target)): path.read_text() for path in sorted(target.rglob("__init__.py"))}
 
 
 def main() -> None:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from agent import logs  # noqa: F401  # first: it keeps structlog from importing rich
+
+import structlog  # isort: skip
 
 _NO_SKIPS: Final = "--no-skips"
 
@@ -19,6 +24,19 @@ if "CI" not in os.environ:
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def fresh_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A command that a test runs in this process sets logging up: for itself, not for the tests that follow."""
+    configure = structlog.configure
+    monkeypatch.setattr(
+        structlog,
+        "configure",
+        lambda **settings: configure(**settings | {"cache_logger_on_first_use": False}),
+    )
+    yield
+    structlog.reset_defaults()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -136,3 +137,64 @@ def test_the_daemons_logging_does_not_import_rich() -> None:
     code = "import sys; from agent import logs; logs.set_up(); print('rich' in sys.modules); import rich"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
+
+
+# --- in the journal ---
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[tuple[io.TextIOWrapper, dict[str, str]]]:
+    """A stream, and how systemd tells a service of it."""
+    with (tmp_path / "journal").open("w+") as stream:
+        found = os.fstat(stream.fileno())
+        yield stream, {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}
+
+
+@pytest.mark.parametrize(("level", "priority"), [("debug", 7), ("info", 6), ("warning", 4), ("error", 3)])
+def test_in_the_journal_a_line_bears_its_priority(
+    journal: tuple[io.TextIOWrapper, dict[str, str]], level: str, priority: int
+) -> None:
+    stream, environment = journal
+    logs.set_up("debug", stream, environment)
+    getattr(structlog.get_logger(), level)("registered", resource="a.b/kvm")
+    logging.getLogger("asyncio").log(logging.ERROR, "foreign")
+    ours, foreign = Path(stream.name).read_text().splitlines()
+    assert ours.startswith(f'<{priority}>{{"')
+    assert json.loads(ours[3:])["level"] == level
+    assert foreign.startswith("<3>{")
+
+
+def test_a_traceback_in_the_journal_is_part_of_the_line(journal: tuple[io.TextIOWrapper, dict[str, str]]) -> None:
+    stream, environment = journal
+    logs.set_up(stream=stream, environment=environment)
+    try:
+        raise RuntimeError("oh no")
+    except RuntimeError:
+        structlog.get_logger().exception("broken")
+    (line,) = Path(stream.name).read_text().splitlines()
+    assert line.startswith("<3>{")
+
+
+def test_a_stream_that_is_not_the_journals_has_no_priorities(
+    journal: tuple[io.TextIOWrapper, dict[str, str]], tmp_path: Path
+) -> None:
+    _, environment = journal
+    with (tmp_path / "elsewhere").open("w+") as stream:  # the service's own redirection
+        logs.set_up(stream=stream, environment=environment)
+        structlog.get_logger().info("registered")
+        assert Path(stream.name).read_text().startswith("{")
+
+
+@pytest.mark.parametrize(("level", "printed"), [("debug", 3), ("info", 2), ("error", 1)])
+def test_whoever_notes_lines_is_told_of_those_from_info_upwards_whatever_is_printed(
+    level: logs.Level, printed: int
+) -> None:
+    noted: list[str] = []
+    stream = io.StringIO()
+    logs.set_up(level, stream, {}, note=lambda line: noted.append(line["event"]))
+    log = structlog.get_logger()
+    log.debug("detail")
+    log.info("registered", resource="a.b/c")
+    log.error("part-failed", part="x")
+    assert noted == ["registered", "part-failed"]
+    assert len(stream.getvalue().splitlines()) == printed

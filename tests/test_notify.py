@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-import os
+import secrets
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +14,10 @@ from agent.notify import Notifier
 @pytest.fixture(params=["path", "abstract"])
 def systemd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[socket.socket, str]]:
     """A socket such as systemd's, and its name as NOTIFY_SOCKET gives it."""
-    name = str(tmp_path / "notify") if request.param == "path" else f"@fairlead-test-{os.getpid()}"
+    name = str(tmp_path / "notify") if request.param == "path" else f"@fairlead-test-{secrets.token_hex(8)}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind(name.replace("@", "\0"))
-        sock.settimeout(5)
+        sock.settimeout(20)
         yield sock, name
 
 
@@ -29,8 +30,39 @@ def test_systemd_hears_each_state_as_one_message(systemd: tuple[socket.socket, s
     assert [sock.recv(1000) for _ in range(3)] == [
         b"READY=1\nSTATUS=3 resources registered",
         b"STATUS=waiting for the kubelet",
-        b"STOPPING=1",
+        b"STOPPING=1\nSTATUS=stopping",
     ]
+
+
+def test_a_reload_is_told_with_the_moment_it_began(systemd: tuple[socket.socket, str]) -> None:
+    sock, name = systemd
+    before = time.monotonic_ns() // 1000
+    Notifier(name).reloading()
+    reloading, moment, status = sock.recv(1000).decode().splitlines()
+    assert (reloading, status) == ("RELOADING=1", "STATUS=reading the configuration again")
+    assert before <= int(moment.removeprefix("MONOTONIC_USEC=")) <= time.monotonic_ns() // 1000
+
+
+@pytest.mark.parametrize(
+    ("environment", "seconds"),
+    [
+        ({"WATCHDOG_USEC": "30000000"}, 30.0),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "7"}, 30.0),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "8"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+        ({}, None),
+    ],
+)
+def test_the_watchdog_is_fed_if_systemd_asks_this_process_for_it(
+    systemd: tuple[socket.socket, str], environment: dict[str, str], seconds: float | None
+) -> None:
+    sock, name = systemd
+    notifier = Notifier.from_environment({"NOTIFY_SOCKET": name, **environment}, pid=7)
+    assert notifier.watchdog == seconds
+    notifier.feed()
+    notifier.status("fed")
+    assert sock.recv(1000) == (b"WATCHDOG=1" if seconds else b"STATUS=fed")
 
 
 @pytest.mark.parametrize("environment", [{}, {"NOTIFY_SOCKET": ""}])

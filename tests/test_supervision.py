@@ -44,7 +44,7 @@ class Part:
 async def watched(*ends: Exception | None) -> list[tuple[str, str]]:
     with capture_logs() as logs, pytest.raises(Enough):
         await supervise("part", Part(*ends).run)
-    return [(line["event"], line.get("error", "")) for line in logs]
+    return [(line["event"], line.get("reason", "")) for line in logs]
 
 
 async def test_a_part_that_fails_is_started_again_a_little_later_each_time_up_to_a_limit(slept: list[float]) -> None:
@@ -55,6 +55,11 @@ async def test_a_part_that_fails_is_started_again_a_little_later_each_time_up_to
 async def test_the_same_failure_is_said_once_and_another_one_too(slept: list[float]) -> None:
     said = await watched(OSError("gone"), OSError("gone"), OSError("busy"))
     assert said == [("part-restarts", "gone"), ("part-restarts", "busy")]
+
+
+async def test_what_the_system_refuses_is_said_without_its_number(slept: list[float]) -> None:
+    said = await watched(PermissionError(13, "Permission denied", "/run/fairlead"))
+    assert said == [("part-restarts", "Permission denied: /run/fairlead")]
 
 
 async def test_an_error_of_ours_is_said_with_where_it_came_from(slept: list[float]) -> None:

@@ -16,10 +16,14 @@ from typing import Final
 import pytest
 
 from agent.config.model import AgentConfig
-from agent.devices.discovery import _RETRY_FIRST, _RETRY_MOST, UNIT_DEADLINE
+from agent.devices import releases
+from agent.devices.adoption import ADOPT_DEADLINE
+from agent.devices.discovery import UNIT_DEADLINE
 from agent.devices.releases import RELEASE_DEADLINE
+from agent.devices.schedule import _RETRY_FIRST, _RETRY_MOST
 from agent.devices.workers import LIMIT
 from agent.kubelet.allocation import CLAIM_DEADLINE
+from agent.kubelet.prestart import PRE_START_DEADLINE
 from agent.supervisor import SETTLE
 from backends.base import Backend
 
@@ -126,7 +130,7 @@ class Terminals:
                 pytest.fail(f"never said: {printed}; said: {said}")
 
 
-@pytest.mark.timeout(PATIENCE * 2)
+@pytest.mark.timeout(PATIENCE * 4)
 async def test_it_works_as_printed(tmp_path: Path) -> None:
     for name, text in files().items():
         (tmp_path / name).write_text(text)
@@ -148,12 +152,15 @@ def test_it_says_something_of_every_method() -> None:
 
 def test_its_times_are_those_in_force() -> None:
     rows = {row[0]: row[2] for line in PAGE.splitlines() if (row := [cell.strip() for cell in line.split("|")][1:])}
-    assert {rows["`units`"], rows["`discover` and `probe` of a unit"]} == {f"{UNIT_DEADLINE:g} s"}
-    assert rows["`claim`"] == f"{CLAIM_DEADLINE:g} s"
+    assert {rows["`units`"], rows["`discover`, `probe` and `glance` of a unit"]} == {f"{UNIT_DEADLINE:g} s"}
+    assert rows["`adopt` of a device"] == f"{ADOPT_DEADLINE:g} s"
+    assert rows["`claim`"] == f"{CLAIM_DEADLINE:g} s, with the look after it"
+    assert rows["`prepare`"] == f"{PRE_START_DEADLINE:g} s, with the looks around it"
     assert rows["`release`"] == f"{RELEASE_DEADLINE:g} s"
     settings, text = AgentConfig(), " ".join(PAGE.split())
     for sentence in (
         f"tried again after {_RETRY_FIRST:g} s to {_RETRY_MOST:g} s",
+        f"made again after {releases._RETRY_FIRST:g} s to {releases._RETRY_MOST:g} s",
         f"a backend has {LIMIT},",
         f"its first look takes longer than {SETTLE:g} s",
         f"(`probe` in `[agent]`, every {settings.probe:g} s)",

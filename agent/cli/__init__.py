@@ -14,8 +14,18 @@ from agent.errors import FairleadError, unknown
 _COMMANDS: Final = {
     "run": "Find hardware, offer it to the kubelet, hand it to pods.",
     "discover": "Show the hardware that the configuration takes, and what it leaves.",
+    "status": "Show what the daemon offers, how it is, who has it.",
+    "events": "Show what happened, and what happens.",
+    "explain": "Show all that is known of one device.",
+    "drain": "Offer a device to no new pod.",
+    "undrain": "Offer a device again.",
+    "reload": "Have the daemon read its configuration again.",
+    "doctor": "Look for what is wrong with this node.",
     "validate": "Check a configuration file and say what it means.",
     "import": "Turn another plugin's configuration into Fairlead's.",
+    "schema": "Print the JSON Schema of the configuration, for editors.",
+    "completion": "Print a shell's completion script.",
+    "manual": "Print the man page.",
     "demo": "Run against a simulated kubelet and watch devices come and go.",
 }
 """Name → its line in the help. Each is the function of that name in the module of that name, `import_` for `import`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import signal
 import time
 from collections.abc import Callable
@@ -32,7 +33,13 @@ from agent.supervisor import Agent
 LOOP: Final = "demo.fairlead/loop"
 STUB: Final = "demo.fairlead/stub"
 
-_PAUSE: Final = 1.0  # seconds between two acts
+PAUSE: Final = 1.0
+"""Seconds between two acts; each round has four at least."""
+
+STUBS: Final = 8
+TURNS: Final = 5
+"""Each stub device fails in one of five turns, and goes away in the others: it would be left out as flapping otherwise."""
+
 _START: Final = 10.0  # seconds for the resources to be registered
 
 _CONFIG: Final = """\
@@ -40,6 +47,7 @@ _CONFIG: Final = """\
 plugin_dir = "{root}/device-plugins"
 kubelet_root = "{root}"
 state_dir = "{root}/state"
+admin_socket = "{root}/admin.sock"
 
 [[resource]]
 name = "devices.kubevirt.io/kvm"
@@ -55,7 +63,7 @@ paths = [{{ path = "/dev/loop[0-9]*" }}]
 [[resource]]
 name = "demo.fairlead/stub"
 backend = "stub"
-devices = 2
+devices = {stubs}
 file = "{root}/hardware/stub"
 """
 
@@ -97,7 +105,7 @@ class Play:
         self._stub_file = root / "hardware" / "stub"
         self._stub_file.parent.mkdir()
         self._config = root / "config.toml"
-        self._config.write_text(_CONFIG.format(root=root))
+        self._config.write_text(_CONFIG.format(root=root, stubs=STUBS))
         self._kubelet = Kubelet(root)
         self._stage = Stage(self._kubelet, frozenset({Path("/dev"), self._stub_file.parent}))
         self._loop: LoopDevice | None = None
@@ -137,7 +145,7 @@ class Play:
             return False
         self._say(f"{len(names)} resources registered {1000 * (time.perf_counter() - began):.0f} ms after the start")
         self._show_resources()
-        await anyio.sleep(_PAUSE)
+        await anyio.sleep(PAUSE)
         return True
 
     async def _acts(self) -> None:
@@ -145,21 +153,28 @@ class Play:
         if loop is None:
             self._say("Loop devices cannot be made here (it takes root and the loop driver); the stub plays alone.")
         try:
-            while True:
+            for number in itertools.count():
                 if loop is not None:
                     await self._act("a loop device appears", LOOP, loop.name, loop.add)
                     await self._act("the loop device goes", LOOP, loop.name, loop.remove)
-                await self._act(
-                    "a stub device fails", STUB, "stub-1", partial(self._stub, "stub-1 unhealthy it was told to")
-                )
-                await self._act("and recovers", STUB, "stub-1", partial(self._stub, ""))
+                await self._stub(number)
                 await self._pod()
                 await self._restart()
         finally:
             if loop is not None:
                 loop.remove()
 
-    def _stub(self, line: str) -> None:
+    async def _stub(self, number: int) -> None:
+        turn, which = divmod(number, STUBS)
+        stub = f"stub-{which}"
+        if turn % TURNS == 0:
+            await self._act("a stub device fails", STUB, stub, partial(self._write, f"{stub} unhealthy it was told to"))
+            await self._act("and recovers", STUB, stub, partial(self._write, ""))
+        else:
+            await self._act("a stub device goes", STUB, stub, partial(self._write, f"{stub} gone"))
+            await self._act("and comes back", STUB, stub, partial(self._write, ""))
+
+    def _write(self, line: str) -> None:
         write_stub_file(self._stub_file, f"{line}\n")
 
     async def _act(self, title: str, resource: str, device: str, effect: Callable[[], None]) -> None:
@@ -174,7 +189,7 @@ class Play:
                 f"{title:<24} {outcome.device:<8} {outcome.health.lower():<10} at the kubelet after {outcome.latency_ms:5.1f} ms "
                 f"(kernel {outcome.kernel_ms:.1f}, Fairlead {ours:.1f}); {self._count(resource)}"
             )
-        await anyio.sleep(_PAUSE)
+        await anyio.sleep(PAUSE)
 
     async def _pod(self) -> None:
         pod = Pod("demo", (Container("main", {STUB: 1}),))
@@ -182,7 +197,7 @@ class Play:
         ids = ", ".join(sorted(self._kubelet.held(pod, "main").get(STUB, ())))
         self._say(f"a pod asks for a device  {status.phase}, it got {ids or status.message}")
         self._kubelet.end(pod)
-        await anyio.sleep(_PAUSE)
+        await anyio.sleep(PAUSE)
 
     async def _restart(self) -> None:
         try:
@@ -192,7 +207,7 @@ class Play:
             self._say("the kubelet restarted, and not everything registered again", error=True)
         else:
             self._say(f"the kubelet restarts     everything registered again {took:.1f} ms after its socket was there")
-        await anyio.sleep(_PAUSE)
+        await anyio.sleep(PAUSE)
 
     # --- what is shown ---
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import anyio
 import click
@@ -13,12 +13,16 @@ import msgspec
 
 from agent import logs
 from agent.cli import options
+from agent.cli.output import wrapped
 from agent.config import load
+from agent.console.views import NAMES_NOTHING
+from agent.devices.inventory import Inventory
 from agent.devices.making import make_backends
 from agent.devices.model import Slot
-from agent.devices.survey import Survey, survey
+from agent.devices.survey import PATIENCE, Survey, survey
+from backends.base import Device
 
-_PATIENCE = 10.0  # seconds for each backend
+_MOST_NAMES: Final = 8  # of the adapters of a pool, on its line
 
 
 @click.command(epilog="Exit codes: 0 done, 2 the configuration has mistakes.")
@@ -28,11 +32,12 @@ def discover(config: Path | None, as_json: bool) -> None:
     """Show the hardware that the configuration takes, and what it leaves.
 
     With --json it prints {"resources": [{"name", "devices": [{"id", "health", "reason", "numa_node", "hardware",
-    "attributes"}]}], "unclaimed": [{"device", "backend", "why"}], "problems": [{"backend", "subject", "message"}]}.
+    "attributes"}]}], "unclaimed": [{"device", "backend", "why"}], "problems": [{"backend", "subject", "message"}]};
+    where names are made of attributes, "templates": [{"name", "resources"}] too.
     """
     logs.set_up("error")
     loaded = load(config)
-    found = anyio.run(survey, loaded.resources, make_backends(loaded.host, loaded.resources), _PATIENCE)
+    found = anyio.run(survey, loaded.resources, make_backends(loaded.host, loaded.resources), PATIENCE)
     if as_json:
         click.echo(msgspec.json.encode(_document(found)))
     else:
@@ -54,7 +59,11 @@ def _document(found: Survey) -> dict[str, Any]:
             {"backend": kind, "subject": problem.subject, "message": problem.sentence}
             for kind, problem in found.problems
         ],
-    }
+    } | ({"templates": _templates(inventory)} if inventory.configured.given() else {})
+
+
+def _templates(inventory: Inventory) -> list[dict[str, Any]]:
+    return [{"name": name, "resources": list(given)} for name, given in inventory.configured.given().items()]
 
 
 def _device(slot: Slot) -> dict[str, Any]:
@@ -71,24 +80,42 @@ def _device(slot: Slot) -> dict[str, Any]:
 
 def _lines(found: Survey) -> Iterator[str]:
     inventory = found.inventory
-    if not inventory.names():
+    if not inventory.configured.written:
         yield "The configuration has no [[resource]]: nothing would be offered."
     for name in inventory.names():
         slots = inventory.slots(name)
         yield f"{name}: {_total(slots)}"
-        for device, (count, slot) in _by_device(slots).items():
-            ids = slot.id if count == 1 else f"{slot.id} and {count - 1} more"
-            numa = (
-                "" if slot.device is None or slot.device.numa_node is None else f", NUMA node {slot.device.numa_node}"
-            )
-            health = slot.health.state.value.lower() + (f": {slot.health.message}" if slot.health.message else "")
-            yield f"  {device} ({ids}){numa}, {health}"
+        yield from (wrapped(_offer(key, count, slot), 2, 4) for key, (count, slot) in _by_device(slots).items())
+    for template, given in inventory.configured.given().items():
+        if not given:
+            yield f"{template}: {NAMES_NOTHING}"
     if unclaimed := inventory.unclaimed():
         yield "Not offered:"
-        yield from (f"  {one.device.key}: {one.why}" for one in unclaimed)
+        yield from (wrapped(f"{one.device.key}: {one.why}", 2, 4) for one in unclaimed)
     if found.problems:
         yield "Problems:"
-        yield from (f"  {problem.sentence}" for _, problem in found.problems)
+        yield from (wrapped(problem.sentence, 2, 4) for _, problem in found.problems)
+
+
+def _offer(key: str, count: int, slot: Slot) -> str:
+    """A device: its name, its IDs where they differ, what a person knows it by, and how it is."""
+    ids = slot.id if count == 1 else f"{slot.id} and {count - 1} more"
+    health = slot.health.state.value.lower() + (f": {slot.health.message}" if slot.health.message else "")
+    named = key if ids == key else f"{key} ({ids})"
+    return ", ".join((named, *(_facts(slot.device) if slot.device else ()), health))
+
+
+def _facts(device: Device) -> Iterator[str]:
+    """Its address, unless it has several; what it is; its NUMA node."""
+    said = device.attributes
+    address = said.get("address", ())
+    what = next((said[name] for name in ("model", "hca", "id") if name in said), ())
+    if len(address) == 1 and address != (device.key,):
+        yield address[0]
+    if what:
+        yield " ".join(what[:_MOST_NAMES]) + (" …" if len(what) > _MOST_NAMES else "")
+    if device.numa_node is not None:
+        yield f"NUMA node {device.numa_node}"
 
 
 def _total(slots: Mapping[str, Slot]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 from pathlib import Path
 
 import anyio
@@ -11,6 +12,7 @@ from agent import logs
 from agent.cli import options
 from agent.config import load
 from agent.devices.making import make_backends
+from agent.events import Events
 from agent.notify import Notifier
 from agent.supervisor import Agent
 
@@ -22,11 +24,13 @@ from agent.supervisor import Agent
 )
 def run(config: Path | None, log_level: logs.Level) -> None:
     """Find hardware, offer it to the kubelet, hand it to pods."""
-    logs.set_up(log_level)
+    events = Events()
+    logs.set_up(log_level, note=events.note)
+    faulthandler.enable()  # systemd's watchdog ends us with SIGABRT: the journal then shows where the loop hung
     loaded = load(config)
 
     async def main() -> None:
-        agent = Agent(loaded, make_backends(loaded.host, loaded.resources), Notifier.from_environment())
+        agent = Agent(loaded, make_backends(loaded.host, loaded.resources), Notifier.from_environment(), events)
         await agent.run_until_signal()
 
     anyio.run(main)

@@ -61,4 +61,5 @@ def _meaning(config: Config) -> Iterator[str]:
         spec = resource.spec
         shared = f", each device for {spec.replicas} pods" if spec.replicas > 1 else ""
         chosen = ", selected" if spec.select or spec.exclude else ""
-        yield f"  {resource.name:<{width}}  {spec.backend}{chosen}{shared}"
+        named = f", a resource for each {' and '.join(resource.named_by)}" if resource.is_template else ""
+        yield f"  {resource.name:<{width}}  {spec.backend}{chosen}{shared}{named}"

@@ -1,7 +1,18 @@
 """The configuration: one TOML file, typed, with every mistake told at once."""
 
+from agent.config.difference import Difference, compare
 from agent.config.file import DEFAULT_PATH, load
-from agent.config.model import AgentConfig, Config, Listen, Seconds
+from agent.config.model import AgentConfig, Config, Listen
 from agent.config.problems import ConfigError, ConfigProblem
 
-__all__ = ["DEFAULT_PATH", "AgentConfig", "Config", "ConfigError", "ConfigProblem", "Listen", "Seconds", "load"]
+__all__ = [
+    "DEFAULT_PATH",
+    "AgentConfig",
+    "Config",
+    "ConfigError",
+    "ConfigProblem",
+    "Difference",
+    "Listen",
+    "compare",
+    "load",
+]

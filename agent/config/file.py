@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import time
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -19,7 +21,9 @@ from backends.base import Host
 
 DEFAULT_PATH: Final = Path("/etc/fairlead/config.toml")
 
-_TABLES: Final = ("agent", "host", "http", "resource")
+TABLES: Final[Mapping[str, type]] = {"agent": AgentConfig, "host": Host, "http": HttpConfig}
+"""The tables beside `[[resource]]`, and what they are read into."""
+
 _PLACE: Final = re.compile(r" \(at (?:line (?P<line>\d+), column \d+|end of document)\)$")
 _Section = TypeVar("_Section")
 
@@ -30,15 +34,16 @@ def load(path: Path | None = None, registry: Registry = installed, default: Path
     Raises:
         ConfigError: the file cannot be read, or with every mistake in it.
     """
+    now = time.time()  # before reading: what is written later is another one
     try:
         data = (path or default).read_bytes()
     except FileNotFoundError as error:
         if path is None:
-            return read_tables(kubevirt.TABLES, Problems(default, ""), registry, source=None)
+            return replace(read_tables(kubevirt.TABLES, Problems(default, ""), registry, source=None), read_at=now)
         raise _unreadable(path, error) from error
     except OSError as error:
         raise _unreadable(path or default, error) from error
-    return _read(path or default, data, registry)
+    return replace(_read(path or default, data, registry), read_at=now)
 
 
 def read_tables(tables: Mapping[str, Any], problems: Problems, registry: Registry, source: Path | None) -> Config:
@@ -48,8 +53,8 @@ def read_tables(tables: Mapping[str, Any], problems: Problems, registry: Registr
         ConfigError: with every mistake.
     """
     for name in tables:
-        if name not in _TABLES:
-            problems.add((name,), unknown("table", name, _TABLES))
+        if name not in (*TABLES, "resource"):
+            problems.add((name,), unknown("table", name, (*TABLES, "resource")))
     agent = _section(tables, "agent", AgentConfig, problems)
     host = _section(tables, "host", Host, problems)
     http = _section(tables, "http", HttpConfig, problems)

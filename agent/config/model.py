@@ -8,35 +8,9 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from agent.limits import SOCKET_PATH_LIMIT
-from backends.base import Host, Resource
+from backends.base import Host, Resource, Seconds
 
-_DURATION: Final = re.compile(
-    r"(?:(?P<h>\d{1,9})h)?(?:(?P<m>\d{1,9})m)?(?:(?P<s>\d{1,9}(?:\.\d{1,9})?)s)?(?:(?P<ms>\d{1,9})ms)?",
-    re.ASCII,
-)
-_UNIT_SECONDS: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _TCP: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s\[\]:/]+):(?P<port>[0-9]{1,5})")
-
-
-class Seconds(float):
-    """A duration; written as a text such as "5s", "2m", "1h30m" or "250ms"."""
-
-    __slots__ = ()
-
-    @classmethod
-    def parse(cls, text: str) -> Seconds:
-        """Read a duration.
-
-        Raises:
-            ValueError: it is none, or is zero.
-        """
-        found = _DURATION.fullmatch(text)
-        if not text or found is None:
-            raise ValueError(f"{text!r} is no duration; write it as in '5s', '2m' or '1h30m'")
-        total = sum(float(number) * _UNIT_SECONDS[unit] for unit, number in found.groupdict().items() if number)
-        if not total:
-            raise ValueError(f"{text!r} is no time at all; the duration must be longer than zero")
-        return cls(total)
 
 
 class Listen(str):
@@ -62,6 +36,28 @@ class Listen(str):
         return cls(text)
 
 
+class PathOrOff(str):
+    """A file, or "off"."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, text: str) -> PathOrOff:
+        """Read it.
+
+        Raises:
+            ValueError: it is neither.
+        """
+        if text != "off":
+            parse_path(text)
+        return cls(text)
+
+    @property
+    def path(self) -> Path | None:
+        """None is off."""
+        return None if self == "off" else Path(self)
+
+
 def parse_path(text: str) -> Path:
     """Read an absolute path.
 
@@ -76,6 +72,7 @@ def parse_path(text: str) -> Path:
 _FIVE_MINUTES: Final = Seconds(300)
 _HALF_A_MINUTE: Final = Seconds(30)
 _OFF: Final = Listen("off")
+_NO_FILE: Final = PathOrOff("off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +85,21 @@ class AgentConfig:
     """The kubelet's --root-dir; its podresources socket lies below (kubelet contract: A5)."""
     state_dir: Path = Path("/var/lib/fairlead")
     """What must outlive a restart."""
+    admin_socket: Path = Path("/run/fairlead/admin.sock")
+    """Where the commands reach the daemon; root only."""
     uevents: Literal["kernel", "udev", "off"] = "kernel"
     """Who tells of hot-plug."""
     resync: Seconds = _FIVE_MINUTES
     """Between two full looks at sysfs, in case an event was lost."""
     probe: Seconds = _HALF_A_MINUTE
     """Between two looks at a device's health without an event."""
+    nfd_features: PathOrOff = _NO_FILE
+    """What Node Feature Discovery makes labels of, in its directory `features.d`."""
+
+    @property
+    def pod_resources(self) -> Path:
+        """The kubelet's podresources socket (kubelet contract: A5)."""
+        return self.kubelet_root / "pod-resources" / "kubelet.sock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +107,7 @@ class HttpConfig:
     """`[http]`."""
 
     listen: Listen = _OFF
+    """Where metrics, probes and the live page are served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +122,5 @@ class Config:
     """In the file's order: a device joins the first that takes it."""
     source: Path | None = None
     """The file it came from; None is the built-in set."""
+    read_at: float = field(default=0.0, compare=False)
+    """When it was read, in seconds since 1970; 0 if it was not: it cannot be read again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Protocol, TypeVar
@@ -12,14 +13,27 @@ from agent.config import typed
 from agent.config.problems import Problems
 from agent.config.toml_lines import KeyPath
 from agent.errors import unknown
-from agent.limits import MESSAGE_LIMIT, resource_name_problem, slot_bytes
-from backends.base import Backend, OptionsError, Resource, ResourceSpec, Selector
+from agent.limits import MESSAGE_LIMIT, slot_bytes
+from agent.naming import can_meet, is_template, name_problem
+from backends.base import Backend, OptionsError, Placement, PreStart, Resource, ResourceSpec, Selector
 from backends.registry import BrokenBackendError, UnknownBackendError
 
-RESOURCE_KEYS: Final = ("name", "backend", "select", "exclude", "replicas", "options")
+RESOURCE_KEYS: Final = ("name", "backend", "select", "exclude", "replicas", "placement", "pre_start", "options")
 """What every resource may have; the rest are its backend's options."""
 
-_Replicas = Annotated[int, msgspec.Meta(ge=1)]
+RESOURCE_TYPES: Final[Mapping[str, Any]] = {
+    "name": Annotated[
+        str,
+        msgspec.Meta(
+            description="What pods ask for; after the '/' attributes in braces stand for a resource for each value.",
+            examples=["nvidia.com/gpu", "nvidia.com/mig-{profile}"],
+        ),
+    ],
+    "replicas": Annotated[int, msgspec.Meta(ge=1)],
+    "placement": Placement,
+    "pre_start": PreStart,
+}
+"""Of those, the ones that are a single value."""
 _Value = TypeVar("_Value")
 
 
@@ -50,6 +64,11 @@ def _refuse_duplicates(tables: Sequence[Mapping[str, object]], problems: Problem
         name = table.get("name")
         if isinstance(name, str) and first.setdefault(name, index) != index:
             problems.add(("resource", index, "name"), f"resource[{first[name]}] has the name {name!r} already")
+    templates = [(name, index) for name, index in first.items() if isinstance(name, str) and is_template(name)]
+    for (one, number), (other, index) in itertools.combinations(templates, 2):
+        if can_meet(one, other):
+            sentence = f"could give the same name as {one!r} of resource[{number}]: begin or end one of them otherwise"
+            problems.add(("resource", index, "name"), f"{other!r} {sentence}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +86,14 @@ class _Table:
         name = self._name()
         backend = self._backend()
         select, exclude = self._selectors("select"), self._selectors("exclude")
-        replicas = self._common("replicas", _Replicas, 1)
+        replicas = self._common("replicas", RESOURCE_TYPES["replicas"], 1)
+        placement: Placement = self._common("placement", Placement, "spread")
+        pre_start: PreStart = self._common("pre_start", PreStart, "none")
         if backend is not None and (options := self._options(backend)) is not None:
-            spec = ResourceSpec(str(self.table["backend"]), options, select, exclude, replicas)
+            spec = ResourceSpec(str(self.table["backend"]), options, select, exclude, replicas, placement, pre_start)
             resource = Resource(name, spec)
             self._check(backend, resource)
+            self._check_reset(backend, resource)
             if len(self.problems) == before:
                 return resource
         return None
@@ -91,7 +113,7 @@ class _Table:
         if "name" not in self.table:
             self._add("name", "the key 'name' is missing: the resource that pods ask for, as in 'example.com/widget'")
         name = self._common("name", str, "")
-        if name and (problem := resource_name_problem(name)):
+        if name and (problem := name_problem(name)):
             self._add("name", problem)
         return name
 
@@ -170,6 +192,14 @@ class _Table:
                     self.at,
                     f"its list of devices would pass the 4 MiB that a kubelet receives: at most {fits:,} of them fit",
                 )
+
+    def _check_reset(self, backend: type[Backend[Any]], resource: Resource[Any]) -> None:
+        if resource.spec.pre_start != "reset":
+            return
+        if backend.prepare is Backend.prepare:
+            self._add("pre_start", f"the backend {resource.spec.backend!r} cannot reset its hardware; 'check' works")
+        if resource.spec.replicas > 1:
+            self._add("pre_start", "'reset' would reset hardware under the other pods that share it; use 'check'")
 
     def _refused(self, resource: Resource[Any], error: Exception) -> None:
         if isinstance(error, OptionsError):

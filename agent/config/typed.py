@@ -18,9 +18,10 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from agent.config.model import Listen, Seconds, parse_path
+from agent.config.model import Listen, PathOrOff, parse_path
 from agent.config.toml_lines import KeyPath
 from agent.errors import unknown
+from backends.base import Seconds
 
 Mistake = tuple[KeyPath, str]
 
@@ -28,6 +29,7 @@ _READERS: Final[Mapping[Any, tuple[Any, str]]] = {
     Path: (parse_path, "a path"),
     Seconds: (Seconds.parse, "a duration such as '5s'"),
     Listen: (Listen.parse, "an address"),
+    PathOrOff: (PathOrOff.parse, "a path, or 'off'"),
 }
 _NOUNS: Final = {
     "int": "a whole number",
@@ -100,6 +102,11 @@ def _leaf_mistakes(value: object, wanted: Any) -> Iterator[Mistake]:
     if isinstance(value, str) and choices and value not in choices:
         yield (), unknown("choice", value, choices)
         return
+    if isinstance(value, str) and _is_record(wanted):
+        required = [key for key, is_required in keys(wanted).items() if is_required]
+        if len(required) == 1:
+            yield (), f"expected a table, as in {{ {required[0]} = {value!r} }}"
+            return
     try:
         msgspec.convert(value, wanted, dec_hook=_read)
     except msgspec.ValidationError as error:

@@ -3,7 +3,8 @@
 Hardware that a pod holds belongs to the pod's resource before anybody is asked, and the IDs that pods hold go
 to the devices they have: those with exactly the hardware and identity that a pod was given before those with some of
 it, and of these the one that more pods point at. Then, in the order of the config, each resource takes the devices it
-selects whose hardware is free or already its own. What is exclusive is offered by one device alone, and while a
+selects whose hardware is free or already its own. A name that a template made of a value is for devices with that value
+alone. What is exclusive is offered by one device alone, and while a
 pod holds it under its ID alone. The outcome depends on what is there, not on what came first.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from agent.devices.model import Held
@@ -27,6 +29,13 @@ class Candidate:
     resource: str
     order: int
     ids: tuple[str, ...]
+    value: str = ""
+    """Of which value a template made the resource's name; empty if none did."""
+
+    @property
+    def sense(self) -> tuple[str, tuple[str, ...], str]:
+        """All of it but where the resource stands."""
+        return self.resource, self.ids, self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +44,8 @@ class Placed:
 
     resource: str
     ids: tuple[str, ...]
+    value: str = field(default="", compare=False)
+    """As of its candidate; what is listed does not depend on it."""
 
 
 @dataclass(slots=True)
@@ -49,6 +60,7 @@ def assign(
     rivals: Mapping[Ref, tuple[Device, tuple[Candidate, ...]]],
     claims: Mapping[tuple[str, str], Held],
     claimed: Mapping[str, Set[tuple[str, str]]],
+    stands_for: Mapping[str, str] = MappingProxyType({}),
 ) -> Outcome[Ref]:
     """Decide for a closed set of rivals: devices that share hardware or IDs with none outside it.
 
@@ -56,11 +68,13 @@ def assign(
         rivals: each device with the resources that select it.
         claims: what pods hold, by slot.
         claimed: hardware → the slots of the pods that hold it.
+        stands_for: name that a template gave → of which value; a device with another value cannot have it, too.
     """
     outcome: Outcome[Ref] = Outcome()
     owner: dict[str, str] = {}  # hardware → resource
     user: dict[str, Device] = {}  # hardware → the last device that got it
     holder: defaultdict[str, dict[str, Device]] = defaultdict(dict)  # resource → ID → device
+    values = dict(stands_for)
     for device, _ in rivals.values():
         for hardware in device.hardware:
             if slots := claimed.get(hardware):
@@ -74,15 +88,23 @@ def assign(
         if ref in outcome.placed:
             continue
         device = rivals[ref][0]
-        why = _obstacle(device, candidate, owner, holder[candidate.resource], claimed)
+        why = _misnomer(candidate, values) or _obstacle(device, candidate, owner, holder[candidate.resource], claimed)
         if (why := why or _overlap(device, candidate, user, claims, claimed)) is not None:
             outcome.rejected[ref] = (*outcome.rejected.get(ref, ()), f"{candidate.resource} selects it, but {why}")
             continue
-        outcome.placed[ref] = Placed(candidate.resource, candidate.ids)
+        outcome.placed[ref] = Placed(candidate.resource, candidate.ids, candidate.value)
+        values.setdefault(candidate.resource, candidate.value)
         owner.update(dict.fromkeys(device.hardware, candidate.resource))
         user.update(dict.fromkeys(device.hardware, device))
         holder[candidate.resource].update(dict.fromkeys(candidate.ids, device))
     return outcome
+
+
+def _misnomer(candidate: Candidate, values: Mapping[str, str]) -> str | None:
+    """Why a template's name cannot be had: it was made of another value that looks the same in a name."""
+    if (value := values.get(candidate.resource, candidate.value)) == candidate.value:
+        return None
+    return f"that name stands for {value} already, and this has {candidate.value}"
 
 
 def _pull(device: Device, candidate: Candidate, claims: Mapping[tuple[str, str], Held]) -> tuple[int, int]:

@@ -27,6 +27,13 @@ SlotKey = tuple[str, str]
 Version = tuple[int, ...]
 """Identifies one written checkpoint (inode, time, size)."""
 
+_NAMED_AT_MOST: Final = 10
+
+
+def names_of(slots: Iterable[SlotKey]) -> list[str]:
+    """For the log: `resource/ID` of the first few, in their order."""
+    return [f"{resource}/{device_id}" for resource, device_id in sorted(slots)[:_NAMED_AT_MOST]]
+
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
@@ -49,6 +56,15 @@ class Ledger:
     def holds(self, hardware: str) -> bool:
         """Does any claim have this hardware?"""
         return any(hardware in claim.held.hardware for claim in self._claims.values())
+
+    def of(self, slot: SlotKey) -> Held | None:
+        """What is held of this slot, as far as is known; None if it is not claimed."""
+        claim = self._claims.get(slot)
+        return claim.held if claim else None
+
+    def has(self, slot: SlotKey) -> bool:
+        """Is this slot claimed?"""
+        return slot in self._claims
 
     def allocate(self, given: Iterable[Held], now: float) -> bool:
         """Record what an Allocate is about to give; True if the ledger changed in what must be kept.

@@ -3,7 +3,8 @@
 A scan covers units: all of them at the start, after an overflow and on a slow timer, else those a hint
 affects. What a scan covered is replaced; a unit that could not be read keeps what was known and is
 tried again. A unit whose read hangs is quarantined until its thread comes back, and the walk goes on
-without it in another thread.
+without it in another thread. On a faster timer the health of all known devices is probed, or glanced at
+first, and only those that cannot be used are read anew; a hint does not wait until all of that is done.
 """
 
 from __future__ import annotations
@@ -11,53 +12,28 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import structlog
 
-from agent.devices.looks import Look, NonsenseError, Walk, checked_units, walk
+from agent.counting import Counts
+from agent.devices import records
+from agent.devices.looks import NonsenseError, Seen, Walk, checked_units, probe, walk
+from agent.devices.news import News, news_of
+from agent.devices.schedule import EVERY_UNIT, Schedule, Todo
+from agent.devices.waiting import LookError, Waiting
 from agent.devices.workers import NoWorkerError, Workers
-from backends.base import ALL, ANY_SUBSYSTEM, All, Backend, Device, Hint, Problem, Signal, Watches
-from backends.known import Known
+from agent.errors import words
+from backends.base import ALL, ANY_SUBSYSTEM, All, Backend, Device, Hint, Problem, Record, Signal, Watches
 
 UNIT_DEADLINE: Final = 5.0
 """Seconds after which a read is taken to hang."""
 
-_RETRY_FIRST, _RETRY_MOST = 1.0, 60.0  # seconds before a failed unit is tried again, doubling
-
-_CALLS = ("affects", "watches")  # problems that belong to a call, not to a unit
+_CALLS = ("affects", "signals", "watches")  # problems that belong to a call, not to a unit
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class News:
-    """What a scan changed, for inventory and health."""
-
-    backend: str
-    units: Mapping[str, tuple[Device, ...]]
-    """Units whose devices differ from before; an empty tuple is a unit that is gone."""
-    signals: Mapping[str, tuple[Signal, ...]]
-    """Every unit that was looked at, with all that its probes said; nothing of a unit that is gone."""
-
-
-@dataclass(slots=True)
-class _Todo:
-    """What the next scan covers."""
-
-    everything: bool = False
-    units: set[str] = field(default_factory=set)
-
-    def add(self, units: Iterable[str] | All) -> None:
-        if units is ALL:
-            self.everything = True
-        else:
-            self.units.update(units)
-
-    def __bool__(self) -> bool:
-        return self.everything or bool(self.units)
 
 
 class Discoverer:
@@ -74,23 +50,27 @@ class Discoverer:
         unit_deadline: float = UNIT_DEADLINE,
         on_watches: Callable[[str, Watches], None] = lambda _kind, _watches: None,
         clock: Callable[[], float] = time.monotonic,
+        counts: Counts | None = None,
     ) -> None:
         self.kind = kind
         self.backend = backend
         self.workers = Workers(kind)
-        self.known = Known()
+        self._seen = Seen()
+        self.known = self._seen.devices
         self.problems: dict[str, tuple[Problem, ...]] = {}
-        """Per unit ("" for the backend as a whole)."""
+        """Per unit (`EVERY_UNIT` for the backend as a whole)."""
         self._publish = publish
         self._on_watches = on_watches
-        self._resync, self._probe, self._unit_deadline = resync, probe, unit_deadline
+        self._unit_deadline = unit_deadline
         self._clock = clock
-        self._todo = _Todo(everything=True)
-        self._wake = asyncio.Event()
+        self.schedule = Schedule(resync, probe, clock)
+        self._waiting = Waiting()
+        self._probing: Walk | None = None
         self.first_scan = asyncio.Event()
         """Set when the first full scan has come to its end."""
         self._hung: dict[str, asyncio.Future[None]] = {}
-        self._retries: dict[str, tuple[float, float]] = {}  # unit → when, the delay after that
+        self._hinted: float | None = None
+        self._durations = (counts or Counts()).discovery[kind]
 
     # --- what makes it look ---
 
@@ -104,89 +84,185 @@ class Discoverer:
                 self._report("affects", [Problem("affects", f"affects() failed on {hint}: {error!r}")])
             units = ALL
         if units:
+            self._hinted = self._clock() if self._hinted is None else self._hinted
             self._ask(units)
+
+    def signals(self, record: Record) -> tuple[Signal, ...]:
+        """What a record says about hardware; nothing if the backend fails on it."""
+        try:
+            return records.signals(self.backend, record)
+        except Exception as error:  # noqa: BLE001  # reported; the next record may be one that it understands
+            if "signals" not in self.problems:  # as with `affects`
+                self._report("signals", [Problem("signals", f"signals() failed on {record}: {error!r}")])
+            return ()
+
+    def selectable(self) -> list[Device]:
+        """Whatever a selector could have meant, taken or not."""
+        return self._seen.selectable()
 
     def rescan(self) -> None:
         """Look at everything again."""
         self._ask(ALL)
 
+    async def look_at(self, units: Iterable[str]) -> None:
+        """Have these units looked at from now on, and wait until what that finds has been published.
+
+        Raises:
+            LookError: one of them cannot be read, or hangs; the sentence says which and why.
+        """
+        wanted = frozenset(units)
+        for unit in sorted(wanted & self._hung.keys()):
+            raise LookError(self._hangs(unit))
+        if wanted:
+            self._ask(wanted)
+            await self._waiting.wait(wanted)
+
     def _ask(self, units: Iterable[str] | All) -> None:
-        self._todo.add(units)
-        self._wake.set()
+        self.schedule.ask(units)
+        if self._probing is not None:
+            self._probing.interrupted = True
 
     async def run(self) -> None:
         """Look whenever there is a reason to, for ever; started again after a failure, at everything."""
-        self._todo.add(ALL)
-        next_resync = self._clock() + self._resync
-        next_probe = self._clock() + self._probe
+        self.schedule.restart()
         try:
             while True:
-                await self._wait_until(min(next_resync, next_probe, *(at for at, _ in self._retries.values())))
-                now = self._clock()
-                if now >= next_resync:
-                    self._todo.everything = True
-                    next_resync = now + self._resync
-                if now >= next_probe:
-                    self._todo.units.update(self.known)
-                    next_probe = now + self._probe
-                self._collect_retries(now)
-                todo, self._todo = self._todo, _Todo()
-                if todo:
+                todo = await self.schedule.next(self.known)
+                if todo.probes or todo.glances:
+                    await self._probe(todo)
+                else:
                     await self._scan(todo)
         finally:
             self.workers.close()
 
-    async def _wait_until(self, moment: float) -> None:
-        if not self._todo:
-            try:
-                async with asyncio.timeout(max(0.0, moment - self._clock())):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
-        self._wake.clear()
+    # --- another configuration ---
 
-    def _collect_retries(self, now: float) -> None:
-        for unit in [unit for unit, (at, _) in self._retries.items() if at <= now]:
-            _, delay = self._retries[unit]
-            self._retries[unit] = (now + delay, min(delay * 2, _RETRY_MOST))
-            if unit:
-                self._todo.units.add(unit)
-            else:
-                self._todo.everything = True
+    async def look_ahead(self, backend: Backend[Any]) -> Walk:
+        """What another instance of the backend finds, to be handed to `exchange`; what goes wrong is left to that."""
+        progress = Walk(known=dict(self.known))
+        if EVERY_UNIT in self._hung:
+            return progress
+        call = partial(walk, backend, None, frozenset(self._hung), self._seen, progress, self._clock)
+        try:
+            await self.workers.start(call)
+        except Exception:  # noqa: BLE001  # the scan that follows the exchange meets it again, and reports it
+            return Walk()
+        finally:
+            progress.abandoned = True  # if this is cancelled; else it has ended
+        return progress
+
+    def exchange(self, backend: Backend[Any], found: Walk | None) -> News:
+        """Go on with another instance of the backend, and look at everything again; what it has found up to now.
+
+        The caller makes that known, with what else is new.
+        """
+        self.backend = backend
+        news = News(self.kind, {}, {}, anew=True)
+        if found is not None:
+            found = found.without_moved(self.known)
+            news = replace(self._told(found), anew=True)
+            self._take_in(news, found, None)
+            self.first_scan.set()
+        self._on_watches(self.kind, self.watches())
+        self.rescan()  # what happened since it was looked ahead
+        return news
+
+    def leave(self) -> News:
+        """Nobody wants this backend any more: nothing of what it found is there."""
+        self._waiting.let_go()
+        self.first_scan.set()
+        return replace(news_of(self.kind, {}, frozenset(self.known), self._seen), anew=True)
 
     # --- one scan ---
 
-    async def _scan(self, todo: _Todo) -> None:
+    async def _scan(self, todo: Todo) -> None:
         """Walk what is to be looked at; where a read hangs, publish what is there and go on without it."""
-        units: Set[str] | None = todo.units - self._hung.keys()
-        if todo.everything:  # as long as the listing itself hangs, that is what is known
-            units = None if "" not in self._hung else (todo.units | self.known.keys()) - self._hung.keys()
+        self._waiting.begin()
+        began, since, self._hinted = self._clock(), self._hinted, None
+        failed: dict[str, str] = {}
+        units = self._wanted(todo)
         while units is None or units:
-            progress = Walk()
+            progress, backend = Walk(), self.backend
+            call = partial(walk, backend, units, frozenset(self._hung), self._seen, progress, self._clock)
             try:
-                job = self.workers.start(
-                    partial(walk, self.backend, units, frozenset(self._hung), self.known, progress, self._clock)
-                )
+                failure = await self._run(call, progress)
             except NoWorkerError as error:
-                self._report("", [Problem(self.kind, f"{error}; its devices are shown as they were last seen")])
-                self._retry("", failed=True)
+                self._report_no_worker(error)
+                failed |= dict.fromkeys(units or todo.units, str(error))
                 break
-            progress.since = self._clock()
-            failure = await self._finish(job, progress)
-            self._digest(progress, failure)
-            if not progress.abandoned:
+            if backend is not self.backend:
+                units = self._wanted(todo)  # what an earlier instance sees is not what is configured
+                continue
+            progress = progress.so_far()
+            failed |= {unit: _cannot_read(unit, error) for unit, error in progress.failures.items()}
+            self._digest(progress, failure, since)
+            if not progress.abandoned and failure is None:
                 break
-            units = self._rest(progress, units)
+            units = self._rest(progress, units, todo)
+        self._waiting.end(failed)
+        self._durations.observe(self._clock() - began)
         if todo.everything:
             self.first_scan.set()
+
+    def _wanted(self, todo: Todo) -> Set[str] | None:
+        """The units to be looked at; None for all there are."""
+        if not todo.everything:
+            return todo.units - self._hung.keys()
+        if EVERY_UNIT not in self._hung:
+            return None
+        return (todo.units | self.known.keys()) - self._hung.keys()  # as long as the listing itself hangs
+
+    async def _probe(self, todo: Todo) -> None:
+        """Walk over the health of what is known; what a hint interrupts is put off.
+
+        What cannot be used is looked at instead: what keeps it from that may end without any event.
+        """
+        late = {unit for unit in todo.probes if any(device.unusable for device in self.known.get(unit, ()))}
+        if late:
+            self.schedule.ask(late)
+        units = ((todo.probes | todo.glances) & self.known.keys()) - self._hung.keys() - late
+        at_a_glance = todo.glances - todo.probes
+        while units:
+            backend, progress = self.backend, Walk(interrupted=todo.one)
+            self._probing = progress
+            try:
+                call = partial(probe, backend, units, at_a_glance, self._seen, progress, self._clock)
+                await self._run(call, progress)
+            except NoWorkerError as error:
+                self._report_no_worker(error)
+                break
+            finally:
+                self._probing = None
+            if backend is not self.backend:
+                break  # everything is looked at again
+            self._digest_probes(progress)
+            units = units - progress.probes.keys() - progress.failures.keys() - self._hung.keys()
+            if progress.interrupted:
+                self.schedule.put_off(units - at_a_glance, units & at_a_glance)
+                break
+
+    async def _run(self, call: Callable[[], None], progress: Walk) -> Exception | None:
+        """Have a thread walk, to its end or until a read hangs; the error that ended it, if one did.
+
+        Raises:
+            NoWorkerError: there is no thread left that could.
+        """
+        job = self.workers.start(call)
+        progress.since = self._clock()
+        return await self._finish(job, progress)
+
+    def _report_no_worker(self, error: NoWorkerError) -> None:
+        self._report(EVERY_UNIT, [Problem(self.kind, f"{error}; its devices are shown as they were last seen")])
+        self.schedule.retry(EVERY_UNIT, failed=True)
 
     async def _finish(self, job: asyncio.Future[None], progress: Walk) -> Exception | None:
         """Wait for a walk's end, or until one of its reads hangs; the error that ended it, if one did."""
         while not job.done():
+            unit = progress.unit  # read before the time, which the thread sets first: a later unit is never blamed
             left = progress.since + self._unit_deadline - self._clock()
             if left <= 0:
                 progress.abandoned = True
-                self._quarantine(progress.unit or "", job)
+                self._quarantine(unit or EVERY_UNIT, job)
                 return None
             try:
                 await asyncio.wait([job], timeout=left)
@@ -197,15 +273,20 @@ class Discoverer:
         error = job.exception()
         return error if isinstance(error, Exception) else None
 
-    def _rest(self, progress: Walk, units: Set[str] | None) -> Set[str]:
-        planned = progress.listed or frozenset() if units is None else units
-        return planned - progress.looks.keys() - progress.failures.keys() - self._hung.keys()
+    def _rest(self, progress: Walk, units: Set[str] | None, todo: Todo) -> Set[str]:
+        """What is left to be looked at; where the listing has failed, of what is known."""
+        if units is None:
+            units = progress.listed if progress.listed is not None else todo.units | self.known.keys()
+        return units - progress.looks.keys() - progress.failures.keys() - self._hung.keys()
+
+    def _hangs(self, unit: str) -> str:
+        what = f"reading {unit}" if unit else "listing its units"
+        return f"{what} has hung for {self._unit_deadline:g} s; it is left alone until the read returns"
 
     def _quarantine(self, unit: str, job: asyncio.Future[None]) -> None:
-        what = f"reading {unit}" if unit else "listing its units"
-        sentence = f"{what} has hung for {self._unit_deadline:g} s; it is left alone until the read returns"
-        self._report(unit, [Problem(unit or self.kind, sentence)])
+        self._report(unit, [Problem(unit or self.kind, self._hangs(unit))])
         self._hung[unit] = job
+        self._waiting.hangs(unit, self._hangs(unit))
         job.add_done_callback(partial(self._release, unit))
 
     def _release(self, unit: str, job: asyncio.Future[None]) -> None:
@@ -213,54 +294,60 @@ class Discoverer:
         del self._hung[unit]
         if not job.cancelled():
             job.exception()  # whatever it was; asyncio complains of one that nobody read
-            self._ask([unit] if unit and "" not in self.problems else ALL)
+            self._ask([unit] if unit and EVERY_UNIT not in self.problems else ALL)
 
-    def _digest(self, progress: Walk, failure: Exception | None) -> None:
+    def _digest(self, progress: Walk, failure: Exception | None, since: float | None) -> None:
         """Replace what the walk covered, publish what is different, note what went wrong."""
-        looks, failures, listed = dict(progress.looks), dict(progress.failures), progress.listed
-        changed = {unit: look.discovery.devices for unit, look in looks.items() if look.changed}
-        if listed is not None:
-            changed.update(dict.fromkeys(self.known.keys() - listed, ()))
-            for unit in self.problems.keys() - listed - {"", *_CALLS}:
-                self._report(unit, [])
-                self._retries.pop(unit, None)
-        self._publish(_news(self.kind, changed, looks))  # if that fails, all this is found again
-        fresh = {unit for unit in looks if unit not in self.known}  # `looks` is short, `known` may not be
-        for unit in changed.keys() | fresh:  # in place: a walk's thread only ever gets single units from it
-            if listed is None or unit in listed:
-                self.known[unit] = looks[unit].discovery.devices
-            else:
-                del self.known[unit]
-        self._note(looks, failures, failure, whole=listed is not None)
-        if changed or fresh:
+        news = replace(self._told(progress), since=since)
+        self._publish(news)  # if that fails, all this is found again
+        if self._take_in(news, progress, failure):
             self._on_watches(self.kind, self.watches())
 
-    def _note(
-        self,
-        looks: Mapping[str, Look],
-        failures: Mapping[str, BaseException],
-        failure: Exception | None,
-        *,
-        whole: bool,
-    ) -> None:
+    def _told(self, progress: Walk) -> News:
+        """What the walk covered and is different."""
+        return news_of(self.kind, dict(progress.looks), self._gone(progress), self._seen)
+
+    def _gone(self, progress: Walk) -> Set[str]:
+        return self.known.keys() - progress.listed if progress.listed is not None else frozenset()
+
+    def _take_in(self, news: News, progress: Walk, failure: Exception | None) -> bool:
+        """Remember what the walk covered, and note what went wrong; may something else be to be watched now?"""
+        looks, failures, listed = dict(progress.looks), dict(progress.failures), progress.listed
+        fresh = any(unit not in self.known for unit in looks)
+        self._seen.replace(looks, self._gone(progress))
+        if listed is not None:
+            for unit in self.problems.keys() - listed - {EVERY_UNIT, *_CALLS}:
+                self._report(unit, [])
+                self.schedule.retry(unit, failed=False)
         for unit, look in looks.items():
             self._report(unit, look.discovery.problems)
-            self._retries.pop(unit, None)
-        for unit, error in failures.items():
-            self._report(unit, [Problem(unit, f"{unit} cannot be read: {_words(error)}")])
-            self._retry(unit, failed=True)
-        if failure is not None:
-            self._report("", [Problem(self.kind, f"backend {self.kind} cannot list its units: {_words(failure)}")])
-            self._retry("", failed=True)
-        elif whole:
-            self._report("", [])
-            self._retry("", failed=False)
+            self.schedule.retry(unit, failed=False)
+        self._note_failures(failures)
+        self._note_listing(failure, listed)
+        return bool(news.units) or fresh
 
-    def _retry(self, unit: str, *, failed: bool) -> None:
-        if not failed:
-            self._retries.pop(unit, None)
-        elif unit not in self._retries:
-            self._retries[unit] = (self._clock() + _RETRY_FIRST, _RETRY_FIRST * 2)
+    def _digest_probes(self, progress: Walk) -> None:
+        """Publish what probes said that they did not say before, note what went wrong."""
+        signals = {unit: said for unit, said in dict(progress.probes).items() if said is not None}
+        if signals:
+            self._publish(News(self.kind, {}, signals))
+            self._seen.signals.update(signals)
+        self._seen.glances.update(dict(progress.glances))
+        self._note_failures(dict(progress.failures))
+
+    def _note_failures(self, failures: Mapping[str, BaseException]) -> None:
+        for unit, error in failures.items():
+            self._report(unit, [Problem(unit, _cannot_read(unit, error))])
+            self.schedule.retry(unit, failed=True)
+
+    def _note_listing(self, failure: Exception | None, listed: Set[str] | None) -> None:
+        if failure is not None:
+            sentence = f"backend {self.kind} cannot list its units: {words(failure)}"
+            self._report(EVERY_UNIT, [Problem(self.kind, sentence)])
+            self.schedule.retry(EVERY_UNIT, failed=True)
+        elif listed is not None:
+            self._report(EVERY_UNIT, [])
+            self.schedule.retry(EVERY_UNIT, failed=False)
 
     def watches(self) -> Watches:
         """What the sources should listen to for this backend."""
@@ -270,10 +357,14 @@ class Discoverer:
                 raise NonsenseError(f"returned {watches!r} where Watches are due")
             if ANY_SUBSYSTEM in watches.subsystems and type(self.backend).affects is Backend.affects:
                 raise NonsenseError("asks for every event of the node, and affects() does not say what each is about")
+            if watches.poll is not None and not watches.poll > 0:
+                raise NonsenseError(f"asks for a probe every {watches.poll} s")
         except Exception as error:  # noqa: BLE001  # reported; the slow timer still looks
             self._report("watches", [Problem("watches", f"watches() failed: {error!r}")])
-            return Watches()
-        self._report("watches", [])
+            watches = Watches()
+        else:
+            self._report("watches", [])
+        self.schedule.poll = watches.poll
         return watches
 
     def _report(self, unit: str, problems: Iterable[Problem]) -> None:
@@ -284,16 +375,11 @@ class Discoverer:
         if after:
             self.problems[unit] = after
             for problem in (problem for problem in after if problem not in before):
-                log.warning("discovery-problem", backend=self.kind, subject=problem.subject, problem=problem.sentence)
+                log.warning("discovery-problem", backend=self.kind, subject=problem.subject, reason=problem.sentence)
         else:
             del self.problems[unit]
             log.info("discovery-problem-solved", backend=self.kind, subject=unit or self.kind)
 
 
-def _news(kind: str, changed: Mapping[str, tuple[Device, ...]], looks: Mapping[str, Look]) -> News:
-    gone = dict.fromkeys(changed.keys() - looks.keys(), ())
-    return News(kind, changed, {unit: look.signals for unit, look in looks.items()} | gone)
-
-
-def _words(error: BaseException) -> str:
-    return str(error) or repr(error)
+def _cannot_read(unit: str, error: BaseException) -> str:
+    return f"{unit} cannot be read: {words(error)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from agent.devices.assignment import Candidate, Placed
@@ -25,6 +25,27 @@ class Found:
     placed: Placed | None = None
     lost: tuple[str, ...] = ()
     """Why the resources that do select it did not get it."""
+
+    @property
+    def why(self) -> str:
+        """Why no resource has it, if none has."""
+        homeless = f"it was made for {self.device.resource}, which is not configured for its backend"
+        return "; ".join(self.lost + self.refused) or homeless
+
+    def why_not(self, resource: str) -> str:
+        """Why a resource that selects it does not have it: "selects it, but …"."""
+        lost = dict(refusal.split(" ", 1) for refusal in self.lost)
+        has = self.placed.resource if self.placed else ""
+        return lost.get(resource, f"selects it, but {has} comes before it in the configuration and has it")
+
+
+@dataclass(frozen=True, slots=True)
+class Unclaimed:
+    """A device that no resource has, or not a certain one, and why."""
+
+    device: Device
+    backend: str
+    why: str
 
 
 _Index = dict[str, tuple[Ref, ...]]
@@ -67,6 +88,21 @@ class Indexes:
                     index[key] = tuple(ref for ref in refs if ref != found.ref)
                     rivals.update(index[key])
         return rivals
+
+    def shares(self, found: Found) -> bool:
+        """Does any other own some of its hardware?"""
+        return any(len(self.owned[hardware]) > 1 for hardware in found.device.hardware)
+
+    def connected(self, refs: Iterable[Ref], found: Mapping[Ref, Found]) -> set[Ref]:
+        """Of what was found, these and all that share hardware or IDs with them, directly or through others."""
+        todo, connected = list(refs), set[Ref]()
+        while todo:
+            ref = todo.pop()
+            if ref in connected or ref not in found:
+                continue
+            connected.add(ref)
+            todo.extend(self.beside(found[ref]))
+        return connected
 
     def beside(self, found: Found) -> Iterator[Ref]:
         """Those that own some of its hardware, or would have one of its IDs."""

@@ -12,101 +12,128 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
-from agent.devices.assignment import Candidate, assign
-from agent.devices.found import Found, Indexes, Ref
+from agent.devices.assignment import assign
+from agent.devices.conditions import Conditions
+from agent.devices.configured import Configured
+from agent.devices.finding import find, places_of
+from agent.devices.found import Found, Indexes, Ref, Unclaimed
+from agent.devices.holding import GONE, Holdings, is_same, kept_back, replaced, retired, unusable
 from agent.devices.listing import Listing
-from agent.devices.model import HEALTHY, Health, Held, Slot, Snapshot, State
-from backends.base import Backend, Device, Resource
-
-
-@dataclass(frozen=True, slots=True)
-class Unclaimed:
-    """A device that no resource has, and why."""
-
-    device: Device
-    backend: str
-    why: str
+from agent.devices.model import Health, Held, Slot, Snapshot
+from backends.base import Backend, Device, Link, Resource
 
 
 class Inventory:
     """The lists of all resources, and who owns which hardware."""
 
     def __init__(self, resources: Sequence[Resource[Any]], backends: Mapping[str, Backend[Any]]) -> None:
-        self._resources = {resource.name: resource for resource in resources}
-        self._order = {name: n for n, name in enumerate(self._resources)}
-        self._backends = backends
+        self.configured = Configured(resources, backends)
+        """As the config has it now, and what its templates have given."""
         self._found: dict[Ref, Found] = {}
         self._units: dict[tuple[str, str], tuple[Ref, ...]] = {}
+        self._links: defaultdict[str, dict[str, Sequence[Link]]] = defaultdict(dict)
         self._index = Indexes()
-        self._health: dict[str, Health] = {}
-        self._claims: dict[tuple[str, str], Held] = {}
-        self._claimed: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)  # hardware → slots that hold it
-        self._lists: dict[str, Listing] = {name: Listing(name) for name in self._resources}
+        self._conditions = Conditions()
+        self._held = Holdings()
+        self._lists: dict[str, Listing] = {name: Listing(name) for name in self.configured.resources}
         self._ready: set[str] = set()
-        self.broken: dict[str, str] = {}
-        """Resources whose backend failed on a device of theirs, and how it did last."""
+        self.revision = 0
+        """Raised whenever other devices are there, or other resources."""
 
     # --- what goes in ---
 
-    def update(self, backend: str, units: Mapping[str, Sequence[Device]]) -> None:
-        """These units of a backend were looked at and hold exactly these devices now."""
+    def configure(
+        self,
+        resources: Sequence[Resource[Any]],
+        backends: Mapping[str, Backend[Any]],
+        units: Mapping[str, Mapping[str, Sequence[Device]]] = MappingProxyType({}),
+    ) -> None:
+        """These are the resources from now on; only what this concerns is decided anew, and all of it at once.
+
+        Args:
+            resources: in their order, templates included.
+            backends: by their kinds.
+            units: of each backend that was looked at for this, or is no more, the units that differ from before.
+        """
+        before, self.configured = self.configured, Configured(resources, backends)
+        self.revision += 1
+        self.configured.keep(before)
+        for claim in self._held.by_slot.values():
+            self._bring(claim.resource, claim.backend)
+        now = self.configured.resources
+        self._lists |= {name: Listing(name) for name in now if name not in self._lists}
+        self._ready &= {resource.spec.backend for resource in resources}
+        found = [(backend, *it) for backend, of_backend in units.items() for it in of_backend.items()]
+        moved = {ref for it in found for ref in self._replace_unit(*it)}
+        self._settle(moved | self._select_anew(before))
+        for name in now.keys() ^ before.resources.keys():
+            for device_id in self._lists[name].claims:
+                self._write_slot((name, device_id))
+
+    def update(
+        self,
+        backend: str,
+        units: Mapping[str, Sequence[Device]],
+        links: Mapping[str, Sequence[Link]] = MappingProxyType({}),
+    ) -> None:
+        """These units of a backend hold exactly these devices now, and those exactly these links."""
+        self._links[backend] = {unit: found for unit, found in {**self._links[backend], **links}.items() if found}
         moved: set[Ref] = set()
+        self.revision += bool(units)
         for unit, devices in units.items():
             moved |= self._replace_unit(backend, unit, devices)
         self._settle(moved)
 
     def set_health(self, changes: Mapping[str, Health]) -> None:
         """The health of hardware changed."""
-        touched: set[Ref] = set()
-        for hardware, health in changes.items():
-            if health.state is State.HEALTHY:
-                self._health.pop(hardware, None)
-            else:
-                self._health[hardware] = health
-            touched.update(self._index.minded.get(hardware, ()))
+        self._conditions.set(changes)
+        touched = {ref for hardware in changes for ref in self._index.minded.get(hardware, ())}
         for ref in touched:
             self._write_slots(self._found[ref])
 
     def claim(self, held: Iterable[Held]) -> None:
         """Pods hold these from now on, or hold them with other hardware than was known."""
         moved: set[Ref] = set()
+        changed: list[Held] = []
         for claim in held:
-            before = self._claims.get(claim.slot)
+            before = self._held.add(claim)
             if before == claim:
                 continue
             if before is not None:
-                self._forget(before)
+                changed.append(before)
                 moved |= self._concerned(before)
-            self._claims[claim.slot] = claim
-            for hardware in claim.hardware:
-                self._claimed[hardware].add(claim.slot)
+            changed.append(claim)
+            self._bring(claim.resource, claim.backend)
             self._lists.setdefault(claim.resource, Listing(claim.resource)).claims[claim.id] = claim
             if not self._is_placed(claim):
                 moved |= self._concerned(claim)
             self._write_slot(claim.slot)
         self._settle(moved)
+        self._judge_held(changed)
 
     def unclaim(self, ended: Iterable[Held]) -> None:
         """Nobody holds these any more."""
         moved: set[Ref] = set()
+        changed: list[Held] = []
         for claim in ended:
-            if (known := self._claims.pop(claim.slot, None)) is None:
+            if (known := self._held.remove(claim.slot)) is None:
                 continue
-            self._forget(known)
+            changed.append(known)
             del self._lists[claim.resource].claims[claim.id]
             moved |= self._concerned(known)
             self._write_slot(claim.slot)
         self._settle(moved)
+        self._judge_held(changed)
 
     def ready(self, backend: str) -> None:
         """The backend has had its first scan, or its time for it is up: its resources may be listed."""
         if backend not in self._ready:
             self._ready.add(backend)
             for name, listing in self._lists.items():
-                if self._backend_of(name) == backend:
+                if self.configured.kind(name) == backend:
                     listing.touch()
 
     def touch(self, resource: str) -> None:
@@ -117,16 +144,17 @@ class Inventory:
     # --- what comes out ---
 
     def names(self) -> list[str]:
-        """The resources to serve: the configured ones, and those retiring because a pod still holds of them."""
-        return list(self._lists)
+        """The resources to serve: those in force, and those retiring because a pod still holds of them."""
+        in_force = self.configured.resources
+        return [*self.configured.names(), *(name for name in self._lists if name not in in_force)]
 
-    def take(self) -> list[Snapshot]:
-        """The snapshots of the resources that changed since the last call, those that may be listed at all."""
+    def take(self, now: float = 0.0) -> list[Snapshot]:
+        """The snapshots of the resources that changed since the last call; `now` (monotonic) dates what became of claims."""
         snapshots = []
         for name, listing in list(self._lists.items()):
             if listing.dirty and self._is_ready(name):
-                snapshots.append(listing.snapshot())
-            if name not in self._resources and not listing.slots:
+                snapshots.append(listing.snapshot(now))
+            if name not in self.configured.resources and not listing.slots:
                 del self._lists[name]  # retired: its last claim has ended
         return snapshots
 
@@ -139,19 +167,51 @@ class Inventory:
         """All slots of a resource as they are now."""
         return self._lists[resource].slots
 
+    def devices(self, backend: str) -> list[Device]:
+        """All devices of a backend, whoever has them."""
+        return [found.device for ref, found in sorted(self._found.items()) if ref[0] == backend]
+
+    def on(self, hardware: Iterable[str], *, minding: bool = False) -> list[Found]:
+        """The devices that own any of this hardware; those that depend on it too, if `minding`."""
+        index = self._index.minded if minding else self._index.owned
+        return [self._found[ref] for ref in sorted({ref for name in hardware for ref in index.get(name, ())})]
+
+    def claims(self, resource: str) -> Mapping[str, Held]:
+        """What pods hold of a resource, by ID."""
+        return self._lists[resource].claims
+
+    def links(self, backend: str) -> list[Link]:
+        """All links between devices of a backend."""
+        return [link for links in self._links[backend].values() for link in links]
+
     def omitted(self, resource: str) -> int:
         """How many unclaimed slots the last snapshot left out, to pass the kubelet's message limit."""
         listing = self._lists.get(resource)
         return listing.omitted if listing else 0
 
     def resource(self, name: str) -> Resource[Any] | None:
-        """The configured resource of that name; None while it retires."""
-        return self._resources.get(name)
+        """The resource of that name that is in force; None while it retires."""
+        return self.configured.resources.get(name)
+
+    def kind(self, name: str) -> str | None:
+        """The backend whose resource this is, or was, or would be; None: it is not ours."""
+        claims = self._lists[name].claims.values() if name in self._lists else ()
+        holding = next((claim.backend for claim in claims), None)
+        return self.configured.kind(name) or holding or self.configured.kind_to_be(name)
+
+    def find(self, name: str) -> frozenset[str]:
+        """The hardware that a person calls so: a device's key, an ID, the hardware's own name.
+
+        Raises:
+            FairleadError: nothing is called that, or several devices are.
+        """
+        tombstones = (it for it in self._held.by_slot.values() if it.id not in self._lists[it.resource].owners)
+        return find(name, places_of(self._found.values(), tombstones))
 
     def unclaimed(self) -> list[Unclaimed]:
         """The devices that no resource has, each with the reasons."""
         return [
-            Unclaimed(found.device, ref[0], "; ".join(found.lost + found.refused) or _homeless(found.device))
+            Unclaimed(found.device, ref[0], found.why)
             for ref, found in sorted(self._found.items())
             if found.placed is None
         ]
@@ -168,26 +228,15 @@ class Inventory:
         for ref, device in fresh.items():
             if ref not in self._found:
                 self._add(ref, device)
+                self._rewrite_tombstones(device)
                 moved.add(ref)
         if fresh:
             self._units[backend, unit] = tuple(fresh)
         return moved
 
     def _add(self, ref: Ref, device: Device) -> None:
-        candidates, refused = [], []
-        for name, resource in self._resources.items():
-            if resource.spec.backend != ref[0] or device.resource not in (None, name):
-                continue  # another's, and nothing to be said about
-            try:
-                why = resource.refuses(device)
-                ids = () if why is not None else _checked_ids(self._backends[ref[0]].ids(resource, device))
-            except Exception as error:  # noqa: BLE001  # one backend's nonsense must not stop the lists of all
-                why = self.broken[name] = f"its IDs cannot be told: {error!r}"
-            if why is None:
-                candidates.append(Candidate(name, self._order[name], ids))
-            else:
-                refused.append(f"{name} does not take it: {why}")
-        found = self._found[ref] = Found(ref, device, tuple(candidates), tuple(refused))
+        candidates, refused = self.configured.select(ref[0], device)
+        found = self._found[ref] = Found(ref, device, candidates, refused)
         self._index.add(found)
 
     def _remove(self, ref: Ref) -> set[Ref]:
@@ -195,7 +244,24 @@ class Inventory:
         found = self._found.pop(ref)
         rivals = self._index.remove(found)
         self._withdraw(found)
+        self._rewrite_tombstones(found.device)
         return rivals
+
+    def _select_anew(self, before: Configured) -> set[Ref]:
+        """Ask the resources again who takes what; the refs whose place must be found anew."""
+        differing, reorders = self.configured.differing(before), self.configured.reorders(before)
+        moved: set[Ref] = set()
+        for ref, found in self._found.items():
+            if ref[0] in differing:
+                candidates, found.refused = self.configured.select(ref[0], found.device)
+                if [it.sense for it in candidates] != [it.sense for it in found.candidates]:
+                    moved |= {ref, *self._index.remove(found)}
+                    found.candidates = candidates
+                    self._index.add(found)
+            found.candidates = self.configured.renumber(found.candidates)
+            if reorders and (len(found.candidates) > 1 or self._index.shares(found)):
+                moved.add(ref)
+        return moved
 
     # --- who gets what ---
 
@@ -205,25 +271,19 @@ class Inventory:
             refs.update(self._index.owned.get(hardware, ()))
         return refs
 
-    def _rivals(self, refs: Iterable[Ref]) -> set[Ref]:
-        """These and all that share hardware or IDs with them, directly or through others."""
-        todo, connected = list(refs), set()
-        while todo:
-            ref = todo.pop()
-            if ref in connected or ref not in self._found:
-                continue
-            connected.add(ref)
-            todo.extend(self._index.beside(self._found[ref]))
-        return connected
-
     def _settle(self, refs: set[Ref]) -> None:
         """Find a place for these devices and for all that compete with them."""
         if not refs:
             return
-        rivals = {ref: self._found[ref] for ref in sorted(self._rivals(refs))}
+        rivals = {ref: self._found[ref] for ref in sorted(self._index.connected(refs, self._found))}
         outcome = assign(
-            {ref: (found.device, found.candidates) for ref, found in rivals.items()}, self._claims, self._claimed
+            {ref: (found.device, found.candidates) for ref, found in rivals.items()},
+            self._held.by_slot,
+            self._held.by_hardware,
+            self.configured.stands_for,
         )
+        for ref, placed in outcome.placed.items():
+            self._bring(placed.resource, ref[0], placed.value)
         changed = [
             (found, place) for ref, found in rivals.items() if (place := outcome.placed.get(ref)) != found.placed
         ]
@@ -236,6 +296,13 @@ class Inventory:
                 self._write_slots(found)
         for ref, found in rivals.items():
             found.lost = outcome.rejected.get(ref, ())
+            if found.placed is not None and self._lists[found.placed.resource].keeps_back:
+                self._write_slots(found)
+
+    def _bring(self, name: str, kind: str, value: str = "") -> None:
+        """Somebody has joined a resource, or holds of it: if a template gives it, it is in force from now on."""
+        if self.configured.bring(name, kind, value):
+            self._lists.setdefault(name, Listing(name))
 
     def _withdraw(self, found: Found) -> None:
         """Take a device's slots from the list it is in; the claimed ones become tombstones."""
@@ -257,10 +324,14 @@ class Inventory:
             return
         device, health, listing = found.device, self._health_of(found.device), self._lists[place.resource]
         held = [claim for i in place.ids if (claim := listing.claims.get(i))] if listing.claims else ()
-        replaced = {claim.id: _replaced(claim, device) for claim in held if not _is_same(claim, device)}
-        for device_id, why in replaced.items():
+        others = {claim.id: replaced(claim, device) for claim in held if not is_same(claim, device)}
+        if listing.keeps_back:
+            back = kept_back(place.ids, device, listing.claims, listing.tombstones)
+            listing.keep_back(place.ids, back)
+            others |= back
+        for device_id, why in others.items():
             listing.put(Slot(device_id, device, why))
-        listing.put_device([i for i in place.ids if i not in replaced] if replaced else place.ids, device, health)
+        listing.put_device([i for i in place.ids if i not in others] if others else place.ids, device, health)
 
     def _write_slot(self, slot: tuple[str, str]) -> None:
         """Write one slot from what is known: its device, else its claim's tombstone, else nothing."""
@@ -268,8 +339,11 @@ class Inventory:
         listing = self._lists[resource]
         claim = listing.claims.get(device_id)
         if (ref := listing.owners.get(device_id)) is not None:
+            if listing.keeps_back:
+                self._write_slots(self._found[ref])
+                return
             device = self._found[ref].device
-            health = self._health_of(device) if claim is None or _is_same(claim, device) else _replaced(claim, device)
+            health = self._health_of(device) if claim is None or is_same(claim, device) else replaced(claim, device)
             listing.put(Slot(device_id, device, health))
         elif claim is not None:
             listing.put(Slot(device_id, None, self._tombstone(claim)))
@@ -277,16 +351,27 @@ class Inventory:
             listing.drop([device_id])
 
     def _health_of(self, device: Device) -> Health:
-        """The worst of its own hardware and of what it depends on."""
-        if not self._health:
-            return HEALTHY
-        complaints = [h for name in sorted(device.hardware | device.depends) if (h := self._health.get(name))]
-        return next((h for h in complaints if h.state is State.UNHEALTHY), complaints[0] if complaints else HEALTHY)
+        return self._conditions.of(device, self._held.by_hardware)
+
+    def _judge_held(self, changed: Iterable[Held]) -> None:
+        """These claims began or ended: write anew what is another while a pod holds the hardware."""
+        differing = self._conditions.another_while_held(h for claim in changed for h in claim.hardware)
+        for ref in {ref for hardware in differing for ref in self._index.minded.get(hardware, ())}:
+            self._write_slots(self._found[ref])
+
+    def _rewrite_tombstones(self, device: Device) -> None:
+        """A device that is there and cannot be used came or went: pods that hold its hardware are told why."""
+        if device.unusable:
+            for hardware in device.hardware:
+                for slot in self._held.by_hardware.get(hardware, ()):
+                    self._write_slot(slot)
 
     def _tombstone(self, claim: Held) -> Health:
-        if claim.resource not in self._resources:
-            return Health(State.UNHEALTHY, "retired", f"{claim.resource} is no longer configured")
-        return Health(State.UNHEALTHY, "gone", "the device is gone; a pod still holds it")
+        if claim.resource not in self.configured.resources:
+            return retired(claim.resource)
+        refs = {ref for hardware in claim.hardware for ref in self._index.owned.get(hardware, ())}
+        why = next((why for ref in sorted(refs) if (why := self._found[ref].device.unusable)), "")
+        return unusable(why) if why else GONE
 
     # --- small things ---
 
@@ -302,47 +387,6 @@ class Inventory:
             and self._index.wanted[claim.resource][claim.id] == (ref,)
         )
 
-    def _forget(self, claim: Held) -> None:
-        for hardware in claim.hardware:
-            self._claimed[hardware].discard(claim.slot)
-            if not self._claimed[hardware]:
-                del self._claimed[hardware]
-
-    def _backend_of(self, resource: str) -> str | None:
-        configured = self._resources.get(resource)
-        return configured.spec.backend if configured else None
-
     def _is_ready(self, resource: str) -> bool:
-        backend = self._backend_of(resource)
+        backend = self.configured.kind(resource)
         return backend is None or backend in self._ready
-
-
-def _checked_ids(ids: Iterable[Any]) -> tuple[str, ...]:
-    """A backend's IDs, each once.
-
-    Raises:
-        ValueError: one of them cannot be sent to a kubelet.
-    """
-    unique = tuple(dict.fromkeys(ids))
-    if wrong := [device_id for device_id in unique if not (isinstance(device_id, str) and device_id)]:
-        raise ValueError(f"{wrong[0]!r} is no ID")
-    "".join(unique).encode()  # a file name may have bytes that are no text
-    return unique
-
-
-def _is_same(claim: Held, device: Device) -> bool:
-    """Is this the card that the pod was given?"""
-    if claim.identity and claim.identity != device.identity:
-        return False
-    return not claim.hardware or not claim.hardware.isdisjoint(device.hardware)
-
-
-def _homeless(device: Device) -> str:
-    return f"it was made for {device.resource}, which is not configured for its backend"
-
-
-def _replaced(claim: Held, device: Device) -> Health:
-    was, now = claim.identity, device.identity
-    if was == now:
-        was, now = ", ".join(sorted(claim.hardware)), ", ".join(sorted(device.hardware))
-    return Health(State.UNHEALTHY, "replaced", f"another device ({now}) is where the pod's ({was}) was")

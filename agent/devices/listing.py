@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
 from agent import limits
-from agent.devices.model import Health, Held, Slot, Snapshot
+from agent.devices.model import HEALTHY, Health, Held, Slot, Snapshot
 from backends.base import Device
 
 
@@ -18,17 +19,29 @@ class Listing:
         self.slots: dict[str, Slot] = {}
         self.owners: dict[str, tuple[str, str, str, str]] = {}  # ID → the found device behind it
         self.claims: dict[str, Held] = {}  # ID → the pod's claim
+        self.tombstones: set[str] = set()  # IDs without a device
+        self._kept_back: set[str] = set()
         self.dirty = True
         self.omitted = 0
         self._generation = 0
         self._changed: set[str] = set()
+        self._undated: set[str] = set()  # IDs with a health that does not say since when
+        self._listed: Mapping[str, Slot] = {}  # by the last snapshot
         self._bytes = 0
 
     def put(self, slot: Slot) -> None:
-        """Write a slot; nothing happens if it says what is there."""
+        """Write a slot; nothing happens if it says what is there. What does not say since when is dated by `snapshot`."""
         before = self.slots.get(slot.id)
+        if not (slot.health.since or slot.health is HEALTHY):
+            if before is not None and before.device == slot.device and before.health.says_what(slot.health):
+                return
+            self._undated.add(slot.id)
         if before == slot:
             return
+        if slot.device is None:
+            self.tombstones.add(slot.id)
+        else:
+            self.tombstones.discard(slot.id)
         self._bytes += _size(slot) - (_size(before) if before else 0)
         self.slots[slot.id] = slot
         self._changed.add(slot.id)
@@ -51,6 +64,7 @@ class Listing:
             self._bytes += _size_of_all(others, device.numa_node) - self._listed_size(others)
             slots.update((device_id, Slot(device_id, device, health)) for device_id in changed)
             self._changed.update(changed)
+            self.tombstones.difference_update(changed)
             self.dirty = True
 
     def drop(self, ids: Collection[str]) -> None:
@@ -60,7 +74,19 @@ class Listing:
             for device_id in listed:
                 del self.slots[device_id]
             self._changed.update(listed)
+            self.tombstones.difference_update(listed)
+            self._kept_back.difference_update(listed)
             self.dirty = True
+
+    @property
+    def keeps_back(self) -> bool:
+        """Is any ID kept back for a pod that holds hardware under an ID which is a tombstone, or may one have to be?"""
+        return bool(self.tombstones or self._kept_back)
+
+    def keep_back(self, ids: Iterable[str], back: Iterable[str]) -> None:
+        """Of these IDs of a device, those are kept back."""
+        self._kept_back.difference_update(ids)
+        self._kept_back.update(back)
 
     def _listed_size(self, ids: Iterable[str]) -> int:
         """What these IDs, as far as they are listed, take of the message."""
@@ -74,17 +100,34 @@ class Listing:
         """Make the next snapshot due although nothing changed."""
         self.dirty = True
 
-    def snapshot(self) -> Snapshot:
-        """Everything listed now, as a new generation; unclaimed slots beyond the kubelet's limit are left out."""
+    def snapshot(self, now: float = 0.0) -> Snapshot:
+        """Everything listed now, as a new generation; unclaimed slots beyond the kubelet's limit are left out.
+
+        Args:
+            now: monotonic seconds; 0: nothing is dated.
+        """
+        self._date(now)
         self._generation += 1
         changed, self._changed = frozenset(self._changed), set()
         self.dirty = False
-        if self._bytes <= limits.MESSAGE_LIMIT:
-            partial, self.omitted = bool(self.omitted), 0
-            return Snapshot(self.resource, self._generation, self.slots.copy(), None if partial else changed)
-        slots = self._fitting()
-        self.omitted = len(self.slots) - len(slots)
-        return Snapshot(self.resource, self._generation, slots, None)
+        partial: bool = self.omitted > 0
+        fits = self._bytes <= limits.MESSAGE_LIMIT
+        self._listed = self.slots.copy() if fits else self._fitting()
+        self.omitted = len(self.slots) - len(self._listed)
+        return Snapshot(self.resource, self._generation, self._listed, changed if fits and not partial else None)
+
+    def _date(self, now: float) -> None:
+        """Of what was listed before, the change of its health was seen now; of what was not, nobody saw it."""
+        dated: dict[Health, Health] = {}  # the same object for what is alike
+        for device_id in self._undated & self._listed.keys() & self.slots.keys():
+            slot, before = self.slots[device_id], self._listed[device_id].health
+            if slot.health.since:
+                continue
+            health = before if before.says_what(slot.health) else dated.get(slot.health)
+            if health is None:
+                health = dated[slot.health] = replace(slot.health, since=now)
+            self.slots[device_id] = slot._replace(health=health)
+        self._undated.clear()
 
     def _fitting(self) -> dict[str, Slot]:
         """The claimed slots, and as many others as the message limit allows, the oldest first."""

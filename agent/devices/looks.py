@@ -6,12 +6,15 @@ What backends answer is checked here, so that nonsense is blamed on the unit it 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from backends.base import Backend, Device, Discovery, Mount, Node, Problem, Signal
+from backends.base import Backend, Device, Discovery, Link, Mount, Node, Problem, Signal, Verdict
 from backends.known import Known
+
+Glance = tuple[object, ...]
+"""What `Backend.glance` said of each of a unit's devices."""
 
 
 class NonsenseError(Exception):
@@ -19,13 +22,45 @@ class NonsenseError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """What was seen last, unit by unit, to compare with; a walk's thread only ever gets single units from it."""
+
+    devices: Known = field(default_factory=Known)
+    links: dict[str, tuple[Link, ...]] = field(default_factory=dict)
+    signals: dict[str, tuple[Signal, ...]] = field(default_factory=dict)
+    glances: dict[str, Glance] = field(default_factory=dict)
+    """What was to be seen right before the last probe: what has changed since then shows at the next glance."""
+    beside: dict[str, tuple[Device, ...]] = field(default_factory=dict)
+
+    def selectable(self) -> list[Device]:
+        """All devices, and what is beside them."""
+        return [device for seen in (self.devices, self.beside) for found in seen.values() for device in found]
+
+    def replace(self, looks: Mapping[str, Look], gone: Set[str]) -> None:
+        """These units were looked at, and those are there no more."""
+        for unit, look in looks.items():
+            if look.changed or unit not in self.devices:
+                self.devices[unit] = look.discovery.devices
+            if look.links_changed:
+                self.links[unit] = look.discovery.links
+            self.signals[unit] = look.signals
+            self.glances[unit] = look.glance
+            self.beside[unit] = look.discovery.beside
+        for unit in gone:
+            for last in (self.devices, self.links, self.signals, self.glances, self.beside):
+                last.pop(unit, None)
+
+
+@dataclass(frozen=True, slots=True)
 class Look:
     """What one look at one unit told."""
 
     discovery: Discovery
+    glance: Glance
     signals: tuple[Signal, ...]
     changed: bool
     """Are the devices other than those known before? Compared in the thread: 10,000 comparisons take 25 ms."""
+    links_changed: bool
 
 
 @dataclass(slots=True)
@@ -33,21 +68,39 @@ class Walk:
     """A walk under way: written by its thread, read by the loop."""
 
     looks: dict[str, Look] = field(default_factory=dict)
+    probes: dict[str, tuple[Signal, ...] | None] = field(default_factory=dict)
+    """What was said of units that were only probed; None where that is nothing new."""
+    glances: dict[str, Glance] = field(default_factory=dict)
+    """What was to be seen at a glance before these were probed."""
     failures: dict[str, BaseException] = field(default_factory=dict)
     listed: frozenset[str] | None = None
     """All units there are, if the walk asked for them."""
     unit: str | None = None
     """The unit being looked at; None while they are listed."""
     since: float = field(default_factory=time.monotonic)
-    """When that began."""
+    """When that began; set before the unit."""
     abandoned: bool = False
+    interrupted: bool = False
+    """Something more urgent came up: end with the unit that is being probed."""
+    known: Mapping[str, tuple[Device, ...]] = field(default_factory=dict)
+    """What it was compared with, of a walk for another instance: others may look at the same units meanwhile."""
+
+    def so_far(self) -> Walk:
+        """What it has come to; the thread of one that hangs may write on at any time."""
+        return replace(self, looks=dict(self.looks), failures=dict(self.failures))
+
+    def without_moved(self, now: Mapping[str, tuple[Device, ...]]) -> Walk:
+        """Without the units of which something else is known by now: what it says of them is older, and told to nobody."""
+        stayed = {unit: look for unit, look in self.looks.items() if now.get(unit) is self.known.get(unit)}
+        listed = None if self.listed is None else self.listed | (now.keys() - self.known.keys())
+        return replace(self, looks=stayed, listed=listed)
 
 
 def walk(
     backend: Backend[Any],
     units: Set[str] | None,
     skip: Set[str],
-    known: Known,
+    seen: Seen,
     progress: Walk,
     clock: Callable[[], float],
 ) -> None:
@@ -61,22 +114,75 @@ def walk(
     for unit in sorted(units - skip):
         if progress.abandoned:
             return
-        progress.unit, progress.since = unit, clock()
+        progress.since, progress.unit = clock(), unit
         try:
-            look = _look(backend, unit, known.get(unit, ()))
+            look = _look(backend, unit, seen)
         except BaseException as error:  # noqa: BLE001  # reported with the unit's name; this thread is ours alone
             progress.failures[unit] = error
         else:
             progress.looks[unit] = look
 
 
-def _look(backend: Backend[Any], unit: str, before: tuple[Device, ...]) -> Look:
+def _look(backend: Backend[Any], unit: str, seen: Seen) -> Look:
     discovery = _checked_discovery(backend.discover(unit), unit)
-    signals = [signal for device in discovery.devices for signal in backend.probe(device)]
-    for signal in signals:
-        if not isinstance(signal, Signal):
-            raise NonsenseError(f"probe() returned {signal!r} where a Signal is due")
-    return Look(discovery, tuple(signals), discovery.devices != before)
+    return Look(
+        discovery,
+        _glance(backend, discovery.devices),
+        _probe(backend, discovery.devices),
+        changed=discovery.devices != seen.devices.get(unit, ()),
+        links_changed=discovery.links != seen.links.get(unit, ()),
+    )
+
+
+def probe(
+    backend: Backend[Any],
+    units: Set[str],
+    at_a_glance: Set[str],
+    seen: Seen,
+    progress: Walk,
+    clock: Callable[[], float],
+) -> None:
+    """Look at the health of these units' known devices, and at nothing else; to be run in a thread.
+
+    Of those `at_a_glance` no more than a glance is taken, unless it shows something new or the unit is ill: how it
+    recovers need not show.
+    """
+    for unit in sorted(units):
+        progress.since, progress.unit = clock(), unit
+        try:
+            _probe_unit(backend, unit, unit in at_a_glance, seen, progress)
+        except BaseException as error:  # noqa: BLE001  # as above
+            progress.failures[unit] = error
+        if progress.abandoned or progress.interrupted:
+            return
+
+
+def _probe_unit(backend: Backend[Any], unit: str, at_a_glance: bool, seen: Seen, progress: Walk) -> None:
+    """What is as it was is not told again: nothing can follow from it. Only of numbers every look counts."""
+    devices = seen.devices.get(unit, ())
+    glance = _glance(backend, devices)
+    if at_a_glance and glance == seen.glances.get(unit) and not _is_ill(seen.signals.get(unit, ())):
+        progress.probes[unit] = None
+        return
+    signals = _probe(backend, devices)
+    new = signals != seen.signals.get(unit, ()) or any(signal.measure is not None for signal in signals)
+    progress.probes[unit] = signals if new else None
+    progress.glances[unit] = glance
+
+
+def _is_ill(signals: Iterable[Signal]) -> bool:
+    return any(signal.verdict in (Verdict.NOW, Verdict.DELAYED) and signal.measure is None for signal in signals)
+
+
+def _glance(backend: Backend[Any], devices: tuple[Device, ...]) -> Glance:
+    return tuple(backend.glance(device) for device in devices)
+
+
+def _probe(backend: Backend[Any], devices: tuple[Device, ...]) -> tuple[Signal, ...]:
+    signals: tuple[Any, ...] = tuple(signal for device in devices for signal in backend.probe(device))
+    if wrong := [signal for signal in signals if not isinstance(signal, Signal)]:
+        raise NonsenseError(f"probe() returned {wrong[0]!r} where a Signal is due")
+    return signals
 
 
 def checked_units(units: Any) -> frozenset[str]:
@@ -98,7 +204,12 @@ def _checked_discovery(found: Any, unit: str) -> Discovery:
         raise NonsenseError(f"discover() returned {type(found).__name__} where a Discovery is due")
     _check_all(found.devices, Device)
     _check_all(found.problems, Problem)
-    for device in found.devices:
+    _check_all(found.links, Link)
+    for link in found.links:
+        if not (_is_name(link.one) and _is_name(link.other) and isinstance(link.weight, int)):
+            raise NonsenseError(f"discover() returned the impossible {link}")
+    _check_all(found.beside, Device)
+    for device in (*found.devices, *found.beside):
         _check_device(device, unit)
     return found
 
@@ -113,15 +224,20 @@ def _check_all(answer: Any, kind: type) -> None:
 def _check_device(device: Any, unit: str) -> None:
     numa = device.numa_node
     allowed = {
-        "key": isinstance(device.key, str) and device.key,
+        "key": _is_name(device.key),
         "unit": device.unit == unit,
         "resource": device.resource is None or isinstance(device.resource, str),
         "hardware": device.hardware and _is_names(device.hardware),
         "depends": _is_names(device.depends),
         "exclusive": _is_names(device.exclusive),
+        "parts": isinstance(device.parts, tuple) and all(part and _is_names(part) for part in device.parts),
         "identity": isinstance(device.identity, str),
+        "bindings": isinstance(device.bindings, Mapping)
+        and all(_is_name(name) for pair in device.bindings.items() for name in pair),
+        "unusable": isinstance(device.unusable, str),
         "nodes": _is_tuple_of(device.nodes, Node),
         "mounts": _is_tuple_of(device.mounts, Mount),
+        "ancestry": _is_tuple_of(device.ancestry, str),
         "numa_node": numa is None or (isinstance(numa, int) and numa >= 0),
         "attributes": isinstance(device.attributes, Mapping)
         and all(isinstance(values, tuple) for values in device.attributes.values()),
@@ -133,6 +249,10 @@ def _check_device(device: Any, unit: str) -> None:
 
 def _is_tuple_of(answer: Any, kind: type) -> bool:
     return isinstance(answer, tuple) and all(isinstance(item, kind) for item in answer)
+
+
+def _is_name(answer: Any) -> bool:
+    return isinstance(answer, str) and answer != ""
 
 
 def _is_names(answer: Any) -> bool:

@@ -27,6 +27,11 @@ def _make(kind: str, host: Host, resources: list[Resource[Any]]) -> Backend[Any]
         return _Unmade(host, resources, error)
 
 
+def is_made(backend: Backend[Any]) -> bool:
+    """Could it be started?"""
+    return not isinstance(backend, _Unmade)
+
+
 class _Unmade(Backend[msgspec.Struct]):
     """Stands for a backend whose constructor raised: its resources are served, empty, with the reason."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from backends.base import Device
 
@@ -29,14 +29,31 @@ class Health:
     """One sentence for a person."""
     since: float = 0.0
     """Seconds on the agent's monotonic clock; a face that shows it converts."""
+    while_held: Health | None = None
+    """What it is instead while a pod holds the hardware; None: the same."""
 
     @property
     def offered(self) -> bool:
         """Is it Healthy to the kubelet?"""
         return self.state is not State.UNHEALTHY
 
+    @property
+    def to_holder(self) -> Health:
+        """What it is while a pod holds the hardware."""
+        return self.while_held or self
+
+    def says_what(self, other: Health) -> bool:
+        """Does it say the same as another, since whenever?"""
+        mine, theirs = self.to_holder, other.to_holder
+        return (self.state, self.reason, self.message, mine.state, mine.reason, mine.message) == (
+            other.state, other.reason, other.message, theirs.state, theirs.reason, theirs.message,
+        )  # fmt: skip
+
 
 HEALTHY = Health(State.HEALTHY)
+
+REPLACED: Final = "replaced"
+"""The reason of a slot that a pod holds and that has another device than the pod was given."""
 
 
 class Slot(NamedTuple):
@@ -77,3 +94,8 @@ class Held:
     def slot(self) -> tuple[str, str]:
         """Resource and ID: what the kubelet knows it by."""
         return self.resource, self.id
+
+    @property
+    def things(self) -> frozenset[Hashable]:
+        """What only one call of a backend at a time may be about: its hardware, and the slot itself."""
+        return frozenset((*self.hardware, self.slot))

@@ -1,9 +1,10 @@
 """What must outlive a restart, kept in one file of JSON lines in `state_dir`, written by a thread of its own.
 
-Each line is the whole state, and the last one counts; one that was cut off is passed over. An Allocate waits for its
-line, and adding one takes 15 us where renaming a new file over the old takes 300 us, or 2 ms (ext4 flushes it then).
-A write that fails is reported, once, and refuses nothing; a file that cannot be read is reported and replaced.
-The file is not synced to the disk: the page cache survives our death, and a machine that dies takes the pods along.
+Each line holds one part of the state whole, claims or health, and the last of each counts; a line that was cut off is
+passed over. An Allocate waits for its line, however long the other part is: adding one takes 15 us where renaming a new
+file over the old takes 300 us, or 2 ms (ext4 flushes it then). A write that fails is reported, once, and refuses nothing;
+a file that cannot be read is reported and replaced. The file is not synced to the disk: the page cache survives our
+death, and a machine that dies takes the pods along.
 """
 
 from __future__ import annotations
@@ -18,21 +19,40 @@ from typing import Final
 
 import msgspec
 import structlog
+from msgspec import structs
 
+from agent.devices.health import KeptHealth
 from agent.devices.model import Held
+from agent.errors import words
 
-_FORMAT: Final = 1
+_FORMAT: Final = 2
+
+_READABLE: Final = frozenset({1, _FORMAT})
+"""1 had claims in every line, and nothing else."""
+
 _MOST_BYTES: Final = 256 << 10  # of the file, before it is replaced by one with a single line
 _WRITE_PATIENCE: Final = 0.1  # seconds that an Allocate waits for its claim to be in the file
+_RETRY: Final = 30.0  # seconds before what could not be written is tried again, though nothing changes
+
+_LOST: Final = "asking the kubelet who holds what; drains, and what the kernel said of devices, are forgotten"
 
 log = structlog.get_logger()
 
 
-class Kept(msgspec.Struct, frozen=True):
-    """The file's content."""
+class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The file's content; of a line, what the others do not say is None."""
 
-    version: int = _FORMAT
-    claims: tuple[Held, ...] = ()
+    claims: tuple[Held, ...] | None = None
+    releasing: tuple[Held, ...] | None = None
+    """Claims that are over and whose backend has not undone them yet."""
+    health: KeptHealth | None = None
+
+
+_PARTS: Final = Kept.__struct_fields__
+
+
+class _Line(Kept, frozen=True, omit_defaults=True):
+    version: int = 0
 
 
 class StateFile:
@@ -42,64 +62,101 @@ class StateFile:
         self.path = directory / "state.json"
         self._wanted = 0  # counts what was asked to be written; read and raised on the loop
         self._content = Kept()
-        self._complaint = ""
+        self.complaint = ""
+        """Why it could not be written the last time; empty if it was."""
         self._work = threading.Event()
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._saved: dict[str, tuple[object, bytes]] = {}  # each part and its line, as in the file; the thread's
         self._file: int | None = None  # open for adding lines; the thread's
 
     def read(self) -> Kept:
-        """What an earlier run left; nothing if there is none, or none that can be read (blocking)."""
+        """What an earlier run left; nothing if there is none, or none that can be read (blocking).
+
+        What is not written anew stays in the file.
+        """
         try:
-            kept = _last_whole(self.path.read_bytes())
+            kept = _last_of_each(self.path.read_bytes())
         except FileNotFoundError:
             return Kept()
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as failure:
-            error = str(failure)
-        else:
-            if kept.version == _FORMAT:
-                return kept
-            error = f"it has format {kept.version}, and this Fairlead reads {_FORMAT}"
-        log.warning("state-unreadable", file=str(self.path), error=error, then="asking the kubelet who holds what")
-        return Kept()
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, _FormatError) as error:
+            log.warning("state-unreadable", file=str(self.path), reason=str(error), then=_LOST)
+            return Kept()
+        self._content = kept
+        return kept
 
-    async def write(self, claims: Sequence[Held]) -> None:
-        """Have this written; returns when it is, or when the disk takes too long (it is written all the same)."""
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-            threading.Thread(target=self._serve, name="state", daemon=True).start()
-        self._content = Kept(claims=tuple(claims))
+    async def write(
+        self,
+        claims: Sequence[Held] | None = None,
+        releasing: Sequence[Held] | None = None,
+        health: KeptHealth | None = None,
+    ) -> None:
+        """Have these parts written; returns when they are, or when the disk takes too long (they are all the same)."""
+        if claims is not None:
+            self._content = structs.replace(self._content, claims=tuple(claims))
+        if releasing is not None:
+            self._content = structs.replace(self._content, releasing=tuple(releasing))
+        if health is not None:
+            self._content = structs.replace(self._content, health=health)
         self._wanted += 1
-        done = self._loop.create_future()
+        if not self._has_thread():
+            return
+        done = asyncio.get_running_loop().create_future()
         self._waiters.append((self._wanted, done))
         self._work.set()
-        await asyncio.wait([done], timeout=_WRITE_PATIENCE)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_WRITE_PATIENCE):  # asyncio.wait would take a turn of the loop more
+                await done
+
+    def _has_thread(self) -> bool:
+        """Is there a thread that writes? If the system has none to give now, it may have one for the next write."""
+        if self._loop is None:
+            try:
+                threading.Thread(target=self._serve, name="state", daemon=True).start()
+            except RuntimeError as error:
+                self._finish(self._wanted, words(error))
+                return False
+            self._loop = asyncio.get_running_loop()
+        return True
 
     def _serve(self) -> None:
+        complaint = ""
         while True:
-            self._work.wait()
+            self._work.wait(_RETRY if complaint else None)
             self._work.clear()
             number, content = self._wanted, self._content
             complaint = ""
             try:
-                self._add(msgspec.json.encode(content) + b"\n")
+                self._save(content)
             except Exception as error:  # noqa: BLE001  # whatever it is, the thread must go on
-                complaint = str(error) or repr(error)
+                complaint = words(error)
             assert self._loop is not None
             try:
                 self._loop.call_soon_threadsafe(self._finish, number, complaint)
             except RuntimeError:
                 return  # the loop is closed: the process is ending
 
-    def _add(self, line: bytes) -> None:
-        """Write the newest content: as a line more, or in a fresh file where the old one is too long, gone or broken."""
+    def _save(self, content: Kept) -> None:
+        """Write the parts that are new."""
+        fresh = {
+            name: (part, _line(Kept(**{name: part})))
+            for name in _PARTS
+            if (part := getattr(content, name)) is not None and part is not self._saved.get(name, (None, b""))[0]
+        }
+        if fresh:
+            every = self._saved | fresh
+            self._add(b"".join(line for _, line in fresh.values()), b"".join(line for _, line in every.values()))
+            self._saved = every
+
+    def _add(self, lines: bytes, every_line: bytes) -> None:
+        """Write what is new: as lines more, or with all else in a fresh file where the old is too long, gone or broken."""
         file, self._file = self._file, None
         if file is not None:
-            if _append(file, line):
+            if _append(file, lines):
                 self._file = file
                 return
             os.close(file)
-        self._file = self._replace(line)
+        self._file = self._replace(every_line)
 
     def _replace(self, data: bytes) -> int:
         fresh = self.path.with_name(f".{self.path.name}.{os.getpid()}")
@@ -118,38 +175,56 @@ class StateFile:
             if not done.done():
                 done.set_result(None)
         self._waiters = [waiter for waiter in self._waiters if waiter[0] > number]
-        if complaint and complaint != self._complaint:
+        if complaint and complaint != self.complaint:
             log.error(
                 "state-not-written",
                 file=str(self.path),
-                error=complaint,
-                then="a restart of Fairlead will have to ask the kubelet who holds what",
+                reason=complaint,
+                then=f"a restart of Fairlead would lose it: {_LOST}",
             )
-        elif self._complaint and not complaint:
+        elif self.complaint and not complaint:
             log.info("state-written-again", file=str(self.path))
-        self._complaint = complaint
+        self.complaint = complaint
 
 
-def _append(file: int, line: bytes) -> bool:
-    """Add a line to a file that is still there and not too long; False if it is not whole in it."""
+def _append(file: int, lines: bytes) -> bool:
+    """Add lines to a file that is still there and not too long; False if they are not whole in it."""
     try:
         found = os.fstat(file)
-        fits = found.st_nlink > 0 and found.st_size + len(line) <= _MOST_BYTES
-        return fits and os.write(file, line) == len(line)
+        fits = found.st_nlink > 0 and found.st_size + len(lines) <= _MOST_BYTES
+        return fits and os.write(file, lines) == len(lines)
     except OSError:
         return False  # a fresh file will tell
 
 
-def _last_whole(data: bytes) -> Kept:
-    """The content of the last line, or of the one before if the last was cut off.
+class _FormatError(Exception):
+    """A newer Fairlead wrote this."""
+
+
+def _line(kept: Kept) -> bytes:
+    return msgspec.json.encode(_Line(**structs.asdict(kept), version=_FORMAT)) + b"\n"
+
+
+def _last_of_each(data: bytes) -> Kept:
+    """Each part as the last line that holds it says; a line that was cut off is passed over.
 
     Raises:
-        msgspec.MsgspecError: there is none.
+        msgspec.MsgspecError: there is no line of ours.
+        _FormatError: a line is of another format.
     """
-    *before, last = data.splitlines() or [b""]
-    try:
-        return msgspec.json.decode(last, type=Kept)
-    except msgspec.DecodeError:
-        if not before:
-            raise
-        return msgspec.json.decode(before[-1], type=Kept)
+    kept, broken = Kept(), None
+    for line in reversed(data.splitlines() or [b""]):
+        try:
+            found = msgspec.json.decode(line, type=_Line)
+        except msgspec.DecodeError as error:
+            broken = broken or error
+            continue
+        if found.version not in _READABLE:
+            raise _FormatError(f"it has format {found.version}, and this Fairlead reads {_FORMAT}")
+        parts = {name: getattr(kept if getattr(kept, name) is not None else found, name) for name in _PARTS}
+        kept = Kept(**parts)
+        if None not in parts.values():
+            break
+    if kept == Kept() and broken is not None:
+        raise broken
+    return kept

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 import anyio
 
-from agent.devices.discovery import Discoverer, News
+from agent.devices.discovery import Discoverer
 from agent.devices.health import HealthBook
 from agent.devices.inventory import Inventory
-from backends.base import Backend, Problem, Resource
+from agent.devices.news import News
+from agent.devices.unmatched import unmatched
+from backends.base import Backend, Device, Problem, Resource
+
+PATIENCE: Final = 10.0
+"""Seconds for each backend, where a person waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +25,26 @@ class Survey:
     """What was found."""
 
     inventory: Inventory
+    health: HealthBook
     problems: tuple[tuple[str, Problem], ...]
     """Each with its backend."""
+    problems_of: Mapping[tuple[str, str], tuple[Problem, ...]]
+    """Those that a unit has, by backend and unit."""
+    selectable: Mapping[str, Sequence[Device]] = field(default_factory=dict)
+    """Of each backend whose scan has ended, what selectors could mean."""
 
 
 async def survey(resources: Sequence[Resource[Any]], backends: Mapping[str, Backend[Any]], patience: float) -> Survey:
-    """Look at everything once, as the daemon does; a backend gets `patience` seconds."""
+    """Look at everything once, as the daemon does; a backend gets `patience` seconds.
+
+    One look cannot tell for how long a port has been down: what is delayed is taken to last.
+    """
     inventory, health = Inventory(resources, backends), HealthBook()
 
     def digest(news: News) -> None:
-        inventory.update(news.backend, news.units)
-        inventory.set_health(health.probed(news.backend, news.signals, time.monotonic()))
+        inventory.update(news.backend, news.units, news.links)
+        lasting = {unit: [replace(signal, after=0.0) for signal in said] for unit, said in news.signals.items()}
+        inventory.set_health(health.probed(news.backend, lasting, time.monotonic()))
 
     discoverers = [Discoverer(kind, backend, digest) for kind, backend in backends.items()]
     problems: list[tuple[str, Problem]] = []
@@ -48,4 +62,6 @@ async def survey(resources: Sequence[Resource[Any]], backends: Mapping[str, Back
                 )
                 problems.append((discoverer.kind, slow))
         tasks.cancel_scope.cancel()
-    return Survey(inventory, tuple(problems))
+    scanned = {it.kind: it.selectable() for it in discoverers if it.first_scan.is_set()}
+    problems_of = {(it.kind, unit): of_unit for it in discoverers for unit, of_unit in it.problems.items()}
+    return Survey(inventory, health, (*problems, *unmatched(resources, scanned)), problems_of, scanned)

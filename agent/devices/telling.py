@@ -7,6 +7,7 @@ from typing import Final
 
 import structlog
 
+from agent.counting import Counts
 from agent.devices.model import Slot, Snapshot
 from agent.devices.transitions import transitions
 
@@ -16,17 +17,18 @@ LOGGED_AT_MOST: Final = 10
 log = structlog.get_logger()
 
 
-def tell(before: Mapping[str, Slot] | None, snapshot: Snapshot) -> None:
-    """One line for each device whose state changed, with its reason."""
+def tell(before: Mapping[str, Slot] | None, snapshot: Snapshot, counts: Counts) -> None:
+    """One line for each device whose state changed, with its reason; all of them are counted."""
     if before is None:
         healthy = sum(slot.health.offered for slot in snapshot.slots.values())
-        log.info("resource-listed", resource=snapshot.resource, ids=len(snapshot.slots), healthy=healthy)
+        log.info("resource-listed", resource=snapshot.resource, count=len(snapshot.slots), healthy=healthy)
         return
     happened = transitions(before, snapshot)
+    counts.transitions.update((it.resource, it.reason or it.state.lower()) for it in happened)
     for it in happened[:LOGGED_AT_MOST]:
         log.info(
             "device-changed", resource=it.resource, device=it.device, state=it.state, reason=it.reason,
-            message=it.message, ids=it.ids,
+            message=it.message, count=it.ids,
         )  # fmt: skip
     if len(happened) > LOGGED_AT_MOST:
-        log.info("devices-changed", resource=snapshot.resource, more=len(happened) - LOGGED_AT_MOST)
+        log.info("devices-changed", resource=snapshot.resource, count=len(happened) - LOGGED_AT_MOST)

@@ -18,7 +18,7 @@ LIMIT: Final = 4
 
 
 class NoWorkerError(Exception):
-    """Every thread of this backend hangs in a call."""
+    """Every thread of this backend hangs in a call, or the system has none to give; the message says which."""
 
 
 class Workers:
@@ -29,27 +29,39 @@ class Workers:
         self._limit = limit
         self._idle: list[_Worker] = []
         self._threads = 0
+        self._closed = False
 
     def start(self, call: Callable[[], T]) -> asyncio.Future[T]:
         """Run a blocking call in a thread; whoever gives up on it just drops the future.
 
         Raises:
-            NoWorkerError: all threads are busy.
+            NoWorkerError: all threads are busy, or no more can be had.
         """
-        if self._idle:
-            worker = self._idle.pop()
-        elif self._threads < self._limit:
-            worker = _Worker(f"{self._name}-{self._threads + 1}", self._idle)
-            self._threads += 1
-        else:
-            raise NoWorkerError(f"all {self._limit} threads of {self._name} hang")
+        self._closed = False
+        worker = self._idle.pop() if self._idle else self._one_more()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         worker.jobs.put((call, future, loop))
         return future
 
+    def _one_more(self) -> _Worker:
+        if self._threads >= self._limit:
+            raise NoWorkerError(f"all {self._limit} threads of {self._name} hang")
+        try:
+            worker = _Worker(f"{self._name}-{self._threads + 1}", self._is_free)
+        except RuntimeError as error:  # the limit of a cgroup's or a user's tasks
+            raise NoWorkerError(f"the system has no thread for {self._name}: {error}") from None
+        self._threads += 1
+        return worker
+
+    def _is_free(self, worker: _Worker) -> None:
+        self._idle.append(worker)
+        if self._closed:
+            self.close()
+
     def close(self) -> None:
-        """Let the idle threads end, and make others if there is more to do; the ones that hang end with the process."""
+        """Let the idle threads end, and the busy ones once they are back; others are made if there is more to do."""
+        self._closed = True
         for worker in self._idle:
             worker.jobs.put(None)
         self._threads -= len(self._idle)
@@ -62,9 +74,9 @@ _Job = tuple[Callable[[], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop
 class _Worker:
     """One thread and the calls handed to it, one at a time."""
 
-    def __init__(self, name: str, idle: list[_Worker]) -> None:
+    def __init__(self, name: str, is_free: Callable[[_Worker], None]) -> None:
         self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._idle = idle
+        self._is_free = is_free
         threading.Thread(target=self._serve, name=name, daemon=True).start()
 
     def _serve(self) -> None:
@@ -82,7 +94,7 @@ class _Worker:
             del call, future, result, error, job
 
     def _finish(self, future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-        self._idle.append(self)
+        self._is_free(self)
         if future.done():
             return  # whoever asked has given up
         if error is None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -21,14 +22,12 @@ _PLACES: Final = (
     ("spec", "permittedHostDevices"),
     ("spec", "configuration", "permittedHostDevices"),
 )
-_NOT_YET: Final = {
-    "pciHostDevices": ("a PCI device for virtual machines needs the backend vfio", "pciVendorSelector"),
-    "mediatedDevices": ("a mediated device needs the backend mdev", "mdevNameSelector"),
-}
+_PCI_ID: Final = re.compile("[0-9a-f]{4}:[0-9a-f]{4}", re.IGNORECASE)
 _PERMISSIONS: Final = "mrw"  # as KubeVirt's own plugin gives a stick
+_EXTERNAL: Final = "say externalResourceProvider: true here when Fairlead offers it, or KubeVirt's own plugin does too"
 _SOURCE: Final = (
     "From KubeVirt's permittedHostDevices. The IDs of the devices are other ones: they stay when a stick is plugged in "
-    "again; no virtual machine names them."
+    "again, and a function has its address; no virtual machine names them."
 )
 
 
@@ -54,14 +53,16 @@ def read(document: Tree) -> Sketch:
         raise ImportRefusedError("there is no permittedHostDevices, nor a list that it would have", 1)
     remarks: list[Remark] = []
     fields = Fields(permitted, "permittedHostDevices", remarks)
-    parts = [_not_yet(table, key) for key in _NOT_YET for table in fields.tables(key)]
-    parts += _merged([_sticks(table) for key in ("usb", "usbHostDevices") for table in fields.tables(key)])
+    parts = [*_merged(map(_functions, fields.tables("pciHostDevices")), _with_selectors)]
+    parts += [_not_yet(table) for table in fields.tables("mediatedDevices")]
+    sticks = [_sticks(table) for key in ("usb", "usbHostDevices") for table in fields.tables(key)]
+    parts += _merged(sticks, _with_groups)
     fields.end()
     return Sketch(_SOURCE, (Part(tuple(remarks)), *parts))
 
 
-def _merged(parts: Iterable[Part]) -> Iterator[Part]:
-    """The parts; those of one resource are one, with a group for each of them."""
+def _merged(parts: Iterable[Part], join: Callable[[Draft, Draft], Draft]) -> Iterator[Part]:
+    """The parts; those of one resource are one."""
     by_name: dict[str, Part] = {}
     for part in parts:
         if part.draft is None:
@@ -69,20 +70,54 @@ def _merged(parts: Iterable[Part]) -> Iterator[Part]:
         elif (before := by_name.get(part.draft.name)) is None or before.draft is None:
             by_name[part.draft.name] = part
         else:
-            draft = replace(before.draft, groups=before.draft.groups + part.draft.groups)
-            by_name[part.draft.name] = Part(before.remarks + part.remarks, draft)
+            by_name[part.draft.name] = Part(before.remarks + part.remarks, join(before.draft, part.draft))
     yield from by_name.values()
 
 
-def _not_yet(table: Table, key: str) -> Part:
+def _with_groups(one: Draft, other: Draft) -> Draft:
+    """Several kinds of sticks: a group for each."""
+    return replace(one, groups=one.groups + other.groups)
+
+
+def _with_selectors(one: Draft, other: Draft) -> Draft:
+    """Several models of PCI functions: a selector for each."""
+    (first,), (second,) = one.groups, other.groups
+    selectors: list[Value] = [*first.items("select"), *second.items("select")]
+    return replace(one, groups=(replace(first, options={"select": selectors}),))
+
+
+def _functions(table: Table) -> Part:
+    """Functions of one model, which are on vfio-pci already: KubeVirt's plugin binds nothing either."""
+    name = Fields(table, "pciHostDevices", []).text("resourceName")
     remarks: list[Remark] = []
-    fields = Fields(table, key, remarks)
-    why, selector = _NOT_YET[key]
+    fields = Fields(table, name or "pciHostDevices", remarks)
+    fields.text("resourceName")
+    selector = fields.text("pciVendorSelector") or fields.text("pciDeviceSelector")
+    external, disabled = fields.flag("externalResourceProvider"), fields.flag("disabled")
+    fields.end()
+    if disabled:
+        return Part((Remark(table.line, f"{name}: it is disabled, and so left out", lost=False),))
+    if fields.sound and name is None:
+        fields.lost("resourceName", "it has no resourceName and is left out")
+    elif fields.sound and (selector is None or not _PCI_ID.fullmatch(selector)):
+        fields.lost("pciVendorSelector", f"it selects {selector or 'nothing'}, not IDs as in 10de:1eb8; it is left out")
+    if not fields.sound or name is None or selector is None or not _PCI_ID.fullmatch(selector):
+        return Part(tuple(remarks))
+    if not external:
+        fields.note("resourceName", _EXTERNAL)
+    line = fields.line("resourceName")
+    select: list[Value] = [{"id": selector.lower()}]
+    return Part(tuple(remarks), Draft(name, (DraftGroup({"select": select}, line),), line, "vfio"))
+
+
+def _not_yet(table: Table) -> Part:
+    remarks: list[Remark] = []
+    fields = Fields(table, "mediatedDevices", remarks)
     name = fields.text("resourceName") or "a resource without a name"
-    selected = fields.text(selector) or fields.text("pciDeviceSelector") or "without a selector"
+    selected = fields.text("mdevNameSelector") or "without a selector"
     keeps = "the plugin that offers it now" if fields.flag("externalResourceProvider") else "KubeVirt's own plugin"
-    sentence = f"{name} ({selected}): {why}, which Fairlead does not have yet; leave it to {keeps}"
-    return Part((Remark(fields.line("resourceName"), sentence),))
+    why = "a mediated device needs the backend mdev, which Fairlead does not have yet"
+    return Part((Remark(fields.line("resourceName"), f"{name} ({selected}): {why}; leave it to {keeps}"),))
 
 
 def _sticks(table: Table) -> Part:
@@ -109,10 +144,7 @@ def _sticks(table: Table) -> Part:
             "KubeVirt's own plugin makes the node of a stick belong to the user of virtual machines, 107; Fairlead "
             "leaves nodes as they are: let a udev rule do it",
         )
-        fields.note(
-            "resourceName",
-            "say externalResourceProvider: true here when Fairlead offers it, or KubeVirt's own plugin does too",
-        )
+        fields.note("resourceName", _EXTERNAL)
     usb: list[Value] = [selector for _, selector in selectors if selector is not None]
     lines = {f"usb[{index}]": line for index, (line, _) in enumerate(selectors)}
     options: dict[str, Value] = {"usb": usb, "permissions": _PERMISSIONS}

@@ -38,7 +38,7 @@ class Remark:
 
 @dataclass(frozen=True, slots=True)
 class DraftGroup:
-    """One group of a `chardev` resource as it will be written."""
+    """One group of a `chardev` resource as it will be written; of another backend's, the resource's own keys."""
 
     options: Mapping[str, Value]
     line: int
@@ -58,12 +58,13 @@ class DraftGroup:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A `chardev` resource as it will be written."""
+    """A resource as it will be written."""
 
     name: str
     groups: tuple[DraftGroup, ...]
     line: int
     """Where the imported file names it."""
+    backend: str = "chardev"
 
 
 @dataclass(frozen=True, slots=True)

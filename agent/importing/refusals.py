@@ -43,7 +43,7 @@ _Refusals = Mapping[int, Sequence[Remark]]
 
 def table(draft: Draft) -> dict[str, Any]:
     """The resource as its TOML will say it; one group has its keys in the resource itself."""
-    head = {"name": draft.name, "backend": "chardev"}
+    head = {"name": draft.name, "backend": draft.backend}
     if len(draft.groups) == 1:
         return {**head, **draft.groups[0].options}
     return {**head, "groups": [dict(group.options) for group in draft.groups]}

@@ -53,7 +53,7 @@ def _entry(item: Tree) -> Iterator[Part]:
     elif not count:
         fields.note("nummaxdevices", "nummaxdevices is 0 or missing, and so none was offered")
     elif expression == _NVIDIA:
-        sentence = f"{_NVIDIA}: Jetson boards' GPUs need the backend gpu, which Fairlead does not have yet"
+        sentence = f"{_NVIDIA}: Jetson boards' GPUs are no PCI GPUs, and the backend gpu has no others"
         remarks.append(Remark(line, sentence))
     else:
         yield from _resources(expression, line, count, remarks)

@@ -1,26 +1,28 @@
 """Allocate: from the IDs a kubelet asks for to what the container gets.
 
 IDs are sorted and taken once each (they come in random order: A4), every one must be healthy now and in the
-last list sent (A7.1), the claim is recorded before anything is handed out, and only then the backend acts.
+last list sent (A7.1), the claim is recorded before anything is handed out, and only then the backend acts. What it
+did to the hardware (a driver bound, a node made) is looked at before the container is told.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
 import structlog
 
 from agent.devices.inventory import Inventory
-from agent.devices.model import Held
-from agent.devices.workers import NoWorkerError, Workers
+from agent.devices.model import Held, Slot
 from agent.kubelet import wire
-from backends.base import AllocationRefused, Backend, ContainerEdits, Grant, Resource
+from agent.kubelet.errands import Errands, Kind, broken
+from backends.base import AllocationRefused, Backend, ContainerEdits, Device, Grant, Resource
 
 CLAIM_DEADLINE: Final = 10.0
 """Seconds a backend may take to make hardware ready; the kubelet's sync loop waits meanwhile (A4)."""
+
+_FAILED: Final = "could not be made ready"
 
 log = structlog.get_logger()
 
@@ -32,7 +34,7 @@ class Allocator:
         self,
         inventory: Inventory,
         backends: Mapping[str, Backend[Any]],
-        workers: Mapping[str, Workers],
+        errands: Errands,
         record: Callable[[Sequence[Held]], Awaitable[None]],
         claim_deadline: float = CLAIM_DEADLINE,
     ) -> None:
@@ -40,16 +42,16 @@ class Allocator:
 
         Args:
             inventory: what there is, and how it is.
-            backends: by their kinds, as `workers`.
-            workers: where `claim` runs.
+            backends: by their kinds.
+            errands: makes backends act.
             record: told what is about to be given; what it cannot write down refuses nothing.
-            claim_deadline: seconds for `claim`.
+            claim_deadline: seconds until the hardware is ready.
         """
         self._inventory = inventory
         self._backends = backends
-        self._workers = workers
+        self._errands = errands
         self._record = record
-        self._claim_deadline = claim_deadline
+        self._claim = Kind("claim", _FAILED, "Create the pod again", claim_deadline)
 
     async def allocate(self, name: str, ids: Sequence[str], told: Callable[[str], bool]) -> wire.Encoded:
         """Claim these IDs and say what the container gets, as an AllocateResponse.
@@ -62,17 +64,19 @@ class Allocator:
         Raises:
             AllocationRefused: nothing is handed out; the sentence is for the pod's owner.
         """
-        resource = self._inventory.resource(name)
-        if resource is None:
-            raise AllocationRefused(f"{name} is no longer offered on this node; its configuration was removed.")
+        resource = self._configured(name)
         grants = [self._grant(name, device_id, told) for device_id in sorted(set(ids))]
-        backend = self._backends[resource.spec.backend]
-        await self._record([_held(resource, grant) for grant in grants])
-        if backend.needs_claim(resource):
-            await self._make_ready(backend, resource, grants)
+        given = [_held(resource, grant) for grant in grants]
+        await self._record(given)
+        ready = None
+        while (now := self._configured(name)) != ready:  # a reload may make it another whenever we wait
+            if now.spec.backend != resource.spec.backend:
+                raise AllocationRefused(f"{name} is of other devices since a moment ago. Create the pod again.")
+            await self._make_ready(now, grants, given)
+            resource = ready = now
         grants = [self._still(name, grant, told) for grant in grants]
         try:
-            edits = backend.edits(resource, grants)
+            edits = self._backends[resource.spec.backend].edits(resource, grants)
             if not isinstance(edits, ContainerEdits):
                 raise TypeError(f"edits() returned {type(edits).__name__}")
             return wire.encode_allocate([edits])
@@ -80,62 +84,67 @@ class Allocator:
             raise
         except Exception as error:
             log.exception("backend-failed", backend=resource.spec.backend, call="edits", resource=name)
-            raise AllocationRefused(_broken(resource, grants, error)) from error
+            named = f"{', '.join(grant.id for grant in grants)} of {name}"
+            raise AllocationRefused(broken(named, _FAILED, resource.spec.backend, error)) from error
+
+    def _configured(self, name: str) -> Resource[Any]:
+        if (resource := self._inventory.resource(name)) is None:
+            raise AllocationRefused(f"{name} is no longer offered on this node; its configuration was removed.")
+        return resource
 
     def _grant(self, name: str, device_id: str, told: Callable[[str], bool]) -> Grant:
         slot = self._inventory.slot(name, device_id)
         if slot is None or not told(device_id):
             raise AllocationRefused(
-                f"{name} has no device {device_id} on this node at the moment: it is gone, or it is back and "
-                "the kubelet has not been told yet. Create the pod again."
+                f"{name} has no device {device_id} on this node at the moment: it is gone, or it has come back "
+                "only just now. Create the pod again."
             )
         if slot.device is None or not slot.health.offered:
-            reason = slot.health.message or slot.health.reason
-            raise AllocationRefused(
-                f"Device {device_id} of {name} cannot be used now: {reason.rstrip('.')}. Create the pod again."
-            )
+            raise AllocationRefused(unfit(name, slot))
         return Grant(device_id, slot.device)
 
     def _still(self, name: str, before: Grant, told: Callable[[str], bool]) -> Grant:
         """The grant as it is after we waited; `claim` may have changed the device (its driver, its nodes)."""
         now = self._grant(name, before.id, told)
-        if (now.device.hardware, now.device.identity) != (before.device.hardware, before.device.identity):
-            raise AllocationRefused(
-                f"{before.id} of {name} was exchanged for another device while it was made ready. Create the pod again."
-            )
+        _refuse_another(name, before, now.device)
         return now
 
-    async def _make_ready(self, backend: Backend[Any], resource: Resource[Any], grants: Sequence[Grant]) -> None:
-        """Run the backend's `claim` in a thread, with a deadline."""
-        try:
-            async with asyncio.timeout(self._claim_deadline) as deadline:
-                await self._workers[resource.spec.backend].start(partial(backend.claim, resource, grants))
-        except AllocationRefused:
-            raise
-        except Exception as error:
-            if not (deadline.expired() or isinstance(error, NoWorkerError)):
-                log.exception("backend-failed", backend=resource.spec.backend, call="claim", resource=resource.name)
-                raise AllocationRefused(_broken(resource, grants, error)) from error
-            why = str(error) or f"not done within {self._claim_deadline:g} s"
-            log.warning(
-                "claim-hangs", backend=resource.spec.backend, resource=resource.name, ids=_ids(grants), reason=why
-            )
-            raise AllocationRefused(
-                f"{_ids(grants)} of {resource.name} could not be made ready: {why}. Create the pod again; "
-                "if it happens again, this node's administrator must look at the device."
-            ) from None
+    def _refuse_exchanged(self, name: str, grants: Sequence[Grant]) -> None:
+        """Refuse where there are other devices by now; how they are is seen once they have been made ready."""
+        for grant in grants:
+            slot = self._inventory.slot(name, grant.id)
+            if slot is not None and slot.device is not None:
+                _refuse_another(name, grant, slot.device)
+
+    async def _make_ready(self, resource: Resource[Any], grants: Sequence[Grant], given: Sequence[Held]) -> None:
+        """Run the backend's `claim`, if it has any, once nothing else acts on the hardware, and see what it did."""
+        backend = self._backends[resource.spec.backend]
+        needs_claim, turns = backend.needs_claim(resource), self._errands.turns
+        if not (needs_claim or turns.busy):
+            return
+        things = frozenset[Hashable]().union(*(held.things for held in given))
+        if not (needs_claim or turns.is_taken(things)):
+            return
+        async with self._errands.errand(self._claim, resource, [grant.id for grant in grants]) as errand:
+            async with errand.turn(things) as turn:
+                if needs_claim:
+                    self._refuse_exchanged(resource.name, grants)  # while we waited for our turn
+                    await errand.run(turn, partial(backend.claim, resource, grants))
+            await errand.look(grant.device for grant in grants)
+
+
+def _refuse_another(name: str, grant: Grant, now: Device) -> None:
+    if (now.hardware, now.identity) != (grant.device.hardware, grant.device.identity):
+        raise AllocationRefused(
+            f"{grant.id} of {name} was exchanged for another device while it was made ready. Create the pod again."
+        )
+
+
+def unfit(name: str, slot: Slot) -> str:
+    """Why a slot that is Unhealthy is not handed out, for the pod's owner."""
+    reason = slot.health.message or slot.health.reason
+    return f"Device {slot.id} of {name} cannot be used now: {reason.rstrip('.')}. Create the pod again."
 
 
 def _held(resource: Resource[Any], grant: Grant) -> Held:
     return Held(resource.name, grant.id, resource.spec.backend, grant.device.hardware, grant.device.identity)
-
-
-def _broken(resource: Resource[Any], grants: Sequence[Grant], error: Exception) -> str:
-    return (
-        f"{_ids(grants)} of {resource.name} could not be prepared: the backend {resource.spec.backend} failed ({error}). "
-        "This node's administrator finds the details in Fairlead's log."
-    )
-
-
-def _ids(grants: Sequence[Grant]) -> str:
-    return ", ".join(grant.id for grant in grants)

@@ -1,4 +1,4 @@
-"""Reads the kubelet's own record of which pods hold which devices (kubelet contract: A6).
+"""Reads the kubelet's own record: which pods hold which devices, which devices are healthy (kubelet contract: A6).
 
 It is rewritten with every list that a plugin sends, and may be stale; podresources knows better what is active.
 """
@@ -6,6 +6,7 @@ It is rewritten with every list that a plugin sends, and may be stale; podresour
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -64,6 +65,15 @@ class _File(msgspec.Struct, rename="pascal"):
     data: _Data
 
 
+class _RegisteredData(msgspec.Struct, rename="pascal"):
+    registered_devices: dict[str, list[str] | None] | None = None
+    """Resource → the IDs that are healthy; here, too, an empty list may be null."""
+
+
+class _RegisteredFile(msgspec.Struct, rename="pascal"):
+    data: _RegisteredData
+
+
 _decoder: Final = msgspec.json.Decoder(_File)
 
 
@@ -102,3 +112,12 @@ def read(plugin_dir: Path) -> Checkpoint | None:
         raise CheckpointError(
             f"{path} is damaged: {error}; the kubelet writes it anew with the next list of devices"
         ) from error
+
+
+def registered(plugin_dir: Path) -> Mapping[str, frozenset[str]]:
+    """Resource → the IDs that the kubelet has as healthy, by the same file; empty if that cannot be read; blocks."""
+    try:
+        data = msgspec.json.decode((plugin_dir / FILE_NAME).read_bytes(), type=_RegisteredFile).data
+    except (OSError, msgspec.MsgspecError):
+        return {}
+    return {name: frozenset(ids or ()) for name, ids in (data.registered_devices or {}).items()}

@@ -9,6 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
+from grpclib.client import Channel
+from grpclib.protocol import H2Protocol
+
 _MOST_BYTES: Final = 64 << 10
 """Gathered before they are sent all the same: asyncio's high-water mark, so that a client that does not read still
 stops the sender where it would have without us."""
@@ -53,3 +56,26 @@ class GatheringTransport(asyncio.Transport):
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """What is known of the socket."""
         return self._transport.get_extra_info(name, default)
+
+
+class GatheringProtocol(H2Protocol):
+    """A connection, made from one that grpclib prepared, that sends so."""
+
+    transport: asyncio.Transport
+    """What it sends by; grpclib forgets its own when it closes."""
+
+    def __init__(self, prepared: H2Protocol) -> None:
+        super().__init__(prepared.handler, prepared.config, prepared.h2_config)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It stands."""
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = GatheringTransport(transport)
+        super().connection_made(self.transport)
+
+
+class GatheringChannel(Channel):
+    """A client's channel with such a connection."""
+
+    def _protocol_factory(self) -> H2Protocol:
+        return GatheringProtocol(super()._protocol_factory())

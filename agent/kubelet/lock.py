@@ -9,21 +9,18 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import structlog
-
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
 _RETRY: Final = 0.1  # seconds; a flock cannot be waited for on an event loop
 
-log = structlog.get_logger()
-
 
 @asynccontextmanager
-async def exclusive(path: Path) -> AsyncIterator[bool]:
-    """Hold the lock file while in this context; waits as long as another process holds it, and says so once.
+async def exclusive(path: Path, waits_for: Callable[[str], None]) -> AsyncIterator[bool]:
+    """Hold the lock file while in this context; waits as long as another process holds it.
 
-    Yields whether it had to wait. The file is left behind: whoever waits for it has it open.
+    `waits_for` is told that process's ID, once. Yields whether it had to wait. The file is left behind: whoever waits
+    for it has it open.
 
     Raises:
         OSError: the file cannot be made.
@@ -32,10 +29,9 @@ async def exclusive(path: Path) -> AsyncIterator[bool]:
     try:
         waits = not _try_lock(fd)
         if waits:
-            log.warning("another-agent-runs", lock=str(path), pid=_owner(fd), then="waiting until it is gone")
+            waits_for(_owner(fd))
             while not _try_lock(fd):  # noqa: ASYNC110  # another process sets no event of ours
                 await asyncio.sleep(_RETRY)
-            log.info("took-over", lock=str(path))
         os.ftruncate(fd, 0)
         os.pwrite(fd, str(os.getpid()).encode(), 0)
         yield waits

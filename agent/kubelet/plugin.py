@@ -18,8 +18,10 @@ import structlog
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 
+from agent.counting import Counts
 from agent.kubelet import wire
 from agent.kubelet.api.v1beta1 import DevicePluginOptions, PreStartContainerResponse
+from agent.kubelet.preference import Prefer, plain
 from backends.base import AllocationRefused
 
 if TYPE_CHECKING:
@@ -32,6 +34,14 @@ if TYPE_CHECKING:
 COALESCE: Final = 0.05
 """Seconds between two messages of one stream."""
 
+REMEMBERED: Final = 1.0
+"""Seconds for which an ID that was missing from a list is not given out, though it is back (kubelet contract: A7.1).
+
+The kubelet may have asked for it before it read that list, and looks it up again after our reply, perhaps while it is
+still at that list. It takes milliseconds for one, and waits for its disk meanwhile. An Allocate waits as long: a refusal
+would fail a pod that asks, as it should, for hardware that is there.
+"""
+
 SERVICE: Final = "/v1beta1.DevicePlugin/"
 
 log = structlog.get_logger()
@@ -42,31 +52,75 @@ Allocate = Callable[[str, Sequence[str], Callable[[str], bool]], Awaitable[wire.
 Raises AllocationRefused with a sentence for the pod's owner.
 """
 
+PreStart = Callable[[str, Sequence[str]], Awaitable[None]]
+"""Makes sure that a container may start with these IDs of a resource.
+
+Raises AllocationRefused with a sentence for the pod's owner.
+"""
+
 
 class Plugin:
     """One resource as the kubelet sees it."""
 
-    def __init__(self, resource: str, allocate: Allocate) -> None:
+    def __init__(
+        self,
+        resource: str,
+        allocate: Allocate,
+        prefer: Prefer | None = None,
+        pre_start: PreStart | None = None,
+        *,
+        counts: Counts | None = None,
+    ) -> None:
+        """Prepare; the kubelet is told to ask which devices a pod should get, and before a container starts, if given."""
         self.resource = resource
         self.streaming = False
         self.streams = 0
         """How many streams have been opened so far."""
+        self.refused = 0
+        """How many were asked for while one was open or about to end, and refused."""
         self.allocating = 0
         """How many Allocates are under way."""
         self.on_call: Callable[[], None] = lambda: None
-        """Called when a stream has opened or ended, and when an Allocate has been answered."""
+        """Called when a stream has opened or ended, or was refused, and when an Allocate has been answered."""
+        self._counts = counts or Counts()
         self._allocate_ids = allocate
+        self._prefer_ids = prefer
+        self._check_start = pre_start
         self._list = _EncodedList()
         self._snapshot: Snapshot | None = None
+        self._since: float | None = None
+        self.sent_at = 0.0
+        """When the last list was sent, in monotonic seconds."""
         self._sent: Mapping[str, Slot] = {}
         self._sending: Mapping[str, Slot] | None = None
+        self._left: dict[str, float] = {}  # ID → when the last list that lacked it was sent, if one before had it
         self._news = asyncio.Event()
         self._ending = asyncio.Event()
 
     # --- for the daemon ---
 
-    def publish(self, snapshot: Snapshot) -> None:
-        """The resource's list is this from now on."""
+    @property
+    def options(self) -> DevicePluginOptions:
+        """What the kubelet is told to ask for; it reads them when the resource is registered (kubelet contract: A1)."""
+        return DevicePluginOptions(
+            pre_start_required=self._check_start is not None,
+            get_preferred_allocation_available=self._prefer_ids is not None,
+        )
+
+    @property
+    def offers(self) -> bool:
+        """Was the last list that was sent one with healthy devices?"""
+        return any(slot.health.offered for slot in self._sent.values())
+
+    def ask(self, prefer: Prefer | None, pre_start: PreStart | None) -> bool:
+        """From now on answer with these; has the kubelet to be told, because it asks for something else now?"""
+        before = self.options
+        self._prefer_ids, self._check_start = prefer, pre_start
+        return self.options != before
+
+    def publish(self, snapshot: Snapshot, since: float | None = None) -> None:
+        """The resource's list is this from now on, because of an event at that monotonic time, if that is known."""
+        self._since = since if self._since is None else self._since
         self._list.apply(snapshot)
         self._snapshot = snapshot
         self._news.set()
@@ -86,23 +140,27 @@ class Plugin:
         """The handlers as grpclib wants them; every method is served (an unserved one upsets grpc-go)."""
         unary, stream = Cardinality.UNARY_UNARY, Cardinality.UNARY_STREAM
         return {
-            SERVICE + "GetDevicePluginOptions": Handler(self._options, unary, wire.EmptyCall, DevicePluginOptions),
+            SERVICE + "GetDevicePluginOptions": Handler(self._options, unary, wire.EmptyCall, wire.Encoded),
             SERVICE + "ListAndWatch": Handler(self._list_and_watch, stream, wire.EmptyCall, wire.DeviceList),
             SERVICE + "Allocate": Handler(self._allocate, unary, wire.AllocateCall, wire.Encoded),
             SERVICE + "GetPreferredAllocation": Handler(self._prefer, unary, wire.PreferredCall, wire.Encoded),
             SERVICE + "PreStartContainer": Handler(self._pre_start, unary, wire.IdsCall, PreStartContainerResponse),
         }
 
-    async def _options(self, stream: Stream[wire.EmptyCall, DevicePluginOptions]) -> None:
+    async def _options(self, stream: Stream[wire.EmptyCall, wire.Encoded]) -> None:
         await _receive(stream)
-        await stream.send_message(DevicePluginOptions())
+        # these count: those of a RegisterRequest are ignored (A1)
+        await stream.send_message(wire.encode_options(self.options))
 
     async def _list_and_watch(self, stream: Stream[wire.EmptyCall, Any]) -> None:
         await _receive(stream)
         if self.streaming or self._ending.is_set():
+            self.refused += 1
+            self.on_call()
             raise GRPCError(Status.UNAVAILABLE, f"{self.resource} has an open stream, or its plugin is stopping")
         self.streaming = True
         self.streams += 1
+        self._left.clear()
         self.on_call()
         try:
             await self._send_lists(stream)
@@ -124,9 +182,19 @@ class Plugin:
                 # No timeout around a send: one that is cut off corrupts the stream. A client that
                 # does not read holds up this stream alone; registration breaks its connection.
                 self._sending = snapshot.slots
+                left = self._list.take_left()
+                since, self._since = self._since, None
                 await stream.send_message(self._list.message())
+                self._count_list(since)
+                self._note_left(left, snapshot.slots)
                 self._sent, self._sending = snapshot.slots, None
-                sent, next_message = snapshot, time.monotonic() + COALESCE
+                self.sent_at = time.monotonic()
+                sent, next_message = snapshot, self.sent_at + COALESCE
+
+    def _count_list(self, since: float | None) -> None:
+        self._counts.updates += 1
+        if since is not None:
+            self._counts.hotplug.observe(time.monotonic() - since)
 
     async def _pause(self, seconds: float) -> None:
         """Let changes gather; cut short when the stream is to end."""
@@ -134,34 +202,72 @@ class Plugin:
             async with asyncio.timeout(seconds):
                 await self._ending.wait()
 
+    def _note_left(self, left: Set[str], slots: Mapping[str, Slot]) -> None:
+        """Remember what the list that has just been sent lacks, and forget what is long past."""
+        now = time.monotonic()
+        self._left = {device_id: at for device_id, at in self._left.items() if now - at < REMEMBERED}
+        self._left.update((device_id, now) for device_id in left if device_id in self._sent and device_id not in slots)
+
     def _was_told(self, device_id: str) -> bool:
-        """Is this ID in the last list that the kubelet got, and in the one under way (kubelet contract: A7.1)?"""
-        return device_id in self._sent and (self._sending is None or device_id in self._sending)
+        """Is this ID in all the lists that the kubelet may be at, and in the one under way (kubelet contract: A7.1)?"""
+        return (
+            device_id in self._sent
+            and (self._sending is None or device_id in self._sending)
+            and (device_id not in self._left or time.monotonic() - self._left[device_id] >= REMEMBERED)
+        )
 
     async def _allocate(self, stream: Stream[wire.AllocateCall, Any]) -> None:
-        call = await _receive(stream)
+        call, began = await _receive(stream), time.monotonic()
         self.allocating += 1
         try:
             given = [await self._give(ids) for ids in call.containers]
             await stream.send_message(wire.Encoded(b"".join(given)))  # messages one after the other are merged
+            asyncio.get_running_loop().call_soon(self._tell_allocated, call)  # once the reply has left
         finally:
+            self._counts.allocating.observe(time.monotonic() - began)
             self.allocating -= 1
             self.on_call()
 
+    def _tell_allocated(self, call: wire.AllocateCall) -> None:
+        for ids in call.containers:
+            log.info("allocated", resource=self.resource, ids=sorted(set(ids)))
+
+    async def _until_back(self, ids: Sequence[str]) -> None:
+        """Wait until those of these IDs that are in the list again have been so for long enough to be given out.
+
+        One that leaves the list meanwhile is not waited for again.
+        """
+        until = max((self._left[one] + REMEMBERED for one in ids if one in self._left and one in self._sent), default=0)
+        while (wait := until - time.monotonic()) > 0:  # noqa: ASYNC110  # a sleep may end a little before its time
+            await asyncio.sleep(wait)
+
     async def _give(self, ids: Sequence[str]) -> wire.Encoded:
+        await self._until_back(ids)
         try:
-            return await self._allocate_ids(self.resource, ids, self._was_told)
+            given = await self._allocate_ids(self.resource, ids, self._was_told)
         except AllocationRefused as refusal:
+            self._counts.allocations[self.resource, "refused"] += 1
             log.warning("allocation-refused", resource=self.resource, ids=list(ids), reason=refusal.sentence)
             raise GRPCError(Status.FAILED_PRECONDITION, refusal.sentence) from None
+        self._counts.allocations[self.resource, "granted"] += 1
+        return given
 
     async def _prefer(self, stream: Stream[wire.PreferredCall, Any]) -> None:
-        # not announced, so a kubelet does not call it; the plain choice is right for whoever does
-        call = await _receive(stream)
-        await stream.send_message(wire.encode_preferred([request.first_ones() for request in call.containers]))
+        call, began = await _receive(stream), time.monotonic()
+        preferred = [
+            plain(request) if self._prefer_ids is None else await self._prefer_ids(request)
+            for request in call.containers
+        ]
+        await stream.send_message(wire.encode_preferred(preferred))
+        self._counts.preferring.observe(time.monotonic() - began)
 
     async def _pre_start(self, stream: Stream[wire.IdsCall, PreStartContainerResponse]) -> None:
-        await _receive(stream)
+        call = await _receive(stream)
+        if self._check_start is not None:
+            try:
+                await self._check_start(self.resource, call.ids)
+            except AllocationRefused as refusal:
+                raise GRPCError(Status.FAILED_PRECONDITION, refusal.sentence) from None
         await stream.send_message(PreStartContainerResponse())
 
 
@@ -169,7 +275,7 @@ async def _receive(stream: Stream[Any, Any]) -> Any:
     """The call's message; malformed bytes are the caller's error and end this call alone."""
     try:
         message = await stream.recv_message()
-    except (wire.MalformedError, AssertionError, NotImplementedError) as error:  # grpclib's: cut off; compressed
+    except wire.SENSELESS as error:
         raise GRPCError(Status.INVALID_ARGUMENT, f"malformed request: {error}") from None
     if message is None:
         raise GRPCError(Status.INVALID_ARGUMENT, "the request has no message")
@@ -183,6 +289,7 @@ class _EncodedList:
         self._heads: dict[str, bytes] = {}
         self._items: dict[str, bytes] = {}
         self._generation = 0
+        self._gone: set[str] = set()
         self._message: wire.Encoded | None = None
 
     def apply(self, snapshot: Snapshot) -> None:
@@ -190,6 +297,7 @@ class _EncodedList:
         self._message = None
         changed: Set[str] | None = snapshot.changed
         if changed is None or snapshot.generation != self._generation + 1:
+            self._gone |= self._items.keys() - snapshot.slots.keys()
             self._heads, self._items = {}, {}
             changed = snapshot.slots.keys()
         self._generation = snapshot.generation
@@ -199,7 +307,8 @@ class _EncodedList:
             slot = slots.get(device_id)
             if slot is None:
                 heads.pop(device_id, None)
-                items.pop(device_id, None)
+                if items.pop(device_id, None) is not None:
+                    self._gone.add(device_id)
                 continue
             head = heads.get(device_id)
             if head is None:
@@ -208,6 +317,11 @@ class _EncodedList:
                 device, health = slot.device, slot.health
                 tail = wire.device_tail(health.offered, device.numa_node if device else None)
             items[device_id] = wire.list_item(head, tail)
+
+    def take_left(self) -> Set[str]:
+        """The IDs that were taken off since the last call; they may be back by now."""
+        left, self._gone = self._gone, set()
+        return left
 
     def message(self) -> wire.Encoded:
         """The whole list."""

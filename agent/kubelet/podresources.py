@@ -1,20 +1,25 @@
-"""Asks the kubelet which devices its pods hold (podresources v1, kubelet contract: A5)."""
+"""Asks the kubelet which devices its pods hold, and which it could give them (podresources v1, kubelet contract: A5)."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TypeVar
 
 from grpclib.client import Channel, UnaryUnaryMethod
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
-from agent.kubelet.api.v1 import ListPodResourcesRequest
-from agent.kubelet.wire import Codec, MalformedError, PodList
+from agent.kubelet.api.v1 import AllocatableResourcesRequest, ListPodResourcesRequest
+from agent.kubelet.calling import apart
+from agent.kubelet.wire import SENSELESS, Allocatable, Codec, PodList
+
+_Request = TypeVar("_Request")
+_Answer = TypeVar("_Answer")
 
 
 class PodResourcesError(Exception):
-    """The kubelet did not say which devices its pods hold; the message says why."""
+    """The kubelet did not say which devices its pods hold, or could; the message says why."""
 
 
 async def list_pods(socket: Path, timeout: float) -> PodList:  # noqa: ASYNC109  # of the call, told to the kubelet
@@ -29,26 +34,49 @@ async def list_pods(socket: Path, timeout: float) -> PodList:  # noqa: ASYNC109 
     Raises:
         PodResourcesError: no kubelet, no answer in time, or none that makes sense.
     """
+    return await _ask(socket, "List", ListPodResourcesRequest(), PodList, timeout)
+
+
+async def list_allocatable(socket: Path, timeout: float) -> Allocatable:  # noqa: ASYNC109  # as above
+    """Which resources have devices that the kubelet would give to a pod.
+
+    Raises:
+        PodResourcesError: as above, or the kubelet is older than 1.23.
+    """
+    return await _ask(socket, "GetAllocatableResources", AllocatableResourcesRequest(), Allocatable, timeout)
+
+
+async def _ask(
+    socket: Path,
+    method: str,
+    request: _Request,
+    answer: type[_Answer],
+    timeout: float,  # noqa: ASYNC109  # as above
+) -> _Answer:
     channel = Channel(path=str(socket), codec=Codec())
     try:
-        call = UnaryUnaryMethod[ListPodResourcesRequest, PodList](
-            channel, "/v1.PodResourcesLister/List", ListPodResourcesRequest, PodList
-        )
-        return await call(ListPodResourcesRequest(), timeout=timeout)
+        call = UnaryUnaryMethod[_Request, _Answer](channel, f"/v1.PodResourcesLister/{method}", type(request), answer)
+        return await apart(call(request, timeout=timeout))
     except GRPCError as error:
+        if error.status is Status.DEADLINE_EXCEEDED:  # it knows our deadline, and may see it pass a moment before us
+            raise PodResourcesError(_silence(socket, timeout)) from error
         raise PodResourcesError(_refusal(socket, error)) from error
     except TimeoutError as error:
-        raise PodResourcesError(f"the kubelet did not answer at {socket} within {timeout:g} s") from error
+        raise PodResourcesError(_silence(socket, timeout)) from error
     except OSError as error:
         raise PodResourcesError(
             f"no kubelet answers at {socket}: {os.strerror(error.errno) if error.errno else error}"
         ) from error
     except (StreamTerminatedError, ProtocolError, AttributeError) as error:  # the last is grpclib's: lost when made
         raise PodResourcesError(f"the kubelet at {socket} ended the call: {error}") from error
-    except (MalformedError, AssertionError, NotImplementedError) as error:  # grpclib's: cut off; compressed
+    except SENSELESS as error:
         raise PodResourcesError(f"the kubelet's answer at {socket} is no pod list: {error}") from error
     finally:
         channel.close()
+
+
+def _silence(socket: Path, seconds: float) -> str:
+    return f"the kubelet did not answer at {socket} within {seconds:g} s"
 
 
 def _refusal(socket: Path, error: GRPCError) -> str:

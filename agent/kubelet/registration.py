@@ -8,6 +8,7 @@ closed that connection, register.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -17,20 +18,26 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 import structlog
-from grpclib.client import Channel
+from grpclib.client import UnaryUnaryMethod
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
-from agent.kubelet.api.v1beta1 import RegisterRequest, RegistrationStub
+from agent.counting import Counts
+from agent.kubelet import wire
+from agent.kubelet.api.v1beta1 import DevicePluginOptions
+from agent.kubelet.calling import apart
+from agent.kubelet.gathering import GatheringChannel
 from agent.kubelet.server import SocketServer
-from agent.kubelet.wire import Codec
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+
+    from grpclib.client import Channel
 
     from agent.kubelet.plugin import Plugin
 
 API_VERSION: Final = "v1beta1"  # the only one a kubelet accepts (A1)
 
+_REGISTER: Final = "/v1beta1.Registration/Register"
 _REGISTER_DEADLINE: Final = 30.0  # seconds; it is passed on to the dial-back, which may take 10 (A1)
 _AT_ONCE: Final = 16  # concurrent registrations; each has the kubelet dial back to us
 _STREAM_WITHIN: Final = 5.0  # seconds after which a registration without a stream did not work (A2)
@@ -42,6 +49,7 @@ _FIRST_DELAY: Final = 0.001  # seconds before the second try: a new socket may n
 _UNREACHABLE_DELAY: Final = 1.0  # seconds, at most, while nobody listens
 _REFUSED_DELAY: Final = 30.0  # seconds, at most, while the kubelet refuses us or drops us again and again
 _SETTLED_AFTER: Final = 5.0  # seconds after which a registration counts as one that works
+_TWICE: Final = "the kubelet asked for a second stream, and forgets the first as that is refused"
 _WORTH_SAYING: Final = 0.25  # seconds; a kubelet that does not answer for less is just starting
 
 log = structlog.get_logger()
@@ -68,8 +76,9 @@ class Kubelet:
         self._channel: Channel | None = None
         self._users: Counter[Channel] = Counter()
         self._turns = asyncio.Semaphore(_AT_ONCE)
+        self.complaint = ""
+        """Why it does not answer, if it was asked and has not for a while."""
         self._silent_since: float | None = None
-        self._said_so = False
 
     def look(self) -> None:
         """Something happened to the socket, or may have: is it another one, of a kubelet that has just started?
@@ -87,7 +96,7 @@ class Kubelet:
         self._identity = identity
         self.generation += 1
         self._channel = None  # closed by the last who uses it
-        self._silent_since = None
+        self._silent_since, self.complaint = None, ""
         self._appeared.set()
         self._appeared = asyncio.Event()
         for scope in tuple(self._attempts):
@@ -108,7 +117,7 @@ class Kubelet:
             finally:
                 self._attempts.discard(scope)
 
-    async def register(self, resource: str, endpoint: str) -> None:
+    async def register(self, resource: str, endpoint: str, options: DevicePluginOptions) -> None:
         """Announce our socket `endpoint` (relative to the plugin directory) as the plugin of `resource`.
 
         Returns when the kubelet has dialled back and opened ListAndWatch (A1).
@@ -117,31 +126,34 @@ class Kubelet:
             UnreachableError: nobody listens.
             RegistrationError: the kubelet refuses.
         """
-        request = RegisterRequest(version=API_VERSION, endpoint=endpoint, resource_name=resource)
+        request = wire.encode_register(API_VERSION, endpoint, resource, options)
         try:
             async with self._turns, self._connection() as channel:
-                await RegistrationStub(channel).register(request, timeout=_REGISTER_DEADLINE)
+                call = UnaryUnaryMethod[wire.Encoded, wire.EmptyCall](channel, _REGISTER, wire.Encoded, wire.EmptyCall)
+                await apart(call(request, timeout=_REGISTER_DEADLINE))
         except GRPCError as error:
             raise RegistrationError(f"the kubelet refused: {error.message or error.status.name}") from None
+        except wire.SENSELESS as error:
+            raise RegistrationError(f"the kubelet's answer makes no sense: {error}") from None
         except (OSError, StreamTerminatedError, ProtocolError, AttributeError) as error:  # grpclib's: lost when made
             self._note_silence(error)
             raise UnreachableError(f"the kubelet does not answer on {self.socket}: {_words(error)}") from None
-        self._silent_since, self._said_so = None, False
+        self._silent_since, self.complaint = None, ""
 
     def _note_silence(self, error: Exception) -> None:
         """Say once, for all resources, that the kubelet does not answer."""
         now = time.monotonic()
         self._silent_since = self._silent_since or now
-        if now - self._silent_since >= _WORTH_SAYING and not self._said_so:
-            self._said_so = True
+        if now - self._silent_since >= _WORTH_SAYING and not self.complaint:
+            self.complaint = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else _words(error)
             log.warning(
-                "kubelet-silent", socket=str(self.socket), error=_words(error), then="trying again until it does"
+                "kubelet-silent", socket=str(self.socket), reason=self.complaint, then="trying again until it does"
             )
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Channel]:
         """One connection to this kubelet for all registrations under way; closed when the last is done."""
-        channel = self._channel = self._channel or Channel(path=str(self.socket), codec=Codec())
+        channel = self._channel = self._channel or GatheringChannel(path=str(self.socket), codec=wire.Codec())
         self._users[channel] += 1
         try:
             yield channel
@@ -157,19 +169,33 @@ class Kubelet:
 class Registrar:
     """One resource's server and its registration."""
 
-    def __init__(self, plugin: Plugin, kubelet: Kubelet, directory: Path, endpoint: str) -> None:
+    def __init__(
+        self, plugin: Plugin, kubelet: Kubelet, directory: Path, endpoint: str, counts: Counts | None = None
+    ) -> None:
         """Prepare; `endpoint` is our socket relative to the plugin directory `directory`."""
         self.plugin = plugin
         self.registered = False
         """Registered, with an open stream."""
         self.on_change: Callable[[], None] = lambda: None
         """Called when `registered` changes."""
+        self._counts = counts or Counts()
         self._kubelet = kubelet
         self._endpoint = endpoint
         self._server = SocketServer([plugin], directory / endpoint)
+        self.complaint = ""
+        """Why the last registration did not work, if it was this resource's own fault; empty once one did."""
         self._attention = asyncio.Event()
-        self._complaint = ""
+        self._is_outdated = False
+        self._refused = 0  # streams, before this registration
         plugin.on_call = self._attention.set
+
+    def renew(self) -> None:
+        """Register once more, when no Allocate is under way: the kubelet reads the plugin's options only then.
+
+        Also where it has lost the resource though the stream is open.
+        """
+        self._is_outdated = True
+        self._attention.set()
 
     async def run(self) -> None:
         """Serve and stay registered until cancelled; then end the stream and remove the socket."""
@@ -184,11 +210,13 @@ class Registrar:
                     generation = self._kubelet.generation
                     with self._kubelet.until_restart():
                         await self._register()
-                        if await self._stay() >= _SETTLED_AFTER:
+                        if await self._stay() >= _SETTLED_AFTER or self._is_outdated:
                             delay = _FIRST_DELAY
                 except UnreachableError:
+                    self._count("unreachable")
                     most = _UNREACHABLE_DELAY  # the kubelet's own complaint, said once for all resources
                 except (RegistrationError, OSError) as error:
+                    self._count("refused")
                     self._complain(error)
                 delay = await self._wait_to_retry(min(delay, most), most, generation)
         finally:
@@ -196,18 +224,33 @@ class Registrar:
                 # a kubelet closes the connection when the stream ends, and an Allocate under way fails its pod for good
                 await self._until(lambda: not self.plugin.allocating, _ALLOCATE_PATIENCE)
                 self.plugin.end_stream()
+                if await self._until(lambda: not self.plugin.streaming, _STOP_PATIENCE):
+                    # a name that is back, or another agent, registers at once, and must not overtake this end (A2)
+                    await self._server.wait_disconnected(_CLOSED_WITHIN)
                 await self._server.shut_down(_STOP_PATIENCE)
 
     async def _stay(self) -> float:
-        """Registered: until the stream ends; for how many seconds it was."""
+        """Registered: until the stream ends or the kubelet must be told once more; for how many seconds it was."""
         began = time.monotonic()
         self._set_registered(True)
         try:
-            await self._until(lambda: not self.plugin.streaming)
+            await self._until(lambda: not self.plugin.streaming or (self._must_renew and not self.plugin.allocating))
         finally:
             self._set_registered(False)
-        log.info("stream-ended", resource=self.plugin.resource)
+        if not self.plugin.streaming:
+            log.info("stream-ended", resource=self.plugin.resource)
+        elif not self._is_outdated:
+            log.warning("stream-refused", resource=self.plugin.resource, reason=_TWICE, then="registering once more")
         return time.monotonic() - began
+
+    @property
+    def _must_renew(self) -> bool:
+        """Does the kubelet know other options than the plugin has, or has it lost the client whose stream is open?
+
+        It took up a registration that we had given up, perhaps of our last run: the stream that we then refuse makes it
+        drop the resource, and the one that is open keeps us from noticing (kubelet contract: A2).
+        """
+        return self._is_outdated or self.plugin.refused > self._refused
 
     async def _listen(self) -> None:
         """Be serving before registering; also if somebody removed our socket meanwhile."""
@@ -222,8 +265,9 @@ class Registrar:
         await self._listen()
         await self._end_streams()
         self.plugin.reopen()
+        self._is_outdated, self._refused = False, self.plugin.refused
         before = self.plugin.streams
-        await self._kubelet.register(self.plugin.resource, self._endpoint)
+        await self._kubelet.register(self.plugin.resource, self._endpoint, self.plugin.options)
         if not await self._until(lambda: self.plugin.streams > before, _STREAM_WITHIN):
             raise RegistrationError(f"the kubelet accepted {self.plugin.resource} but opened no ListAndWatch")
 
@@ -244,7 +288,7 @@ class Registrar:
                     self._attention.clear()
                     await self._attention.wait()
         except TimeoutError:
-            return False
+            return reached()  # where this process stood still, both have come by now
         return True
 
     async def _wait_to_retry(self, delay: float, most: float, generation: int) -> float:
@@ -259,14 +303,18 @@ class Registrar:
     def _set_registered(self, registered: bool) -> None:
         self.registered = registered
         if registered:
-            self._complaint = ""
+            self.complaint = ""
+            self._count("registered")
             log.info("registered", resource=self.plugin.resource)
         self.on_change()
 
+    def _count(self, result: str) -> None:
+        self._counts.registrations[self.plugin.resource, result] += 1
+
     def _complain(self, error: Exception) -> None:
         """Say what is wrong once, not at every try."""
-        if (complaint := _words(error)) != self._complaint:
-            self._complaint = complaint
+        if (complaint := _words(error)) != self.complaint:
+            self.complaint = complaint
             log.warning("not-registered", resource=self.plugin.resource, reason=complaint)
 
 

@@ -15,22 +15,22 @@ from typing import Any, Final, Protocol, Self, TypeVar, runtime_checkable
 import betterproto
 from grpclib.encoding.base import CodecBase
 
+from agent.kubelet.api.v1beta1 import DevicePluginOptions
+from agent.kubelet.protobuf import BYTES, MalformedError, fields, varint
 from backends.base import ContainerEdits
 
 HEALTHY: Final = "Healthy"  # exactly this counts as healthy (kubelet contract: A3)
 UNHEALTHY: Final = "Unhealthy"
-
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # protobuf wire types
-
-
-class MalformedError(ValueError):
-    """The bytes are no protobuf message."""
 
 
 class Encoded(bytes):
     """The wire form of a whole message."""
 
     __slots__ = ()
+
+
+SENSELESS: Final = (MalformedError, AssertionError, NotImplementedError)
+"""What grpclib raises where a message makes no sense: what `Parsed.parse` does, one that is cut off, a compressed one."""
 
 
 @runtime_checkable
@@ -70,63 +70,6 @@ class Codec(CodecBase):
         return message_type.parse(data)  # type: ignore[attr-defined, no-any-return]  # a Parsed
 
 
-def varint(value: int) -> bytes:
-    """A non-negative integer as protobuf writes it."""
-    out = bytearray()
-    while value > 0x7F:
-        out.append(0x80 | value & 0x7F)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        try:
-            byte = data[at]
-        except IndexError:
-            raise MalformedError("the message ends within a number") from None
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            if value >> 64:
-                raise MalformedError("a number has more than 64 bits")
-            return value, at
-        shift += 7
-        if shift > 63:
-            raise MalformedError("a number has more than 64 bits")
-
-
-def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a message in their order: number, and what it holds (fixed-size ones are left out).
-
-    Raises:
-        MalformedError: the bytes are cut off or no protobuf.
-    """
-    at, end = 0, len(data)
-    while at < end:
-        key, at = _read_varint(data, at)
-        kind, number = key & 7, key >> 3
-        if not number:
-            raise MalformedError("there is no field number 0")
-        if kind == _BYTES:
-            size, at = _read_varint(data, at)
-            if at + size > end:
-                raise MalformedError("the message ends within a field")
-            yield number, data[at : at + size]
-            at += size
-        elif kind == _VARINT:
-            value, at = _read_varint(data, at)
-            yield number, value
-        elif kind in (_FIXED64, _FIXED32):
-            at += 8 if kind == _FIXED64 else 4
-            if at > end:
-                raise MalformedError("the message ends within a field")
-        else:
-            raise MalformedError(f"wire type {kind} is not used by proto3")
-
-
 def messages(data: bytes, wanted: int) -> Iterator[bytes]:
     """The sub-messages (or strings, as bytes) of one repeated field."""
     for number, value in fields(data):
@@ -155,11 +98,11 @@ def strings(data: bytes, wanted: int) -> tuple[str, ...]:
 
 def _field(number: int, value: bytes) -> bytes:
     size = len(value)
-    return bytes((number << 3 | _BYTES, size)) + value if size < 0x80 else _long_field(number, value)
+    return bytes((number << 3 | BYTES, size)) + value if size < 0x80 else _long_field(number, value)
 
 
 def _long_field(number: int, value: bytes) -> bytes:
-    return bytes((number << 3 | _BYTES,)) + varint(len(value)) + value
+    return bytes((number << 3 | BYTES,)) + varint(len(value)) + value
 
 
 def _string(number: int, value: str) -> bytes:
@@ -178,10 +121,26 @@ class EmptyCall:
         return cls()
 
 
+# --- RegisterRequest{version=1, endpoint=2, resource_name=3, options=4}; DevicePluginOptions{pre_start_required=1,
+# get_preferred_allocation_available=2} ---
+
+
+def encode_options(options: DevicePluginOptions) -> Encoded:
+    """The options by themselves, as GetDevicePluginOptions answers."""
+    pre_start = b"\x08\x01" if options.pre_start_required else b""
+    return Encoded(pre_start + (b"\x10\x01" if options.get_preferred_allocation_available else b""))
+
+
+def encode_register(version: str, endpoint: str, resource: str, options: DevicePluginOptions) -> Encoded:
+    """A RegisterRequest; betterproto takes 110 us, a tenth of a registration where there are 100."""
+    said = _string(1, version) + _string(2, endpoint) + _string(3, resource)
+    return Encoded(said + _field(4, encode_options(options)))
+
+
 # --- ListAndWatchResponse{devices=1}; Device{ID=1, health=2, topology=3} ---
 
 
-_FIRST: Final = tuple(bytes((1 << 3 | _BYTES, size)) for size in range(0x80))
+_FIRST: Final = tuple(bytes((1 << 3 | BYTES, size)) for size in range(0x80))
 """What goes before a field 1 of so many bytes: written thousands of times where a device has many tokens."""
 
 
@@ -243,8 +202,13 @@ def _parse_node(node: bytes) -> int:
     found = 0
     for number, value in fields(node):
         if number == 1 and isinstance(value, int):
-            found = value - (1 << 64) if value >> 63 else value  # int64: negative ones in two's complement
+            found = _signed(value)
     return found
+
+
+def _signed(value: int) -> int:
+    """An int32 or int64: negative ones are in two's complement, of 64 bits both."""
+    return value - (1 << 64) if value >> 63 else value
 
 
 # --- AllocateRequest{container_requests=1}; ContainerAllocateRequest{devices_ids=1} ---
@@ -273,10 +237,6 @@ class PreferredRequest:
     must_include: tuple[str, ...]
     size: int
 
-    def first_ones(self) -> tuple[str, ...]:
-        """The plain choice: what must be, then the first ones."""
-        return tuple(dict.fromkeys((*self.must_include, *sorted(self.available))))[: self.size]
-
 
 @dataclass(frozen=True, slots=True)
 class PreferredCall:
@@ -296,7 +256,7 @@ def _parse_preferred(container: bytes) -> PreferredRequest:
     size = 0
     for number, value in fields(container):
         if number == 3 and isinstance(value, int):
-            size = value
+            size = _signed(value)
         elif number in (1, 2) and isinstance(value, bytes):
             (available if number == 1 else must_include).append(text(value))
     return PreferredRequest(tuple(available), tuple(must_include), size)
@@ -384,3 +344,17 @@ def _parse_pod(pod: bytes) -> Iterator[PodDevices]:
         for devices in messages(container, 2):
             resource = "".join(strings(devices, 1)[-1:])
             yield PodDevices(namespace, name, container_name, resource, strings(devices, 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Allocatable:
+    """An AllocatableResourcesResponse, which has an entry for each healthy device."""
+
+    resources: frozenset[str]
+    """Those that have any."""
+
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """Read what pods may be given."""
+        entries = messages(data, 1)
+        return cls(frozenset(name for entry in entries if strings(entry, 2) for name in strings(entry, 1)[-1:]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -16,12 +17,13 @@ from typing import Final
 
 import structlog
 
-from agent.devices.claims import Ledger, SlotKey
+from agent.devices.claims import Ledger, SlotKey, names_of
 from agent.devices.model import Held
 from agent.devices.workers import NoWorkerError, Workers
 from agent.kubelet.checkpoint import Checkpoint, CheckpointError
 from agent.kubelet.checkpoint import read as read_checkpoint
 from agent.kubelet.podresources import PodResourcesError, list_pods
+from agent.kubelet.wire import PodDevices, PodList
 from backends.base import Device
 
 IDLE: Final = 60.0
@@ -44,7 +46,7 @@ class Witnesses:
         pod_resources: Path,
         plugin_dir: Path,
         *,
-        served: Callable[[], Mapping[str, str]],
+        served: Callable[[str], str | None],
         devices: Callable[[SlotKey], Device | None],
         began: Callable[[Sequence[Held]], None],
         ended: Callable[[Sequence[Held]], None],
@@ -57,7 +59,7 @@ class Witnesses:
             ledger: whom to tell.
             pod_resources: the podresources socket.
             plugin_dir: where the checkpoint lies.
-            served: the resources that are ours, each with its backend.
+            served: the backend of a resource, if it is ours.
             devices: the device behind a slot now.
             began: told of claims that only the kubelet remembered.
             ended: told of claims that both witnesses leave out.
@@ -72,6 +74,12 @@ class Witnesses:
         self._workers = Workers("witnesses", limit=2)
         self._allocated = asyncio.Event()
         self._complaints: dict[str, str] = {}
+        self.holders: Mapping[SlotKey, tuple[PodDevices, ...]] = {}
+        """Which containers have what, as the kubelet said last."""
+
+    def know(self, slot: SlotKey) -> bool:
+        """Has the kubelet said that a container has it?"""
+        return slot in self.holders
 
     def allocated(self) -> None:
         """An Allocate was answered: ask soon."""
@@ -123,11 +131,11 @@ class Witnesses:
 
     def _adopt(self, present: set[SlotKey]) -> None:
         """Take in claims that we do not know: our own state was lost."""
-        served = self._served()
-        seen = {slot: served[slot[0]] for slot in sorted(present) if slot[0] in served}
+        kinds = {name: self._served(name) for name in {name for name, _ in present}}
+        seen = {slot: kind for slot in sorted(present) if (kind := kinds[slot[0]]) is not None}
         devices = {slot: device for slot in seen if (device := self._devices(slot)) is not None}
         if news := self._ledger.adopt(seen, devices, self._clock()):
-            log.info("claims-adopted", count=len(news), slots=[f"{h.resource}/{h.id}" for h in news[:10]])
+            log.info("claims-adopted", count=len(news), slots=names_of(held.slot for held in news))
             self._began(news)
 
     async def _ask_pod_resources(self) -> set[SlotKey] | None:
@@ -137,7 +145,8 @@ class Witnesses:
             self._complain("podresources", str(error))
             return None
         self._complain("podresources", "")
-        return {(entry.resource, device_id) for entry in pods.entries for device_id in entry.ids}
+        self.holders = _holders(pods)
+        return set(self.holders)
 
     async def _read_checkpoint(self) -> Checkpoint | None:
         async with asyncio.timeout(_READ_DEADLINE):
@@ -149,9 +158,17 @@ class Witnesses:
             return
         self._complaints[witness] = complaint
         if complaint:
-            log.info("witness-silent", witness=witness, error=complaint, then="no claim ends until it answers")
+            log.info("witness-silent", witness=witness, reason=complaint, then="no claim ends until it answers")
         else:
             log.info("witness-answers", witness=witness)
+
+
+def _holders(pods: PodList) -> dict[SlotKey, tuple[PodDevices, ...]]:
+    holders: defaultdict[SlotKey, tuple[PodDevices, ...]] = defaultdict(tuple)
+    for entry in pods.entries:
+        for device_id in entry.ids:
+            holders[entry.resource, device_id] += (entry,)
+    return dict(holders)
 
 
 def _slots(checkpoint: Checkpoint) -> set[SlotKey]:

@@ -28,7 +28,8 @@ from agent.kubelet.api.v1beta1 import (
     PreStartContainerRequest,
     PreStartContainerResponse,
 )
-from agent.kubelet.wire import Codec, MalformedError, fields, messages
+from agent.kubelet.protobuf import MalformedError, fields
+from agent.kubelet.wire import Codec, messages
 from agent.simulation.clock import Clock
 
 DIAL_TIMEOUT: Final = 10.0  # seconds (kubelet contract: A1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +24,7 @@ from agent.simulation.manager import DeviceManager
 from agent.simulation.podresources import Lister
 from agent.simulation.pods import Phase, Pod, PodStatus
 from agent.simulation.registration import Registration
-from agent.simulation.sockets import KubeletSocket, Version, wipe
+from agent.simulation.sockets import KubeletSocket, Version, at_once, wipe
 
 DISCONNECT_DELAY: Final = 0.0005  # seconds from a stream's end until its connection is closed (contract: A2)
 
@@ -39,8 +39,9 @@ class _Process:
         self.clients = Clients(self.manager, self._background, k._clock, k._disconnect_delay)
         self.pods = PodWorkers(k._pods, self.manager, self._background, k._feed, k._clock, k._rng, k._pod_delay)
         registration = Registration(k.plugin_dir, self.clients.connect, self._background, k._feed, k._version)
-        self._registration = KubeletSocket([registration], k.socket, k._listen_delay)
-        self._pod_resources = KubeletSocket([Lister(self.pods.resources, k._clock)], k.pod_resources_socket)
+        self._registration = KubeletSocket([registration], k.socket, k._before_listening)
+        lister = Lister(self.pods.resources, self.manager.views, k._clock)
+        self._pod_resources = KubeletSocket([lister], k.pod_resources_socket)
 
     async def open(self) -> None:
         """Checkpoint, then kubelet.sock, then the pod resources socket (kubelet contract: A6)."""
@@ -73,7 +74,7 @@ class Kubelet:
         rng: makes its random choices.
         disconnect_delay: seconds from a stream's end until the kubelet deals with it (A2).
         pod_delay: seconds of `clock` that each pod takes to become known after a restart (A5).
-        listen_delay: seconds between `kubelet.sock` appearing and listening (A6).
+        before_listening: awaited between `kubelet.sock` appearing and listening (A6).
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Kubelet:
         rng: random.Random | None = None,
         disconnect_delay: float = DISCONNECT_DELAY,
         pod_delay: float = 0.0,
-        listen_delay: float = 0.0,
+        before_listening: Callable[[], Awaitable[None]] = at_once,
     ) -> None:
         self.root = root
         self.plugin_dir = plugin_dir or root / "device-plugins"
@@ -99,7 +100,7 @@ class Kubelet:
         self._rng = rng or random.Random(0)  # noqa: S311  # repeatable choices, no secrets
         self._disconnect_delay = disconnect_delay
         self._pod_delay = pod_delay
-        self._listen_delay = listen_delay
+        self._before_listening = before_listening
         self._feed = Feed()
         self._feed.subscribe(self._count)
         self._node: dict[str, ResourceView] = {}
@@ -178,7 +179,7 @@ class Kubelet:
         """Every change from now on, in a queue."""
         return self._feed.queue()
 
-    async def wait_for(self, predicate: Callable[[Kubelet], bool], timeout: float = 5.0) -> None:  # noqa: ASYNC109
+    async def wait_for(self, predicate: Callable[[Kubelet], bool], timeout: float = 20.0) -> None:  # noqa: ASYNC109
         """Wait until the predicate holds; it is asked again after each change.
 
         Raises:

@@ -143,6 +143,10 @@ class DeviceManager:
         self._resources[resource] = state.lost(known)
         self._show(self._resources[resource].view, Kind.DISCONNECTED)
 
+    def views(self) -> list[ResourceView]:
+        """What is known of every resource."""
+        return [resource.view for resource in self._resources.values()]
+
     def _await_return(self, resource: str) -> None:
         if call_off := self._graces.pop(resource, None):
             call_off()

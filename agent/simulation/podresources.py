@@ -1,4 +1,4 @@
-"""The kubelet's pod resources API, v1: which container holds which devices.
+"""The kubelet's pod resources API, v1: which container holds which devices, and which could be given out.
 
 Kubelet contract: A5.
 """
@@ -12,6 +12,8 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from agent.kubelet.api.v1 import (
+    AllocatableResourcesRequest,
+    AllocatableResourcesResponse,
     ContainerDevices,
     ContainerResources,
     ListPodResourcesRequest,
@@ -20,6 +22,7 @@ from agent.kubelet.api.v1 import (
     PodResourcesListerBase,
 )
 from agent.simulation.allocation import PodDevices
+from agent.simulation.changes import ResourceView
 from agent.simulation.clock import Clock
 from agent.simulation.pods import PodStatus
 
@@ -71,11 +74,23 @@ def answer(pods: Iterable[PodStatus], held: PodDevices) -> ListPodResourcesRespo
     )
 
 
-class Lister(PodResourcesListerBase):
-    """Serves List."""
+def allocatable(views: Iterable[ResourceView]) -> AllocatableResourcesResponse:
+    """What GetAllocatableResources says of these resources: one entry for each healthy device."""
+    return AllocatableResourcesResponse(
+        [ContainerDevices(view.name, [device]) for view in views for device in sorted(view.healthy)]
+    )
 
-    def __init__(self, snapshot: Callable[[], ListPodResourcesResponse], clock: Clock) -> None:
-        self._snapshot = snapshot
+
+class Lister(PodResourcesListerBase):
+    """Serves List and GetAllocatableResources."""
+
+    def __init__(
+        self,
+        snapshot: Callable[[], ListPodResourcesResponse],
+        views: Callable[[], Iterable[ResourceView]],
+        clock: Clock,
+    ) -> None:
+        self._snapshot, self._views = snapshot, views
         self._limiter = Limiter(clock)
 
     async def list(self, _list_pod_resources_request: ListPodResourcesRequest) -> ListPodResourcesResponse:
@@ -84,6 +99,20 @@ class Lister(PodResourcesListerBase):
         Raises:
             GRPCError: more than a hundred calls a second.
         """
+        self._limit()
+        return self._snapshot()
+
+    async def get_allocatable_resources(
+        self, _allocatable_resources_request: AllocatableResourcesRequest
+    ) -> AllocatableResourcesResponse:
+        """What could be given now.
+
+        Raises:
+            GRPCError: as above.
+        """
+        self._limit()
+        return allocatable(self._views())
+
+    def _limit(self) -> None:
         if not self._limiter.allow():
             raise GRPCError(Status.RESOURCE_EXHAUSTED, "rejected by rate limit")
-        return self._snapshot()

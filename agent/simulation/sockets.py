@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -22,6 +22,11 @@ Version = Literal["1.32", "1.36"]
 _BACKLOG: Final = 128
 
 
+async def at_once() -> None:
+    """Listen in the next turn of the event loop."""
+    await asyncio.sleep(0)
+
+
 def wipe(directory: Path, version: Version) -> None:
     """Remove what a starting kubelet of that version removes from its plugin directory."""
     for path in directory.iterdir():
@@ -33,12 +38,14 @@ def wipe(directory: Path, version: Version) -> None:
 class KubeletSocket(SocketServer):
     """A server whose socket can be seen before it listens, and stays behind when the kubelet ends."""
 
-    def __init__(self, handlers: Collection[IServable], path: Path, listen_delay: float = 0.0) -> None:
+    def __init__(
+        self, handlers: Collection[IServable], path: Path, before_listening: Callable[[], Awaitable[None]] = at_once
+    ) -> None:
         super().__init__(handlers, path)
-        self._listen_delay = listen_delay
+        self._before_listening = before_listening
 
     async def open(self) -> None:
-        """Bind in place, and after the delay (seconds) listen: in between, connecting is refused.
+        """Bind in place, wait, and listen: in between, connecting is refused.
 
         Raises:
             OSError: the directory is missing or not writable, or the path is longer than 107 bytes.
@@ -48,7 +55,7 @@ class KubeletSocket(SocketServer):
         try:
             sock.setblocking(False)
             sock.bind(str(self.path))
-            await asyncio.sleep(self._listen_delay)
+            await self._before_listening()
             sock.listen(_BACKLOG)
             await self.start(sock=sock)
         except BaseException:

@@ -53,7 +53,7 @@ class CharDev(Backend[CharDevOptions]):
 
     def __init__(self, host: Host, resources: Sequence[CharDevResource]) -> None:
         super().__init__(host, resources)
-        self._groups = {resource.name: groups_of(resource) for resource in resources}
+        self._groups = {resource.configured: groups_of(resource) for resource in resources}
         by_way: dict[type[Finder], list[Group]] = defaultdict(list)
         for group in (group for resource in resources for group in groups_of(resource)):
             by_way[way_of_finding(group.options)].append(group)
@@ -110,7 +110,7 @@ class CharDev(Backend[CharDevOptions]):
 
     def _group(self, resource: CharDevResource, device: Device) -> Group:
         """The group that a device of the resource is from."""
-        first, *others = self._groups[resource.name]
+        first, *others = self._groups[resource.configured]
         return (first, *others)[int(device.attributes["group"][0]) - 1] if others else first
 
     def watches(self, known: Known) -> Watches:
@@ -129,7 +129,7 @@ class CharDev(Backend[CharDevOptions]):
 
     def needs_claim(self, resource: CharDevResource) -> bool:
         """Only where a node may have become another's since it was found: not where the config names it."""
-        return any(not group.options.paths for group in self._groups[resource.name])
+        return any(not group.options.paths for group in self._groups[resource.configured])
 
     def claim(self, resource: CharDevResource, grants: Sequence[Grant]) -> None:
         """Look once more whether the nodes are still those that were found.

@@ -23,6 +23,7 @@ from backends.base import (
     HostPath,
     Mount,
     Node,
+    PathChange,
     Problem,
     Signal,
     Uevent,
@@ -220,12 +221,12 @@ class Bundles:
     def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
         """The groups with a path there, or a link that leads there; `change` events are passed over."""
         below: Iterable[str] = ()
-        if not isinstance(hint, Uevent):
+        if isinstance(hint, PathChange):
             path = hint.path.text
             if self._wanted.leads_through(path):
                 return ALL
             below = self._wanted.below(path)
-        elif hint.node is None or hint.action == "change":
+        elif not isinstance(hint, Uevent) or hint.node is None or hint.action == "change":
             return ()
         else:
             path = hint.node.text

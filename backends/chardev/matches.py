@@ -13,12 +13,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import ClassVar, Final
 
-from backends.base import Device, Discovery, Hint, Host, Problem, Signal, Uevent, Watches
+from backends.base import Device, Discovery, Hint, Host, PathChange, Problem, Signal, Uevent, Watches
 from backends.chardev import members
 from backends.chardev.groups import Group
 from backends.chardev.options import listed
 from backends.chardev.paths import default_permissions, node_attributes, tokens
 from backends.chardev.selectors import MatchOption
+from backends.errors import reason_of
 from backends.known import Known
 from backends.linux import sysfs, udev
 from backends.linux.nodes import NoNodeError
@@ -104,7 +105,7 @@ class UdevMatches:
         try:
             numbers = udev.numbers(self.host, subsystem)
         except OSError as error:
-            yield f"the devices of {subsystem} cannot be listed: {(error.strerror or str(error)).lower()}"
+            yield f"the devices of {subsystem} cannot be listed: {reason_of(error)}"
             return
         if numbers is None:
             yield f"there is no {subsystem} in /sys/class or /sys/bus; is the name right, and its driver there?"
@@ -146,6 +147,8 @@ class UdevMatches:
             if hint.action == "change" or hint.subsystem not in self._wanted or None in numbers:
                 return ()
             return (f"{self.prefix}{'b' if hint.subsystem == 'block' else 'c'}:{':'.join(map(str, numbers))}",)
+        if not isinstance(hint, PathChange):
+            return ()
         if hint.path == udev.DATABASE:  # it is there, or watched, from now on
             return [unit for unit in known if unit.startswith(self.prefix)]
         if hint.path.parent != udev.DATABASE or (number := udev.entry_number(hint.path.name)) is None:

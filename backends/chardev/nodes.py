@@ -20,6 +20,7 @@ from backends.base import (
     Hint,
     Host,
     HostPath,
+    PathChange,
     Problem,
     Signal,
     Uevent,
@@ -145,12 +146,12 @@ class Nodes:
 
         `change` events are passed over: a node stays what it is, and each virtual machine causes two on kvm.
         """
-        if not isinstance(hint, Uevent):
+        if isinstance(hint, PathChange):
             path = hint.path.text
             if self._wanted.leads_through(path):
                 return ALL
             below = self._wanted.below(path)
-        elif hint.node is None or hint.action == "change":
+        elif not isinstance(hint, Uevent) or hint.node is None or hint.action == "change":
             return ()
         else:
             path, below = hint.node.text, ()

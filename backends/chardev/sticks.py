@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from backends import kubevirt
 from backends.base import ANY_SUBSYSTEM, Device, Grant, Hint, Host, Problem, Uevent
 from backends.chardev import members
 from backends.chardev.groups import Group
@@ -13,6 +14,7 @@ from backends.chardev.members import Member
 from backends.chardev.options import GroupOptions, listed
 from backends.chardev.paths import node_attributes
 from backends.chardev.selectors import UsbOption, usb_id
+from backends.errors import reason_of
 from backends.linux import usb
 from backends.linux.nodes import NoNodeError
 from backends.linux.usb import UsbDevice
@@ -118,13 +120,12 @@ def device(group: Group, unit: str, key: str, sticks: Sequence[Stick]) -> Device
 
 def usb_env(resource: str, grants: Iterable[Grant]) -> Mapping[str, str]:
     """KubeVirt's `USB_RESOURCE_…`: where virt-launcher finds the sticks, as bus:device."""
-    name = resource.upper().translate(str.maketrans("/.", "__"))
     places = [
         f"{bus}:{number}"
         for grant in grants
         for bus, number in zip(*(grant.device.attributes.get(key, ()) for key in ("bus", "device")), strict=True)
     ]
-    return {f"USB_RESOURCE_{name}": ",".join(dict.fromkeys(places))} if places else {}
+    return {kubevirt.variable("USB_RESOURCE", resource): ",".join(dict.fromkeys(places))} if places else {}
 
 
 def problem(unit: str, found: UsbDevice, group: Group, error: NotOfferedError) -> Problem | None:
@@ -139,7 +140,7 @@ def unlistable(host: Host) -> str | None:
     try:
         usb.ports(host)
     except OSError as error:
-        return f"USB devices cannot be listed: {usb.DIRECTORY} cannot be read: {(error.strerror or str(error)).lower()}"
+        return f"USB devices cannot be listed: {usb.DIRECTORY} cannot be read: {reason_of(error)}"
     return None
 
 

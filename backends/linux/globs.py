@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from backends.base import Host, HostPath
+from backends.errors import reason_of
 from backends.linux.nodes import NoNodeError, directory
 
 _WILD = re.compile(r"[*?\[]")
@@ -95,7 +96,7 @@ def cannot_list(host: Host, path: HostPath, *, anywhere: bool = False) -> str | 
     except NoNodeError as error:
         return error.sentence
     except OSError as error:
-        return f"{path} cannot be listed: {(error.strerror or str(error)).lower()}"
+        return f"{path} cannot be listed: {reason_of(error)}"
     return None
 
 

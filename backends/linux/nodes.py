@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from backends.base import Host, HostPath
+from backends.errors import reason_of
 
 MOST_LINKS: Final = 40
 """Links followed before a path counts as a loop (the kernel's MAXSYMLINKS)."""
@@ -167,8 +168,8 @@ def _ask(question: Callable[[str], _Answer], local: str, path: HostPath, via: li
 
 def _fault(error: OSError, path: HostPath, via: list[HostPath]) -> NoNodeError:
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
-        why = (error.strerror or str(error)).lower()
-        return NoNodeError(Fault.UNREADABLE, f"{_led(path, via)} cannot be read: {why}")
+        reason = reason_of(error)
+        return NoNodeError(Fault.UNREADABLE, f"{_led(path, via)} cannot be read: {reason}")
     if via:
         return NoNodeError(Fault.DANGLING, f"{path} is a link to {via[-1]}, which does not exist")
     return NoNodeError(Fault.MISSING, f"{path} does not exist")

@@ -38,8 +38,11 @@ def read_bytes(host: Host, path: HostPath) -> bytes:
     Raises:
         OSError: it cannot be read; ENOENT or ENODEV where the device has gone.
     """
-    with host.local(path).open("rb") as file:
-        return file.read(ATTRIBUTE_BYTES)
+    file = os.open(host.spell(path), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(file, ATTRIBUTE_BYTES)
+    finally:
+        os.close(file)
 
 
 def attribute(host: Host, path: HostPath) -> str | None:
@@ -69,7 +72,7 @@ def entries(host: Host, directory: HostPath) -> list[str]:
         OSError: it is there and cannot be read.
     """
     try:
-        return sorted(entry.name for entry in host.local(directory).iterdir())
+        return sorted(os.listdir(host.spell(directory)))  # noqa: PTH208  # names are all we want
     except FileNotFoundError:
         return []
 
@@ -77,7 +80,7 @@ def entries(host: Host, directory: HostPath) -> list[str]:
 def linked_name(host: Host, link: HostPath) -> str | None:
     """The last component of what a link such as `driver` or `subsystem` points to."""
     try:
-        return posixpath.basename(os.readlink(host.local(link))) or None  # noqa: PTH115  # a name is all we want
+        return posixpath.basename(os.readlink(host.spell(link))) or None  # noqa: PTH115  # a name is all we want
     except OSError:
         return None
 
@@ -85,11 +88,14 @@ def linked_name(host: Host, link: HostPath) -> str | None:
 def device(host: Host, link: HostPath) -> HostPath | None:
     """The device that a link, as in /sys/class, /sys/bus and /sys/dev, points to."""
     try:
-        target = os.readlink(host.local(link))  # noqa: PTH115  # it is put together below, by the host's names
+        target = os.readlink(host.spell(link))  # noqa: PTH115  # it is put together below, by the host's names
     except OSError:
         return None
     path = posixpath.normpath(f"{link.parent}/{target}")
-    return HostPath(path) if path.startswith(f"{DEVICES}/") and host.local(HostPath(path)).is_dir() else None
+    if not path.startswith(f"{DEVICES}/"):
+        return None
+    found = HostPath(path)
+    return found if os.path.isdir(host.spell(found)) else None  # noqa: PTH112  # as `Host.spell`
 
 
 def above(device: HostPath) -> Iterator[HostPath]:
@@ -135,7 +141,7 @@ def nodes_below(host: Host, device: HostPath, is_another: Callable[[str], bool])
 def _directories(host: Host, device: HostPath) -> list[str]:
     """The directories in a device's; `power` and the endpoints of USB have no nodes."""
     try:
-        with os.scandir(host.local(device)) as entries:
+        with os.scandir(host.spell(device)) as entries:
             names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     except OSError:
         return []

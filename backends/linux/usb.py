@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from backends.base import Host, HostPath
+from backends.errors import reason_of
 from backends.linux import sysfs
 from backends.linux.sysfs import KernelNode
 
@@ -141,7 +142,7 @@ def _serial(host: Host, path: HostPath) -> tuple[str | None, str | None]:
     except FileNotFoundError:
         return None, "the kernel could not read it when the device was plugged in" if _says_serial(host, path) else None
     except OSError as error:
-        return None, (error.strerror or str(error)).lower()
+        return None, reason_of(error)
     if not text.isprintable() or "\N{REPLACEMENT CHARACTER}" in text:
         return None, f"{text!r} has characters that cannot be printed"
     return text or None, None

@@ -551,3 +551,23 @@ def test_options_of_the_issue_are_read() -> None:
     table = {"usb": [{"vendor": "0403", "product": "6001", "serial": "x"}], "nodes": "all", "count": 2}
     options = msgspec.convert(table, CharDevOptions)
     assert options.usb == [UsbOption("0403", "6001", "x")]
+
+
+@pytest.mark.root
+def test_sticks_have_names_of_their_own_where_the_name_is_a_template(tmp_path: Path) -> None:
+    tree = stick("1-2", 5, serial="A1") + stick("1-3", 6, serial="B2")
+    backend = chardev(tmp_path, tree, resource("example.com/serial-{serial}"))
+    made = Inventory(backend.resources, {"chardev": backend})
+    made.update("chardev", {unit: backend.discover(unit).devices for unit in backend.units()})
+    assert {name: len(made.slots(name)) for name in made.names()} == {
+        "example.com/serial-A1": 1,
+        "example.com/serial-B2": 1,
+    }
+    (slot,) = made.slots("example.com/serial-A1").values()
+    named = made.resource("example.com/serial-A1")
+    assert slot.device is not None
+    assert named is not None
+    assert backend.needs_claim(named)
+    backend.claim(named, [Grant(slot.id, slot.device)])
+    edits = backend.edits(named, [Grant(slot.id, slot.device)])
+    assert list(edits.env) == ["USB_RESOURCE_EXAMPLE_COM_SERIAL-A1"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,10 @@ def test_a_backend_finds_its_resources_by_name() -> None:
     assert backend.resource("b.example/x") is other
     with pytest.raises(LookupError, match=r"there is no resource c\.example/x"):
         backend.resource("c.example/x")
+
+
+def test_a_resource_that_a_template_gave_knows_the_name_as_configured() -> None:
+    template = Resource("a.b/{p}-{q}-{p}", ResourceSpec("stub", StubOptions(devices=1)))
+    assert (template.is_template, template.named_by, template.configured) == (True, ("p", "q"), template.name)
+    given = replace(template, name="a.b/1-2-1", template=template.name)
+    assert (given.is_template, given.named_by, given.configured) == (False, (), template.name)

@@ -1,8 +1,8 @@
 """Fixture trees written as text: a host's /dev, /sys and the rest below one directory.
 
-One entry a line: `dev/kvm c 10:232` and `dev/loop0 b 7:0` are device nodes (root only), `dev/by-id/x -> ../y` is a
-link, `sys/a/numa_node = 1` a file with that line in it, `dev/net/` a directory, `dev/log` an empty file. Directories
-above an entry come by themselves; `#` starts a comment line.
+One entry a line: `dev/kvm c 10:232` and `dev/loop0 b 7:0` are device nodes (root only), `dev/by-id/x -> ../y` is a link,
+`sys/a/numa_node = 1` a file with that line in it (`\\n` begins another), `dev/net/` a directory, `dev/log`
+an empty file. Directories above an entry come by themselves; `#` starts a comment line.
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ def make_node(path: Path, kind: str, major: int, minor: int) -> None:
 def _plant(root: Path, entry: str) -> None:
     if " -> " in entry:
         name, target = entry.split(" -> ")
-        _fresh(root / name).symlink_to(target)
-    elif " = " in entry:
-        name, value = entry.split(" = ", 1)
-        _fresh(root / name).write_text(value + "\n")
+        link = _fresh(root / name)
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+    elif " =" in entry:
+        name, _, value = (part.strip() for part in entry.partition(" ="))
+        _fresh(root / name).write_text(value.replace("\\n", "\n") + "\n")
     elif entry.endswith("/"):
         (root / entry).mkdir(parents=True, exist_ok=True)
     elif entry.count(" ") == 2:

@@ -10,10 +10,11 @@ from typing import Any
 
 import anyio
 
-from agent.devices.discovery import Discoverer, News
-from agent.devices.sources.base import Resync
+from agent.devices.discovery import Discoverer
+from agent.devices.news import News
+from agent.devices.sources.base import Resync, Said
 from agent.devices.sources.uevents import UeventSource
-from backends.base import Device, Discovery, Hint, Resource, ResourceSpec
+from backends.base import Device, Discovery, Record, Resource, ResourceSpec
 from backends.chardev import CharDev, CharDevOptions
 from backends.chardev.selectors import UsbOption
 from tests.backends.linux.sticks import directory, stick, tty
@@ -51,8 +52,8 @@ class Node:
     def _news(self, _news: News) -> None:
         self.news.set()
 
-    def _take(self, hint: Hint | Resync) -> None:
-        assert not isinstance(hint, Resync)
+    def _take(self, hint: Said) -> None:
+        assert not isinstance(hint, Resync | Record)
         self.hints += 1
         self.discoverer.hint(hint)
 

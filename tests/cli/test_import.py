@@ -36,7 +36,7 @@ def test_what_is_lost_ends_in_1_and_is_said_with_file_and_line(file: Path) -> No
     result = _import(file)
     assert result.exit_code == 1
     assert result.stderr == (
-        f"{file}:2: nvidia-gpu: Jetson boards' GPUs need the backend gpu, which Fairlead does not have yet\n"
+        f"{file}:2: nvidia-gpu: Jetson boards' GPUs are no PCI GPUs, and the backend gpu has no others\n"
     )
     assert 'name = "smarter-devices/fuse"' in result.stdout
 

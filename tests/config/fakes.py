@@ -78,7 +78,12 @@ class Stub(_Fake):
 
 
 class Odd(_Fake):
+    """The one that can reset its hardware."""
+
     options_type: ClassVar = OddOptions
+
+    def prepare(self, resource: Resource[Any], grants: Sequence[Grant]) -> Iterable[str]:
+        return ()
 
 
 class Failing(_Fake):

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import AgentConfig, Config, ConfigError, ConfigProblem, Seconds, load
+from agent.config import AgentConfig, Config, ConfigError, ConfigProblem, load
+from agent.config.model import PathOrOff
 from agent.errors import ExitCode
-from backends.base import Host, Resource, ResourceSpec
+from backends.base import Host, Resource, ResourceSpec, Seconds
 from tests.config.fakes import CharDevOptions, FakeRegistry, PathOption, StubOptions
 
 Load = Callable[[str], Config]
@@ -47,9 +48,11 @@ def test_every_key_reaches_its_value(load_text: Load, file: Path) -> None:
         plugin_dir = "/p"
         kubelet_root = "/k"
         state_dir = "/s"
+        admin_socket = "/a"
         uevents = "udev"
         resync = "1h30m"
         probe = "250ms"
+        nfd_features = "/f"
         [host]
         root = "/host"
         sys = "/host/sys"
@@ -70,9 +73,13 @@ def test_every_key_reaches_its_value(load_text: Load, file: Path) -> None:
         select = { vendor = "10de", class = ["0300", 302] }
         exclude = [{ address = "0000:3b:00.0" }, { numa_node = 1 }]
         replicas = 4
+        placement = "pack"
+        pre_start = "check"
     """)
     assert config == Config(
-        agent=AgentConfig(Path("/p"), Path("/k"), Path("/s"), "udev", Seconds(5400), Seconds(0.25)),
+        agent=AgentConfig(
+            Path("/p"), Path("/k"), Path("/s"), Path("/a"), "udev", Seconds(5400), Seconds(0.25), PathOrOff("/f")
+        ),
         host=Host(Path("/host"), Path("/host/sys"), Path("/d"), Path("/pr"), Path("/r")),
         http_listen="[::1]:9440",
         resources=(
@@ -85,11 +92,23 @@ def test_every_key_reaches_its_value(load_text: Load, file: Path) -> None:
                     ({"vendor": ("10de",), "class": ("0300", "302")},),
                     ({"address": ("0000:3b:00.0",)}, {"numa_node": ("1",)}),
                     4,
+                    "pack",
+                    "check",
                 ),
             ),
         ),
         source=file,
     )
+
+
+def test_where_pods_are_placed_and_what_is_done_before_they_start_are_read(load_text: Load) -> None:
+    default, *others = load_text(
+        _ODD
+        + _ODD.replace("a.b/odd", "a.b/pack") + 'placement = "pack"\npre_start = "check"\nreplicas = 3\n'
+        + _ODD.replace("a.b/odd", "a.b/reset") + 'placement = "spread"\npre_start = "reset"\n'
+    ).resources  # fmt: skip
+    assert (default.spec.placement, default.spec.pre_start) == ("spread", "none")
+    assert [(it.spec.placement, it.spec.pre_start) for it in others] == [("pack", "check"), ("spread", "reset")]
 
 
 def test_an_empty_file_means_the_defaults_and_no_resources(load_text: Load, file: Path) -> None:
@@ -148,12 +167,21 @@ def test_a_name_with_nothing_near_it_is_answered_with_all_there_are(told: Told) 
 
 
 _KVM = '[[resource]]\nname = "a.b/kvm"\nbackend = "chardev"\npaths = [{ path = "/dev/kvm" }]\n'
+_ODD = '[[resource]]\nname = "a.b/odd"\nbackend = "odd"\n'
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
         (_KVM + _KVM, "6: resource[1].name: resource[0] has the name 'a.b/kvm' already"),
+        (
+            _KVM.replace("kvm", "{path}", 1) + _KVM.replace("kvm", "{path}-x", 1),
+            "6: resource[1].name: 'a.b/{path}-x' could give the same name as 'a.b/{path}' of resource[0]: begin or end one of them otherwise",
+        ),
+        (
+            _KVM.replace("kvm", "{path", 1),
+            "2: resource[0].name: 'a.b/{path' must have braces only around the name of an attribute, as in 'nvidia.com/mig-{profile}'",
+        ),
         (
             _KVM + "count = 1\n[resource.options]\ncount = 2\n",
             "5: resource[0].count: is also in [resource.options]; keep one of them",
@@ -175,10 +203,27 @@ _KVM = '[[resource]]\nname = "a.b/kvm"\nbackend = "chardev"\npaths = [{ path = "
         ),
         (_KVM.replace('"/dev/kvm"', '"/tmp/kvm"'), "4: resource[0].paths[0].path: lies outside /dev"),
         (
+            _KVM.replace('{ path = "/dev/kvm" }', '"/dev/kvm"'),
+            "4: resource[0].paths[0]: expected a table, as in { path = '/dev/kvm' }",
+        ),
+        (
             '[[resource]]\nname = "a.b/c"\nbackend = "chardev"\n[resource.options]\npaths = [\n{ path = "x" }]\n',
             "6: resource[0].options.paths[0].path: lies outside /dev",
         ),
         (_KVM + "replicas = true\n", "5: resource[0].replicas: expected a whole number, got true or false"),
+        (
+            _KVM + 'placement = "sprad"\n',
+            "5: resource[0].placement: there is no choice 'sprad'; did you mean 'spread'?",
+        ),
+        (_KVM + "pre_start = 1\n", "5: resource[0].pre_start: expected a string, got a whole number"),
+        (
+            _KVM + 'pre_start = "reset"\n',
+            "5: resource[0].pre_start: the backend 'chardev' cannot reset its hardware; 'check' works",
+        ),
+        (
+            _ODD + 'pre_start = "reset"\nreplicas = 2\n',
+            "4: resource[0].pre_start: 'reset' would reset hardware under the other pods that share it; use 'check'",
+        ),
         (
             '[[resource]]\nname = "a.b/c"\nbackend = "broken"\nx = 1\n',
             "3: resource[0].backend: backend 'broken' cannot be imported: no libbroken.so",

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.config.model import Listen, Seconds, parse_path
+from agent.config.model import Listen, parse_path
+from backends.base import Seconds
 
 
 @given(st.integers(0, 99), st.integers(0, 99), st.integers(0, 99), st.integers(1, 999))
@@ -53,3 +54,8 @@ def test_reading_a_configuration_needs_neither_click_nor_rich_nor_grpclib() -> N
     code = "import sys, agent.config; print(sorted({'click', 'rich', 'grpclib', 'structlog'} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+@given(st.integers(1, 10**9))
+def test_a_duration_is_read_as_it_was_written(milliseconds: int) -> None:
+    assert round(Seconds.parse(Seconds(milliseconds / 1000).written()) * 1000) == milliseconds

@@ -17,6 +17,7 @@ from backends.base import (
     Grant,
     Hint,
     Host,
+    Record,
     Resource,
     ResourceSpec,
     Signal,
@@ -46,6 +47,7 @@ def device(
     depends: Iterable[str] = (),
     exclusive: Iterable[str] = (),
     numa_node: int | None = None,
+    unusable: str = "",
 ) -> Device:
     """A device that owns the hardware of its own name, unless told otherwise."""
     return Device(
@@ -56,6 +58,7 @@ def device(
         identity=identity,
         exclusive=frozenset(exclusive),
         numa_node=numa_node,
+        unusable=unusable,
         attributes={"taken_by": taken_by, "ids": (key,) if ids is None else tuple(ids)},
     )
 
@@ -79,7 +82,9 @@ class Fake(Backend[FakeOptions]):
         self.affected: Callable[[Hint], Any] = lambda _hint: All.ALL
         self.watched: Callable[[], Any] = Watches
         self.seen: Callable[[Device], Any] = lambda _device: ()
+        self.recorded: Callable[[Record], Any] = lambda _record: ()
         self.looked: list[str] = []
+        self.probed: list[str] = []
 
     def units(self) -> Iterable[str]:
         found: Iterable[str] = self.listed()
@@ -100,7 +105,12 @@ class Fake(Backend[FakeOptions]):
         return device.attributes["ids"]
 
     def probe(self, device: Device) -> Iterable[Signal]:
+        self.probed.append(device.key)
         signals: Iterable[Signal] = self.seen(device)
+        return signals
+
+    def signals(self, record: Record) -> Iterable[Signal]:
+        signals: Iterable[Signal] = self.recorded(record)
         return signals
 
     def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
@@ -118,3 +128,11 @@ def by_unit(devices: Iterable[Device]) -> Mapping[str, tuple[Device, ...]]:
     for found in devices:
         units[found.unit] = (*units.get(found.unit, ()), found)
     return units
+
+
+class Sharing(Fake):
+    """Has IDs of its own for a resource with replicas."""
+
+    def ids(self, resource: Resource[FakeOptions], device: Device) -> Sequence[str]:
+        ids = super().ids(resource, device)
+        return ids if resource.spec.replicas == 1 else tuple(f"{i}::{n}" for i in ids for n in range(2))

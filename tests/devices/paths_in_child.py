@@ -31,7 +31,7 @@ def unmount(directory: str) -> list[tuple[str, str]]:
         async with anyio.create_task_group() as tasks:
             await tasks.start(watch.run)
             take_off(directory)
-            await asyncio.wait_for(ended.wait(), 5)
+            await asyncio.wait_for(ended.wait(), 10)
             tasks.cancel_scope.cancel()
 
     anyio.run(run)

@@ -5,30 +5,37 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from agent.devices import discovery
-from agent.devices.discovery import Discoverer, News
+from agent.devices import discovery, looks, schedule
+from agent.devices.discovery import Discoverer
+from agent.devices.news import News
+from agent.devices.waiting import LookError
 from backends.base import (
     ANY_SUBSYSTEM,
     Backend,
     Device,
     Discovery,
     HostPath,
+    Link,
+    Measure,
     PathChange,
     Problem,
+    Record,
     Signal,
+    Trend,
     Verdict,
     Watches,
 )
 from tests.devices.fakes import KIND, Fake, device
 
 DEADLINE = 0.03
+PATIENCE = 20.0  # seconds for what happens soon, on a busy machine too
 HINT = PathChange(HostPath("/dev/x"))
 
 
@@ -50,7 +57,7 @@ class Eyes:
         self._published.set()
 
     async def until(self, reached: Callable[[], bool]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while not reached():
                 self._published.clear()
                 if not reached():
@@ -58,7 +65,7 @@ class Eyes:
 
     async def until_noted(self, reached: Callable[[], bool]) -> None:
         """Wait for what is told by no news."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while not reached():
                 await asyncio.sleep(0.002)
 
@@ -74,25 +81,38 @@ async def looking(eyes: Eyes) -> AsyncIterator[Eyes]:
     """Run it, past its first scan."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(eyes.it.run)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await eyes.it.first_scan.wait()
         yield eyes
         tasks.cancel_scope.cancel()
 
 
 class Hanging:
-    """Units whose reads hang until they are let go."""
+    """Reads that hang until they are let go.
+
+    By its clock time passes only when one begins to hang: a thread that gets no CPU for a while does not seem to.
+    """
 
     def __init__(self) -> None:
         self._let_go: dict[str, threading.Event] = {}
         self.entered: list[str] = []
+        self._hung: list[str] = []
+
+    def clock(self) -> float:
+        return float(len(self._hung))
+
+    def here(self, name: str = "hung") -> None:
+        event = self._let_go.setdefault(name, threading.Event())
+        self.entered.append(name)
+        if not event.is_set():
+            self._hung.append(name)
+            event.wait(20)
 
     def unit(self, *devices: Device, name: str = "hung") -> Callable[[], Discovery]:
-        event = self._let_go.setdefault(name, threading.Event())
+        self._let_go.setdefault(name, threading.Event())
 
         def read() -> Discovery:
-            self.entered.append(name)
-            event.wait(10)
+            self.here(name)
             return Discovery(devices)
 
         return read
@@ -107,6 +127,12 @@ def hanging() -> Iterator[Hanging]:
     made = Hanging()
     yield made
     made.let_go()
+
+
+def seeing(hanging: Hanging, eyes: Eyes) -> Eyes:
+    """Have what hangs be given up, and nothing else; timers go by the real clock."""
+    eyes.it._unit_deadline, eyes.it._clock = DEADLINE, hanging.clock
+    return eyes
 
 
 # --- scans ---
@@ -134,6 +160,17 @@ async def test_a_hint_has_the_units_it_affects_looked_at_and_no_others() -> None
         assert backend.looked == ["u"]
         assert eyes.news[1].units == {"u": ()}
         assert eyes.known() == {"u": [], "v": ["v"]}
+
+
+async def test_the_second_change_of_the_number_of_devices_is_seen_as_the_first_was() -> None:
+    """Intel's plugin waits for ever after it."""
+    backend = Fake()
+    backend.affected = lambda hint: ["u"]
+    async with looking(Eyes(backend)) as eyes:
+        for number in (2, 3, 1, 0, 4):
+            backend.hardware["u"] = [device(f"d{n}", unit="u") for n in range(number)]
+            eyes.it.hint(HINT)
+            await eyes.until(lambda number=number: len(eyes.it.known.get("u", ())) == number)  # type: ignore[misc]
 
 
 async def test_a_hint_that_means_nothing_starts_no_scan() -> None:
@@ -181,16 +218,403 @@ async def test_hints_during_a_scan_are_not_lost(hanging: Hanging) -> None:
         tasks.cancel_scope.cancel()
 
 
-async def test_timers_look_at_everything_and_at_health() -> None:
+async def test_a_slow_timer_looks_at_everything() -> None:
+    async with looking(Eyes(options={"resync": 0.01})) as eyes:
+        eyes.backend.hardware["w"] = (device("w"),)
+        await eyes.until(lambda: "w" in eyes.known())
+
+
+async def test_links_are_told_when_they_are_others_than_before() -> None:
+    backend = Fake()
+    links: list[Link] = [Link("a", "b", 4)]
+    backend.hardware = {"u": lambda: Discovery((device("a", unit="u"),), tuple(links)), "v": ()}
+    async with looking(Eyes(backend)) as eyes:
+        for n, (now, told) in enumerate(
+            [
+                ([Link("a", "b", 4)], {}),
+                ([Link("a", "b", 2)], {"u": (Link("a", "b", 2),)}),
+                ([], {"u": ()}),
+                ([], {}),
+                ([Link("a", "b", 1)], {"u": (Link("a", "b", 1),)}),
+            ],
+            start=2,
+        ):
+            links[:] = now
+            eyes.it.rescan()
+            await eyes.until(lambda n=n: len(eyes.news) == n)  # type: ignore[misc]
+            assert eyes.news[-1] == News(KIND, {}, {"u": (), "v": ()}, told)  # type: ignore[arg-type]
+        assert eyes.news[0].links == {"u": (Link("a", "b", 4),)}
+        backend.hardware = {}
+        eyes.it.rescan()
+        await eyes.until(lambda: len(eyes.news) == 7)
+        assert eyes.news[-1] == News(KIND, {"u": (), "v": ()}, {"u": (), "v": ()}, {"u": ()})
+
+
+# --- probes ---
+
+SICK = Signal("u", "sick", Verdict.NOW, "")
+RISING = Signal("u", "errors", Verdict.DEGRADED, "", measure=Measure("errors", 7, Trend.RISES))
+
+
+def polled(backend: Fake, poll: float = 0.005) -> Eyes:
+    """Eyes of a backend that asks to be probed so often."""
+    backend.watched = lambda: Watches(poll=poll)
+    return Eyes(backend)
+
+
+async def probes(eyes: Eyes, number: int) -> None:
+    """Wait for so many more of them."""
+    goal = len(eyes.backend.probed) + number
+    await eyes.until_noted(lambda: len(eyes.backend.probed) >= goal)
+
+
+@pytest.mark.parametrize(("poll", "probe"), [(0.005, 60.0), (60.0, 0.005), (None, 0.005)])
+async def test_a_timer_probes_what_is_known_and_looks_for_nothing(poll: float | None, probe: float) -> None:
+    backend = Fake()
+    backend.hardware = {"u": (device("u"),), "v": ()}
+    backend.watched = lambda: Watches(poll=poll)
+    async with looking(Eyes(backend, options={"probe": probe})) as eyes:
+        backend.hardware |= {"u": (), "w": (device("w"),)}
+        backend.looked.clear()
+        await probes(eyes, 3)
+        assert backend.looked == []
+        assert set(backend.probed) == {"u"}
+        assert eyes.known() == {"u": ["u"], "v": []}
+
+
+async def test_what_cannot_be_used_is_looked_at_where_others_are_probed() -> None:
+    """NVIDIA's driver knows a GPU's UUID only once that has been used, and tells nobody."""
+    backend = Fake()
+    late = device("u")
+    backend.hardware = {"u": (replace(late, unusable="it has not been used yet"),), "v": (device("v"),)}
+    async with looking(Eyes(backend, options={"probe": 0.005})) as eyes:
+        assert eyes.it.known["u"][0].unusable
+        backend.looked.clear()
+        backend.hardware |= {"u": (late,)}
+        await eyes.until(lambda: eyes.it.known["u"] == (late,))
+        backend.looked.clear()
+        await probes(eyes, 4)
+        assert backend.looked == []
+        assert set(backend.probed[-4:]) == {"u", "v"}
+
+
+async def test_a_probe_tells_only_what_its_unit_did_not_say_before() -> None:
+    backend = Fake()
+    backend.hardware = {"u": (device("u"),), "v": (device("v"),)}
+    async with looking(polled(backend)) as eyes:
+        await probes(eyes, 4)
+        assert len(eyes.news) == 1
+        for n, said in enumerate(([SICK], []), start=2):
+            backend.seen = lambda found, said=said: said if found.key == "u" else []  # type: ignore[misc]
+            await eyes.until(lambda n=n: len(eyes.news) == n)  # type: ignore[misc]
+            await probes(eyes, 4)
+            assert len(eyes.news) == n
+            assert eyes.news[-1] == News(KIND, {}, {"u": tuple(said)})
+
+
+async def test_what_a_look_told_a_probe_does_not_repeat() -> None:
     backend = Fake()
     backend.hardware = {"u": (device("u"),)}
-    async with looking(Eyes(backend, options={"probe": 0.01, "resync": 60.0})) as eyes:
-        backend.hardware["v"] = (device("v"),)
-        await eyes.until(lambda: len(eyes.news) == 3)
+    backend.seen = lambda found: [SICK]
+    async with looking(polled(backend)) as eyes:
+        await probes(eyes, 4)
+        assert [news.signals for news in eyes.news] == [{"u": (SICK,)}]
+
+
+async def test_of_a_measure_every_probe_tells() -> None:
+    backend = Fake()
+    backend.hardware = {"u": (device("u"),), "v": (device("v"),)}
+    backend.seen = lambda found: [RISING] if found.key == "u" else []
+    async with looking(polled(backend)) as eyes:
+        await eyes.until(lambda: len(eyes.news) == 4)
+        assert eyes.news[1:] == [News(KIND, {}, {"u": (RISING,)})] * 3
+
+
+async def test_between_probes_a_glance_tells_whether_one_is_due() -> None:
+    class Glanced(Fake):
+        shows, glances = 0, 0
+
+        def glance(self, device: Device) -> object:
+            self.glances += 1
+            return self.shows
+
+    backend = Glanced()
+    backend.hardware = {"u": (device("u"),)}
+    backend.seen = lambda found: [RISING]
+    async with looking(polled(backend)) as eyes:
+        for n, shows in enumerate((0, 1, 2), start=1):
+            backend.shows = shows
+            await eyes.until(lambda n=n: len(eyes.news) == n)  # type: ignore[misc]
+            goal = backend.glances + 3
+            await eyes.until_noted(lambda goal=goal: backend.glances >= goal)  # type: ignore[misc]
+            assert len(eyes.news) == n
+        assert eyes.news[1:] == [News(KIND, {}, {"u": (RISING,)})] * 2
+
+
+async def test_a_unit_whose_probe_hangs_is_quarantined_and_the_others_are_probed_on(hanging: Hanging) -> None:
+    backend = Fake()
+    backend.hardware = {name: (device(name),) for name in ("a", "hung", "z")}
+    async with looking(seeing(hanging, polled(backend))) as eyes:
+
+        def seen(found: Device) -> list[Signal]:
+            if found.key == "hung":
+                hanging.here()
+            return []
+
+        backend.seen = seen
+        await eyes.until_noted(lambda: bool(eyes.sentences()))
+        backend.probed.clear()
+        await probes(eyes, 6)
+        assert eyes.sentences() == ["reading hung has hung for 0.03 s; it is left alone until the read returns"]
+        assert set(backend.probed) == {"a", "z"}
+        assert hanging.entered == ["hung"]
+        hanging.let_go()
+        await eyes.until_noted(lambda: not eyes.it.problems)
+        await eyes.until_noted(lambda: len(hanging.entered) > 1)
+
+
+@pytest.mark.usefixtures("quick_retries")
+async def test_a_probe_that_fails_is_said_once_and_heals() -> None:
+    backend = Fake()
+    backend.hardware = {"u": (device("u"),), "v": (device("v"),)}
+
+    def fail(found: Device) -> list[Signal]:
+        if found.key == "u":
+            raise OSError("no such luck")
+        return []
+
+    with capture_logs() as logs:
+        async with looking(polled(backend)) as eyes:
+            backend.seen = fail
+            await probes(eyes, 10)
+            assert eyes.sentences() == ["u cannot be read: no such luck"]
+            backend.seen = lambda found: []
+            await eyes.until_noted(lambda: not eyes.it.problems)
+    assert [line["event"] for line in logs] == ["discovery-problem", "discovery-problem-solved"]
+
+
+async def test_a_hint_does_not_wait_until_all_are_probed_and_the_rest_is_probed_after_it() -> None:
+    backend, entered, let_go = Fake(), threading.Event(), threading.Event()
+    backend.hardware = {name: (device(name),) for name in "abc"}
+    backend.affected = lambda hint: ["c"]
+    eyes = Eyes(backend)
+    async with looking(eyes):
+        done: list[str] = []
+
+        def seen(found: Device) -> list[Signal]:
+            entered.set()
+            let_go.wait(10)
+            done.append(found.key)
+            return []
+
+        backend.seen = seen
+        eyes.it.schedule._probed = -1e9  # the timer has run out
+        eyes.it.schedule._asked.set()
+        await eyes.until_noted(entered.is_set)
+        eyes.it.hint(HINT)
+        let_go.set()
+        await eyes.until_noted(lambda: len(done) == 4)
+        assert done == ["a", "c", "b", "c"]
+        assert backend.looked == ["a", "b", "c", "c"]
+
+
+async def test_probes_go_on_although_hints_never_end() -> None:
+    backend = Fake()
+    backend.hardware = {name: (device(name),) for name in "abc"}
+    backend.affected = lambda hint: ["c"]
+    async with looking(polled(backend)) as eyes:
+        backend.probed.clear()
+
+        def again(found: Device) -> list[Signal]:
+            hinted = threading.Event()
+            loop.call_soon_threadsafe(eyes.it.hint, HINT)
+            loop.call_soon_threadsafe(hinted.set)
+            hinted.wait(10)  # it is there before the walk is over
+            return []
+
+        loop = asyncio.get_running_loop()
+        backend.seen = again
+        await eyes.until_noted(lambda: {"a", "b"} <= set(backend.probed))
+        backend.seen = lambda _device: ()
+
+
+async def test_without_a_thread_probes_are_not_tried_for_ever(hanging: Hanging) -> None:
+    backend = Fake()
+    names = [f"hung{n}" for n in range(4)]
+    backend.hardware = {"a": (device("a"),)}
+    async with looking(seeing(hanging, Eyes(backend, options={"probe": 0.05}))) as eyes:
+        backend.hardware |= {name: hanging.unit(device(name), name=name) for name in names}
+        eyes.it.rescan()
+        await eyes.until_noted(lambda: any(s.startswith("all 4 threads") for s in eyes.sentences()))
+        backend.probed.clear()
+        await asyncio.sleep(0.1)
+        assert backend.probed == []
+        hanging.let_go()
+        await probes(eyes, 5)
+
+
+@pytest.mark.parametrize("poll", [0, -1.0, "2s", float("nan")])
+async def test_a_poll_that_makes_no_sense_is_a_problem_and_none(poll: Any) -> None:
+    backend = Fake()
+    backend.watched = lambda: Watches(poll=poll)
+    eyes = Eyes(backend)
+    assert eyes.it.watches() == Watches()
+    assert eyes.sentences()[0].startswith("watches() failed: ")
+    assert eyes.it.schedule.poll is None
+
+
+# --- those who wait for a look ---
+
+
+async def test_a_look_that_was_asked_for_has_ended_and_been_published() -> None:
+    backend = Fake()
+    backend.hardware = {"u": (), "v": (), "w": ()}
+    async with looking(Eyes(backend)) as eyes:
+        backend.looked.clear()
+        backend.hardware |= {"u": (device("u"),), "w": (device("w"),)}
+        await eyes.it.look_at(["u", "v"])
+        assert eyes.known() == {"u": ["u"], "v": [], "w": []}
+        assert eyes.news[-1].units.keys() == {"u"}
+        assert backend.looked == ["u", "v"]
+        await eyes.it.look_at(())
+        await eyes.it.look_at(["a unit that there never was"])
+
+
+async def test_a_look_that_had_begun_before_is_not_the_one_that_was_asked_for() -> None:
+    backend, entered, let_go = Fake(), threading.Event(), threading.Event()
+    backend.hardware = {"u": ()}
+    async with looking(Eyes(backend)) as eyes:
+
+        def old() -> Discovery:
+            backend.hardware["u"] = (device("new", unit="u"),)
+            entered.set()
+            let_go.wait(10)
+            return Discovery((device("old", unit="u"),))
+
+        backend.hardware["u"] = old
+        eyes.it.rescan()
+        await eyes.until_noted(entered.is_set)
+        asked = asyncio.ensure_future(eyes.it.look_at(["u"]))
+        await asyncio.sleep(0)
+        let_go.set()
+        await eyes.until(lambda: eyes.known() == {"u": ["old"]})
+        assert not asked.done()
+        await asyncio.wait_for(asked, PATIENCE)
+        assert eyes.known() == {"u": ["new"]}
+
+
+async def test_a_look_at_everything_is_a_look_at_what_was_asked_for() -> None:
+    backend = Fake()
+    backend.hardware = {"u": ()}
+    async with looking(Eyes(backend)) as eyes:
+        backend.hardware["u"] = (device("u"),)
+        eyes.it.schedule._todo.everything = True
+        await asyncio.wait_for(eyes.it.look_at(["u", "gone"]), PATIENCE)
         assert eyes.known() == {"u": ["u"]}
-    async with looking(Eyes(backend, options={"probe": 60.0, "resync": 0.01})) as eyes:
-        backend.hardware["w"] = (device("w"),)
-        await eyes.until(lambda: "w" in eyes.known())
+
+
+async def test_while_nothing_can_be_listed_what_was_asked_for_is_looked_at() -> None:
+    backend = Fake()
+    backend.hardware = {"u": ()}
+    async with looking(Eyes(backend)) as eyes:
+        backend.hardware["u"] = (device("u"),)
+        backend.listed = failing()
+        eyes.it.schedule._todo.everything = True  # together with what is asked for
+        await asyncio.wait_for(eyes.it.look_at(["u"]), PATIENCE)
+        assert eyes.known() == {"u": ["u"]}
+
+
+async def test_who_waits_for_a_unit_that_hangs_is_told_at_once(hanging: Hanging) -> None:
+    backend = Fake()
+    backend.hardware = {"u": (), "v": ()}
+    sentence = "reading u has hung for 0.03 s; it is left alone until the read returns"
+    async with looking(seeing(hanging, Eyes(backend))) as eyes:
+        backend.hardware["u"] = hanging.unit(name="u")
+        waiting = [asyncio.ensure_future(eyes.it.look_at(units)) for units in (["u", "v"], ["v"])]
+        with pytest.raises(LookError, match=sentence):
+            await asyncio.wait_for(waiting[0], PATIENCE)
+        await asyncio.wait_for(waiting[1], PATIENCE)
+        with pytest.raises(LookError, match=sentence):
+            await eyes.it.look_at(["v", "u"])
+        hanging.let_go()
+        await eyes.until_noted(lambda: not eyes.it.problems)
+        await asyncio.wait_for(eyes.it.look_at(["u"]), PATIENCE)
+
+
+async def test_who_waits_for_a_unit_that_cannot_be_read_is_told_why() -> None:
+    backend = Fake()
+    backend.hardware = {"u": (), "v": ()}
+    async with looking(Eyes(backend)) as eyes:
+        backend.hardware["u"] = failing()
+        with pytest.raises(LookError, match="u cannot be read: no such luck"):
+            await asyncio.wait_for(eyes.it.look_at(["u", "v"]), PATIENCE)
+        await asyncio.wait_for(eyes.it.look_at(["v"]), PATIENCE)
+
+
+async def test_who_waits_while_there_is_no_thread_is_told_so(hanging: Hanging) -> None:
+    backend = Fake()
+    names = [f"hung{n}" for n in range(4)]
+    backend.hardware = {name: hanging.unit(name=name) for name in names} | {"z": ()}
+    async with looking(seeing(hanging, Eyes(backend))) as eyes:
+        with pytest.raises(LookError, match="all 4 threads of fake hang"):
+            await asyncio.wait_for(eyes.it.look_at(["z"]), PATIENCE)
+
+
+async def test_who_waits_may_stop_waiting(hanging: Hanging) -> None:
+    backend = Fake()
+    backend.hardware = {"u": ()}
+    async with looking(Eyes(backend)) as eyes:
+        backend.hardware["u"] = hanging.unit(device("u"), name="u")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(eyes.it.look_at(["u"]), 0.01)
+        hanging.let_go()
+        await eyes.until(lambda: eyes.known() == {"u": ["u"]})
+        assert eyes.it._waiting._waiters == []
+        await asyncio.wait_for(eyes.it.look_at(["u"]), PATIENCE)
+
+
+async def test_who_waits_goes_on_waiting_over_a_failure_of_ours() -> None:
+    eyes = Eyes()
+    eyes.backend.hardware = {"u": ()}
+    async with anyio.create_task_group() as tasks:
+
+        def fail(news: News) -> None:
+            raise LookupError
+
+        asked = asyncio.ensure_future(eyes.it.look_at(["u"]))
+        await asyncio.sleep(0)
+        eyes.it._publish = fail
+        with pytest.raises(LookupError):
+            await eyes.it.run()
+        assert not asked.done()
+        eyes.it._publish = eyes.publish
+        tasks.start_soon(eyes.it.run)
+        await asyncio.wait_for(asked, PATIENCE)
+        tasks.cancel_scope.cancel()
+
+
+# --- records ---
+
+RECORD = Record("kmsg", "boot", 7, 1.0, "u is dead")
+
+
+async def test_a_record_means_what_the_backend_says() -> None:
+    eyes = Eyes()
+    eyes.backend.recorded = lambda record: iter([SICK] if record is RECORD else [])
+    assert eyes.it.signals(RECORD) == (SICK,)
+
+
+@pytest.mark.parametrize("answer", [lambda record: None, lambda record: ["dead"], lambda record: failing()()])
+async def test_a_backend_that_fails_on_records_says_nothing_and_is_reported_once(answer: Callable[[Any], Any]) -> None:
+    eyes = Eyes()
+    eyes.backend.recorded = answer
+    with capture_logs() as logs:
+        for n in range(3):
+            assert eyes.it.signals(replace(RECORD, sequence=n)) == ()
+    assert len(logs) == 1
+    assert logs[0]["reason"].startswith("signals() failed on Record(")
+    async with looking(eyes):
+        assert len(eyes.sentences()) == 1  # a full look does not solve it
 
 
 async def test_what_could_not_be_published_is_found_again_when_it_is_started_again() -> None:
@@ -214,7 +638,7 @@ async def test_what_could_not_be_published_is_found_again_when_it_is_started_aga
 async def test_a_unit_that_hangs_is_quarantined_the_others_go_on_and_it_comes_back(hanging: Hanging) -> None:
     backend = Fake()
     backend.hardware = {"a": (device("a"),), "hung": hanging.unit(device("hung")), "z": (device("z"),)}
-    async with looking(Eyes(backend, options={"unit_deadline": DEADLINE})) as eyes:
+    async with looking(seeing(hanging, Eyes(backend))) as eyes:
         assert eyes.known() == {"a": ["a"], "z": ["z"]}
         assert eyes.sentences() == ["reading hung has hung for 0.03 s; it is left alone until the read returns"]
         hanging.let_go()
@@ -226,7 +650,7 @@ async def test_a_unit_that_hangs_is_left_alone_by_every_further_scan(hanging: Ha
     backend = Fake()
     backend.hardware = {"hung": hanging.unit(), "z": (device("z"),)}
     backend.affected = lambda hint: ["hung"]
-    async with looking(Eyes(backend, options={"unit_deadline": DEADLINE})) as eyes:
+    async with looking(seeing(hanging, Eyes(backend))) as eyes:
         told = len(eyes.news)
         for n in range(5):  # more than there are threads
             eyes.it.rescan()
@@ -239,7 +663,7 @@ async def test_a_unit_that_hangs_is_left_alone_by_every_further_scan(hanging: Ha
 async def test_what_was_known_of_a_unit_that_hangs_stays_known(hanging: Hanging) -> None:
     backend = Fake()
     backend.hardware = {"u": (device("u"),)}
-    async with looking(Eyes(backend, options={"unit_deadline": DEADLINE})) as eyes:
+    async with looking(seeing(hanging, Eyes(backend))) as eyes:
         backend.hardware["u"] = hanging.unit(name="u")
         eyes.it.rescan()
         await eyes.until(lambda: len(eyes.news) == 2)
@@ -249,12 +673,69 @@ async def test_what_was_known_of_a_unit_that_hangs_stays_known(hanging: Hanging)
         await eyes.until(lambda: eyes.known() == {"u": []})
 
 
-async def test_while_the_listing_hangs_what_is_known_is_still_looked_at() -> None:
-    backend, listing = Fake(), threading.Event()
+async def test_a_read_that_returns_while_it_is_being_given_up_is_told(
+    hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread writes down what it found in the moment in which we make known what there is without it."""
+    returned, walk = threading.Event(), looks.walk
+
+    def walked(*of: Any) -> None:
+        walk(*of)
+        returned.set()
+
+    class Late(Eyes):
+        def publish(self, news: News) -> None:
+            if eyes.it._hung:
+                hanging.let_go()
+                assert returned.wait(PATIENCE)
+            super().publish(news)
+
+    monkeypatch.setattr(discovery, "walk", walked)
+    backend = Fake()
+    backend.hardware = {"hung": hanging.unit(device("hung", unit="hung"))}
+    eyes = seeing(hanging, Late(backend))
+    async with looking(eyes):
+        await eyes.until(lambda: "hung" in eyes.known())
+        assert [found for news in eyes.news for found in news.units.get("hung", ())] == [device("hung")]
+
+
+async def test_what_is_given_up_is_what_hung_although_the_next_read_begins_in_that_moment(hanging: Hanging) -> None:
+    backend = Fake()
+    backend.hardware = {"hung": hanging.unit(), "next": hanging.unit(name="next")}
+    eyes, loop_thread, gone_on = seeing(hanging, Eyes(backend)), threading.current_thread(), threading.Event()
+
+    def clock() -> float:
+        now = hanging.clock()
+        if now and threading.current_thread() is loop_thread and not gone_on.is_set():
+            gone_on.set()
+            hanging.let_go("hung")
+            while "next" not in hanging.entered:
+                time.sleep(0.001)
+        return now
+
+    eyes.it._clock = clock
+    with capture_logs() as logs:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(eyes.it.run)
+            await eyes.until_noted(lambda: bool(logs))
+            hanging.let_go()
+            async with asyncio.timeout(PATIENCE):
+                await eyes.it.first_scan.wait()
+            tasks.cancel_scope.cancel()
+    assert logs[0]["subject"] == "hung"
+
+
+async def test_while_the_listing_hangs_what_is_known_is_still_looked_at(hanging: Hanging) -> None:
+    backend = Fake()
     backend.hardware = {"u": (device("u"),)}
     backend.affected = lambda hint: ["u"]
-    async with looking(Eyes(backend, options={"unit_deadline": DEADLINE})) as eyes:
-        backend.listed = lambda: listing.wait(10) and list(backend.hardware)
+    async with looking(seeing(hanging, Eyes(backend))) as eyes:
+
+        def listed() -> list[str]:
+            hanging.here()
+            return list(backend.hardware)
+
+        backend.listed = listed
         eyes.it.rescan()
         await eyes.until_noted(lambda: bool(eyes.sentences()))
         assert eyes.sentences() == ["listing its units has hung for 0.03 s; it is left alone until the read returns"]
@@ -264,7 +745,7 @@ async def test_while_the_listing_hangs_what_is_known_is_still_looked_at() -> Non
             look()
             await eyes.until(lambda wanted=wanted: eyes.known() == {"u": wanted})  # type: ignore[misc]
         backend.hardware["v"] = ()
-        listing.set()
+        hanging.let_go()
         await eyes.until(lambda: "v" in eyes.known())
         assert eyes.sentences() == []
 
@@ -273,7 +754,7 @@ async def test_when_every_thread_hangs_it_is_said_and_heals(hanging: Hanging) ->
     backend = Fake()
     names = [f"hung{n}" for n in range(4)]
     backend.hardware = {name: hanging.unit(device(name), name=name) for name in names} | {"z": (device("z"),)}
-    async with looking(Eyes(backend, options={"unit_deadline": 0.01})) as eyes:
+    async with looking(seeing(hanging, Eyes(backend))) as eyes:
         assert any(s.startswith("all 4 threads of fake hang; its devices are") for s in eyes.sentences())
         assert eyes.known() == {}
         hanging.let_go("hung0")
@@ -287,15 +768,14 @@ async def test_another_backend_sees_at_once_while_one_hangs(hanging: Hanging) ->
     broken, well = Fake(), Fake()
     broken.hardware = {"hung": hanging.unit()}
     well.hardware = {"u": ()}
-    one, other = Eyes(broken, options={"unit_deadline": 10.0}), Eyes(well, kind="other")
+    one, other = Eyes(broken, options={"unit_deadline": 60.0}), Eyes(well, kind="other")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(one.it.run)
         await one.until_noted(lambda: bool(hanging.entered))
         async with looking(other):
-            began = time.monotonic()
             other.it.rescan()
             await other.until(lambda: len(other.news) == 2)
-            assert time.monotonic() - began < 0.5
+            assert one.news == []
         tasks.cancel_scope.cancel()
 
 
@@ -314,10 +794,9 @@ async def test_cancellation_ends_at_once_although_a_read_hangs_and_nobody_misses
     eyes.backend.listed = read
     task = asyncio.create_task(eyes.it.run())
     await eyes.until_noted(entered.is_set)
-    began = time.monotonic()
     task.cancel()
     await asyncio.wait([task])
-    assert time.monotonic() - began < 0.5
+    assert not left.is_set()
     let_go.set()
     await eyes.until_noted(left.is_set)
     await asyncio.sleep(0.01)
@@ -337,7 +816,7 @@ def failing(sentence: str = "no such luck") -> Callable[[], Any]:
 
 @pytest.fixture
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovery, "_RETRY_FIRST", 0.01)
+    monkeypatch.setattr(schedule, "_RETRY_FIRST", 0.01)
 
 
 @pytest.mark.usefixtures("quick_retries")
@@ -374,22 +853,6 @@ async def test_a_backend_that_cannot_list_keeps_what_was_known_and_is_tried_agai
         await eyes.until_noted(lambda: not eyes.it.problems)
 
 
-async def test_a_unit_is_tried_again_later_and_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovery, "_RETRY_FIRST", 0.004)
-    monkeypatch.setattr(discovery, "_RETRY_MOST", 0.016)
-    now = 0.0
-    eyes = Eyes(options={"clock": lambda: now})
-    eyes.it._retry("u", failed=True)
-    delays = []
-    for _ in range(5):
-        (at, _delay) = eyes.it._retries["u"]
-        delays.append(round(at - now, 3))
-        now = at
-        eyes.it._collect_retries(now)
-        eyes.it._retry("u", failed=True)
-    assert delays == [0.004, 0.008, 0.016, 0.016, 0.016]
-
-
 async def test_a_first_scan_that_fails_is_a_first_scan() -> None:
     eyes = Eyes()
     eyes.backend.listed = failing()
@@ -408,7 +871,7 @@ async def test_problems_are_logged_once_and_their_end_too() -> None:
                 told = len(eyes.news)
                 eyes.it.rescan()
                 await eyes.until(lambda told=told: len(eyes.news) > told)  # type: ignore[misc]
-    assert [(line["event"], line.get("problem")) for line in logs] == [
+    assert [(line["event"], line.get("reason")) for line in logs] == [
         ("discovery-problem", "A is odd."),
         ("discovery-problem", "B is odd."),
         ("discovery-problem-solved", None),
@@ -422,7 +885,7 @@ async def test_the_problems_of_a_unit_that_is_gone_are_gone() -> None:
         assert len(eyes.sentences()) == 1
         backend.hardware = {}
         eyes.it.rescan()
-        await eyes.until_noted(lambda: not eyes.it.problems and not eyes.it._retries)
+        await eyes.until_noted(lambda: not eyes.it.problems and not eyes.it.schedule._retries)
 
 
 def lazily() -> Iterator[str]:
@@ -443,7 +906,7 @@ async def test_a_hint_that_a_backend_cannot_take_has_everything_looked_at_and_is
                 eyes.it.hint(PathChange(HostPath(f"/dev/x{n}")))
             await eyes.until(lambda: eyes.known() == {"u": []})
     assert [line["event"] for line in logs] == ["discovery-problem"]
-    assert logs[0]["problem"].startswith("affects() failed on PathChange(")
+    assert logs[0]["reason"].startswith("affects() failed on PathChange(")
 
 
 # --- what it listens to ---

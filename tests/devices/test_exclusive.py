@@ -80,12 +80,14 @@ def test_two_pods_whose_bundles_both_changed_are_both_told_so() -> None:
     assert shown(it) == {"s1": "replaced", "s2": "replaced"}
 
 
-def test_a_device_with_several_ids_is_offered_though_a_pod_holds_another() -> None:
+def test_a_device_with_several_ids_is_offered_as_often_as_it_has_ids_though_a_pod_holds_another() -> None:
     before = lone("kvm", "node", ids=("kvm0", "kvm1", "kvm2"))
     it = inventory(before)
     it.claim([held(A, "kvm2", before)])
     look(it, lone("kvm", "node", ids=("kvm0", "kvm1")))
-    assert shown(it) == {"kvm0": "Healthy", "kvm1": "Healthy", "kvm2": "gone"}
+    assert shown(it) == {"kvm0": "Healthy", "kvm1": "held", "kvm2": "gone"}
+    it.unclaim([held(A, "kvm2", before)])
+    assert shown(it) == {"kvm0": "Healthy", "kvm1": "Healthy"}
 
 
 NODES = st.frozensets(st.integers(0, 4), min_size=1)

@@ -1,18 +1,15 @@
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from agent import limits
 from agent.devices.inventory import Inventory
 from agent.devices.model import HEALTHY, Health, Held, Slot, State
-from backends.base import Device
+from backends.base import Device, Link
 from tests.devices.fakes import KIND, Fake, by_unit, device, held, resource
 
 A, B = "a.example/one", "b.example/two"
@@ -30,6 +27,21 @@ def inventory(*names: str, devices: Sequence[Device] = ()) -> Inventory:
 
 def shown(it: Inventory, name: str) -> dict[str, str]:
     return {slot.id: slot.health.reason or slot.health.state.value for slot in it.slots(name).values()}
+
+
+# --- links ---
+
+
+def test_links_are_kept_by_the_unit_that_told_them() -> None:
+    it = inventory()
+    assert it.links(KIND) == []
+    one, other, third = Link("a", "b", 1), Link("b", "c", 2), Link("a", "c", 3)
+    it.update(KIND, {}, {"u": (one, other), "v": (third,)})
+    assert it.links(KIND) == [one, other, third]
+    it.update(KIND, {"u": ()}, {"u": ()})
+    it.update(KIND, {"v": ()})
+    assert it.links(KIND) == [third]
+    assert it.links("other") == []
 
 
 # --- who gets what ---
@@ -177,6 +189,100 @@ def test_a_claimed_id_whose_device_vanishes_stays_as_an_unhealthy_tombstone_unti
     assert shown(it, A) == {}
 
 
+def since(it: Inventory, now: float, resource: str = A) -> dict[str, tuple[str, float]]:
+    """How the list is that is taken now, and since when."""
+    (snapshot,) = [snapshot for snapshot in it.take(now) if snapshot.resource == resource]
+    assert dict(snapshot.slots) == dict(it.slots(resource))
+    return {slot.id: (slot.health.reason, slot.health.since) for slot in snapshot.slots.values()}
+
+
+def test_a_tombstone_is_dated_from_when_its_device_was_seen_to_go() -> None:
+    found, lame = device("d", A), device("d", A, unusable="it has no driver")
+    it = inventory(devices=[found])
+    it.ready(KIND)
+    it.claim([held(A, "d", found)])
+    it.set_health({"d": Health(State.UNHEALTHY, "off-bus", "It fell off.", 5.0)})
+    assert since(it, 10.0) == {"d": ("off-bus", 5.0)}
+    it.update(KIND, {"d": ()})
+    assert since(it, 20.0) == {"d": ("gone", 20.0)}
+    it.touch(A)
+    it.update(KIND, {"d": (lame,)})
+    it.update(KIND, {"d": ()})
+    assert since(it, 30.0) == {"d": ("gone", 20.0)}, "in no time it was back and gone again"
+    it.update(KIND, {"d": (lame,)})
+    assert since(it, 40.0) == {"d": ("unusable", 40.0)}
+    it.update(KIND, {"d": ()})
+    assert since(it, 50.0) == {"d": ("gone", 50.0)}
+    it.configure([], {})
+    assert since(it, 60.0) == {"d": ("retired", 60.0)}
+
+
+def test_what_has_been_told_already_is_not_told_again_for_its_date() -> None:
+    it = inventory(devices=[found := device("d", A)])
+    it.ready(KIND)
+    it.claim([held(A, "d", found)])
+    it.take(10.0)
+    it.update(KIND, {"d": ()})
+    it.take(20.0)
+    it.claim([replace(held(A, "d", found), identity="now it is known")])
+    assert it.take(30.0) == []
+
+
+def test_what_was_gone_when_we_came_is_not_dated_nobody_saw_it_go() -> None:
+    it = inventory()
+    it.ready(KIND)
+    it.claim([held(A, "d", device("d", A))])
+    assert since(it, 10.0) == {"d": ("gone", 0.0)}
+    it.touch(A)
+    assert since(it, 20.0) == {"d": ("gone", 0.0)}
+    it.update(KIND, by_unit([device("d", A)]))
+    it.take(30.0)
+    it.update(KIND, {"d": ()})
+    assert since(it, 40.0) == {"d": ("gone", 40.0)}
+
+
+def test_a_claim_on_what_is_not_there_is_not_dated_although_others_are_listed() -> None:
+    it = inventory(devices=[device("d", A)])
+    it.ready(KIND)
+    it.take(10.0)
+    it.claim([held(A, "e", device("e", A))])
+    assert since(it, 20.0)["e"] == ("gone", 0.0)
+
+
+def test_what_a_pod_was_given_is_replaced_since_the_other_was_seen_and_all_ids_are_alike() -> None:
+    first, second = (device("d", A, identity=i, ids=["d::0", "d::1", "d::2"]) for i in ("1", "2"))
+    it = inventory(devices=[first])
+    it.ready(KIND)
+    it.claim([held(A, "d::1", first), held(A, "d::2", first)])
+    it.take(10.0)
+    it.update(KIND, by_unit([second]))
+    assert since(it, 20.0) == {"d::0": ("", 0.0), "d::1": ("replaced", 20.0), "d::2": ("replaced", 20.0)}
+    assert it.slots(A)["d::1"].health is it.slots(A)["d::2"].health
+    it.update(KIND, by_unit([replace(second, numa_node=1)]))
+    assert since(it, 30.0)["d::1"] == ("replaced", 20.0)
+
+
+def test_a_device_that_cannot_be_used_as_it_is_joins_nothing_and_says_why() -> None:
+    it = inventory(devices=[device("d", A, unusable="it has no driver")])
+    assert shown(it, A) == {}
+    assert [(left.device.key, left.why) for left in it.unclaimed()] == [("d", "it has no driver")]
+
+
+def test_a_pod_that_holds_hardware_which_became_unusable_is_told_why_and_gets_it_back() -> None:
+    found, lame = device("GPU-1", A, unit="u", hardware=["h"]), device("0000:3b:00.0", A, unit="u", hardware=["h"])
+    lame = replace(lame, unusable="it has no driver")
+    it = inventory(devices=[found])
+    it.claim([held(A, "GPU-1", found)])
+    it.update(KIND, {"u": (lame,)})
+    assert it.slots(A)["GPU-1"].health.message == "it has no driver; a pod still holds it"
+    it.update(KIND, {"u": ()})
+    assert shown(it, A) == {"GPU-1": "gone"}
+    it.update(KIND, {"u": (lame,)})
+    assert shown(it, A) == {"GPU-1": "unusable"}
+    it.update(KIND, {"u": (found,)})
+    assert shown(it, A) == {"GPU-1": "Healthy"}
+
+
 def test_another_card_at_the_same_address_is_unhealthy_until_the_pod_lets_go() -> None:
     first, second = device("d", A, identity="serial 1"), device("d", A, identity="serial 2")
     it = inventory(devices=[first])
@@ -193,6 +299,14 @@ def test_other_hardware_under_the_claimed_id_is_not_what_the_pod_was_given() -> 
     it.claim([Held(A, "d", KIND, frozenset({"slot 1"}))])
     assert shown(it, A) == {"d": "replaced"}
     assert it.slots(A)["d"].health.message == "another device (slot 2) is where the pod's (slot 1) was"
+
+
+def test_a_card_whose_identity_cannot_be_told_now_is_taken_for_the_one_that_was_there() -> None:
+    known, unknown = device("d", A, identity="guid 1"), device("d", A)
+    it = inventory(devices=[known])
+    it.claim([held(A, "d", known)])
+    it.update(KIND, by_unit([unknown]))
+    assert shown(it, A) == {"d": "Healthy"}
 
 
 def test_only_the_tokens_that_a_pod_holds_of_a_replaced_card_are_unhealthy() -> None:
@@ -239,6 +353,61 @@ def test_health_known_before_the_device_counts_when_it_appears() -> None:
     it = inventory()
     it.set_health({"d": SICK})
     it.update(KIND, by_unit([device("d", A)]))
+    assert shown(it, A) == {"d": "sick"}
+
+
+MOVED = Health(State.UNHEALTHY, "moved", "It is in a pod's namespace.", while_held=HEALTHY)
+MOVED_AND_WEAK = replace(MOVED, while_held=WEAK)
+
+
+def test_all_slots_on_hardware_that_fails_change_together() -> None:
+    shared = device("d", A, hardware=["pci:1", "pci:2"], ids=[f"d::{n}" for n in range(4)])
+    other = device("other", A, ids=["other::0"])
+    it = inventory(devices=[shared, other])
+    it.take()
+    it.claim([held(A, "d::1", shared)])
+    it.take()
+    it.set_health({"pci:2": SICK})
+    (snapshot,) = it.take()
+    assert snapshot.changed == frozenset(f"d::{n}" for n in range(4))
+    assert [slot.id for slot in snapshot.slots.values() if slot.health.reason == "sick"] == [
+        f"d::{n}" for n in range(4)
+    ]
+
+
+def test_what_does_not_count_while_held_counts_again_for_every_slot_when_the_claim_ends() -> None:
+    shared = device("d", A, hardware=["h"], ids=["d::0", "d::1"])
+    child = device("child", B, depends=["h"])
+    it = inventory(devices=[shared, child])
+    claim = held(A, "d::0", shared)
+    it.claim([claim])
+    it.take()
+    it.set_health({"h": MOVED})
+    assert it.take() == []
+    assert (shown(it, A), shown(it, B)) == ({"d::0": "Healthy", "d::1": "Healthy"}, {"child": "Healthy"})
+    it.unclaim([claim])
+    assert len(it.take()) == 2
+    assert (shown(it, A), shown(it, B)) == ({"d::0": "moved", "d::1": "moved"}, {"child": "moved"})
+    it.claim([claim])
+    assert (shown(it, A), shown(it, B)) == ({"d::0": "Healthy", "d::1": "Healthy"}, {"child": "Healthy"})
+
+
+def test_a_claim_that_turns_out_to_hold_other_hardware_frees_the_first() -> None:
+    it = inventory(devices=[device("d", A, hardware=["h", "more"])])
+    it.claim([Held(A, "other", KIND, frozenset({"h"}))])
+    it.set_health({"h": MOVED_AND_WEAK})
+    assert shown(it, A)["d"] == "weak"
+    it.claim([Held(A, "other", KIND, frozenset({"g"}))])
+    assert shown(it, A)["d"] == "moved"
+
+
+def test_held_hardware_with_another_complaint_shows_that() -> None:
+    found = device("d", A, hardware=["g", "h"])
+    it = inventory(devices=[found])
+    it.claim([held(A, "d", found)])
+    it.set_health({"g": MOVED, "h": WEAK})
+    assert shown(it, A) == {"d": "weak"}
+    it.set_health({"g": MOVED_AND_WEAK, "h": SICK})
     assert shown(it, A) == {"d": "sick"}
 
 
@@ -324,173 +493,3 @@ def test_beyond_the_message_limit_unclaimed_ids_are_left_out_and_come_back(monke
     assert list(snapshot.slots) == ["d1", "d2", "d3"]
     assert it.omitted(A) == 0
     assert snapshot.changed is None  # the one before was not whole
-
-
-# --- whatever happens, in whatever order ---
-
-NAMES = (A, B, "c.example/three")
-RETIRED = "old.example/four"
-HARDWARE = ("h0", "h1", "h2", "h3")
-IDS = ("i0", "i1", "i2", "i3")
-
-some_devices = st.builds(
-    lambda key, taken_by, hardware, depends, ids, identity, numa: device(
-        key, *taken_by, hardware=hardware, depends=depends, ids=ids, identity=identity, numa_node=numa
-    ),
-    st.sampled_from(["k0", "k1", "k2"]),
-    st.lists(st.sampled_from(NAMES), max_size=3, unique=True),
-    st.frozensets(st.sampled_from(HARDWARE), min_size=1, max_size=2),
-    st.frozensets(st.sampled_from(HARDWARE), max_size=1),
-    st.lists(st.sampled_from(IDS), min_size=1, max_size=2, unique=True),
-    st.sampled_from(["", "serial 1", "serial 2"]),
-    st.sampled_from([None, 0, 1]),
-)
-some_units = st.dictionaries(
-    st.sampled_from(["u0", "u1", "u2"]), st.lists(some_devices, max_size=2, unique_by=lambda d: d.key), max_size=2
-).map(lambda units: {unit: tuple(replace(d, unit=unit) for d in devices) for unit, devices in units.items()})
-some_held = st.builds(
-    Held,
-    st.sampled_from((*NAMES, RETIRED)),
-    st.sampled_from(IDS),
-    st.just(KIND),
-    st.frozensets(st.sampled_from(HARDWARE), max_size=2),
-    st.sampled_from(["", "serial 1", "serial 2"]),
-)
-
-
-class AnyOrder(RuleBasedStateMachine):
-    """Feeds an inventory, and checks it against what was fed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.resources = [resource(name) for name in NAMES]
-        self.it = Inventory(self.resources, {KIND: Fake(*self.resources)})
-        self.it.ready(KIND)
-        self.units: dict[str, tuple[Device, ...]] = {}
-        self.claims: dict[tuple[str, str], Held] = {}
-        self.health: dict[str, Health] = {}
-        self.lists: dict[str, dict[str, Slot]] = {}
-
-    @rule(units=some_units)
-    def look(self, units: Mapping[str, tuple[Device, ...]]) -> None:
-        self.units |= units
-        self.it.update(KIND, units)
-
-    @rule(changes=st.dictionaries(st.sampled_from(HARDWARE), st.sampled_from([HEALTHY, WEAK, SICK])))
-    def fall_ill(self, changes: Mapping[str, Health]) -> None:
-        self.health |= changes
-        self.it.set_health(changes)
-
-    @precondition(lambda self: any(self.it.slots(name) for name in NAMES))
-    @rule(data=st.data())
-    def allocate(self, data: st.DataObject) -> None:
-        slots = [(name, slot) for name in NAMES for slot in self.it.slots(name).values() if slot.device]
-        if slots:
-            name, slot = data.draw(st.sampled_from(slots))
-            given = held(name, slot.id, slot.device)
-            self.remember([given])
-            if slot.health.reason != "replaced":  # else the kubelet does not ask for it
-                assert held(name, slot.id, self.it.slots(name)[slot.id].device) == given, "what is given stays there"
-
-    @rule(claims=st.lists(some_held, min_size=1, max_size=3))
-    def remember(self, claims: Sequence[Held]) -> None:
-        self.claims |= {claim.slot: claim for claim in claims}
-        self.it.claim(claims)
-
-    @precondition(lambda self: self.claims)
-    @rule(data=st.data())
-    def let_go(self, data: st.DataObject) -> None:
-        ended = data.draw(st.lists(st.sampled_from(list(self.claims.values())), min_size=1, unique=True))
-        for claim in ended:
-            del self.claims[claim.slot]
-        self.it.unclaim(ended)
-
-    @rule()
-    def take(self) -> None:
-        for snapshot in self.it.take():
-            before = self.lists.get(snapshot.resource, {})
-            changed = before.keys() | snapshot.slots.keys() if snapshot.changed is None else snapshot.changed
-            after = {i: slot for i, slot in before.items() if i not in changed}
-            after |= {i: snapshot.slots[i] for i in changed if i in snapshot.slots}
-            assert after == snapshot.slots, "applying what changed gives the new list"
-            self.lists[snapshot.resource] = dict(snapshot.slots)
-        listed = {name: slots for name, slots in self.lists.items() if slots}
-        assert listed == {name: dict(self.it.slots(name)) for name in self.it.names() if self.it.slots(name)}
-
-    def slots(self) -> list[tuple[str, Slot]]:
-        return [(name, slot) for name in self.it.names() for slot in self.it.slots(name).values()]
-
-    @invariant()
-    def every_claimed_id_is_listed(self) -> None:
-        assert self.claims.keys() <= {(name, slot.id) for name, slot in self.slots()}
-
-    @invariant()
-    def without_a_device_there_is_a_claim_and_the_slot_is_unhealthy(self) -> None:
-        for name, slot in self.slots():
-            if slot.device is None:
-                assert (name, slot.id) in self.claims
-                assert slot.health.reason == ("gone" if name in NAMES else "retired")
-
-    @invariant()
-    def a_retired_resource_is_all_unhealthy_and_listed_while_it_is_held(self) -> None:
-        assert {slot.health.offered for name, slot in self.slots() if name == RETIRED} <= {False}
-        if any(name == RETIRED for name, _ in self.claims):
-            assert RETIRED in self.it.names()
-
-    @invariant()
-    def hardware_is_in_one_resource_at_most(self) -> None:
-        where: dict[str, set[str]] = {}
-        for name, slot in self.slots():
-            for hardware in slot.device.hardware if slot.device else ():
-                where.setdefault(hardware, set()).add(name)
-        assert all(len(names) == 1 for names in where.values())
-
-    @invariant()
-    def what_a_pod_holds_is_offered_by_no_other_resource(self) -> None:
-        holders: dict[str, set[str]] = {}
-        for claim in self.claims.values():
-            for hardware in claim.hardware:
-                holders.setdefault(hardware, set()).add(claim.resource)
-        for name, slot in self.slots():
-            for hardware in slot.device.hardware if slot.device else ():
-                assert name in holders.get(hardware, {name})
-
-    @invariant()
-    def health_is_the_devices_unless_it_is_not_what_the_pod_was_given(self) -> None:
-        for name, slot in self.slots():
-            if slot.device is None:
-                continue
-            claim = self.claims.get((name, slot.id), Held(name, slot.id, KIND))
-            another_card = claim.identity not in ("", slot.device.identity)
-            if another_card or (claim.hardware and claim.hardware.isdisjoint(slot.device.hardware)):
-                assert slot.health.reason == "replaced"
-            else:
-                said = {self.health.get(h, HEALTHY).state for h in slot.device.hardware | slot.device.depends}
-                worst = next(s for s in (State.UNHEALTHY, State.DEGRADED, State.HEALTHY) if s in said)
-                assert slot.health.state is worst
-
-    @invariant()
-    def every_device_is_placed_whole_or_left_out_with_a_reason(self) -> None:
-        left_out = [lost.device for lost in self.it.unclaimed()]
-        assert all(lost.why for lost in self.it.unclaimed())
-        listed = [slot for _, slot in self.slots() if slot.device]
-        for found in (found for devices in self.units.values() for found in devices):
-            ids = {slot.id for slot in listed if slot.device == found}
-            assert ids == (set() if found in left_out else set(found.attributes["ids"]))
-
-    @invariant()
-    def the_order_in_which_all_this_came_does_not_matter(self) -> None:
-        fresh = Inventory(self.resources, {KIND: Fake(*self.resources)})
-        fresh.set_health(self.health)
-        fresh.claim(reversed(list(self.claims.values())))
-        for unit, devices in sorted(self.units.items(), reverse=True):
-            fresh.update(KIND, {unit: devices})
-        ours = {name: self.it.slots(name) for name in self.it.names() if self.it.slots(name)}
-        assert ours == {name: fresh.slots(name) for name in fresh.names() if fresh.slots(name)}
-        assert [lost.device for lost in self.it.unclaimed()] == [lost.device for lost in fresh.unclaimed()]
-
-
-AnyOrder.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=15, deadline=None, report_multiple_bugs=False
-)
-test_whatever_happens_in_whatever_order = AnyOrder.TestCase

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ from agent.devices.discovery import Discoverer
 from agent.devices.making import make_backends
 from agent.devices.model import Held
 from agent.devices.releases import Releaser
+from agent.devices.turns import Turns
 from agent.devices.workers import Workers
 from backends import registry
 from backends.base import Host
 from tests.devices.fakes import Fake, resource
+from tests.kubelet.plugins import until
 
 
 class Broken(Fake):
@@ -57,6 +60,12 @@ async def test_a_backend_that_cannot_be_made_leaves_the_others_alone_and_says_wh
 async def test_claims_of_a_backend_that_cannot_be_made_do_not_end_unsaid() -> None:
     made = make_backends(Host(), [resource("a.example/one", "broken")])
     claim = Held("a.example/one", "x", "broken")
+    releaser = Releaser(Host(), made, Ledger(), Turns())
     with capture_logs() as logs:
-        await Releaser(Host(), made, Ledger()).release([claim])
-    assert [(line["event"], line["ids"]) for line in logs] == [("release-failed", ["x"])]
+        releaser.add([claim])
+        running = asyncio.ensure_future(releaser.run())
+        await until(lambda: bool(logs))
+        running.cancel()
+        await asyncio.wait([running])
+    assert [(line["event"], line["slots"]) for line in logs] == [("release-failed", ["a.example/one/x"])]
+    assert releaser.pending() == (claim,)

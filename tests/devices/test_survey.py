@@ -20,6 +20,14 @@ async def test_it_shows_what_each_resource_would_offer_with_its_health() -> None
     assert found.problems == ()
 
 
+async def test_what_is_down_now_is_shown_as_what_it_will_be_if_it_stays_so() -> None:
+    backend = Fake(resource(A))
+    backend.hardware = {"u": (device("u", A),)}
+    backend.seen = lambda _found: [Signal("u", "port-down", Verdict.DELAYED, "", after=10.0)]
+    found = await survey([resource(A)], {KIND: backend}, 5.0)
+    assert found.inventory.slots(A)["u"].health.reason == "port-down"
+
+
 async def test_problems_come_with_their_backend() -> None:
     odd = Problem("u", "U is odd.")
     backend = Fake()
@@ -31,8 +39,8 @@ async def test_a_backend_that_hangs_is_said_to_be_slow_and_the_others_are_shown(
     gate, hanging, well = threading.Event(), Fake(), Fake(resource(A, "well"))
     hanging.listed = lambda: gate.wait(10) and []
     well.hardware = {"u": (device("u", A),)}
-    found = await survey([resource(A, "well")], {"hangs": hanging, "well": well}, 0.05)
+    found = await survey([resource(A, "well")], {"hangs": hanging, "well": well}, 1.0)
     gate.set()
     assert list(found.inventory.slots(A)) == ["u"]
-    sentence = "its scan did not end within 0.05 s; what is shown may be incomplete"
+    sentence = "its scan did not end within 1 s; what is shown may be incomplete"
     assert found.problems == (("hangs", Problem("hangs", sentence)),)

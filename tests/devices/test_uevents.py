@@ -4,8 +4,9 @@ import asyncio
 import errno
 import fcntl
 import os
-from collections.abc import Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+import time
+from collections.abc import Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,12 @@ import pyudev
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.devices.sources.base import Resync
+from agent.devices.sources.base import Said
 from agent.devices.sources.uevents import Mode, UeventSource, parse_kernel, parse_udev
-from backends.base import Hint, Host, HostPath, Uevent
+from backends.base import Host, HostPath, Record, Uevent
 from tests.e2e import hermetic
 
 LOOP_CTL_ADD, LOOP_CTL_REMOVE = 0x4C80, 0x4C81  # linux/loop.h
-LOOP_NUMBER = 300 + os.getpid() % 500
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="injecting kernel events needs root")
 keys = st.text(st.characters(codec="ascii", exclude_characters="=\0"), min_size=1)
@@ -55,6 +55,16 @@ def test_no_bytes_upset_the_parsers(data: bytes) -> None:
     parse_udev(b"libudev\0\xfe\xed\xca\xfe" + data)
 
 
+async def test_what_follows_from_a_record_is_sent_before_its_hint_has_anybody_look() -> None:
+    said: list[Said] = []
+    source = UeventSource(said.append, Host(), "kernel")
+    source.watch(frozenset({"pci"}), frozenset({"ERROR_EVENT"}))
+    source._take(b"change@/x\0ACTION=change\0SUBSYSTEM=pci\0DEVPATH=/devices/pci0\0ERROR_EVENT=BEGIN_RECOVERY\0")
+    assert [type(it) for it in said] == [Record]
+    await asyncio.sleep(0)
+    assert [type(it) for it in said] == [Record, Uevent]
+
+
 @pytest.mark.root
 @needs_root
 class TestInjected:
@@ -68,6 +78,17 @@ class TestInjected:
             ],
             "received": {"block add": 1, "usb add": 1, "pci change": 1, "pci remove": 1, "last change": 1},
         }
+
+    def test_an_event_with_a_wanted_fact_is_a_record_and_then_a_hint(self) -> None:
+        seen = in_child("facts")
+        (record, *hints) = seen["emitted"]
+        assert (record[0], record[2]) == ("record", "/devices/pci0")
+        assert hints == [
+            ["change", "pci", devpath, None] for devpath in ("/devices/pci0", "/devices/pci0", "/devices/pci1")
+        ]
+        assert (seen["source"], seen["event"], seen["numbered"]) == ("uevent", "BEGIN_RECOVERY", True)
+        assert seen["boot"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        assert 0 <= seen["late"] < 10
 
     def test_a_filter_change_on_a_live_socket_takes_effect(self) -> None:
         assert in_child("filter_changes") == [
@@ -133,24 +154,52 @@ async def test_a_refused_socket_is_told_in_a_sentence(
         await UeventSource(print, Host()).run()
 
 
+class Loop:
+    """A loop device of a number that nobody else has; removing it takes the kernel some 30 ms."""
+
+    number = 300 + os.getpid() % 500
+    is_there = False
+
+    def _act(self, request: int) -> None:
+        with Path("/dev/loop-control").open("rb", buffering=0) as control:
+            fcntl.ioctl(control, request, self.number)
+
+    def add(self) -> None:
+        while True:
+            try:
+                self._act(LOOP_CTL_ADD)
+            except FileExistsError:
+                self.number += 1
+            else:
+                self.is_there = True
+                return
+
+    def remove(self) -> None:
+        while True:
+            try:
+                self._act(LOOP_CTL_REMOVE)
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                time.sleep(0.01)  # the host's udevd looks into every new disk
+            else:
+                self.is_there = False
+                return
+
+
 @pytest.fixture
-def loop() -> Iterator[Callable[[int], None]]:
-    """Makes or removes loop device LOOP_NUMBER by ioctl; removing takes the kernel some 30 ms."""
+def loop() -> Iterator[Loop]:
     if not os.access("/dev/loop-control", os.W_OK):
         pytest.skip("no /dev/loop-control that we may open")
-
-    def act(request: int) -> None:
-        with Path("/dev/loop-control").open("rb", buffering=0) as control:
-            fcntl.ioctl(control, request, LOOP_NUMBER)
-
-    yield act
-    with suppress(OSError):  # the test has removed it
-        act(LOOP_CTL_REMOVE)
+    made = Loop()
+    yield made
+    if made.is_there:
+        made.remove()
 
 
 @asynccontextmanager
 async def running(*subsystems: str) -> Any:
-    queue: asyncio.Queue[Hint | Resync] = asyncio.Queue()
+    queue: asyncio.Queue[Said] = asyncio.Queue()
     source = UeventSource(queue.put_nowait, Host())
     source.watch(frozenset(subsystems))
     async with anyio.create_task_group() as tasks:
@@ -160,17 +209,17 @@ async def running(*subsystems: str) -> Any:
 
 
 @pytest.mark.root
-async def test_a_real_loop_device_is_seen_coming_and_going(loop: Callable[[int], None]) -> None:
+async def test_a_real_loop_device_is_seen_coming_and_going(loop: Loop) -> None:
     async with running("block") as queue:
-        for request, action in ((LOOP_CTL_ADD, "add"), (LOOP_CTL_REMOVE, "remove")):
-            await asyncio.to_thread(loop, request)
+        for act, action in ((loop.add, "add"), (loop.remove, "remove")):
+            await asyncio.to_thread(act)
             while True:
-                hint = await asyncio.wait_for(queue.get(), 5)
+                hint = await asyncio.wait_for(queue.get(), 10)
                 if (
                     isinstance(hint, Uevent)
                     and hint.action == action
-                    and hint.node == HostPath(f"/dev/loop{LOOP_NUMBER}")
+                    and hint.node == HostPath(f"/dev/loop{loop.number}")
                 ):
                     break
-            assert hint.devpath == f"/devices/virtual/block/loop{LOOP_NUMBER}"
+            assert hint.devpath == f"/devices/virtual/block/loop{loop.number}"
             assert hint.properties["DEVTYPE"] == "disk"

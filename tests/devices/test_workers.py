@@ -93,6 +93,30 @@ async def test_closed_workers_end_their_idle_threads_and_can_start_again() -> No
         assert not thread.is_alive()
 
 
+async def test_a_thread_that_comes_back_after_the_end_ends_too() -> None:
+    workers, hang, threads = Workers("gpu", limit=1), Hang(), set(threading.enumerate())
+    job = workers.start(hang)
+    (thread,) = set(threading.enumerate()) - threads
+    workers.close()
+    hang.let_go()
+    assert await job == "done"
+    thread.join(5)
+    assert not thread.is_alive()
+    assert await workers.start(lambda: "again") == "again"
+
+
+async def test_a_system_that_has_no_thread_to_give_is_told_of_and_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    workers = Workers("gpu", limit=1)
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(NoWorkerError, match="the system has no thread for gpu: can't start new thread"):
+            workers.start(lambda: None)
+    assert await workers.start(lambda: "again") == "again"
+
+
 def test_a_loop_that_closes_under_a_call_costs_nothing() -> None:
     hang = Hang()
 

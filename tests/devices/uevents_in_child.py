@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ from typing import Any
 import anyio
 import pytest
 
-from agent.devices.sources.base import Resync
+from agent.devices.sources.base import Resync, Said
 from agent.devices.sources.uevents import BUFFER_BYTES, Mode, UeventSource
-from backends.base import ANY_SUBSYSTEM, Hint, Host, Uevent
+from backends.base import ANY_SUBSYSTEM, Host, Record, Uevent
 from tests.e2e.hermetic import NETLINK_KOBJECT_UEVENT, Injector, private_tmpfs, udev_message
 
 _LAST = "last"  # the subsystem of the event that ends a case
@@ -26,12 +27,17 @@ class Case:
     def __init__(self, mode: Mode = "kernel", buffer_bytes: int = BUFFER_BYTES) -> None:
         self.inject = Injector()
         self.emitted: list[list[Any]] = []
+        self.records: list[Record] = []
         self.ended = asyncio.Event()
         self.source = UeventSource(self._take, Host(), mode, buffer_bytes)
 
-    def _take(self, hint: Hint | Resync) -> None:
+    def _take(self, hint: Said) -> None:
         if isinstance(hint, Resync):
             self.emitted.append(["resync"])
+            return
+        if isinstance(hint, Record):
+            self.records.append(hint)
+            self.emitted.append(["record", hint.sequence, hint.text])
             return
         assert isinstance(hint, Uevent)
         if hint.subsystem == _LAST:
@@ -72,8 +78,31 @@ def hints() -> Any:
         await case.end()
 
     case = _run(body)
-    received = {f"{subsystem} {action}": n for (subsystem, action), n in case.source.received.items()}
+    received = {f"{subsystem} {action}": n for (subsystem, action), n in case.source.counts.uevents.items()}
     return {"emitted": case.emitted, "received": received}
+
+
+def facts() -> Any:
+    async def body(case: Case) -> None:
+        case.source.watch(frozenset({"pci", _LAST}), frozenset({"ERROR_EVENT", "WEDGED"}))
+        case.inject.kernel("change", "/devices/pci0", "pci", ERROR_EVENT="BEGIN_RECOVERY", SEQNUM="1")
+        case.inject.kernel("change", "/devices/pci0", "pci", ERROR="none of it")
+        case.inject.kernel("change", "/devices/card0", "drm", WEDGED="rebind")
+        await case.end()
+        case.source.watch(frozenset({"pci", _LAST}))
+        case.inject.kernel("change", "/devices/pci1", "pci", ERROR_EVENT="FAILED_RECOVERY")
+        await case.end()
+
+    case = _run(body)
+    (record,) = case.records
+    return {
+        "emitted": [[what, *rest] for what, *rest in case.emitted],
+        "source": record.source,
+        "boot": record.boot,
+        "late": time.monotonic() - record.time,
+        "numbered": record.sequence == int(record.properties["SEQNUM"]) > 0,
+        "event": record.properties["ERROR_EVENT"],
+    }
 
 
 def filter_changes() -> Any:
@@ -104,14 +133,15 @@ def overflow(events: int, buffer_bytes: int) -> Any:
         case.watch("block")
         for number in range(events):  # the loop does not run meanwhile: nothing is read
             case.inject.kernel("add", f"/devices/{number}", "block", SEQNUM=str(number + 1))
-        await asyncio.sleep(0.05)
+        while case.emitted[-1:] != [["resync"]]:  # until then there may be no room for what follows
+            await asyncio.sleep(0.001)
         overflown = len(case.emitted)
         case.inject.kernel("add", "/devices/after", "block")
         await case.end()
         case.emitted.append(["overflown at", overflown])
 
     case = _run(body, buffer_bytes=buffer_bytes)
-    return {"emitted": case.emitted, "overflows": case.source.overflows}
+    return {"emitted": case.emitted, "overflows": case.source.counts.overflows}
 
 
 def burst(events: int) -> Any:
@@ -129,7 +159,7 @@ def burst(events: int) -> Any:
         await end
 
     case = _run(body)
-    return {"emitted": len(case.emitted), "overflows": case.source.overflows, "turns": turns}
+    return {"emitted": len(case.emitted), "overflows": case.source.counts.overflows, "turns": turns}
 
 
 def impostors() -> Any:
@@ -180,7 +210,7 @@ def udev() -> Any:
         case.inject.multicast(2, b"libudev\0garbage")
         case.inject.udev("add", "/devices/virtual/block/loop9", "block", DEVNAME="/dev/loop9")
         case.inject.udev("change", "/devices/last", "last")
-        await asyncio.wait_for(case.ended.wait(), 5)
+        await asyncio.wait_for(case.ended.wait(), 10)
 
     return _run(body, mode="udev").emitted
 

@@ -51,8 +51,11 @@ class Trouble:
     def environment(self) -> Mapping[str, str]:
         return {"PYTHONPATH": str(self.site)}
 
-    def resource(self, number: int = 0) -> str:
+    def resource(self, number: int = 0, *more: str) -> str:
         """`fl.test/troubled<number>`, by the backend of that number, with the nodes of /dev/t<number>/."""
+        return "\n".join([self._resource(number), *more])
+
+    def _resource(self, number: int) -> str:
         return (
             f'[[resource]]\nname = "fl.test/troubled{number}"\nbackend = "troubled{number}"\n'
             f'nodes = "/dev/t{number}"\norders = "{self._root / str(number)}"\n'
@@ -60,13 +63,20 @@ class Trouble:
 
     def order(self, call: str, what: str, number: int = 0) -> None:
         """From its next call on, `hang`, `raise` or answer `nonsense`."""
-        (self._root / str(number) / call).write_text(what)
+        order = self._root / str(number) / call
+        fresh = order.with_name(f".{call}")
+        fresh.write_text(what)
+        fresh.rename(order)  # at once: a call may look just now
 
     def forget(self, call: str, number: int = 0) -> None:
         (self._root / str(number) / call).unlink()
 
+    def calls(self, number: int = 0) -> list[str]:
+        """What it was asked so far."""
+        return (self._root / str(number) / "calls").read_text().split()
+
     async def asked(self, call: str, number: int = 0, times: int = 1) -> None:
-        """Wait until it has been called."""
+        """Wait until it has been called; it has read its orders then, and goes on to do what they say."""
         calls = self._root / str(number) / "calls"
         await until(lambda: calls.exists() and calls.read_text().split().count(call) >= times, f"a call of {call}")
 

@@ -26,7 +26,7 @@ _REPOSITORY: Final = Path(__file__).parents[2]
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def call(function: str, *arguments: object, timeout: float = 20.0) -> Any:
+def call(function: str, *arguments: object, timeout: float = 60.0) -> Any:
     """What `module:function` returns in an isolated child; arguments and result travel as JSON."""
     child = subprocess.run(
         [sys.executable, "-m", __name__, function, json.dumps(arguments)],
@@ -102,14 +102,14 @@ class Injector:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_KOBJECT_UEVENT)
         self._socket.bind((0, 0))
 
-    def kernel(self, action: str, devpath: str, subsystem: str, **properties: str) -> None:
+    def kernel(self, action: str, devpath: str, subsystem: str, /, **properties: str) -> None:
         """An event that the kernel itself re-broadcasts here (Linux 4.18), with a SEQNUM, from port 0 to group 1."""
         body = _body({"ACTION": action, "DEVPATH": devpath, "SUBSYSTEM": subsystem, **properties})
         message = f"{action}@{devpath}\0".encode() + body
         # struct nlmsghdr; any type from 16 on, NLM_F_REQUEST
         self._socket.sendto(struct.pack("=IHHII", 16 + len(message), 16, 1, 0, 0) + message, (0, 0))
 
-    def udev(self, action: str, devpath: str, subsystem: str, **properties: str) -> None:
+    def udev(self, action: str, devpath: str, subsystem: str, /, **properties: str) -> None:
         """An event as udevd multicasts it to group 2."""
         self.multicast(2, udev_message(action, devpath, subsystem, **properties))
 
@@ -122,7 +122,7 @@ class Injector:
         self._socket.sendto(message, (port, 0))
 
 
-def udev_message(action: str, devpath: str, subsystem: str, **properties: str) -> bytes:
+def udev_message(action: str, devpath: str, subsystem: str, /, **properties: str) -> bytes:
     """struct udev_monitor_netlink_header and the properties; the filter hashes are left 0, nobody here uses them."""
     body = _body({"ACTION": action, "DEVPATH": devpath, "SUBSYSTEM": subsystem, "SEQNUM": "1", **properties})
     header = b"libudev\0" + struct.pack(">I", 0xFEEDCAFE) + struct.pack("=III", 40, 40, len(body)) + bytes(16)

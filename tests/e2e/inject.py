@@ -1,6 +1,7 @@
 """Joins another process's network namespace and injects kernel events there: `python -m tests.e2e.inject PID`.
 
-Each line of stdin is `action name`, of a device node in /dev; an empty line is answered with one.
+Each line of stdin is `action name`, of a device node in /dev, perhaps with `KEY=value`s that the event bears too; an
+empty line is answered with one.
 """
 
 from __future__ import annotations
@@ -44,11 +45,12 @@ def main(pid: int) -> None:
     join_network(pid)
     send = Injector()
     for line in sys.stdin:
-        action, _, name = line.strip().partition(" ")
-        if not action:
+        if not line.strip():
             print(flush=True)
-        else:
-            send.kernel(action, f"/devices/virtual/mem/{name}", "mem", DEVNAME=name)
+            continue
+        action, name, *pairs = line.split()
+        properties = dict(pair.split("=", 1) for pair in pairs)
+        send.kernel(action, f"/devices/virtual/mem/{name}", "mem", DEVNAME=name, **properties)
 
 
 if __name__ == "__main__":

@@ -13,12 +13,20 @@ from pathlib import Path
 from typing import Final
 
 from agent.simulation.changes import Change, Kind
+from agent.simulation.clock import Clock
 from agent.simulation.kubelet import Kubelet
 from agent.simulation.pods import Container, Pod, PodStatus
 from tests.e2e.process import PATIENCE, AgentProcess
 
 WIDGET: Final = "fl.test/widget"
 _MAJOR: Final = 240  # for local use (Documentation/admin-guide/devices.txt): no driver is behind it
+UNHURRIED: Final = """
+from agent import supervisor
+from agent.devices import state
+supervisor.SETTLE = state._WRITE_PATIENCE = 15.0
+"""
+"""A prelude: a first list is whole, and what was answered is in the state file, also where a busy machine takes more for
+that than the 2 s and the 0.1 s that it may."""
 
 
 def chardev(path: str = "/dev/w*", name: str = WIDGET, count: int = 1) -> str:
@@ -33,14 +41,16 @@ def pod(name: str = "pod", resource: str = WIDGET, count: int = 1) -> Pod:
 class Node:
     """Everything lies below one directory; the agent sees its `dev` as /dev."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, clock: Clock | None = None) -> None:
+        """`clock` is the kubelet's."""
         self.root = root
         self.dev = root / "dev"
         self.state = root / "state"
+        self.admin = root / "admin.sock"
         self.plugin_dir = root / "device-plugins"
         self.sockets = self.plugin_dir / "fairlead"
         self.dev.mkdir()
-        self.kubelet = Kubelet(root)
+        self.kubelet = Kubelet(root, clock=clock)
         self.lists: list[Change] = []
         self._listed: set[str] = set()  # resources whose stream has brought a list
         self.kubelet.subscribe(self._note)
@@ -67,15 +77,22 @@ class Node:
     # --- the agent ---
 
     def config(self, *resources: str, **settings: str) -> Path:
-        """A configuration file; `settings` are of [agent], and `dev` is where the agent sees /dev."""
-        dev = settings.pop("dev", str(self.dev))
+        """A configuration file; `settings` are of [agent]; `dev`, `sys` and `proc` where the agent sees those."""
+        host = {"dev": str(self.dev)} | {
+            name: settings.pop(name) for name in ("dev", "sys", "proc") if name in settings
+        }
         agent = {
             "plugin_dir": str(self.plugin_dir),
             "kubelet_root": str(self.root),
             "state_dir": str(self.state),
+            "admin_socket": str(self.admin),
             "uevents": "off",
         } | settings
-        lines = ["[agent]", *(f'{key} = "{value}"' for key, value in agent.items()), "[host]", f'dev = "{dev}"']
+        lines = [
+            line
+            for table, keys in (("agent", agent), ("host", host))
+            for line in (f"[{table}]", *(f'{key} = "{value}"' for key, value in keys.items()))
+        ]
         file = self.root / "config.toml"
         file.write_text("\n".join([*lines, *map(textwrap.dedent, resources)]) + "\n")
         return file
@@ -86,7 +103,7 @@ class Node:
     ) -> AsyncIterator[AgentProcess]:
         """An agent with this configuration, once the kubelet has all its resources."""
         config = self.config(*(resources or (chardev(),)), **settings)
-        async with AgentProcess(config, prelude, environment) as agent:
+        async with AgentProcess(config, UNHURRIED + prelude, environment) as agent:
             await agent.says("ready")
             await self.registered(*agent.said("ready")[0]["resources"])
             yield agent

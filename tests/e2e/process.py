@@ -7,12 +7,15 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
 REPOSITORY: Final = Path(__file__).parents[2]
-PATIENCE: Final = 10.0  # seconds; far beyond what anything here takes, for a machine that has other things to do
+PATIENCE: Final = 20.0
+"""Seconds; far beyond what anything here takes, for a machine that has other things to do, and still less than the 30 s
+after which a probe would find what an event should have told of."""
 
 MAIN: Final = "from agent.cli import main; main()"
 
@@ -27,6 +30,33 @@ async def until(holds: Callable[[], bool], what: str, timeout: float = PATIENCE)
                 await asyncio.sleep(0.002)
     except TimeoutError:
         raise TimeoutError(f"not reached within {timeout} s: {what}") from None
+
+
+class Stopwatch:
+    """How long something took, for limits that are promised: they hold where the agent gets a CPU when it wants one.
+
+    So what others took of the machine meanwhile does not count: the time for which anything here waited for a CPU
+    (Documentation/accounting/psi.rst), and what the hypervisor withheld. A kernel that does not count it is taken to be
+    idle.
+    """
+
+    def __init__(self) -> None:
+        self._began, self._withheld = time.perf_counter(), _withheld()
+
+    @property
+    def seconds(self) -> float:
+        """Since it was made."""
+        return time.perf_counter() - self._began - (_withheld() - self._withheld)
+
+
+def _withheld() -> float:
+    """Seconds since the machine's start for which some CPU did not do what it was wanted for."""
+    try:
+        some = Path("/proc/pressure/cpu").read_text().partition("total=")[2].split()[0]
+    except OSError:
+        return 0.0
+    stolen = Path("/proc/stat").read_text().split(maxsplit=9)[8]  # by all CPUs; the pressure is their mean
+    return int(some) * (os.cpu_count() or 1) / 1e6 + int(stolen) / os.sysconf("SC_CLK_TCK")
 
 
 async def finish(*arguments: str, environment: Mapping[str, str] = os.environ) -> tuple[int, str, str]:

@@ -12,9 +12,9 @@ from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import AgentProcess
 
 SOON = """
-from agent import supervisor
+from agent import serving
 from agent.kubelet import registration
-supervisor._DIRECTORY_RETRY = registration._UNREACHABLE_DELAY = 0.01
+serving._DIRECTORY_RETRY = registration._UNREACHABLE_DELAY = 0.01
 """
 OFTEN = 20  # retries
 
@@ -25,7 +25,7 @@ async def test_a_missing_plugin_directory_is_waited_for(bare_node: Node) -> None
     bare_node.mknod("w1")
     async with AgentProcess(bare_node.config(chardev()), SOON) as agent:
         said = await agent.says("plugin-directory-unusable")
-        assert "No such file or directory" in said["error"]
+        assert "No such file or directory" in said["reason"]
         await agent.takes_turns(OFTEN)
         async with bare_node.kubelet:
             await bare_node.healthy("w1")
@@ -36,7 +36,7 @@ async def test_a_file_in_place_of_the_plugin_directory_is_waited_out(bare_node: 
     bare_node.mknod("w1")
     bare_node.plugin_dir.touch()
     async with AgentProcess(bare_node.config(chardev()), SOON) as agent:
-        assert "Not a directory" in (await agent.says("plugin-directory-unusable"))["error"]
+        assert "Not a directory" in (await agent.says("plugin-directory-unusable"))["reason"]
         await agent.takes_turns(OFTEN)
         bare_node.plugin_dir.unlink()
         async with bare_node.kubelet:
@@ -52,7 +52,7 @@ async def test_a_forbidden_plugin_directory_is_waited_for(bare_node: Node) -> No
     config = bare_node.config(chardev())
     powerless = [setpriv, "--bounding-set=-dac_override,-dac_read_search"]
     async with AgentProcess(config, SOON, wrapper=powerless) as agent:
-        assert "Permission denied" in (await agent.says("plugin-directory-unusable"))["error"]
+        assert "Permission denied" in (await agent.says("plugin-directory-unusable"))["reason"]
         await agent.takes_turns(OFTEN)
         bare_node.plugin_dir.chmod(0o755)
         async with bare_node.kubelet:
@@ -73,7 +73,8 @@ async def test_a_plugin_directory_that_is_removed_and_made_again_is_used_again(n
 
 
 async def test_a_plugin_directory_with_a_long_path_is_served(tmp_path: Path) -> None:
-    root = tmp_path / ("long" + "g" * (82 - len(f"{tmp_path}/long/device-plugins")))
+    home = tmp_path.parent  # whose name is not already too long
+    root = home / ("long" + "g" * (82 - len(f"{home}/long/device-plugins")))
     root.mkdir()
     node = Node(root)
     node.mknod("w1")
@@ -91,13 +92,13 @@ async def test_a_dead_kubelets_socket_is_reported_once(bare_node: Node) -> None:
         dead.bind(str(bare_node.plugin_dir / "kubelet.sock"))
     async with AgentProcess(bare_node.config(chardev(), chardev("/dev/v*", "fl.test/v")), SOON) as agent:
         said = await agent.says("kubelet-silent")
-        assert "Connection refused" in said["error"]
+        assert "Connection refused" in said["reason"]
         await agent.takes_turns(OFTEN)
         async with bare_node.kubelet:
             await bare_node.registered(WIDGET, "fl.test/v")
             await bare_node.healthy("w1")
-    assert len(agent.said("kubelet-silent")) == 1
-    assert not agent.said("not-registered")
+            assert len(agent.said("kubelet-silent")) == 1  # here: once it has stopped it is silent again
+            assert not agent.said("not-registered")
 
 
 async def test_stale_sockets_of_ours_are_replaced_or_removed(node: Node) -> None:
@@ -143,7 +144,7 @@ async def test_a_full_state_directory_is_reported_once_and_refuses_nothing(node:
         await node.healthy("w1", "w2", "w3")
         for name in ("one", "two"):
             assert (await node.admit(pod(name))).phase == "Running"
-        assert "No space left" in (await agent.says("state-not-written"))["error"]
+        assert "No space left" in (await agent.says("state-not-written"))["reason"]
         Path(f"/proc/{agent.pid}/root{node.state}/filler").unlink()
         assert (await node.admit(pod("three"))).phase == "Running"
         await agent.says("state-written-again")
@@ -194,7 +195,7 @@ pyudev.Monitor.from_netlink = refused
 async def test_without_hot_plug_events_inotify_still_sees_nodes(node: Node) -> None:
     async with node.agent(prelude=NO_NETLINK, uevents="kernel") as agent:
         said = await agent.says("part-restarts", part="uevents")
-        assert "allow AF_NETLINK" in said["error"]
+        assert "allow AF_NETLINK" in said["reason"]
         node.mknod("w1")
         await node.healthy("w1")
         await agent.takes_turns(OFTEN)

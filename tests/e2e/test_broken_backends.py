@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import statistics
 import time
-from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import Trouble
 from tests.e2e.node import WIDGET, Node, chardev, pod
-from tests.e2e.process import AgentProcess
+from tests.e2e.process import AgentProcess, until
 
 TROUBLED = "fl.test/troubled0"
 
 # --- it is reported, and served ---
 
-HASTY = """
-from agent import supervisor
+AGAIN = """
 from agent.devices import discovery
-supervisor.SETTLE = 0.2
-discovery.Discoverer.__init__.__kwdefaults__["unit_deadline"] = 0.1
 discovery._RETRY_FIRST = 0.05
 """
+HASTY = f"""{AGAIN}
+from agent import supervisor
+supervisor.SETTLE = 0.2
+discovery.Discoverer.__init__.__kwdefaults__["unit_deadline"] = 0.1
+"""  # only where a backend hangs: on a busy machine one that does not may take as long
 
 
 @pytest.mark.parametrize(
@@ -43,11 +44,11 @@ async def test_a_backend_that_fails_is_reported_once_and_its_resource_served(
     node.mknod("t0/a", "w1")
     trouble.order(call, order)
     resources = trouble.resource(), chardev()
-    async with node.agent(*resources, prelude=HASTY, environment=trouble.environment) as agent:
+    async with node.agent(*resources, prelude=AGAIN, environment=trouble.environment) as agent:
         await node.healthy("w1")
         await node.shows(lambda k: k.resources[TROUBLED].capacity == 0, TROUBLED)
         said = await agent.says("discovery-problem", backend="troubled0")
-        assert report in said["problem"]
+        assert report in said["reason"]
         if call != "start":
             await trouble.asked("units" if call == "units" else "discover", times=3)  # it is tried again
             assert len(agent.said("discovery-problem")) == 1
@@ -65,8 +66,8 @@ async def test_a_backend_that_hangs_is_reported_and_its_other_units_go_on(
     resources = trouble.resource(), chardev()
     async with node.agent(*resources, prelude=HASTY, environment=trouble.environment) as agent:
         await node.healthy("w1")
-        said = await agent.says("discovery-problem", backend="troubled0")
-        assert said["problem"].startswith(f"{report} has hung for ")
+        hung = f"{report} has hung for "
+        await until(lambda: any(line["reason"].startswith(hung) for line in agent.said("discovery-problem")), hung)
         if call == "discover-a":
             await node.healthy("b", resource=TROUBLED)
         else:
@@ -100,14 +101,14 @@ async def test_devices_that_are_held_stay_listed_while_their_backend_hangs_after
         (
             "claim",
             "raise",
-            "a of fl.test/troubled0 could not be prepared: the backend troubled0 failed (claim was told",
+            "a of fl.test/troubled0 could not be made ready: the backend troubled0 failed (claim was told",
         ),
         (
             "edits",
             "raise",
-            "a of fl.test/troubled0 could not be prepared: the backend troubled0 failed (edits was told",
+            "a of fl.test/troubled0 could not be made ready: the backend troubled0 failed (edits was told",
         ),
-        ("edits", "nonsense", "a of fl.test/troubled0 could not be prepared: the backend troubled0 failed"),
+        ("edits", "nonsense", "a of fl.test/troubled0 could not be made ready: the backend troubled0 failed"),
     ],
 )
 async def test_a_backend_that_fails_in_allocate_refuses_the_pod_with_a_sentence(
@@ -127,7 +128,7 @@ async def test_a_backend_that_fails_in_allocate_refuses_the_pod_with_a_sentence(
 
 SHORT = """
 from agent.kubelet.allocation import Allocator
-Allocator.__init__.__defaults__ = (0.1,)
+Allocator.__init__.__defaults__ = (1.0,)
 """
 
 
@@ -139,8 +140,8 @@ async def test_a_claim_that_hangs_refuses_the_pod_and_delays_no_other(node: Node
         await node.healthy("a", resource=TROUBLED)
         await node.healthy("w1")
         refused = await node.admit(pod("one", TROUBLED))
-        assert "a of fl.test/troubled0 could not be made ready: not done within 0.1 s" in refused.message
-        await agent.says("claim-hangs")
+        assert "a of fl.test/troubled0 could not be made ready: not done within 1 s" in refused.message
+        await agent.says("backend-hangs", call="claim")
         assert (await node.admit(pod("two", WIDGET))).phase == "Running"
 
 
@@ -159,36 +160,34 @@ APART = 0.06  # seconds between two events: lists are at least 0.05 s apart
 RATIO, SLACK = 3.0, 0.003  # of the medians, and seconds: a machine that is busy with other things
 
 
-async def latencies(node: Node) -> list[float]:
-    """Seconds from before each mknod and unlink until its list has arrived."""
-    found = []
-    for n in range(EVENTS):
-        await asyncio.sleep(APART)
-        began = time.perf_counter()
-        since = len(node.lists)
-        node.mknod("w9") if n % 2 == 0 else node.unlink("w9")
-        await node.shows(lambda k: ("w9" in k.resources[WIDGET].healthy) is (n % 2 == 0))  # noqa: B023
-        found.append(next(c.at for c in node.lists[since:] if c.resource == WIDGET) - began)
-    return found
-
-
-async def median(node: Node, *resources: str, environment: Mapping[str, str] = os.environ) -> float:
-    async with node.agent(*resources, chardev(), environment=environment):
-        await node.healthy("w1")
-        return statistics.median(await latencies(node))
+async def latency(node: Node, number: int) -> float:
+    """Seconds from before a mknod, or every second time an unlink, until its list has arrived."""
+    await asyncio.sleep(APART)
+    began = time.perf_counter()
+    since = len(node.lists)
+    node.mknod("w9") if number % 2 == 0 else node.unlink("w9")
+    await node.shows(lambda k: ("w9" in k.resources[WIDGET].healthy) is (number % 2 == 0))
+    return next(c.at for c in node.lists[since:] if c.resource == WIDGET) - began
 
 
 async def test_broken_backends_do_not_delay_the_others(
-    node: Node, trouble: Trouble, capsys: pytest.CaptureFixture[str]
+    node: Node, trouble: Trouble, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "c").mkdir()
+    calm = Node(tmp_path / "c")  # by turns with the other, so that what else the machine does concerns both
+    calm.mknod("w1")
     node.mknod("w1", *(f"t{n}/{name}" for n in range(4) for name in "ab"))
-    alone = await median(node)
     for number, (call, order) in enumerate(
         [("units", "hang"), ("discover-a", "hang"), ("units", "raise"), ("discover", "nonsense")]
     ):
         trouble.order(call, order, number)
     trouble.order("affects", "raise", 3)
-    broken = await median(node, *map(trouble.resource, range(4)), environment=trouble.environment)
+    resources = *map(trouble.resource, range(4)), chardev()
+    async with calm.kubelet, calm.agent(), node.agent(*resources, environment=trouble.environment):
+        await calm.healthy("w1")
+        await node.healthy("w1")
+        took = [(await latency(calm, number), await latency(node, number)) for number in range(EVENTS)]
+    alone, broken = map(statistics.median, zip(*took, strict=True))
     with capsys.disabled():
         print(f"\nevent to list, p50: alone {alone * 1000:.2f} ms, beside broken backends {broken * 1000:.2f} ms")
     assert broken <= alone * RATIO + SLACK

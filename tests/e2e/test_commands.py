@@ -13,6 +13,10 @@ from typing import Any
 
 import pytest
 
+from agent.cli.demo import PAUSE, STUBS, TURNS
+from agent.devices.health.flapping import FAILURES, WINDOW
+from tests.backends import machines, rdma_trees
+from tests.backends.trees import planted_host
 from tests.e2e.node import WIDGET, Node, chardev
 from tests.e2e.process import MAIN, PATIENCE, REPOSITORY, finish
 
@@ -138,6 +142,46 @@ async def test_discover_shows_the_devices_of_all_groups(node: Node) -> None:
     ]
 
 
+async def test_discover_says_of_hardware_what_a_person_knows_it_by(tmp_path: Path) -> None:
+    down = rdma_trees.adapter("mlx5_0", "0000:23:00.0", [rdma_trees.DOWN], numa_node=1)
+    planted_host(tmp_path / "host", machines.CONTROLS + machines.nvidia_gpu("0000:3b:00.0", 0) + down)
+    config = tmp_path / "config.toml"
+    trees = "".join(f'{tree} = "{tmp_path}/host/{tree}"\n' for tree in ("sys", "dev", "proc", "run"))
+    config.write_text(
+        f'[host]\nroot = "{tmp_path}/host"\n{trees}'
+        '[[resource]]\nname = "nvidia.com/gpu"\nbackend = "gpu"\nreplicas = 2\n'
+        '[[resource]]\nname = "rdma/hca"\nbackend = "infiniband"\n'
+    )
+    code, out, err = await finish("discover", "--config", str(config))
+    assert (code, err) == (0, "")
+    uuid, why = machines.uuid(0), "mlx5_0 port 1 is down (polling: no cable, or nothing at its other end)"
+    assert max(map(len, out.splitlines())) <= 80
+    assert " ".join(out.split()) == " ".join(
+        (
+            "nvidia.com/gpu: 2 healthy",
+            f"{uuid} ({uuid}::0 and 1 more), 0000:3b:00.0, NVIDIA H100 80GB HBM3, NUMA node 0, healthy",
+            "rdma/hca: 1 unhealthy",
+            f"0000:23:00.0, mlx5_0, NUMA node 1, unhealthy: {why}",
+        )
+    )
+
+
+async def test_discover_says_what_is_there_where_a_selector_matches_nothing(node: Node) -> None:
+    stub = '[[resource]]\nname = "fl.test/s"\nbackend = "stub"\ndevices = [{ attributes = { colour = "red" } }]\n'
+    config = str(node.config(stub + 'select = { color = "red" }\n'))
+    sentence = (
+        "fl.test/s: its selector color = 'red' matches nothing; no device that the stub backend found has an attribute "
+        "'color' (did you mean 'colour'?); they have colour"
+    )
+    code, out, err = await finish("discover", "--config", config, "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["problems"] == [{"backend": "stub", "subject": "fl.test/s", "message": sentence}]
+    code, out, err = await finish("discover", "--config", config)
+    assert (code, err) == (0, "")
+    assert " ".join(out.split()).endswith(f"Problems: {sentence}")
+    assert max(map(len, out.splitlines())) <= 80
+
+
 async def test_discover_says_that_nothing_is_configured(node: Node) -> None:
     code, out, err = await finish("discover", "--config", str(node.config()))
     assert (code, err) == (0, "")
@@ -190,14 +234,14 @@ def assert_loop_comes_and_goes(document: dict[str, Any]) -> str:
 
 
 async def test_demo_prints_one_document_and_leaves_nothing_behind(alone: dict[str, str]) -> None:
-    code, out, err = await finish("demo", "--seconds", "3", "--json", environment=alone)
+    code, out, err = await finish("demo", "--seconds", "5", "--json", environment=alone)
     assert (code, err) == (0, "")
     document = json.loads(out)
     assert document.keys() == {"resources", "changes"}
     resources = {resource["name"]: resource for resource in document["resources"]}
     assert resources.keys() == {"devices.kubevirt.io/kvm", "demo.fairlead/loop", "demo.fairlead/stub"}
     assert resources["demo.fairlead/stub"].keys() == {"name", "capacity", "allocatable"}
-    assert resources["demo.fairlead/stub"]["capacity"] == 2
+    assert resources["demo.fairlead/stub"]["capacity"] == STUBS
     if Path("/dev/kvm").exists():
         assert resources["devices.kubevirt.io/kvm"]["allocatable"] == 1000
     for change in document["changes"]:
@@ -206,6 +250,11 @@ async def test_demo_prints_one_document_and_leaves_nothing_behind(alone: dict[st
     if Path("/dev/loop-control").exists():
         assert not Path("/dev", assert_loop_comes_and_goes(document)).exists()
     assert left_behind(alone) == []
+
+
+def test_no_device_of_a_demo_fails_so_often_that_it_is_left_out_as_flapping() -> None:
+    round_takes = 4 * PAUSE  # without a loop device, which has two acts more
+    assert (FAILURES - 1) * STUBS * TURNS * round_takes > WINDOW
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)

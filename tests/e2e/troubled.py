@@ -1,7 +1,8 @@
 """A third party's backend for nodes in one directory, which hangs, fails and talks nonsense when told to.
 
-It is told by files in `orders`, named as the calls are: `hang` (until somebody opens the FIFO `release` there),
-`raise` or `nonsense`. What it was asked is written to the file `calls`.
+It is told by files in `orders`, named as the calls are (`undo` is `release`): `hang` (until somebody opens the FIFO
+`release` there), `raise` or `nonsense`; a device is ill while there is a file `ill-<unit>`. Of all that no event tells.
+What it was asked is written to the file `calls`. A claim makes another node, and its release removes that.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from backends.base import (
     Hint,
     HostPath,
     Node,
+    Released,
     Resource,
+    Signal,
+    Verdict,
     Watches,
 )
 from backends.known import Known
@@ -34,6 +38,10 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The host's directory of its nodes."""
     orders: str
     """This process's directory of what it is told."""
+
+
+def _made(unit: str) -> HostPath:
+    return HostPath(f"/dev/made-{unit}")
 
 
 class Troubled(Backend[Options]):
@@ -47,12 +55,12 @@ class Troubled(Backend[Options]):
 
     def _obey(self, call: str) -> Any:
         """Do what the file says; nonsense to return, if that is what it says."""
-        with (self._orders / "calls").open("a") as calls:
-            calls.write(f"{call}\n")
         try:
             order = (self._orders / call).read_text()
         except FileNotFoundError:
-            return None
+            order = ""
+        with (self._orders / "calls").open("a") as calls:  # not before: who reads of the call may change the order
+            calls.write(f"{call}\n")
         if order == "hang":
             (self._orders / "release").read_text()
         if order == "raise":
@@ -68,8 +76,13 @@ class Troubled(Backend[Options]):
         path = self._nodes / unit
         if not self.host.local(path).exists():
             return Discovery()
-        device = Device(unit, unit, frozenset({f"troubled:{unit}"}), nodes=(Node(path, str(path), "rw"),))
-        return Discovery((device,))
+        nodes = [node for node in (path, _made(unit)) if self.host.local(node).exists()]
+        hardware = frozenset({f"troubled:{unit}"})
+        return Discovery((Device(unit, unit, hardware, nodes=tuple(Node(n, str(n), "rw") for n in nodes)),))
+
+    def probe(self, device: Device) -> Iterable[Signal]:
+        if (self._orders / f"ill-{device.unit}").exists():
+            yield Signal(min(device.hardware), "ill", Verdict.NOW, "It was told to be ill.")
 
     def watches(self, known: Known) -> Watches:
         return Watches(directories=frozenset({self._nodes, self._nodes.parent}))
@@ -79,6 +92,18 @@ class Troubled(Backend[Options]):
 
     def claim(self, resource: Resource[Options], grants: Sequence[Grant]) -> None:
         self._obey("claim")
+        for grant in grants:
+            self.host.local(_made(grant.device.unit)).touch()
+
+    def prepare(self, resource: Resource[Options], grants: Sequence[Grant]) -> Iterable[str]:
+        self._obey("prepare")
+        for grant in grants:
+            yield from grant.device.hardware
+
+    def release(self, ended: Sequence[Released], idle: frozenset[str]) -> None:
+        self._obey("undo")
+        for hardware in idle:
+            self.host.local(_made(hardware.removeprefix("troubled:"))).unlink(missing_ok=True)
 
     def edits(self, resource: Resource[Options], grants: Sequence[Grant]) -> ContainerEdits:
         return self._obey("edits") or ContainerEdits.of(grants)

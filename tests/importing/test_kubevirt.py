@@ -24,12 +24,6 @@ usb:
 """
 
 
-_PCI = (
-    "3: a.b/gpu (10DE:1EB8): a PCI device for virtual machines needs the backend vfio, which Fairlead does not have "
-    "yet; leave it to"
-)
-
-
 @pytest.mark.parametrize(
     "place",
     [
@@ -97,22 +91,51 @@ def test_what_is_disabled_stays_so() -> None:
     assert said(found) == ["2: note: kubevirt.io/storage: it is disabled, and so left out"]
 
 
+_GPU = "- pciVendorSelector: 10DE:1EB8\n  resourceName: a.b/gpu\n"
+
+
+@pytest.mark.parametrize("key", ["pciVendorSelector", "pciDeviceSelector"])  # HyperConverged's newer name
+def test_a_pci_device_is_a_vfio_resource(key: str) -> None:
+    found = imported(f"pciHostDevices:\n{_GPU.replace('pciVendorSelector', key)}  externalResourceProvider: true\n")
+    assert (found.lossless, said(found), loads(found)) == (True, [], ["a.b/gpu"])
+    (resource,) = tomllib.loads(found.toml)["resource"]
+    assert resource == {"name": "a.b/gpu", "backend": "vfio", "select": [{"id": "10de:1eb8"}]}
+
+
+def test_a_pci_device_that_kubevirt_itself_offers_is_not_to_be_offered_twice() -> None:
+    found = imported(f"pciHostDevices:\n{_GPU}")
+    assert found.lossless
+    (remark,) = said(found)
+    assert remark.startswith("3: note: a.b/gpu: say externalResourceProvider: true here")
+
+
+def test_pci_devices_of_several_models_are_one_resource() -> None:
+    found = imported(f"pciHostDevices:\n{_GPU}{_GPU.replace('1EB8', '2330')}")
+    assert loads(found) == ["a.b/gpu"]
+    (resource,) = tomllib.loads(found.toml)["resource"]
+    assert resource["select"] == [{"id": "10de:1eb8"}, {"id": "10de:2330"}]
+
+
+def test_a_pci_device_that_is_disabled_is_left_out() -> None:
+    found = imported(f"pciHostDevices:\n{_GPU}  disabled: true\n")
+    assert (found.lossless, loads(found)) == (True, [])
+    assert said(found) == ["2: note: a.b/gpu: it is disabled, and so left out"]
+
+
 @pytest.mark.parametrize(
     ("text", "remark"),
     [
         (
-            "pciHostDevices:\n- pciVendorSelector: 10DE:1EB8\n  resourceName: a.b/gpu\n  externalResourceProvider: true",
-            f"{_PCI} the plugin that offers it now",
-        ),
-        (
-            "pciHostDevices:\n- pciDeviceSelector: 10DE:1EB8\n  resourceName: a.b/gpu",
-            f"{_PCI} KubeVirt's own plugin",
-        ),
-        (
             "mediatedDevices:\n- mdevNameSelector: GRID T4-1Q\n  resourceName: a.b/vgpu",
             "3: a.b/vgpu (GRID T4-1Q): a mediated device needs the backend mdev",
         ),
-        ("pciHostDevices:\n- {}", "2: a resource without a name (without a selector): a PCI device"),
+        ("mediatedDevices:\n- {}", "2: a resource without a name (without a selector): a mediated device"),
+        ("pciHostDevices:\n- {}", "2: pciHostDevices: it has no resourceName and is left out"),
+        ("pciHostDevices:\n- resourceName: a.b/c", "2: a.b/c: it selects nothing, not IDs as in 10de:1eb8; it is left"),
+        (
+            "pciHostDevices:\n- resourceName: a.b/c\n  pciVendorSelector: 10de",
+            "3: a.b/c: it selects 10de, not IDs as in 10de:1eb8; it is left out",
+        ),
         ("usb: {}", "1: permittedHostDevices: 'usb' is a table and should be a list; this is left out"),
         ("usb:\n- a", "2: permittedHostDevices: 'a' in 'usb' should be a table; this is left out"),
         ("usb:\n- resourceName: a.b/c", "2: a.b/c: it has no selectors, and so no devices; it is left out"),

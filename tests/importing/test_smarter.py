@@ -54,7 +54,7 @@ def test_a_pattern_that_no_glob_says_is_a_suggestion_only() -> None:
         ("{devicematch: ^a$, nummaxdevices: 1.5}", "2: ^a$: 'nummaxdevices' is '1.5' and should be a whole number"),
         ("{devicematch: ^a$, nummaxdevices: -1}", "2: ^a$: 'nummaxdevices' is '-1' and should be a whole number"),
         ("{devicematch: (a|b), nummaxdevices: 1}", "2: (a|b): what this regular expression matches cannot be said"),
-        ("{devicematch: nvidia-gpu, nummaxdevices: 1}", "2: nvidia-gpu: Jetson boards' GPUs need the backend gpu"),
+        ("{devicematch: nvidia-gpu, nummaxdevices: 1}", "2: nvidia-gpu: Jetson boards' GPUs are no PCI GPUs"),
         ("{devicematch: ^snd$, nummaxdevices: 1}", "2: smarter-devices/snd: /dev/snd is a directory"),
         ("{devicematch: ^a..$, nummaxdevices: 1}", "2: ^a..$: smarter-device-manager makes a resource of every node"),
         ("{devicematch: ^fuse$, nummaxdevices: 1}", "2: smarter-devices/fuse: name: resource[0] has the name"),

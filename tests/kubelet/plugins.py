@@ -22,7 +22,7 @@ from backends.base import ContainerEdits, Device
 TOY = "example.com/toy"
 SICK = Health(State.UNHEALTHY, "node-missing", "/dev/toy does not exist")
 SERVICE = "/v1beta1.DevicePlugin/"
-PATIENCE = 5.0
+PATIENCE = 20.0
 
 
 def device(key: str, numa_node: int | None = None) -> Device:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence, Set
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -13,9 +13,12 @@ import pytest
 
 from agent.devices.inventory import Inventory
 from agent.devices.model import Health, Held, State
-from agent.devices.workers import Workers
+from agent.devices.turns import Turns
+from agent.devices.waiting import LookError
+from agent.kubelet import errands
 from agent.kubelet.allocation import Allocator
 from agent.kubelet.api.v1beta1 import AllocateResponse
+from agent.kubelet.errands import Errands
 from agent.kubelet.wire import Encoded
 from backends.base import (
     AllocationRefused,
@@ -30,9 +33,11 @@ from backends.base import (
     Resource,
     ResourceSpec,
 )
+from tests.passing import pass_time
 
 TOY = "example.com/toy"
 KIND = "toy"
+PATIENCE = 20.0  # seconds, on a busy machine
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -84,19 +89,24 @@ def toy(key: str, identity: str = "", node: str = "/dev/toy") -> Device:
     return Device(key, key, frozenset({f"toy:{key}"}), identity=identity, nodes=nodes)
 
 
+async def nothing() -> None:
+    """Look, and find all as it was."""
+
+
 class House:
     """One resource with devices a, b and c, all of them told to the kubelet; what is recorded is noted."""
 
-    def __init__(self, kind: type[Plain], claim_deadline: float = 5.0) -> None:
+    def __init__(self, kind: type[Plain], claim_deadline: float = PATIENCE) -> None:
         self.resource = Resource(TOY, ResourceSpec(KIND, Options()))
         self.backend: Any = kind(Host(), [self.resource])
         self.inventory = Inventory([self.resource], {KIND: self.backend})
-        self.workers = Workers(KIND)
+        self.turns = Turns()
+        self.errands = Errands(self.turns, self._look)
+        self.looked: list[Set[str]] = []
+        self.on_look: Callable[[], Awaitable[None]] = nothing
         self.recorded: list[Held] = []
         self.untold: set[str] = set()
-        self.allocator = Allocator(
-            self.inventory, {KIND: self.backend}, {KIND: self.workers}, self._record, claim_deadline
-        )
+        self.allocator = Allocator(self.inventory, {KIND: self.backend}, self.errands, self._record, claim_deadline)
         for key in "abc":
             self.look(toy(key))
         self.inventory.ready(KIND)
@@ -106,13 +116,22 @@ class House:
         """Discovery found these in a unit; none is a unit that is gone."""
         self.inventory.update(KIND, {unit or devices[0].unit: devices})
 
+    async def _look(self, kind: str, units: Set[str]) -> None:
+        assert kind == KIND
+        self.looked.append(units)
+        await self.on_look()
+
     async def _record(self, given: Sequence[Held]) -> None:
         self.backend.asked.append(("recorded", [held.id for held in given]))
         self.recorded += given
         self.inventory.claim(given)
 
+    def be_patient(self) -> None:
+        """From now on a claim may take as long as it likes."""
+        self.allocator._claim = replace(self.allocator._claim, seconds=PATIENCE)
+
     async def allocate(self, *ids: str) -> Encoded:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             return await self.allocator.allocate(TOY, ids, lambda device_id: device_id not in self.untold)
 
     async def refusal(self, *ids: str) -> str:
@@ -134,14 +153,14 @@ class House:
 async def house() -> AsyncIterator[House]:
     house = House(Plain)
     yield house
-    house.workers.close()
+    house.errands.close()
 
 
 @pytest.fixture
 async def claiming() -> AsyncIterator[House]:
     house = House(Claiming)
     yield house
-    house.workers.close()
+    house.errands.close()
 
 
 def env(reply: Encoded) -> dict[str, str]:
@@ -234,19 +253,98 @@ async def test_a_claim_that_hangs_is_given_up_at_its_deadline_and_does_nothing_l
     house.backend.on_claim = let_go.wait
     assert "a of example.com/toy could not be made ready: not done within 0.05 s" in await house.refusal("a")
     assert [held.id for held in house.recorded] == ["a"], "a late claim ends as any other"
-    let_go.set()
     house.backend.on_claim = lambda: None
+    assert "an earlier call for the same hardware has not ended within 0.05 s" in await house.refusal("a")
+    house.be_patient()
+    assert env(await house.allocate("b"))
+    assert house.backend.asked.count(("claim", ["a"])) == 1, "one call that hangs costs one thread"
+    let_go.set()
     assert env(await house.allocate("a"))
-    house.workers.close()
+    house.errands.close()
 
 
 async def test_when_every_thread_hangs_it_is_refused_at_once() -> None:
-    house, let_go = House(Claiming, claim_deadline=0.01), threading.Event()
+    house, let_go = House(Claiming, claim_deadline=0.2), threading.Event()
+    for key in "defg":
+        house.look(toy(key))
     house.backend.on_claim = let_go.wait
-    for _ in range(4):
-        await house.refusal("a")
-    assert "all 4 threads of toy hang" in await house.refusal("b")
+    for key in "abcd":
+        await house.refusal(key)
+    assert "all 4 threads of toy for pods hang" in await house.refusal("e")
     let_go.set()
+
+
+async def test_a_claim_waits_for_a_release_of_the_same_hardware(claiming: House) -> None:
+    async with claiming.turns.take({"toy:a"}):
+        waits = asyncio.ensure_future(claiming.allocate("a", "c"))
+        await asyncio.sleep(0)
+        assert env(await claiming.allocate("b"))
+        assert not waits.done()
+        assert {held.id for held in claiming.recorded} == {"a", "b", "c"}, "recorded first: nothing calls it idle"
+        assert ("claim", ["a", "c"]) not in claiming.backend.asked
+    assert env(await waits) == {"IDS": "a,c"}
+
+
+async def test_what_needs_no_claim_waits_for_a_release_of_its_hardware_too(house: House) -> None:
+    async with house.turns.take({"toy:a"}):
+        waits = asyncio.ensure_future(house.allocate("a"))
+        await asyncio.sleep(0)
+        assert env(await house.allocate("b"))
+        assert (waits.done(), house.looked) == (False, [])
+    assert env(await waits)
+    assert house.looked == [{"a"}], "it may be another device now"
+
+
+async def test_a_release_that_hangs_refuses_the_pods_that_want_its_hardware() -> None:
+    house = House(Claiming, claim_deadline=0.2)
+    async with house.turns.take({"toy:a"}):
+        assert "an earlier call for the same hardware has not ended within 0.2 s" in await house.refusal("a")
+    house.errands.close()
+
+
+async def test_what_claim_did_to_a_device_is_looked_at_before_it_is_handed_out(claiming: House) -> None:
+    async def look() -> None:
+        claiming.look(toy("b", node="/dev/made-by-claim"))
+
+    claiming.on_look = look
+    (container,) = AllocateResponse().parse(await claiming.allocate("a", "b")).container_responses
+    assert [node.host_path for node in container.devices] == ["/dev/toy", "/dev/made-by-claim"]
+    assert claiming.looked == [{"a", "b"}]
+
+
+async def test_nothing_is_looked_at_where_nothing_was_claimed(house: House) -> None:
+    await house.allocate("a")
+    assert house.looked == []
+
+
+async def test_a_device_that_cannot_be_looked_at_after_its_claim_is_refused_in_time() -> None:
+    house = House(Claiming, claim_deadline=5.0)
+
+    async def hang() -> None:
+        pass_time(5.0)
+        await asyncio.Event().wait()
+
+    house.on_look = hang
+    assert "could not be made ready: looking at it has not ended within 5 s" in await house.refusal("a")
+    assert not house.turns.busy
+    house.errands.close()
+
+
+@pytest.mark.parametrize("failures", [1, 2, 3])
+async def test_a_device_that_cannot_be_read_for_a_moment_is_given_all_the_same(
+    claiming: House, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    monkeypatch.setattr(errands, "_LOOK_AGAIN", (0.0, 0.0))
+
+    async def look() -> None:
+        if len(claiming.looked) <= failures:
+            raise LookError("a cannot be read: Input/output error")
+
+    claiming.on_look = look
+    if failures <= 2:
+        assert env(await claiming.allocate("a")) == {"IDS": "a"}
+    else:
+        assert "could not be made ready: a cannot be read: Input/output error." in await claiming.refusal("a")
 
 
 async def test_a_caller_that_hangs_up_leaves_the_claim_in_the_ledger(claiming: House) -> None:
@@ -255,7 +353,7 @@ async def test_a_caller_that_hangs_up_leaves_the_claim_in_the_ledger(claiming: H
 
     def hang() -> None:
         loop.call_soon_threadsafe(started.set)
-        let_go.wait(5)
+        let_go.wait(PATIENCE)
 
     claiming.backend.on_claim = hang
     call = asyncio.ensure_future(claiming.allocate("a"))
@@ -275,7 +373,7 @@ async def during_claim(house: House, *happens: Callable[[], None]) -> asyncio.Ta
 
     def hang() -> None:
         loop.call_soon_threadsafe(started.set)
-        let_go.wait(5)
+        let_go.wait(PATIENCE)
 
     house.backend.on_claim = hang
     call = asyncio.ensure_future(house.allocate("a"))
@@ -309,6 +407,47 @@ async def test_another_card_in_its_place_is_refused(claiming: House) -> None:
     with pytest.raises(AllocationRefused, match=r"another device \(serial 2\)"):
         await call
     assert claiming.listed["a"] is False
+
+
+async def test_another_card_that_came_while_it_waited_for_its_turn_is_not_acted_on(claiming: House) -> None:
+    claiming.look(toy("a", "serial 1"))
+    async with claiming.turns.take({"toy:a"}):
+        call = asyncio.ensure_future(claiming.allocate("a"))
+        await asyncio.sleep(0)
+        claiming.look(toy("a", "serial 2"))
+    with pytest.raises(AllocationRefused, match="was exchanged for another device"):
+        await call
+    assert not any(what == "claim" for what, _ in claiming.backend.asked)
+
+
+async def test_a_card_that_is_away_when_its_turn_comes_may_be_back_when_it_has_been_made_ready(claiming: House) -> None:
+    """A release that was under way may have shown it without a driver."""
+    async with claiming.turns.take({"toy:a"}):
+        call = asyncio.ensure_future(claiming.allocate("a"))
+        await asyncio.sleep(0)
+        claiming.look(unit="a")
+
+    async def look() -> None:
+        claiming.look(toy("a"))
+
+    claiming.on_look = look
+    assert env(await call) == {"IDS": "a"}
+
+
+@pytest.mark.parametrize("kind", [None, "other"])
+async def test_a_resource_that_a_reload_takes_from_its_backend_meanwhile_is_refused_in_a_sentence(
+    house: House, kind: str | None
+) -> None:
+    record = house.allocator._record
+
+    async def reload(given: Sequence[Held]) -> None:
+        await record(given)
+        resources = [Resource(TOY, ResourceSpec(kind, Options()))] if kind else []
+        house.allocator._backends.clear()  # type: ignore[attr-defined]
+        house.inventory.configure(resources, {kind: Plain(Host(), resources)} if kind else {})
+
+    house.allocator._record = reload
+    assert TOY in await house.refusal("a")
 
 
 async def test_other_hardware_under_the_same_id_is_refused(claiming: House) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,11 @@ import pytest
 
 from agent.devices.inventory import Inventory
 from agent.devices.model import Held
+from agent.devices.turns import Turns
 from agent.devices.workers import Workers
 from agent.kubelet.allocation import Allocator
 from agent.kubelet.api.v1beta1 import AllocateResponse
+from agent.kubelet.errands import Errands
 from backends.base import AllocationRefused, Resource, ResourceSpec
 from backends.chardev import CharDev, CharDevOptions, PathOption
 from backends.chardev.selectors import UsbOption
@@ -46,9 +48,13 @@ class Node:
         units = {unit: self.backend.discover(unit).devices for unit in self.backend.units()}
         self.inventory.update("chardev", units)
         self.workers = CountedWorkers("chardev")
-        backends, workers = {"chardev": self.backend}, {"chardev": self.workers}
-        self.allocator = Allocator(self.inventory, backends, workers, self._record)
+        errands = Errands(Turns(), self._look)
+        errands._workers["chardev"] = self.workers
+        self.allocator = Allocator(self.inventory, {"chardev": self.backend}, errands, self._record)
         self.recorded: list[Held] = []
+
+    async def _look(self, kind: str, units: Set[str]) -> None:
+        self.inventory.update(kind, {unit: self.backend.discover(unit).devices for unit in units})
 
     async def _record(self, given: Sequence[Held]) -> None:
         self.recorded += given

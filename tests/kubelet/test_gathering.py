@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agent.kubelet.gathering import GatheringTransport
+from agent.kubelet.gathering import GatheringChannel, GatheringTransport
 
 Ends = tuple[GatheringTransport, socket.socket]
 
@@ -72,3 +72,14 @@ async def test_what_is_written_before_the_connection_is_lost_is_no_error(ends: E
     transport.write(b"too late")
     transport._transport.abort()
     assert await received(theirs) == b""
+
+
+async def test_a_channels_connection_sends_so(ends: Ends) -> None:
+    transport, theirs = ends
+    protocol = GatheringChannel(path="nowhere")._protocol_factory()
+    protocol.connection_made(transport._transport)
+    assert (await received(theirs)).startswith(b"PRI * HTTP/2.0")
+    for payload in (b"one-----", b"two-----"):
+        protocol.connection._connection.ping(payload)
+        protocol.connection.flush()
+    assert (await received(theirs)).endswith(b"two-----")

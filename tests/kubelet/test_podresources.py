@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import grpclib
 import pytest
 from grpclib.const import Cardinality, Handler, Status
@@ -21,6 +22,8 @@ from agent.kubelet.api.v1 import (
 from agent.kubelet.podresources import PodResourcesError, list_pods
 from agent.kubelet.server import SocketServer
 from agent.kubelet.wire import Encoded, PodDevices, PodList
+from tests.kubelet.plugins import PATIENCE
+from tests.passing import pass_time
 
 Answer = Callable[["grpclib.server.Stream[Any, Any]"], Awaitable[None]]
 
@@ -72,7 +75,7 @@ async def test_every_container_of_every_pod_is_listed(tmp_path: Path) -> None:
                 PodDevices("kube-system", "two", "main", "x/nic", ("n",)),
             )
         )
-        assert await server.wait_disconnected()
+        assert await server.wait_disconnected(PATIENCE)
 
 
 async def test_a_kubelet_without_pods_lists_nothing(tmp_path: Path) -> None:
@@ -98,17 +101,23 @@ async def test_a_path_that_is_too_long_is_told_in_a_sentence(tmp_path: Path) -> 
 
 
 async def test_a_kubelet_that_never_answers_is_told_in_a_sentence(tmp_path: Path) -> None:
-    asked = asyncio.Event()
-
     async def never(stream: grpclib.server.Stream[Any, Any]) -> None:
-        asked.set()
+        pass_time(5)
         await asyncio.Event().wait()
 
     async with kubelet(tmp_path / "s", never) as server:
-        with pytest.raises(PodResourcesError, match=r"did not answer at .* within 0\.05 s"):
-            await list_pods(tmp_path / "s", 0.05)
-        assert asked.is_set()
-        assert await server.wait_disconnected()
+        with pytest.raises(PodResourcesError, match=r"did not answer at .* within 5 s"):
+            await list_pods(tmp_path / "s", 5)
+        assert await server.wait_disconnected(PATIENCE)
+
+
+async def test_a_kubelet_that_sees_the_deadline_pass_before_we_do_has_not_answered_either(tmp_path: Path) -> None:
+    async def late(stream: grpclib.server.Stream[Any, Any]) -> None:
+        raise grpclib.GRPCError(Status.DEADLINE_EXCEEDED, "context deadline exceeded")
+
+    async with kubelet(tmp_path / "s", late):
+        with pytest.raises(PodResourcesError, match=r"did not answer at .* within 5 s"):
+            await list_pods(tmp_path / "s", 5)
 
 
 async def test_a_socket_that_accepts_and_says_nothing_is_told_in_a_sentence(tmp_path: Path) -> None:
@@ -127,6 +136,27 @@ async def test_a_kubelet_that_hangs_up_is_told_in_a_sentence(tmp_path: Path) -> 
     async with kubelet(tmp_path / "s", hang_up) as server:
         with pytest.raises(PodResourcesError, match="ended the call"):
             await list_pods(tmp_path / "s", 5)
+
+
+@pytest.mark.parametrize("hangs_up", [True, False])
+async def test_who_asks_is_not_taken_for_cancelled_when_the_kubelet_hangs_up_or_is_late(
+    tmp_path: Path, hangs_up: bool
+) -> None:
+    """The daemon itself asks at its start: counted as cancelled, it would not end well at its stop."""
+
+    async def hang(stream: grpclib.server.Stream[Any, Any]) -> None:
+        if hangs_up:
+            server.reset_connections()
+        await asyncio.Event().wait()
+
+    async with kubelet(tmp_path / "s", hang) as server:
+        with anyio.CancelScope() as scope:
+            with pytest.raises(PodResourcesError):
+                await list_pods(tmp_path / "s", 5 if hangs_up else 0.05)
+            scope.cancel()
+            await anyio.sleep_forever()
+        assert scope.cancelled_caught
+        assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
 
 
 async def test_a_refusal_is_told_with_the_kubelets_words(tmp_path: Path) -> None:

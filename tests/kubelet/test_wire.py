@@ -11,17 +11,23 @@ from hypothesis import strategies as st
 from agent.kubelet import wire
 from agent.kubelet.api import v1
 from agent.kubelet.api import v1beta1 as api
+from agent.kubelet.protobuf import MalformedError, fields, varint
 from agent.kubelet.wire import (
+    Allocatable,
     AllocateCall,
     Codec,
     DeviceList,
     Encoded,
-    MalformedError,
     PodDevices,
     PodList,
+    PreferredCall,
+    PreferredRequest,
     device_head,
     device_tail,
     encode_allocate,
+    encode_options,
+    encode_preferred,
+    encode_register,
     join_list,
     list_item,
 )
@@ -92,10 +98,38 @@ def test_an_allocate_reply_is_written_as_betterproto_writes_it(containers: list[
 
 
 @quick
+@given(text, long_text, text, st.booleans(), st.booleans())
+def test_a_registration_is_written_as_betterproto_writes_it(
+    version: str, endpoint: str, resource: str, pre_start: bool, prefers: bool
+) -> None:
+    options = api.DevicePluginOptions(pre_start, prefers)
+    assert encode_options(options) == bytes(options)
+    assert encode_register(version, endpoint, resource, options) == bytes(
+        api.RegisterRequest(version, endpoint, resource, options)
+    )
+
+
 @given(st.lists(st.lists(long_text, max_size=5), max_size=3))
 def test_an_allocate_request_is_read_as_betterproto_wrote_it(containers: list[list[str]]) -> None:
     request = api.AllocateRequest(container_requests=[api.ContainerAllocateRequest(ids) for ids in containers])
     assert AllocateCall.parse(bytes(request)).containers == tuple(map(tuple, containers))
+
+
+@quick
+@given(st.lists(st.tuples(st.lists(long_text), st.lists(text), st.integers(-(2**31), 2**31 - 1)), max_size=3))
+def test_a_preference_request_is_read_as_betterproto_wrote_it(
+    containers: list[tuple[list[str], list[str], int]],
+) -> None:
+    wishes = [api.ContainerPreferredAllocationRequest(*each) for each in containers]
+    read = PreferredCall.parse(bytes(api.PreferredAllocationRequest(wishes)))
+    assert read.containers == tuple(PreferredRequest(tuple(a), tuple(m), size) for a, m, size in containers)
+
+
+@quick
+@given(st.lists(st.lists(long_text, max_size=5), max_size=3))
+def test_a_preference_is_written_as_betterproto_writes_it(containers: list[list[str]]) -> None:
+    replies = [api.ContainerPreferredAllocationResponse(ids) for ids in containers]
+    assert encode_preferred(containers) == bytes(api.PreferredAllocationResponse(replies))
 
 
 @quick
@@ -124,7 +158,15 @@ def test_a_pod_list_is_read_as_betterproto_wrote_it(pods: Any) -> None:
     )
 
 
-parsers = pytest.mark.parametrize("parse", [DeviceList.parse, AllocateCall.parse, PodList.parse])
+@quick
+@given(st.lists(st.tuples(text, st.lists(text, max_size=2)), max_size=4))
+def test_what_can_be_given_out_is_read_as_betterproto_wrote_it(entries: list[tuple[str, list[str]]]) -> None:
+    written = v1.AllocatableResourcesResponse([v1.ContainerDevices(name, ids) for name, ids in entries])
+    expected = {name for name, ids in entries if ids and name}
+    assert Allocatable.parse(bytes(written)).resources == expected
+
+
+parsers = pytest.mark.parametrize("parse", [DeviceList.parse, AllocateCall.parse, PodList.parse, Allocatable.parse])
 
 
 @parsers
@@ -152,6 +194,8 @@ def _sample(parse: Callable[[bytes], object]) -> bytes:
     if parse == AllocateCall.parse:
         return bytes(api.AllocateRequest([api.ContainerAllocateRequest(["gpu-é", "b"])]))
     devices = [v1.ContainerDevices("a/b", ["gpu-é", "b"])]
+    if parse == Allocatable.parse:
+        return bytes(v1.AllocatableResourcesResponse(devices))
     return bytes(v1.ListPodResourcesResponse([v1.PodResources("p", "n", [v1.ContainerResources("c", devices)])]))
 
 
@@ -193,7 +237,7 @@ def test_the_last_of_a_repeated_single_field_counts() -> None:
 @quick
 @given(st.integers(0, 2**64 - 1))
 def test_every_number_is_read_as_it_was_written(value: int) -> None:
-    assert list(wire.fields(b"\x08" + wire.varint(value))) == [(1, value)]
+    assert list(fields(b"\x08" + varint(value))) == [(1, value)]
 
 
 def test_the_codec_passes_encoded_bytes_and_messages_and_nothing_else() -> None:

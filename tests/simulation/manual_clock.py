@@ -45,7 +45,7 @@ class ManualClock(Clock):
 
     async def awaited(self, seconds: float) -> None:
         """Wait until a timer for `seconds` from now is on."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while seconds not in self.pending():
                 self._news.clear()
                 await self._news.wait()

@@ -17,6 +17,7 @@ from agent.simulation.changes import ResourceView
 from agent.simulation.kubelet import Kubelet
 from agent.simulation.pods import Container, Phase, Pod
 from agent.simulation.sockets import Version
+from tests.kubelet.plugins import PATIENCE, until
 from tests.simulation.manual_clock import ManualClock
 from tests.simulation.plugin import ToyPlugin, devices, register
 
@@ -63,17 +64,27 @@ async def test_one_restart_may_wipe_as_another_version_does(kubelet: Kubelet) ->
 
 
 async def test_the_order_is_delete_create_listen_pod_resources(tmp_path: Path) -> None:
-    async with Kubelet(tmp_path, listen_delay=0.05) as kubelet:
+    bound, listens = asyncio.Event(), asyncio.Event()
+
+    async def before_listening() -> None:
+        bound.set()
+        await listens.wait()
+
+    listens.set()
+    async with Kubelet(tmp_path, before_listening=before_listening) as kubelet:
         bind(kubelet.plugin_dir / "old.sock")
         await kubelet.stop()
         kubelet.pod_resources_socket.unlink()
+        bound.clear()
+        listens.clear()
         start = asyncio.create_task(kubelet.start())
-        await asyncio.sleep(0.01)
+        await until(bound.is_set)
         assert not (kubelet.plugin_dir / "old.sock").exists()
         assert kubelet.socket.is_socket()
         with pytest.raises(ConnectionRefusedError):
             await register(kubelet.socket, TOY, "toy.sock")
         assert not kubelet.pod_resources_socket.exists()
+        listens.set()
         await start
         assert kubelet.pod_resources_socket.is_socket()
 
@@ -83,8 +94,8 @@ async def test_a_stop_leaves_kubelet_sock_behind_and_ends_the_streams(kubelet: K
     async with ToyPlugin(kubelet.plugin_dir, TOY, devices("a")) as plugin:
         await serve(kubelet, plugin)
         await kubelet.stop(kill=kill)
-        assert await plugin.server.wait_disconnected()
-        assert plugin.streams == kubelet.streams(TOY) == 0
+        assert await plugin.server.wait_disconnected(PATIENCE)
+        await until(lambda: plugin.streams == kubelet.streams(TOY) == 0)
         assert kubelet.socket.is_socket()
         with pytest.raises(ConnectionRefusedError):
             await plugin.register()
@@ -225,7 +236,7 @@ async def test_starting_and_stopping_leaves_no_open_file(tmp_path: Path) -> None
     for _ in range(5):
         async with Kubelet(tmp_path) as kubelet, ToyPlugin(kubelet.plugin_dir, TOY, devices("a")) as plugin:
             await serve(kubelet, plugin)
-    assert open_files() == before
+    await until(lambda: open_files() == before)
 
 
 async def test_it_cannot_be_started_twice(kubelet: Kubelet) -> None:

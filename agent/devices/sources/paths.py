@@ -23,7 +23,8 @@ from anyio import TASK_STATUS_IGNORED, to_thread
 from anyio.abc import TaskStatus
 from inotify_simple import INotify, flags, parse_events
 
-from agent.devices.sources.base import Emit, Resync
+from agent.devices.sources.base import Beat, Emit, Resync, nobody
+from agent.watchdog import beating
 from backends.base import Host, HostPath, PathChange
 
 _log = structlog.get_logger()
@@ -46,14 +47,14 @@ class Change(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Trail:
+class Trail:
     """How a path is resolved now: every (directory, name) looked at, and the directory it leads to, if any."""
 
     steps: tuple[tuple[str, str], ...]
     end: str | None
 
 
-def _walk(path: Path) -> _Trail:
+def trail(path: Path) -> Trail:
     """Resolve a path step by step, as the kernel does."""
     here, steps, links = "/", [], 0
     ahead = list(reversed(path.parts[1:]))
@@ -68,7 +69,7 @@ def _walk(path: Path) -> _Trail:
             mode = os.lstat(there).st_mode
             target = os.readlink(there) if stat.S_ISLNK(mode) else None  # noqa: PTH115
         except OSError:
-            return _Trail(tuple(steps), None)
+            return Trail(tuple(steps), None)
         if target is not None and links < _MAX_LINKS:
             links += 1
             here = "/" if target.startswith("/") else here
@@ -76,8 +77,8 @@ def _walk(path: Path) -> _Trail:
         elif stat.S_ISDIR(mode):
             here = there
         else:
-            return _Trail(tuple(steps), None)
-    return _Trail(tuple(steps), here)
+            return Trail(tuple(steps), None)
+    return Trail(tuple(steps), here)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +101,11 @@ class DirectoryWatch:
     first wanted is reported CREATED itself, without its entries: look at it then.
     """
 
-    def __init__(self, on_change: Callable[[Path, Change], None], on_overflow: Callable[[], None]) -> None:
+    def __init__(
+        self, on_change: Callable[[Path, Change], None], on_overflow: Callable[[], None], beat: Beat = nobody
+    ) -> None:
         self._on_change = on_change
+        self._beat = beat
         self._on_overflow = on_overflow
         self._wanted: frozenset[Path] = frozenset()
         self._inotify: INotify | None = None
@@ -122,7 +126,9 @@ class DirectoryWatch:
         Raises:
             OSError: there can be no more inotify instances; the message says what to do.
         """
-        self._inotify = inotify = await to_thread.run_sync(_open)  # looks for the C library with ldconfig
+        # The first time looks for the C library with ldconfig; what a thread opened would be lost with who waits for it.
+        await to_thread.run_sync(lambda: _open().close())
+        self._inotify = inotify = _open()
         loop = asyncio.get_running_loop()
         failed: asyncio.Future[None] = loop.create_future()
         try:
@@ -130,7 +136,8 @@ class DirectoryWatch:
             # not wait_readable: a task that is woken for each event takes 0.1 ms longer
             loop.add_reader(inotify.fileno(), self._receive, inotify, failed)
             task_status.started()
-            await failed
+            await beating(lambda: asyncio.wait([failed]), self._beat)  # which, cancelled, leaves it as it is
+            failed.result()
         finally:
             loop.remove_reader(inotify.fileno())
             inotify.close()
@@ -189,19 +196,19 @@ class DirectoryWatch:
 
     def _look(self, inotify: INotify) -> _Watched:
         """Resolve the wanted names as they are now, and watch every directory that this depended on."""
-        trails = {directory: _walk(directory) for directory in self._wanted}
-        ends = {trail.end for trail in trails.values() if trail.end is not None}
-        places = {place for trail in trails.values() for place, _ in trail.steps} | ends
+        trails = {directory: trail(directory) for directory in self._wanted}
+        ends = {found.end for found in trails.values() if found.end is not None}
+        places = {place for found in trails.values() for place, _ in found.steps} | ends
         wds = {place: self._add(inotify, place, _WANTED if place in ends else _ON_THE_WAY) for place in places}
         directories: dict[Path, int] = {}
         aliases: dict[int, tuple[Path, ...]] = {}
         on_the_way: dict[int, dict[str, frozenset[Path]]] = {}
-        for directory, trail in trails.items():
-            for place, name in trail.steps:
+        for directory, found in trails.items():
+            for place, name in found.steps:
                 if (wd := wds[place]) is not None:
                     names = on_the_way.setdefault(wd, {})
                     names[name] = names.get(name, frozenset()) | {directory}
-            if trail.end is not None and (wd := wds[trail.end]) is not None:
+            if found.end is not None and (wd := wds[found.end]) is not None:
                 directories[directory] = wd
                 aliases[wd] = (*aliases.get(wd, ()), directory)
         return _Watched(directories, aliases, on_the_way)
@@ -226,7 +233,7 @@ class DirectoryWatch:
             if error.errno == errno.ENOSPC
             else "changes there are seen only when something else has us look"
         )
-        _log.warning("directory-unwatched", directory=place, error=os.strerror(error.errno or 0), then=advice)
+        _log.warning("directory-unwatched", directory=place, reason=os.strerror(error.errno or 0), then=advice)
 
     def _appeared(self, directory: Path, *, with_entries: bool) -> None:
         self._on_change(directory, Change.CREATED)
@@ -250,11 +257,11 @@ def _open() -> INotify:
 class PathSource:
     """Changes in the host's directories, as hints where to look."""
 
-    def __init__(self, emit: Emit, host: Host) -> None:
+    def __init__(self, emit: Emit, host: Host, beat: Beat = nobody) -> None:
         self._emit = emit
         self._host = host
         self._names: dict[Path, HostPath] = {}
-        self._directories = DirectoryWatch(self._on_change, self._on_overflow)
+        self._directories = DirectoryWatch(self._on_change, self._on_overflow, beat)
 
     def watch(self, directories: frozenset[HostPath]) -> None:
         """Watch these and no others; they need not exist."""

@@ -1,4 +1,4 @@
-"""Kernel object events from netlink, as hints where to look.
+"""Kernel object events from netlink, as hints where to look; those that say what sysfs does not keep, as records too.
 
 pyudev makes the socket; its messages are read and parsed here. In a burst an event costs 8 us with all its
 properties, and 4 us if nobody wants it; `Monitor.poll` alone takes 11 us, 37 us with the properties, repeats
@@ -7,11 +7,12 @@ ENOBUFS for ever after an overflow, and raises ValueError for a message it finds
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import socket
 import struct
-from collections import Counter
+import time
 from typing import Final, Literal
 
 import pyudev
@@ -19,8 +20,10 @@ from anyio import TASK_STATUS_IGNORED, to_thread, wait_readable
 from anyio.abc import TaskStatus
 from anyio.lowlevel import checkpoint
 
-from agent.devices.sources.base import Emit, Resync
-from backends.base import ANY_SUBSYSTEM, Host, HostPath, Uevent
+from agent.counting import Counts
+from agent.devices.sources.base import Beat, Emit, Resync, boot_id, nobody
+from agent.watchdog import beating
+from backends.base import ANY_SUBSYSTEM, Host, HostPath, Record, Uevent
 
 Mode = Literal["kernel", "udev"]
 
@@ -38,26 +41,37 @@ _BATCH: Final = 128  # events between two turns of the event loop: 1 ms
 class UeventSource:
     """Hands on the events of the wanted subsystems; after an overflow or a restart, a `Resync`."""
 
-    def __init__(self, emit: Emit, host: Host, mode: Mode = "kernel", buffer_bytes: int = BUFFER_BYTES) -> None:
-        self.received: Counter[tuple[str, str]] = Counter()
-        """Wanted events by (subsystem, action)."""
-        self.overflows = 0
-        """How often the kernel said that it dropped events."""
+    def __init__(
+        self,
+        emit: Emit,
+        host: Host,
+        mode: Mode = "kernel",
+        buffer_bytes: int = BUFFER_BYTES,
+        beat: Beat = nobody,
+        counts: Counts | None = None,
+    ) -> None:
+        self.counts = counts or Counts()
+        """Has the wanted events, and how often the kernel said that it dropped some."""
         self._emit = emit
+        self._beat = beat
+        self._boot = boot_id(host)
         self._dev = host.host(host.dev)
         self._mode: Mode = mode
         self._buffer_bytes = buffer_bytes
         self._wanted: frozenset[str] = frozenset()
+        self._facts: frozenset[str] = frozenset()
         self._dropped = False
         self._ran_before = False
 
-    def watch(self, subsystems: frozenset[str]) -> None:
+    def watch(self, subsystems: frozenset[str], facts: frozenset[str] = frozenset()) -> None:
         """From now on hand on these subsystems' events; `ANY_SUBSYSTEM` among them stands for all.
+
+        Those that have any of the properties in `facts` are handed on as a `Record` first.
 
         The socket receives every event whatever is wanted (the kernel could not filter its own anyway), so
         a change takes effect with the next message read and loses nothing.
         """
-        self._wanted = subsystems
+        self._wanted, self._facts = subsystems, facts
 
     async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
         """Receive until cancelled; `started` once no later event can be missed.
@@ -72,8 +86,9 @@ class UeventSource:
             self._ran_before = True
             task_status.started()
             while True:
-                await wait_readable(sock)
+                await beating(lambda: wait_readable(sock), self._beat)
                 while self._receive(sock):
+                    self._beat()
                     await checkpoint()
 
     def _receive(self, sock: socket.socket) -> bool:
@@ -87,7 +102,7 @@ class UeventSource:
             except OSError as error:
                 if error.errno != errno.ENOBUFS:
                     raise
-                self.overflows += 1  # that recvmsg told of it has cleared it
+                self.counts.overflows += 1  # that recvmsg told of it has cleared it
                 self._dropped = True
                 continue
             if _is_genuine(self._mode, sender, ancillary):
@@ -108,8 +123,15 @@ class UeventSource:
         action, devpath = properties.get("ACTION"), properties.get("DEVPATH")
         if action is None or devpath is None:
             return  # no event; libudev passes over such messages too
-        self.received[subsystem, action] += 1
-        self._emit(Uevent(action, subsystem, devpath, self._node(properties.get("DEVNAME")), properties))
+        self.counts.uevents[subsystem, action] += 1
+        hint = Uevent(action, subsystem, devpath, self._node(properties.get("DEVNAME")), properties)
+        if self._facts.isdisjoint(properties):
+            self._emit(hint)
+            return
+        sequence = int(number) if (number := properties.get("SEQNUM", "")).isdecimal() else 0
+        self._emit(Record("uevent", self._boot, sequence, time.monotonic(), devpath, properties))
+        # what a record does to health is sent before anybody looks
+        asyncio.get_running_loop().call_soon(self._emit, hint)
 
     def _node(self, name: str | None) -> HostPath | None:
         """The kernel names a node below /dev, udev by its whole path."""

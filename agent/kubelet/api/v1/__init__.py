@@ -50,6 +50,16 @@ class ContainerDevices(betterproto.Message):
     device_ids: List[str] = betterproto.string_field(2)
 
 
+@dataclass(eq=False, repr=False)
+class AllocatableResourcesRequest(betterproto.Message):
+    pass
+
+
+@dataclass(eq=False, repr=False)
+class AllocatableResourcesResponse(betterproto.Message):
+    devices: List["ContainerDevices"] = betterproto.message_field(1)
+
+
 class PodResourcesListerStub(betterproto.ServiceStub):
     async def list(
         self,
@@ -68,12 +78,34 @@ class PodResourcesListerStub(betterproto.ServiceStub):
             metadata=metadata,
         )
 
+    async def get_allocatable_resources(
+        self,
+        allocatable_resources_request: "AllocatableResourcesRequest",
+        *,
+        timeout: Optional[float] = None,
+        deadline: Optional["Deadline"] = None,
+        metadata: Optional["MetadataLike"] = None
+    ) -> "AllocatableResourcesResponse":
+        return await self._unary_unary(
+            "/v1.PodResourcesLister/GetAllocatableResources",
+            allocatable_resources_request,
+            AllocatableResourcesResponse,
+            timeout=timeout,
+            deadline=deadline,
+            metadata=metadata,
+        )
+
 
 class PodResourcesListerBase(ServiceBase):
 
     async def list(
         self, list_pod_resources_request: "ListPodResourcesRequest"
     ) -> "ListPodResourcesResponse":
+        raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
+
+    async def get_allocatable_resources(
+        self, allocatable_resources_request: "AllocatableResourcesRequest"
+    ) -> "AllocatableResourcesResponse":
         raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
 
     async def __rpc_list(
@@ -84,6 +116,14 @@ class PodResourcesListerBase(ServiceBase):
         response = await self.list(request)
         await stream.send_message(response)
 
+    async def __rpc_get_allocatable_resources(
+        self,
+        stream: "grpclib.server.Stream[AllocatableResourcesRequest, AllocatableResourcesResponse]",
+    ) -> None:
+        request = await stream.recv_message()
+        response = await self.get_allocatable_resources(request)
+        await stream.send_message(response)
+
     def __mapping__(self) -> Dict[str, grpclib.const.Handler]:
         return {
             "/v1.PodResourcesLister/List": grpclib.const.Handler(
@@ -91,5 +131,11 @@ class PodResourcesListerBase(ServiceBase):
                 grpclib.const.Cardinality.UNARY_UNARY,
                 ListPodResourcesRequest,
                 ListPodResourcesResponse,
+            ),
+            "/v1.PodResourcesLister/GetAllocatableResources": grpclib.const.Handler(
+                self.__rpc_get_allocatable_resources,
+                grpclib.const.Cardinality.UNARY_UNARY,
+                AllocatableResourcesRequest,
+                AllocatableResourcesResponse,
             ),
         }

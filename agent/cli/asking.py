@@ -1,0 +1,75 @@
+"""How a command reaches the daemon: which socket, and what becomes of what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import tomllib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from agent.console.client import Client, NoDaemonError
+from agent.errors import words
+
+_DEFAULT: Final = Path("/run/fairlead/admin.sock")
+_CONFIG: Final = Path("/etc/fairlead/config.toml")
+
+_Answer = TypeVar("_Answer")
+
+config: Final = click.option(
+    "--config",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The daemon's configuration, which says where its admin socket is.",
+)
+"""`config: Path | None`, as `ask` takes it."""
+
+
+def ask(config: Path | None, question: Callable[[Client], Awaitable[_Answer]]) -> _Answer:
+    """Ask the daemon something; Ctrl-C just ends it.
+
+    Raises:
+        FairleadError: with the sentence for whoever asked.
+    """
+
+    async def main() -> _Answer:
+        client = Client(admin_socket(config))
+        try:
+            return await question(client)
+        finally:
+            client.close()
+
+    try:
+        return asyncio.run(main())  # anyio, which the daemon runs on, would take 25 ms to be imported
+    except KeyboardInterrupt:
+        raise click.exceptions.Exit(130) from None
+    except NoDaemonError as error:
+        unread = _unreadable(config)
+        doubt = f"; {unread}, so that this is only where it is by default" if unread else ""
+        raise NoDaemonError(f"{error.sentence}{doubt}; `fairlead doctor` says more") from error
+
+
+def admin_socket(config: Path | None) -> Path:
+    """Where the daemon is reached; a configuration with mistakes, or without that key, does not matter here.
+
+    It is not loaded as a whole: that takes as long as all the rest, and a daemon runs on with an earlier one.
+    """
+    try:
+        tables: dict[str, Any] = tomllib.loads((config or _CONFIG).read_text())
+        return Path(tables["agent"]["admin_socket"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return _DEFAULT
+
+
+def _unreadable(config: Path | None) -> str:
+    """Why the configuration does not say where the daemon is, if it could; empty if it was read, or need not be there."""
+    file = config or _CONFIG
+    try:
+        tomllib.loads(file.read_text())
+    except FileNotFoundError:
+        return f"there is no {file}" if config else ""
+    except (OSError, ValueError) as error:
+        return f"{file} cannot be read ({words(error)})"
+    return ""

@@ -1,0 +1,107 @@
+"""`fairlead doctor`: what is wrong with this node, and how to mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import anyio
+import click
+from msgspec.structs import replace
+
+from agent import logs
+from agent.cli import asking, options, output
+from agent.cli.output import echo, wrapped
+from agent.config import Config, ConfigError, load
+from agent.console.client import Client
+from agent.console.doctor import rivals
+from agent.console.doctor.daemon import daemon
+from agent.console.doctor.examination import examine
+from agent.console.doctor.findings import Finding, Level, Patient, failure, fine
+from agent.console.doctor.hardware import hardware
+from agent.console.views import Status
+from agent.devices.making import make_backends
+from agent.devices.survey import PATIENCE, survey
+from agent.errors import FairleadError
+
+_ON_ITS_WAY: Final = 1.0  # seconds in which a list reaches the kubelet and its record, many times over
+_MARKS: Final = {Level.FINE: ("ok", "green"), Level.WARNING: ("warning", "yellow"), Level.FAILURE: ("failure", "red")}
+
+
+@click.command(epilog="Exit codes: 0 all is well, 1 there are warnings, 2 something does not work.")
+@options.config
+@click.option("--all", "everything", is_flag=True, help="Show also what is well.")
+@options.as_json
+def doctor(config: Path | None, everything: bool, as_json: bool) -> None:
+    """Look for what keeps this node's hardware from pods, and say how to mend it. It changes nothing.
+
+    With --json it prints {"findings": [{"check", "level", "found", "mend"}]}, level 0, 1 or 2 as the exit codes.
+    """
+    logs.set_up("error")
+    findings = anyio.run(_findings, config)
+    worst = max(finding.level for finding in findings)
+    if as_json:
+        output.echo_json({"findings": findings})
+    else:
+        for line in _lines(findings, everything=everything):
+            echo(line)
+    raise click.exceptions.Exit(int(worst))
+
+
+async def _findings(config: Path | None) -> list[Finding]:
+    try:
+        loaded = load(config)
+    except ConfigError as error:
+        mend = "Mend the file; `fairlead validate` checks it. A daemon that runs goes on with what it had."
+        wrong = [failure("configuration", str(problem), mend) for problem in error.problems]
+        return wrong + list(_beside_mistakes(await _status(asking.admin_socket(config))))
+    found = [fine("configuration", f"{loaded.source or 'There is no file: KubeVirt’s devices it'} is valid.")]
+    found += examine(Patient(loaded))
+    said = await _status(asking.admin_socket(config))
+    found += daemon(said)
+    found += await _rivals(loaded, said)
+    seen = await survey(loaded.resources, make_backends(loaded.host, loaded.resources), PATIENCE)
+    return found + list(hardware(seen, None if isinstance(said, str) else said))
+
+
+def _beside_mistakes(said: Status | str) -> Iterator[Finding]:
+    """What a daemon that runs has to say beside what was found in the file itself, where it can be found without that."""
+    if not isinstance(said, str):
+        yield from daemon(replace(said, configuration=replace(said.configuration, mistakes=())))
+
+
+async def _rivals(config: Config, said: Status | str) -> list[Finding]:
+    """Does the kubelet have what the daemon told it? Asked twice, for a list may be on its way."""
+    if isinstance(said, str) or not (different := rivals.told(said, config.agent.plugin_dir)):
+        return []
+    await anyio.sleep(_ON_ITS_WAY)
+    again = await _status(config.agent.admin_socket)
+    if isinstance(again, str):
+        return []
+    still = rivals.told(again, config.agent.plugin_dir)
+    return list(rivals.findings({name: how for name, how in still.items() if name in different}))
+
+
+async def _status(socket: Path) -> Status | str:
+    """What the daemon says, or why it says nothing."""
+    client = Client(socket)
+    try:
+        return await client.status()
+    except FairleadError as error:
+        return error.sentence
+    finally:
+        client.close()
+
+
+def _lines(findings: list[Finding], *, everything: bool) -> Iterator[str]:
+    for finding in findings:
+        if finding.level is Level.FINE and not everything:
+            continue
+        mark, color = _MARKS[finding.level]
+        yield f"{click.style(mark, fg=color, bold=True)} {finding.check}"
+        yield wrapped(finding.found, 2)
+        if finding.mend:
+            yield wrapped(f"→ {finding.mend}", 2, 4)
+    counts = {level: sum(finding.level is level for finding in findings) for level in Level}
+    yield f"{counts[Level.FINE]} {'check is' if counts[Level.FINE] == 1 else 'checks are'} well, {counts[Level.WARNING]} warn, {counts[Level.FAILURE]} fail."

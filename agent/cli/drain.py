@@ -1,0 +1,83 @@
+"""`fairlead drain`: take a device out of service."""
+
+from __future__ import annotations
+
+import getpass
+from contextlib import suppress
+from datetime import datetime, time, timedelta
+from pathlib import Path
+
+import click
+
+from agent.cli import asking, options, output
+from agent.console.client import Client
+from backends.base import Seconds
+
+
+class _Until(click.ParamType[float]):
+    """A duration from now, a time of the day, which comes within 24 hours, or a date."""
+
+    name = "TIME"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value)
+        if (until := _moment(text)) is None:
+            wanted = "no duration as in '2h30m' and no time as in '18:00' or '2026-11-20T18:00'"
+            self.fail(f"{text!r} is {wanted}", param, ctx)
+        if until <= output.now():
+            self.fail(f"{text!r} is past; a drain without --until lasts until undrain", param, ctx)
+        return until
+
+
+def _moment(text: str) -> float | None:
+    """Seconds since 1970; None if this is no time."""
+    for read in (_after, _at, _on):
+        with suppress(ValueError):
+            return read(text)
+    return None
+
+
+def _after(text: str) -> float:
+    return output.now() + Seconds.parse(text)
+
+
+def _at(text: str) -> float:
+    """The next time that this node's clocks show it."""
+    if ":" not in text:
+        raise ValueError("a bare number is a slip")
+    now = datetime.fromtimestamp(output.now()).astimezone().replace(tzinfo=None)
+    when = datetime.combine(now, time.fromisoformat(text))
+    return (when if when > now else when + timedelta(days=1)).astimezone().timestamp()
+
+
+def _on(text: str) -> float:
+    return datetime.fromisoformat(text).astimezone().timestamp()
+
+
+@click.command(epilog="Exit codes: 0 done, 1 no daemon answers or it refused, 2 there is no such device.")
+@click.argument("device")
+@asking.config
+@click.option("--reason", "-r", help="Why, for whoever looks next; by default who drained it.")
+@click.option("--until", type=_Until(), help="When it is back by itself: '2h30m', '18:00', '2026-11-20T18:00'.")
+@options.as_json
+def drain(device: str, config: Path | None, reason: str | None, until: float | None, as_json: bool) -> None:
+    """Offer DEVICE to no new pod: an ID, a key, a PCI address, or what else `explain` finds it by.
+
+    Pods that have it keep it. It is kept over restarts, until the time is up or `fairlead undrain`. With --json it
+    prints {"ids", "held", "problem"}.
+    """
+    why = reason or f"{getpass.getuser()} gave no reason"
+
+    async def question(client: Client) -> None:
+        drained = await client.drain(device, why, until)
+        if as_json:
+            output.echo_json(drained)
+            return
+        when = f" until {output.moment(until)}" if until is not None else ""
+        output.echo(f"Drained{when}: {output.some(drained.ids) or 'nothing that is offered now'}.")
+        if drained.held:
+            output.echo(f"Pods still hold {output.some(drained.held)}; they keep it.")
+        if drained.problem:
+            output.note(f"It will not last: {drained.problem}.")
+
+    asking.ask(config, question)

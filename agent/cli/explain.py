@@ -1,0 +1,164 @@
+"""`fairlead explain`: all that is known of one device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import click
+
+from agent.cli import asking, options, output
+from agent.cli.output import bold, echo, wrapped
+from agent.console.client import NoDaemonError, WrongNameError
+from agent.console.views import Explanation, Gift, Signal
+
+_ENDS: Final = {
+    "rebind": "its driver bound anew",
+    "recovered": "a recovery that the kernel tells of",
+    "our-reset": "a reset by Fairlead",
+    "boot": "a reboot",
+    "operator": "`fairlead undrain`",
+}
+"""What `Clears` says, for a person."""
+
+
+@click.command(epilog="Exit codes: 0 done, 2 there is no such device, or no daemon and a configuration with mistakes.")
+@click.argument("device")
+@asking.config
+@options.as_json
+def explain(device: str, config: Path | None, as_json: bool) -> None:
+    """Show what was read of DEVICE, which resource took or refused it and why, how it is, and what a pod would get.
+
+    DEVICE is an ID, a key, a PCI address, its hardware, or what it alone is called: mlx5_0, nvidia3, uverbs1. Without a
+    daemon it looks by itself. With --json it prints what proto/fairlead/admin/v1/admin.proto describes as Explanation;
+    "gift" has what a pod would get.
+    """
+    try:
+        explained = asking.ask(config, lambda client: client.explain(device))
+    except NoDaemonError as error:
+        output.note(
+            f"{error.sentence}. This is what a look of our own finds; it knows neither drains nor what pods hold."
+        )
+        explained = _look(config, device)
+    if as_json:
+        output.echo_json(explained)
+        return
+    for line in lines(explained):
+        echo(line)
+
+
+def _look(config: Path | None, device: str) -> Explanation:
+    """Explain it without a daemon.
+
+    Raises:
+        FairleadError: the configuration has mistakes, or there is no such device.
+    """
+    import time
+
+    import anyio
+
+    from agent import logs
+    from agent.config import load
+    from agent.console.control import NoSuchDeviceError
+    from agent.console.explaining import Knowledge
+    from agent.console.explaining import explain as explained
+    from agent.devices.making import make_backends
+    from agent.devices.survey import PATIENCE, survey
+
+    logs.set_up("error")
+    loaded = load(config)
+    backends = make_backends(loaded.host, loaded.resources)
+    found = anyio.run(survey, loaded.resources, backends, PATIENCE)
+    now = time.monotonic()
+    known = Knowledge(
+        found.inventory,
+        backends,
+        lambda hardware: found.health.signals_of(hardware, now),
+        lambda kind, unit: found.problems_of.get((kind, unit), ()),
+        lambda monotonic: monotonic + output.now() - now,
+        selectable=lambda: ((kind, device) for kind, every in found.selectable.items() for device in every),
+    )
+    try:
+        return explained(known, device)
+    except NoSuchDeviceError as error:
+        raise WrongNameError(str(error)) from error
+
+
+def lines(it: Explanation) -> Iterator[str]:
+    """The explanation as a person reads it: the verdict first."""
+    yield from _verdict(it)
+    yield from _section(
+        "Decisions", (wrapped(f"{one.resource or 'any resource'}: {one.why}", 2, 4) for one in it.decisions)
+    )
+    yield from _section("Signals", (_signal(one) for one in it.signals))
+    yield from _section("Problems", (wrapped(one.message, 2, 4) for one in it.problems))
+    yield from _section("Read", _read(it))
+    if it.gift is not None:
+        yield from _section("A container would get", _gift(it.gift))
+    if it.refusal:
+        yield wrapped(f"A pod that asks for it would be refused: {it.refusal}", 0, 2)
+
+
+def _verdict(it: Explanation) -> Iterator[str]:
+    if not it.resource:
+        yield bold(it.key) + " is not offered"
+    else:
+        ids = f" as {_some(it.ids)}" if it.ids != (it.key,) else ""
+        yield f"{bold(it.key)} is offered in {it.resource}{ids}: {output.state(it.state, it.state.lower())}"
+    if it.reason:
+        since = f" since {output.moment(it.since)}" if it.since else ""
+        yield wrapped(f"{it.reason}{since}: {it.message}", 2, 2)
+    for held in it.held:
+        who = ", ".join(f"{one.namespace}/{one.pod} ({one.container})" for one in held.holders)
+        yield wrapped(f"{held.id} is held by {who or 'a pod that the kubelet has not named yet'}", 2, 4)
+
+
+def _section(heading: str, inner: Iterator[str]) -> Iterator[str]:
+    listed = list(inner)
+    if listed:
+        yield ""
+        yield bold(heading)
+        yield from listed
+
+
+def _signal(one: Signal) -> str:
+    counts = "" if one.counts else ", does not count now"
+    ends = f", ends with {' or '.join(_ENDS.get(name, name) for name in one.clears_on)}" if one.clears_on else ""
+    said = f"{one.reason} ({one.verdict}{counts}{ends}) since {output.moment(one.since)}: {one.message}"
+    return wrapped(said, 2, 4)
+
+
+def _read(it: Explanation) -> Iterator[str]:
+    known = {
+        "backend": it.backend,
+        "unit": it.unit if it.unit != it.key else "",
+        "hardware": ", ".join(it.hardware),
+        "depends on": ", ".join(it.depends),
+        "identity": it.identity,
+        "NUMA node": "" if it.numa_node is None else str(it.numa_node),
+        "below": " ".join(it.ancestry),
+        **{name: ", ".join(filter(None, values)) for name, values in sorted(it.attributes.items())},
+    }
+    width = max(map(len, known))
+    for name, value in known.items():
+        if value:
+            yield wrapped(f"{name:<{width}}  {value}", 2, width + 4)
+
+
+def _gift(gift: Gift) -> Iterator[str]:
+    for node in gift.devices:
+        renamed = f" as {node.container_path}" if node.container_path != node.host_path else ""
+        yield wrapped(f"device {node.host_path}{renamed} ({node.permissions})", 2, 4)
+    for mount in gift.mounts:
+        mode = ", read-only" if mount.read_only else ""
+        yield wrapped(f"mount {mount.host_path} at {mount.container_path}{mode}", 2, 4)
+    for kind, pairs in (("env", gift.envs), ("annotation", gift.annotations)):
+        yield from (wrapped(f"{kind} {name}={value}", 2, 4) for name, value in pairs.items())
+    yield from (f"  CDI device {name}" for name in gift.cdi_devices)
+    if gift == Gift():
+        yield "  nothing"
+
+
+def _some(ids: tuple[str, ...]) -> str:
+    return ids[0] if len(ids) == 1 else f"{ids[0]} and {len(ids) - 1} more" if ids else "nothing"

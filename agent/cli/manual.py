@@ -1,0 +1,68 @@
+"""`fairlead manual`: the man page, made from the commands' own definitions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib.metadata import version
+from inspect import cleandoc
+
+import click
+
+_FILES = (
+    ("/etc/fairlead/config.toml", "The configuration; `fairlead schema` describes it."),
+    ("/var/lib/fairlead/state.json", "What outlives a restart: claims, drains, what was latched."),
+    ("/run/fairlead/admin.sock", "Where the commands reach the daemon."),
+)
+
+
+@click.command(epilog="Exit codes: 0 done.")
+@click.pass_context
+def manual(ctx: click.Context) -> None:
+    """Print the man page: fairlead manual > /usr/local/share/man/man8/fairlead.8."""
+    root = ctx.find_root()
+    assert isinstance(root.command, click.Group)
+    click.echo("\n".join(_page(root, root.command)))
+
+
+def _page(root: click.Context, group: click.Group) -> Iterator[str]:
+    yield f'.TH FAIRLEAD 8 "" "fairlead {version("fairlead")}" "System Administration"'
+    yield from (".SH NAME", r"fairlead \- offer a node's hardware to Kubernetes")
+    yield from (".SH SYNOPSIS", ".B fairlead", r"\fICOMMAND\fR [\fIOPTIONS\fR]")
+    yield from (".SH DESCRIPTION", *_paragraphs(group.help or ""))
+    yield ".SH COMMANDS"
+    for name in group.list_commands(root):
+        command = group.get_command(root, name)
+        assert command is not None
+        yield from _command(click.Context(command, parent=root, info_name=name), command)
+    yield ".SH FILES"
+    for path, what in _FILES:
+        yield from (".TP", f".I {_escaped(path)}", _escaped(what))
+    yield from (".SH EXIT STATUS", _escaped(group.epilog or "").removeprefix("Exit codes: "))
+
+
+def _command(ctx: click.Context, command: click.Command) -> Iterator[str]:
+    usage = " ".join(command.collect_usage_pieces(ctx))
+    yield f".SS fairlead {_escaped(ctx.info_name or '')} {_escaped(usage)}"
+    yield from _paragraphs(command.help or "")
+    for parameter in command.get_params(ctx):
+        if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)):
+            yield from (".TP", rf"\fB{_escaped(record[0])}\fR", _escaped(record[1]))
+    if command.epilog:
+        yield from (".PP", _escaped(command.epilog))
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    """Click's paragraphs; one that begins with a backspace on a line of its own keeps its line ends."""
+    for paragraph in re.split(r"\n\s*\n", cleandoc(text)):
+        lines = paragraph.splitlines()
+        if lines[:1] == ["\b"]:
+            yield from (".PP", ".nf", *map(_escaped, lines[1:]), ".fi")
+        else:
+            yield from (".PP", _escaped(" ".join(lines)))
+
+
+def _escaped(text: str) -> str:
+    """The text as roff prints it: a backslash, a hyphen and a leading dot or quote mean something there."""
+    escaped = text.replace("\\", r"\e").replace("-", r"\-")
+    return rf"\&{escaped}" if escaped.startswith((".", "'")) else escaped

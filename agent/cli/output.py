@@ -1,0 +1,115 @@
+"""What the commands print: plain off a terminal, coloured on one unless NO_COLOR is set, readable at 80 columns."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import click
+import msgspec
+
+_COLORS: Final = {"Healthy": "green", "Degraded": "yellow", "Unhealthy": "red"}
+_MOST_COLUMNS: Final = 120  # longer lines are hard to read
+_USUAL_COLUMNS: Final = 80
+_NAMED: Final = 8  # names in one sentence
+
+
+def echo(text: str = "") -> None:
+    """Print a line; click takes the colours out where there is no terminal."""
+    click.echo(text, color=False if os.environ.get("NO_COLOR") else None)
+
+
+def note(text: str) -> None:
+    """Say something beside the output."""
+    click.echo("\n".join(_lines(text)), err=True)
+
+
+def echo_json(document: Any) -> None:
+    """Print one JSON document on one line."""
+    click.echo(msgspec.json.encode(document))
+
+
+def columns() -> int:
+    """How wide lines may be."""
+    if not sys.stdout.isatty():
+        return _USUAL_COLUMNS
+    return min(shutil.get_terminal_size((_USUAL_COLUMNS, 24)).columns, _MOST_COLUMNS)
+
+
+def some(names: Sequence[str]) -> str:
+    """Names in a sentence, not all of very many; empty if there are none."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def state(name: str, text: str | None = None) -> str:
+    """A state's name, or a text about it, in its colour."""
+    return click.style(text or name, fg=_COLORS.get(name))
+
+
+def bold(text: str) -> str:
+    """A heading."""
+    return click.style(text, bold=True)
+
+
+def wrapped(text: str, indent: int, hanging: int | None = None) -> str:
+    """A sentence on as many lines as it takes; the first is indented, the others hang below it."""
+    below = " " * (indent if hanging is None else hanging)
+    return "\n".join(_lines(text, " " * indent, below))
+
+
+def _lines(text: str, first: str = "", below: str = "") -> list[str]:
+    """A path is not broken, however long: who reads it copies it."""
+    return textwrap.wrap(
+        text, columns(), initial_indent=first, subsequent_indent=below, break_on_hyphens=False, break_long_words=False
+    )
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> Iterator[str]:
+    """Lines with aligned columns: the first `left` of them to the left, the rest, which are numbers, to the right.
+
+    Where that is wider than lines may be, a long first cell stands on a line of its own above its row.
+    """
+    every = [headings, *rows]
+    widths = [max(len(click.unstyle(row[n])) for row in every) for n in range(len(headings))]
+    room = columns() - sum(width + 2 for width in widths[1:])
+    if widths[0] > room:
+        widths[0] = max((len(row[0]) for row in every if len(row[0]) <= room), default=len(headings[0]))
+    for number, (first, *others) in enumerate(every):
+        if len(first) > widths[0]:
+            yield first
+            first = ""  # it has been said
+        cells = [_padded(cell, widths[n], to_the_left=n < left) for n, cell in enumerate((first, *others))]
+        line = "  ".join(cells).rstrip()
+        yield bold(line) if number == 0 else line
+
+
+def _padded(cell: str, width: int, *, to_the_left: bool) -> str:
+    room = " " * (width - len(click.unstyle(cell)))
+    return cell + room if to_the_left else room + cell
+
+
+def moment(seconds: float) -> str:
+    """A time since 1970 as this node's clock shows it: the time alone if it was today."""
+    when = datetime.fromtimestamp(seconds).astimezone()
+    today = when.date() == datetime.now().astimezone().date()
+    return when.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S")
+
+
+def ago(seconds: float) -> str:
+    """How long something has lasted, in its largest unit."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def now() -> float:
+    """Seconds since 1970."""
+    return time.time()

@@ -1,0 +1,35 @@
+"""`fairlead reload`: have the daemon read its configuration again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from agent.cli import asking, options, output
+from agent.console.client import Client
+
+
+@click.command(epilog="Exit codes: 0 done, 1 no daemon answers, or the configuration has mistakes and nothing changed.")
+@asking.config
+@options.as_json
+def reload(config: Path | None, as_json: bool) -> None:
+    """Have the daemon read its configuration again and apply what changed.
+
+    With --json it prints {"added", "removed", "changed", "needs_restart"}.
+    """
+
+    async def question(client: Client) -> None:
+        done = await client.reload()
+        if as_json:
+            output.echo_json(done)
+            return
+        for what, names in (("Added", done.added), ("Removed", done.removed), ("Changed", done.changed)):
+            if names:
+                output.echo(f"{what}: {', '.join(names)}")
+        if done.needs_restart:
+            output.echo(f"Only a restart applies: {', '.join(done.needs_restart)}")
+        if done == type(done)():
+            output.echo("Nothing has changed.")
+
+    asking.ask(config, question)

@@ -1,0 +1,165 @@
+"""`fairlead status`: what the daemon offers, how it is, who has it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+
+from agent.cli import asking, options, output
+from agent.cli.output import bold, echo, table, wrapped
+from agent.console.client import Client
+from agent.console.views import NAMES_NOTHING, Device, Resource, Status
+
+_REDRAWN_AT_MOST = 0.5  # seconds; a burst of events is drawn once
+
+
+@click.command(epilog="Exit codes: 0 done, 1 no daemon answers.")
+@asking.config
+@click.option("--watch", is_flag=True, help="Show it again whenever something happens.")
+@click.option("--pods", is_flag=True, help="Show which container has which device.")
+@options.as_json
+def status(config: Path | None, watch: bool, pods: bool, as_json: bool) -> None:
+    """Show every resource with its devices by state, and what is wrong.
+
+    --json prints what proto/fairlead/admin/v1/admin.proto describes as StatusResponse; with --watch, one such document
+    a line. Without a terminal, --watch prints everything again after an empty line.
+    """
+
+    def show(shown: Status) -> None:
+        if as_json:
+            output.echo_json(shown)
+        else:
+            for line in _pods(shown) if pods else _lines(shown):
+                echo(line)
+
+    def show_again(shown: Status) -> None:
+        click.clear() if sys.stdout.isatty() else echo()
+        show(shown)
+
+    async def question(client: Client) -> None:
+        show(await client.status())
+        if watch:
+            await _follow(client, show if as_json else show_again)
+
+    asking.ask(config, question)
+
+
+async def _follow(client: Client, show: Callable[[Status], None]) -> None:
+    """Show it again after every event, not more often than can be read."""
+    changed = asyncio.Event()
+
+    async def listen() -> None:
+        async for _ in client.watch(0, follow=True):
+            changed.set()
+
+    async def draw() -> None:
+        while True:
+            await changed.wait()
+            changed.clear()
+            show(await client.status())
+            await asyncio.sleep(_REDRAWN_AT_MOST)
+
+    parts = [asyncio.create_task(listen()), asyncio.create_task(draw())]
+    try:
+        ended, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+        for part in ended:
+            part.result()  # the daemon has ended; or why it cannot be asked any more
+    finally:
+        for part in parts:
+            part.cancel()
+        await asyncio.gather(*parts, return_exceptions=True)
+
+
+def _lines(shown: Status) -> Iterator[str]:
+    yield from _head(shown)
+    if not shown.resources and not shown.templates:
+        yield "The configuration has no [[resource]]: nothing is offered."
+    elif shown.resources:
+        yield ""
+        headings = ("RESOURCE", "KUBELET", "OK", "DEGRADED", "BAD", "IN USE")
+        yield from table(headings, map(_row, shown.resources), left=2)
+    bad = [(resource, device) for resource in shown.resources for device in resource.devices if device.reason]
+    complaints = [(resource.name, resource.complaint) for resource in shown.resources if resource.complaint]
+    complaints += [
+        (it.name, it.complaint or NAMES_NOTHING) for it in shown.templates if it.complaint or not it.resources
+    ]
+    if bad or complaints:
+        yield ""
+    for name, why in complaints:
+        yield wrapped(f"{name}: {why}", 0, 2)
+    for resource, device in bad:
+        yield from _complaint(resource, device)
+    if shown.unclaimed:
+        yield "\n" + bold("NOT OFFERED")
+        yield from (wrapped(f"{one.device}: {one.why}", 0, 2) for one in shown.unclaimed)
+    if shown.problems:
+        yield "\n" + bold("PROBLEMS")
+        yield from (wrapped(one.message, 0, 2) for one in shown.problems)
+
+
+def _head(shown: Status) -> Iterator[str]:
+    configuration = shown.configuration
+    kubelet = "the kubelet is there" if shown.kubelet.present else f"no kubelet at {shown.kubelet.socket}"
+    up = output.ago(shown.now - shown.started)
+    yield wrapped(f"Fairlead {shown.version} on {shown.node}, up for {up}; {kubelet}", 0, 2)
+    if shown.kubelet.waiting_for:
+        yield wrapped(shown.kubelet.waiting_for[:1].upper() + shown.kubelet.waiting_for[1:], 0, 2)
+    if configuration.mistakes:
+        first = f"{configuration.file} has mistakes and was not reloaded:"
+        yield output.state("Unhealthy", wrapped(first, 0, 2))
+        yield from (wrapped(mistake, 2, 4) for mistake in configuration.mistakes)
+    if configuration.needs_restart:
+        yield wrapped(f"A restart is needed for: {', '.join(configuration.needs_restart)}", 0, 2)
+
+
+def _row(resource: Resource) -> tuple[str, ...]:
+    counted = Counter[str]()
+    for device in resource.devices:
+        counted[device.state] += len(device.ids)
+    used = sum(len(device.held) for device in resource.devices)
+    numbers = [(counted[name], output.state(name, str(counted[name]))) for name in ("Healthy", "Degraded", "Unhealthy")]
+    return (resource.name, _registration(resource), *(text if number else "0" for number, text in numbers), str(used))
+
+
+def _registration(resource: Resource) -> str:
+    if not resource.backend:
+        return output.state("Degraded", "retiring")
+    if resource.registered and resource.streaming:
+        return "registered"
+    return output.state("Unhealthy", "no stream" if resource.registered else "waiting")
+
+
+def _complaint(resource: Resource, device: Device) -> Iterator[str]:
+    """One device that is not well, with the reason's name and sentence."""
+    more = f" and {len(device.ids) - 1} more IDs" if len(device.ids) > 1 else ""
+    head = f"{device.ids[0] if device.ids else device.key}{more} of {resource.name}"
+    yield output.state(device.state, device.state.lower()) + f" {head}"
+    # of what went while Fairlead was down nobody knows since when
+    since = f" since {output.moment(device.since)}" if device.since else ""
+    yield wrapped(f"{device.reason}{since}: {device.message}", 2, 2)
+
+
+def _pods(shown: Status) -> Iterator[str]:
+    rows = [
+        (f"{who.namespace}/{who.pod}", who.container, resource.name, held.id)
+        for resource in shown.resources
+        for device in resource.devices
+        for held in device.held
+        for who in held.holders
+    ]
+    unknown = [
+        ("(not told yet)", "", resource.name, held.id)
+        for resource in shown.resources
+        for device in resource.devices
+        for held in device.held
+        if not held.holders
+    ]
+    if not rows and not unknown:
+        yield "No pod holds a device."
+        return
+    yield from table(("POD", "CONTAINER", "RESOURCE", "ID"), [*sorted(rows), *sorted(unknown)], left=4)

@@ -1,0 +1,97 @@
+"""Asks a running daemon through its admin socket; what the commands do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, TypeVar
+
+from grpclib.client import Channel, UnaryStreamMethod, UnaryUnaryMethod
+from grpclib.const import Status as Code
+from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
+
+from agent.console import requests
+from agent.console.messages import Codec
+from agent.console.requests import SERVICE, Request
+from agent.console.views import Drained, Event, Explanation, Reloaded, Status, Undrained
+from agent.errors import ExitCode, FairleadError
+
+_Answer = TypeVar("_Answer")
+
+_PATIENCE: Final = 10.0  # seconds; a reload may look at all hardware
+
+
+class NoDaemonError(FairleadError):
+    """No daemon answers."""
+
+
+class WrongNameError(FairleadError):
+    """The daemon knows no such device."""
+
+    exit_code = ExitCode.USAGE
+
+
+class Client:
+    """One connection to the daemon."""
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
+        self._channel = Channel(path=str(socket), codec=Codec())
+
+    def close(self) -> None:
+        """Hang up."""
+        self._channel.close()
+
+    async def status(self) -> Status:
+        """Everything there is to see, now."""
+        return await self._ask("Status", requests.StatusRequest(), Status)
+
+    async def watch(self, last: int, *, follow: bool) -> AsyncIterator[Event]:
+        """The newest `last` events, then, to follow, every one as it happens; ends when the daemon does."""
+        watch = UnaryStreamMethod(self._channel, f"{SERVICE}Watch", requests.WatchRequest, Event)
+        with self._errors():
+            async with watch.open() as stream:
+                await stream.send_message(requests.WatchRequest(last, follow), end=True)
+                async for event in stream:
+                    yield event
+
+    async def explain(self, device: str) -> Explanation:
+        """All that is known of a device."""
+        return await self._ask("Explain", requests.ExplainRequest(device), Explanation)
+
+    async def drain(self, device: str, reason: str, until: float | None) -> Drained:
+        """Take a device out of service."""
+        return await self._ask("Drain", requests.DrainRequest(device, reason, until), Drained)
+
+    async def undrain(self, device: str) -> Undrained:
+        """Put it back."""
+        return await self._ask("Undrain", requests.UndrainRequest(device), Undrained)
+
+    async def reload(self) -> Reloaded:
+        """Have the configuration read again."""
+        return await self._ask("Reload", requests.ReloadRequest(), Reloaded)
+
+    async def _ask(self, name: str, request: Request, answer: type[_Answer]) -> _Answer:
+        call = UnaryUnaryMethod(self._channel, SERVICE + name, type(request), answer)
+        with self._errors():
+            return await call(request, timeout=_PATIENCE)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """What goes wrong on the way, as sentences."""
+        try:
+            yield
+        except GRPCError as error:
+            kind = WrongNameError if error.status is Code.NOT_FOUND else FairleadError
+            raise kind(error.message or f"the daemon refused: {error.status.name}") from error
+        except PermissionError as error:
+            raise NoDaemonError(f"{self._socket} may be used by root only") from error
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            raise NoDaemonError(
+                f"no Fairlead answers at {self._socket}: it does not run, or has another [agent] admin_socket"
+            ) from error
+        except TimeoutError as error:
+            raise NoDaemonError(f"Fairlead did not answer at {self._socket} within {_PATIENCE:g} s") from error
+        except (OSError, StreamTerminatedError, ProtocolError, AttributeError) as error:  # the last: lost when made
+            raise NoDaemonError(f"the connection to Fairlead at {self._socket} was lost: {error}") from error

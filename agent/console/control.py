@@ -1,0 +1,55 @@
+"""What the faces may ask of the daemon; the supervisor hands in who answers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from agent.console.views import Drained, Event, Explanation, Reloaded, Status, Undrained
+
+
+class NoSuchDeviceError(LookupError):
+    """No device has that name; the sentence says which one has a similar one."""
+
+
+class RefusedError(Exception):
+    """The daemon cannot do that as things are; the sentence says why."""
+
+
+class Control(Protocol):
+    """The daemon, for a person; every method is called on its event loop."""
+
+    def status(self) -> Status:
+        """Everything there is to see, now."""
+
+    def watch(self, last: int, *, follow: bool) -> AsyncGenerator[Event, None]:
+        """The newest `last` events kept, then, to follow, every one as it happens; who does not keep up misses some."""
+
+    def explain(self, device: str) -> Explanation:
+        """All that is known of a device, named by ID, key, address or hardware.
+
+        Raises:
+            NoSuchDeviceError: there is none.
+        """
+
+    async def drain(self, device: str, reason: str, until: float | None) -> Drained:
+        """Offer it to no new pod, until then (seconds since 1970) or until it is undrained; kept over restarts.
+
+        Raises:
+            NoSuchDeviceError: there is none.
+            RefusedError: the time is past.
+        """
+
+    async def undrain(self, device: str) -> Undrained:
+        """Back into service: ends its drain, its quarantine, and what waits for an operator.
+
+        Raises:
+            NoSuchDeviceError: there is none.
+        """
+
+    async def reload(self) -> Reloaded:
+        """Read the configuration again and apply what changed.
+
+        Raises:
+            RefusedError: it has mistakes, all of them in the sentence; nothing has changed.
+        """

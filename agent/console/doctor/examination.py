@@ -1,0 +1,39 @@
+"""All checks, in the order in which a person would look, each kept from ending the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from agent.console.doctor import host, kubelet, process, rivals
+from agent.console.doctor.findings import Check, Finding, Patient, warning
+from agent.console.doctor.http import http
+
+CHECKS: Final[Mapping[str, Check]] = {
+    "plugin-directory": kubelet.plugin_directory,
+    "kubelet-socket": kubelet.kubelet_socket,
+    "agent": kubelet.agent,
+    "podresources": kubelet.podresources,
+    "checkpoint": kubelet.checkpoint,
+    "other-plugins": rivals.sockets,
+    "state-directory": host.state_directory,
+    "sysfs": host.sysfs,
+    "dev": host.dev,
+    "modules": host.modules,
+    "kernel-log": host.kernel_log,
+    "events": process.events,
+    "network": process.network,
+    "inotify": process.inotify,
+    "capabilities": process.capabilities,
+    "selinux": process.selinux,
+    "http": http,
+}
+
+
+def examine(patient: Patient) -> Iterator[Finding]:
+    """Run every check; one that fails itself is a warning."""
+    for name, check in CHECKS.items():
+        try:
+            yield from list(check(patient))
+        except Exception as error:  # noqa: BLE001  # a strange node must not keep the other checks from running
+            yield warning(name, f"This could not be checked: {error!r}.", "Please report it, with the whole output.")

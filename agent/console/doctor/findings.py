@@ -1,0 +1,67 @@
+"""What a check says, and what it is given to look at."""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agent.config import Config
+
+
+class Level(enum.IntEnum):
+    """How bad it is; the worst of all is the command's exit code."""
+
+    FINE = 0
+    WARNING = 1
+    """Something works less well than it could."""
+    FAILURE = 2
+    """Something does not work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found."""
+
+    check: str
+    """Its name: `kubelet-socket`."""
+    level: Level
+    found: str
+    """One sentence."""
+    mend: str = ""
+    """What to do; empty where all is well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patient:
+    """The node and the process that are looked at."""
+
+    config: Config
+    proc: Path = Path("/proc")
+    """This process's own, not the host's: its rights, namespaces and mounts."""
+    uid: int = field(default_factory=os.geteuid)
+
+    def backends(self) -> frozenset[str]:
+        """The kinds of hardware that the configuration names."""
+        return frozenset(resource.spec.backend for resource in self.config.resources)
+
+
+Check = Callable[[Patient], Iterator[Finding]]
+"""Looks at one thing; may block for a second."""
+
+
+def fine(check: str, found: str) -> Finding:
+    """All is well."""
+    return Finding(check, Level.FINE, found)
+
+
+def warning(check: str, found: str, mend: str) -> Finding:
+    """Something works less well."""
+    return Finding(check, Level.WARNING, found, mend)
+
+
+def failure(check: str, found: str, mend: str) -> Finding:
+    """Something does not work."""
+    return Finding(check, Level.FAILURE, found, mend)

@@ -1,0 +1,108 @@
+"""What a look at the hardware says: resources that offer nothing, devices that are not well, problems."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from agent.console.doctor.findings import Finding, failure, fine, warning
+from agent.console.doctor.host import node_paths
+from agent.console.views import NAMES_NOTHING, Resource, Status
+from agent.devices.found import Unclaimed
+from agent.devices.inventory import Inventory
+from agent.devices.model import State
+from agent.devices.survey import Survey
+
+_LEFT_SHOWN: Final = 3
+_MEND: Final = "Ask `fairlead explain DEVICE` about one of them, and `fairlead discover` about all."
+
+
+def hardware(found: Survey, said: Status | None = None) -> Iterator[Finding]:
+    """One finding for each resource, and one for each problem that a backend has.
+
+    How its devices are, a daemon knows better than a look: it remembers drains, and what the kernel said.
+    """
+    known = {resource.name: resource for resource in said.resources} if said else {}
+    inventory = found.inventory
+    if not inventory.configured.written:
+        yield failure(
+            "hardware", "The configuration has no [[resource]]: nothing is offered.", "See config.example.toml."
+        )
+    names = inventory.names()
+    named = (name for it in (said.templates if said else ()) for name in it.resources)
+    for name in (*names, *(name for name in named if name not in names and known[name].devices)):
+        resource = known.get(name)
+        ids, lame, first = _told(resource) if resource and resource.devices else _seen(found.inventory, name)
+        if not ids:
+            yield _nothing(found, name)
+        elif lame:
+            yield warning("hardware", f"{name}: {lame} of {ids} IDs are Unhealthy; {first}.", _MEND)
+        else:
+            yield fine("hardware", f"{name} offers {ids}.")
+    for template, given in inventory.configured.given().items():
+        if not given and not _left(found, template):
+            yield fine("hardware", f"{template} offers nothing: {NAMES_NOTHING}.")
+        elif not given:
+            yield _nothing(found, template)
+    told = {path for name in names if not inventory.slots(name) for path in _paths_of(inventory, name)}
+    for kind, problem in found.problems:
+        if problem.subject in told:
+            continue  # it has been said of the resource
+        yield warning("hardware", f"{kind}: {problem.sentence.rstrip('.')}.", "Mend what it names.")
+
+
+def _seen(inventory: Inventory, name: str) -> tuple[int, int, str]:
+    """How many IDs a look found, how many of them are not offered, and why the first of those is not."""
+    slots = inventory.slots(name).values()
+    lame = [slot.health for slot in slots if not slot.health.offered]
+    return len(slots), len(lame), _why(lame[0].message, lame[0].reason) if lame else ""
+
+
+def _told(resource: Resource) -> tuple[int, int, str]:
+    """The same from what the daemon says."""
+    lame = [device for device in resource.devices if device.state == State.UNHEALTHY.value]
+    ids, bad = (sum(len(device.ids) for device in devices) for devices in (resource.devices, lame))
+    return ids, bad, _why(lame[0].message, lame[0].reason) if lame else ""
+
+
+def _why(message: str, reason: str) -> str:
+    return f"{message.rstrip('.')} ({reason})"
+
+
+def _left(found: Survey, name: str) -> list[Unclaimed]:
+    """What the resource or template could have had, and nobody has or another."""
+    kind = found.inventory.kind(name) or ""
+    every = found.inventory.unclaimed()
+    unclaimed = [one for one in every if one.backend == kind and one.device.resource in (None, name)]
+    return [*unclaimed, *_elsewhere(found.inventory, kind, name)]
+
+
+def _nothing(found: Survey, name: str) -> Finding:
+    """A resource without a device: what there is that could have been its own, and why it is not."""
+    if not (left := _left(found, name)):
+        paths = ", ".join(sorted(_paths_of(found.inventory, name)))
+        kind = found.inventory.kind(name)
+        missing = f"nothing is at {paths}" if paths else f"the backend {kind} finds no such hardware on this node"
+        return warning(
+            "hardware",
+            f"{name} offers nothing: {missing}.",
+            "Look whether its driver is loaded, its nodes are there, and its selectors are meant so: `fairlead discover`.",
+        )
+    shown = "; ".join(f"{one.device.key}: {one.why.rstrip('.')}" for one in left[:_LEFT_SHOWN])
+    more = f"; and {len(left) - _LEFT_SHOWN} more" if len(left) > _LEFT_SHOWN else ""
+    return warning("hardware", f"{name} offers nothing: {shown}{more}.", _MEND)
+
+
+def _paths_of(inventory: Inventory, name: str) -> Iterator[str]:
+    resource = inventory.resource(name)
+    return node_paths(resource.spec.options) if resource is not None else iter(())
+
+
+def _elsewhere(inventory: Inventory, kind: str, name: str) -> Iterator[Unclaimed]:
+    """What a resource selects, or a template would name, and another has."""
+    for device in inventory.devices(kind):
+        for found in inventory.on(device.hardware):
+            for candidate in found.candidates if found.device is device and found.placed else ():
+                giver = inventory.configured.giver(candidate.resource)
+                if name in (candidate.resource, giver and giver.name):
+                    yield Unclaimed(device, kind, f"{candidate.resource} {found.why_not(candidate.resource)}")

@@ -1,0 +1,127 @@
+"""Checks of what the kubelet has to do with: its directory, its sockets, its record, another agent."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from agent.console.doctor.findings import Finding, Patient, failure, fine, warning
+from agent.kubelet.checkpoint import FILE_NAME
+from agent.limits import SOCKET_DIRECTORY
+from backends.errors import reason_of
+
+_PATIENCE: Final = 1.0  # seconds for a connection; a kubelet that runs takes it at once
+_START: Final = "Start it: systemctl start fairlead, or fairlead run."
+_DEVICE_MANAGER: Final = "DevicePlugins has been on in every kubelet since 1.10"
+
+
+def plugin_directory(patient: Patient) -> Iterator[Finding]:
+    """Is the plugin directory there, and can sockets be made in it?"""
+    name, directory = "plugin-directory", patient.config.agent.plugin_dir
+    try:
+        mode = directory.stat().st_mode
+    except FileNotFoundError:
+        yield failure(
+            name,
+            f"{directory} does not exist.",
+            "In a container, mount the host's directory there (hostPath); on a node, start the kubelet, which makes it. "
+            "If the kubelet's directory is elsewhere, set agent.plugin_dir.",
+        )
+        return
+    except OSError as error:
+        yield failure(name, f"{directory} cannot be looked at: {reason_of(error)}.", "Run as root.")
+        return
+    if not stat.S_ISDIR(mode):
+        yield failure(name, f"{directory} is no directory.", "Set agent.plugin_dir to the kubelet's plugin directory.")
+    elif os.statvfs(directory).f_flag & os.ST_RDONLY:
+        yield failure(name, f"{directory} is mounted read-only.", "Mount it without readOnly: sockets are made in it.")
+    elif not os.access(directory, os.W_OK | os.X_OK):
+        yield failure(name, f"{directory} cannot be written to by user {patient.uid}.", "Run as root.")
+    else:
+        yield fine(name, f"{directory} can be written to.")
+
+
+def kubelet_socket(patient: Patient) -> Iterator[Finding]:
+    """Does a kubelet answer at its registration socket?"""
+    path = patient.config.agent.plugin_dir / "kubelet.sock"
+    mend = f"Start the kubelet, and look whether it uses this directory; {_DEVICE_MANAGER}."
+    yield _connection("kubelet-socket", path, "nothing can be registered", mend)
+
+
+def podresources(patient: Patient) -> Iterator[Finding]:
+    """Does the kubelet say which pods hold what?"""
+    path = patient.config.agent.pod_resources
+    mend = (
+        "Mount the host's pod-resources directory, or set agent.kubelet_root to the kubelet's --root-dir "
+        "(k0s and microk8s have their own)."
+    )
+    found = _connection("podresources", path, "who holds what is not known, and no claim can end", mend)
+    yield found if not found.mend else warning(found.check, found.found, found.mend)
+
+
+def checkpoint(patient: Patient) -> Iterator[Finding]:
+    """Can the kubelet's own record of what pods hold be read?"""
+    name, file = "checkpoint", patient.config.agent.plugin_dir / FILE_NAME
+    try:
+        with file.open("rb") as opened:
+            opened.read(1)
+    except FileNotFoundError:
+        yield fine(name, f"{file} is not there yet; the kubelet writes it with the first list of devices.")
+    except OSError as error:
+        yield warning(
+            name,
+            f"{file} cannot be read: {reason_of(error)}; no claim can end.",
+            "Run as root, or let SELinux allow it.",
+        )
+    else:
+        yield fine(name, f"{file} can be read.")
+
+
+def agent(patient: Patient) -> Iterator[Finding]:
+    """Does a Fairlead run on this plugin directory?"""
+    directory = patient.config.agent.plugin_dir
+    lock = directory / SOCKET_DIRECTORY / "lock"
+    try:
+        opened = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        if directory.is_dir():
+            yield failure("agent", "No Fairlead has run on this plugin directory yet.", _START)
+        else:
+            yield fine("agent", "None can have run on a plugin directory that is not there.")
+        return
+    except OSError as error:
+        yield warning("agent", f"{lock} cannot be read: {reason_of(error)}.", "Run as root.")
+        return
+    try:
+        fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)  # an agent that starts this instant looks again 0.1 s later
+    except BlockingIOError:
+        yield fine("agent", f"Fairlead runs as process {os.pread(opened, 32, 0).decode(errors='replace')}.")
+    else:
+        yield failure("agent", "No Fairlead runs on this plugin directory.", _START)
+    finally:
+        os.close(opened)
+
+
+def _connection(name: str, path: Path, consequence: str, mend: str) -> Finding:
+    """Does somebody answer at this socket?"""
+    if not path.exists():
+        return failure(name, f"{path} does not exist: {consequence}.", mend)
+    with socket.socket(socket.AF_UNIX) as link:
+        link.settimeout(_PATIENCE)
+        try:
+            link.connect(str(path))
+        except ConnectionRefusedError:
+            return failure(name, f"Nobody answers at {path}: {consequence}.", "The kubelet is down. " + mend)
+        except PermissionError:
+            denied = (
+                "It is forbidden, by its mode or by SELinux. Run as root, and as container_device_plugin_t or spc_t."
+            )
+            return failure(name, f"{path} cannot be connected to: {consequence}.", denied)
+        except OSError as error:
+            return failure(name, f"{path} cannot be connected to: {reason_of(error)}: {consequence}.", mend)
+    return fine(name, f"Somebody answers at {path}.")

@@ -1,0 +1,144 @@
+"""Checks of what this process may do: capabilities, SELinux, namespaces, the kernel's events, inotify."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+import inotify_simple
+
+from agent.console.doctor.findings import Finding, Patient, failure, fine, warning
+from backends.base import HostPath
+
+_CAPABILITIES: Final = {
+    # linux/capability.h
+    1: ("CAP_DAC_OVERRIDE", "the kubelet's directory and device nodes may be closed to this user"),
+    12: ("CAP_NET_ADMIN", "a burst of kernel events overflows sooner, and all hardware is looked at again"),
+    21: ("CAP_SYS_ADMIN", "drivers cannot be bound and hardware cannot be reset"),
+    27: ("CAP_MKNOD", "device nodes cannot be made"),
+    34: ("CAP_SYSLOG", "the kernel's log, where NVIDIA's XIDs are, may be closed"),
+}
+_IDENTITY: Final = re.compile(r"\s*0\s+0\s+4294967295\s*")
+_FIRST_PIDS: Final = "pid:[4026531836]"  # the node's own PID namespace, PROC_PID_INIT_INO in linux/proc_ns.h
+_TAGGED: Final = frozenset({"infiniband", "sriov"})
+"""Backends that need events that the kernel keeps in the network namespace they happen in."""
+
+
+def capabilities(patient: Patient) -> Iterator[Finding]:
+    """Which rights that something needs are missing?"""
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", _own(patient, "status"), re.MULTILINE)
+    if found is None:
+        yield warning("capabilities", "This process's capabilities cannot be read.", "Mount /proc.")
+        return
+    effective = int(found[1], 16)
+    missing = [said for bit, said in _CAPABILITIES.items() if not effective >> bit & 1]
+    if missing:
+        said = "; ".join(f"{name} is missing: {consequence}" for name, consequence in missing)
+        yield warning("capabilities", f"{said}.", "Add those that are needed, or run privileged.")
+    else:
+        yield fine("capabilities", "All that anything needs are there.")
+
+
+def selinux(patient: Patient) -> Iterator[Finding]:
+    """Would SELinux keep a container from the kubelet's sockets?"""
+    enforce = patient.config.host.local(HostPath("/sys/fs/selinux/enforce"))
+    try:
+        enforcing = enforce.read_text().strip() == "1"
+    except OSError:
+        yield fine("selinux", "It is not on.")
+        return
+    context = _own(patient, "attr/current").rstrip("\0\n") or "unknown"
+    if enforcing and ":container_t:" in context:
+        yield failure(
+            "selinux",
+            f"It is enforcing and this process runs as {context}, which may not connect to the kubelet.",
+            "Set seLinuxOptions.type to container_device_plugin_t, or run privileged (spc_t).",
+        )
+    else:
+        yield fine("selinux", f"It is {'enforcing' if enforcing else 'permissive'}; this process runs as {context}.")
+
+
+def events(patient: Patient) -> Iterator[Finding]:
+    """Do the kernel's hot-plug events reach this process?"""
+    mode = patient.config.agent.uevents
+    if mode == "off":
+        resync = patient.config.agent.resync
+        yield warning(
+            "events", f'agent.uevents is "off": new hardware is seen within {resync:g} s only.', 'Set it to "kernel".'
+        )
+    elif not _IDENTITY.fullmatch(_own(patient, "uid_map")):
+        yield failure(
+            "events",
+            "This process is in a user namespace of its own, which the kernel sends no hardware events.",
+            "Set hostUsers: true (the default), or run on the node itself.",
+        )
+    elif mode == "udev" and not patient.config.host.local(HostPath("/run/udev/control")).exists():
+        yield failure(
+            "events",
+            'agent.uevents is "udev", but no udevd runs here: /run/udev/control is missing.',
+            "Mount the host's /run/udev and use the host's network, or set agent.uevents to \"kernel\".",
+        )
+    elif mode == "udev" and _is_hosts_network(patient) is False:
+        yield failure(
+            "events",
+            'agent.uevents is "udev", and this is not the host\'s network namespace: what its udevd says does not come here.',
+            'Set hostNetwork: true, or set agent.uevents to "kernel".',
+        )
+    else:
+        yield fine("events", f"They come from {'the kernel' if mode == 'kernel' else 'udevd'}.")
+
+
+def network(patient: Patient) -> Iterator[Finding]:
+    """Do events that belong to a network namespace reach this process, where a backend needs them?"""
+    wanting = sorted(patient.backends() & _TAGGED)
+    same = _is_hosts_network(patient)
+    if same is None and wanting:
+        first = patient.config.host.local(HostPath("/proc/1/ns"))
+        yield warning(
+            "network",
+            f"Whether it is the host's cannot be told from {first}; {', '.join(wanting)} needs it for its events.",
+            "Set hostNetwork: true, mount the host's /proc, and set host.proc.",
+        )
+    elif same is None:
+        yield fine("network", "Nothing needs the host's.")
+    elif same or not wanting:
+        yield fine("network", "It is the host's." if same else "It is not the host's, and nothing needs it.")
+    else:
+        yield warning(
+            "network",
+            f"It is not the host's: {', '.join(wanting)} sees changes of links and HCAs at its polls only.",
+            "Set hostNetwork: true.",
+        )
+
+
+def _is_hosts_network(patient: Patient) -> bool | None:
+    """Is this the host's network namespace? None if its /proc is not the host's; yes without the right to look there."""
+    first = patient.config.host.local(HostPath("/proc/1/ns"))
+    try:
+        known = str((first / "pid").readlink()) == _FIRST_PIDS  # a container's own /proc has its own process 1
+        same = (patient.proc / "self/ns/net").stat().st_ino == (first / "net").stat().st_ino
+    except OSError:
+        return True
+    return same if known else None
+
+
+def inotify(_patient: Patient) -> Iterator[Finding]:
+    """Is there an inotify instance left for this user?"""
+    try:
+        inotify_simple.INotify().close()
+    except OSError as error:
+        yield failure(
+            "inotify",
+            f"No directory can be watched: {error.strerror}.",
+            "Raise fs.inotify.max_user_instances (sysctl); other programs of this user have used all of them.",
+        )
+    else:
+        yield fine("inotify", "Directories can be watched.")
+
+
+def _own(patient: Patient, name: str) -> str:
+    try:
+        return (patient.proc / "self" / name).read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,104 @@
+"""Has another plugin registered a name of ours? The kubelet listens to whoever did so last, and tells nobody."""
+
+from __future__ import annotations
+
+import re
+import socket
+import stat
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from agent.console.doctor.findings import Finding, Patient, failure, fine, warning
+from agent.console.views import Status
+from agent.devices.model import State
+from agent.kubelet.checkpoint import registered
+from agent.naming import is_distinctive
+from backends.base import PLACEHOLDER
+
+_NAME: Final = "other-plugins"
+_PATIENCE: Final = 1.0  # seconds for a connection
+_SHOWN: Final = 4  # IDs in one sentence
+_MEND: Final = (
+    "Remove the other plugin: its DaemonSet, or its static pod. Fairlead registers anew within two minutes of its end."
+)
+
+
+def sockets(patient: Patient) -> Iterator[Finding]:
+    """Does another plugin serve beside us, under a name like that of a resource of ours?"""
+    others = sorted(path.name for path in _sockets(patient.config.agent.plugin_dir) if _answers(path))
+    resources = [resource.name for resource in patient.config.resources]
+    alike = {name: like for name in resources if (like := [it for it in others if _is_like(it, name)])}
+    for resource, names in alike.items():
+        yield warning(
+            _NAME,
+            f"{', '.join(names)}, beside the kubelet's socket, may be another plugin for {resource}: the kubelet listens "
+            "to whoever registered last.",
+            _MEND,
+        )
+    if not alike:
+        known = f"Others serve here, by their names for other resources: {', '.join(others)}."
+        yield fine(_NAME, known if others else "No other plugin serves in this directory.")
+
+
+def told(said: Status, plugin_dir: Path) -> dict[str, str]:
+    """Resource → how what the kubelet has of it differs from what the daemon says it told; nothing where it is the same.
+
+    A list that is on its way differs too: ask again before believing it.
+    """
+    record = registered(plugin_dir)
+    found = {}
+    for resource in said.resources:
+        theirs = record.get(resource.name)
+        if theirs is None or not (resource.registered and resource.streaming):
+            continue
+        ours = {i for it in resource.devices if it.state != State.UNHEALTHY.value for i in it.ids}
+        if strange := sorted(theirs - ours):
+            found[resource.name] = f"has {_some(strange)}, which Fairlead does not offer"
+        elif missing := sorted(ours - theirs):
+            found[resource.name] = f"lacks {_some(missing)}"
+    return found
+
+
+def findings(different: Mapping[str, str]) -> Iterator[Finding]:
+    """What `told` comes to."""
+    for resource, how in different.items():
+        yield failure(
+            _NAME,
+            f"The kubelet {how}, among its healthy devices of {resource}: another plugin has registered this name, or "
+            "had and is gone.",
+            _MEND,
+        )
+
+
+def _sockets(directory: Path) -> Iterator[Path]:
+    """Those of others: ours lie in a directory below."""
+    try:
+        for path in directory.iterdir():
+            if path.name != "kubelet.sock" and stat.S_ISSOCK(path.lstat().st_mode):
+                yield path
+    except OSError:
+        return  # the check of the directory says why
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as link:
+        link.settimeout(_PATIENCE)
+        try:
+            link.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def _is_like(socket_name: str, resource: str) -> bool:
+    """Does it have the resource's own name as a word, as in `nvidia-gpu.sock`, or one that the template could give?"""
+    if not is_distinctive(resource):
+        return False
+    word = ".+".join(map(re.escape, PLACEHOLDER.split(resource.rpartition("/")[2])[::2]))
+    return re.search(rf"(?<![a-z0-9]){word}(?![a-z0-9])", socket_name, re.IGNORECASE) is not None
+
+
+def _some(ids: Collection[str]) -> str:
+    more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
+    return ", ".join(list(ids)[:_SHOWN]) + more

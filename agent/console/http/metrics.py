@@ -1,0 +1,156 @@
+"""Metrics from what the daemon shows (gauges) and counts (counters, histograms). Pure; works while it is iterated."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from agent.console.http.exposition import head, histogram, sample
+from agent.console.views import Resource, Status
+from agent.counting import ALLOCATION_RESULTS, REGISTRATION_RESULTS, Counts, Histogram
+
+_STATES: Final = ("Healthy", "Degraded", "Unhealthy")
+_USUAL_REASONS: Final = ("healthy", "gone")  # the others are the backends' own
+
+
+def exposition(status: Status, counts: Counts) -> Iterator[str]:
+    """All metrics, in pieces of a few lines; label values that are known in advance are there from the start."""
+    yield from _about_us(status)
+    for metric in (_devices, _device_healthy, _device_info, _device_assigned, _registered):
+        yield from metric(status.resources)
+    yield from _streams(status, counts)
+    yield from _transitions(status.resources, counts)
+    yield from _by_result("registrations_total", "Registrations with the kubelet, by how they ended.",
+                          counts.registrations, REGISTRATION_RESULTS, status.resources)  # fmt: skip
+    yield from _by_result("allocations_total", "Containers that asked for devices, by what they were told.",
+                          counts.allocations, ALLOCATION_RESULTS, status.resources)  # fmt: skip
+    yield from _duration("allocate_duration_seconds", "From an Allocate to its reply.", counts.allocating)
+    yield from _duration(
+        "preferred_allocation_duration_seconds", "From a GetPreferredAllocation to its reply.", counts.preferring
+    )
+    yield from _events(counts)
+    yield from _backends(status, counts)
+
+
+def _about_us(status: Status) -> Iterator[str]:
+    configuration = status.configuration
+    yield head("build_info", "gauge", "The version that runs.") + sample("build_info", 1, version=status.version)
+    yield head("config_last_reload_successful", "gauge", "Whether the configuration was read without a mistake.")
+    yield sample("config_last_reload_successful", int(not configuration.mistakes))
+    yield head("config_last_reload_timestamp_seconds", "gauge", "When the configuration in force was read.")
+    yield sample("config_last_reload_timestamp_seconds", configuration.loaded)
+
+
+# --- what there is ---
+
+
+def _devices(resources: Iterable[Resource]) -> Iterator[str]:
+    yield head("devices", "gauge", "IDs that the kubelet is told of, by their health.")
+    for resource in resources:
+        number = Counter(dict.fromkeys(_STATES, 0))
+        for device in resource.devices:
+            number[device.state] += len(device.ids)
+        for state, ids in number.items():
+            yield sample("devices", ids, resource_name=resource.name, health=state)
+
+
+def _device_healthy(resources: Iterable[Resource]) -> Iterator[str]:
+    yield head("device_healthy", "gauge", "Whether all IDs of a device are offered to pods.")
+    for resource in resources:
+        bad = {device.key for device in resource.devices if device.state == "Unhealthy"}
+        yield from (
+            sample("device_healthy", int(key not in bad), resource_name=resource.name, device=key)
+            for key in dict.fromkeys(device.key for device in resource.devices)
+        )
+
+
+def _device_info(resources: Iterable[Resource]) -> Iterator[str]:
+    yield head("device_info", "gauge", "What a device is and where; numa_node is empty where nobody knows it.")
+    for resource in resources:
+        for device in {device.key: device for device in resource.devices}.values():
+            yield sample(
+                "device_info", 1,
+                resource_name=resource.name, device=device.key, backend=resource.backend,
+                numa_node="" if device.numa_node is None else str(device.numa_node),
+                hardware=",".join(device.hardware),
+            )  # fmt: skip
+
+
+def _device_assigned(resources: Iterable[Resource]) -> Iterator[str]:
+    yield head("device_assigned", "gauge", "How many IDs of a device a container holds.")
+    for resource in resources:
+        number = Counter[tuple[str, str, str, str]]()
+        for device in resource.devices:
+            for held in device.held:
+                number.update((device.key, who.namespace, who.pod, who.container) for who in held.holders)
+            yield ""  # a device may have thousands of holders
+        for (key, namespace, pod, container), ids in number.items():
+            yield sample(
+                "device_assigned", ids,
+                resource_name=resource.name, device=key, namespace=namespace, pod=pod, container=container,
+            )  # fmt: skip
+
+
+def _registered(resources: Iterable[Resource]) -> Iterator[str]:
+    yield head("registered", "gauge", "Whether the kubelet has the resource, with an open stream.")
+    for resource in resources:
+        yield sample("registered", int(resource.registered and resource.streaming), resource_name=resource.name)
+
+
+# --- what happened ---
+
+
+def _streams(status: Status, counts: Counts) -> Iterator[str]:
+    yield head("list_and_watch_streams", "gauge", "Streams that the kubelet has open.")
+    yield sample("list_and_watch_streams", sum(resource.streaming for resource in status.resources))
+    yield head("list_and_watch_updates_total", "counter", "Lists that were written to streams.")
+    yield sample("list_and_watch_updates_total", counts.updates)
+
+
+def _transitions(resources: Iterable[Resource], counts: Counts) -> Iterator[str]:
+    yield head(
+        "health_transitions_total", "counter", "Devices that changed their state, by the reason for the new one."
+    )
+    usual = {(resource.name, reason): 0 for resource in resources for reason in _USUAL_REASONS}
+    for (name, reason), number in (usual | counts.transitions).items():
+        yield sample("health_transitions_total", number, resource_name=name, reason=reason)
+
+
+def _by_result(
+    name: str, meaning: str, counted: Counter[tuple[str, str]], results: Iterable[str], resources: Iterable[Resource]
+) -> Iterator[str]:
+    yield head(name, "counter", meaning)
+    usual = {(resource.name, result): 0 for resource in resources for result in results}
+    for (resource_name, result), number in (usual | counted).items():
+        yield sample(name, number, resource_name=resource_name, result=result)
+
+
+def _events(counts: Counts) -> Iterator[str]:
+    yield head("uevents_total", "counter", "Kernel events of the subsystems that backends watch.")
+    for (subsystem, action), number in list(counts.uevents.items()):
+        yield sample("uevents_total", number, subsystem=subsystem, action=action)
+    yield head(
+        "uevent_overflows_total", "counter", "How often the kernel dropped events; everything is looked at then."
+    )
+    yield sample("uevent_overflows_total", counts.overflows)
+    yield from _duration(
+        "hotplug_latency_seconds", "From a kernel event to the list that it changed, written to the stream.",
+        counts.hotplug,
+    )  # fmt: skip
+
+
+def _backends(status: Status, counts: Counts) -> Iterator[str]:
+    kinds = sorted({resource.backend for resource in status.resources if resource.backend} | counts.discovery.keys())
+    yield head("discovery_duration_seconds", "histogram", "Looks at a backend's hardware, at all of it or a part.")
+    for kind in kinds:
+        yield from histogram("discovery_duration_seconds", counts.discovery.get(kind) or Histogram(), backend=kind)
+    down = {problem.backend for problem in status.problems if problem.subject == problem.backend}
+    yield head("backend_up", "gauge", "Whether a backend can tell what hardware there is.")
+    for kind in kinds:
+        yield sample("backend_up", int(kind not in down), backend=kind)
+
+
+def _duration(name: str, meaning: str, counted: Histogram) -> Iterator[str]:
+    yield head(name, "histogram", meaning)
+    yield from histogram(name, counted)

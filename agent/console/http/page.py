@@ -1,0 +1,103 @@
+"""The page: one document with its style and script in it, which nothing else may be added to, and which works without.
+
+Its policy allows exactly that style and that script, by their hashes, and a connection back to us.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from agent.console.http import sections
+from agent.console.http.html import Html, h
+from agent.console.http.picture import Picture
+from agent.console.names import node_name
+
+_STYLE: Final = Html(Path(__file__).with_name("page.css").read_text())
+_SCRIPT: Final = Html(Path(__file__).with_name("page.js").read_text())
+_ICON: Final = (
+    "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E"
+    "%3Crect width='16' height='16' rx='3' fill='%23456'/%3E"
+    "%3Cpath d='M4 13V3h8M4 8h6' fill='none' stroke='%23fff' stroke-width='2'/%3E%3C/svg%3E"
+)
+_SECTIONS: Final = (
+    ("attention", "Attention", "Needs attention"),
+    ("resources", "Resources", "Resources"),
+    ("devices", "Devices", "Devices in their place"),
+    ("events", "Events", "Recent events"),
+    ("unclaimed", "Not offered", "Found and not offered"),
+)
+
+
+def _hash(text: str) -> str:
+    return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
+
+
+POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        f"style-src {_hash(_STYLE)}",
+        f"script-src {_hash(_SCRIPT)}",
+        "connect-src 'self'",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+"""Content-Security-Policy."""
+
+ASSETS: Final = hashlib.sha256((_STYLE + _SCRIPT).encode()).hexdigest()[:12]
+"""Names the style and script; after an update, an open page notices that it is an old one."""
+
+
+def document(picture: Picture) -> Iterator[str]:
+    """The page as it is now, in pieces."""
+    yield f'<!doctype html>\n<html lang="en">{_head()}'
+    yield f'<body data-assets="{ASSETS}" data-seen="{picture.run}-{picture.version}">{_top()}'
+    yield f'<main id="main">{h("div", Html(picture.parts["verdict"].html), id="verdict", aria_live="polite")}'
+    for name, _, title in _SECTIONS:
+        yield f'<section class="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title" tabindex="-1">{title}</h2>'
+        yield f'<div id="{name}">'
+        yield from _inside(picture, name)
+        yield "</div></section>"
+    yield f'</main><footer><div id="about">{picture.parts["about"].html}</div>{_links()}</footer></body></html>\n'
+
+
+def _inside(picture: Picture, name: str) -> Iterator[str]:
+    if name == "devices":
+        yield from sections.devices(picture.tiles, picture.fill)
+    else:
+        yield picture.parts[name].html
+
+
+def _head() -> Html:
+    return h(
+        "head",
+        h("meta", charset="utf-8"),
+        h("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        h("meta", name="color-scheme", content="light dark"),
+        h("title", "Fairlead"),
+        h("link", rel="icon", href=_ICON),
+        h("style", _STYLE),
+        h("noscript", h("meta", http_equiv="refresh", content="30")),
+        h("script", _SCRIPT, type="module"),
+    )
+
+
+def _top() -> Html:
+    return h(
+        "header",
+        h("a", "Skip to what needs attention", href="#attention-title", class_="skip"),
+        h("h1", "Fairlead", h("span", node_name(), id="host")),
+        h("p", "Not live: that takes JavaScript. It loads itself again every 30 s.", id="live", role="status"),
+        h("nav", [h("a", short, href=f"#{name}-title") for name, short, _ in _SECTIONS], aria_label="Sections"),
+    )
+
+
+def _links() -> Html:
+    paths = ("metrics", "status.json", "healthz", "readyz")
+    return h("p", [h("a", f"/{path}", href=path) for path in paths], class_="links")

@@ -1,0 +1,99 @@
+"""What the page shows, part by part, each with the version in which it changed last.
+
+Whoever looks is sent what is newer than what it has: nothing is queued for a viewer, so that a slow one costs nothing
+and misses nothing but states that are past.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from agent.console.http import sections
+from agent.console.http.html import Html
+from agent.console.http.places import Tile, tiles
+from agent.console.http.slices import in_slices
+from agent.console.http.tiles import drawn, name
+from agent.console.http.verdict import troubles
+from agent.console.views import Event, Status
+
+EVENTS: Final = 50
+"""How many the page shows."""
+
+_NOTHING: Final = Html("")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of the page: what is in the element of that name."""
+
+    html: str
+    version: int
+
+
+class Picture:
+    """The parts as they are, and how to draw them anew."""
+
+    def __init__(self, look: Callable[[], Awaitable[Status]], recall: Callable[[], Awaitable[Sequence[Event]]]) -> None:
+        """Prepare; `recall` has the newest `EVENTS` events."""
+        self.run = secrets.token_hex(4)
+        """Tells this picture's versions from those of an agent before us."""
+        self.version = 0
+        self.parts: dict[str, Part] = {}
+        """By the names of the elements that hold them; tiles come after the section that they are in."""
+        self.tiles: Sequence[Tile] = ()
+        self._look = look
+        self._recall = recall
+        self._drawn: dict[str, tuple[Tile, Html]] = {}
+        self._drawing = asyncio.Lock()
+
+    async def refresh(self) -> None:
+        """Draw what has changed."""
+        async with self._drawing:
+            status, happened = await self._look(), await self._recall()
+            every = await in_slices(tile for one in status.resources for tile in tiles(one.name, one.devices))
+            fresh = {**self._sections(status, every, happened)}
+            fresh["devices"] = "".join(await in_slices(sections.devices(every, lambda _: _NOTHING)))
+            self._drawn = dict(await in_slices(self._tiles(every)))
+            fresh |= {it: html for it, (_, html) in self._drawn.items()}
+            self.tiles = every
+            self._take(fresh)
+
+    def fill(self, tile: Tile) -> Html:
+        """What is in a tile."""
+        return self._drawn[name(tile)][1]
+
+    def since(self, version: int) -> dict[str, str]:
+        """What has changed since then."""
+        return {name: part.html for name, part in self.parts.items() if part.version > version}
+
+    def _sections(self, status: Status, every: Sequence[Tile], happened: Sequence[Event]) -> dict[str, str]:
+        found = troubles(status, every)
+        return {
+            "verdict": sections.verdict(status, every, found),
+            "attention": sections.attention(found),
+            "resources": sections.resources(status.resources, status.templates),
+            "unclaimed": sections.unclaimed(status),
+            "events": sections.events(happened),
+            "about": sections.about(status),
+        }
+
+    def _tiles(self, every: Sequence[Tile]) -> Iterator[tuple[str, tuple[Tile, Html]]]:
+        for tile in every:
+            it = name(tile)
+            known = self._drawn.get(it)
+            yield it, known if known is not None and known[0] == tile else (tile, drawn(tile))
+
+    def _take(self, fresh: dict[str, str]) -> None:
+        before, following = self.parts, self.version + 1
+        self.parts = {
+            name: known
+            if (known := before.get(name)) is not None and known.html == html
+            else Part(str(html), following)
+            for name, html in fresh.items()
+        }
+        if any(part.version == following for part in self.parts.values()):
+            self.version = following

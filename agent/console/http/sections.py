@@ -1,0 +1,239 @@
+"""The sections of the page, one function each: status in, HTML out. Pure."""
+
+from __future__ import annotations
+
+import html
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+from agent.console.http.html import Html, h, join, many, moment
+from agent.console.http.places import Machine, Node, Place, Tile
+from agent.console.http.readiness import unready
+from agent.console.http.tiles import name, sign
+from agent.console.http.verdict import Trouble
+from agent.console.views import NAMES_NOTHING, Event, Resource, Status, Template
+
+_STATES: Final = ("Healthy", "Degraded", "Unhealthy")
+_TILES_NAMED: Final = 8  # of those that have one trouble
+_SENTENCES: Final = 5
+_SPARSE: Final = 4  # more devices of a resource in one place stand closer together
+
+Fill = Callable[[Tile], Html]
+"""What is in a tile; nothing where it is sent apart."""
+
+
+def verdict(status: Status, tiles: Sequence[Tile], found: Sequence[Trouble]) -> Html:
+    """Is all well? In a word, and in numbers."""
+    worst = found[0].state if found else "Healthy"
+    configured = sum(bool(resource.backend) for resource in status.resources)
+    used = sum(len(device.held) for tile in tiles for device in tile.views)
+    return h(
+        "div",
+        sign(worst),
+        h(
+            "div",
+            h("p", _in_a_word(status, tiles) or _not_bad(worst), class_="word"),
+            h("p", f"{many(len(tiles), 'device')} in {many(configured, 'resource')}, {many(used, 'ID')} in use"),
+        ),
+        class_=f"verdict {worst.lower()}",
+    )
+
+
+def _in_a_word(status: Status, tiles: Sequence[Tile]) -> str:
+    """What pods lack; nothing if they lack nothing."""
+    bad, missing = sum(tile.worst.state == "Unhealthy" for tile in tiles), len(unready(status))
+    words = [] if status.kubelet.present else ["The kubelet is not there"]
+    if bad:
+        words.append(f"{bad:,} of {many(len(tiles), 'device')} {'is' if bad == 1 else 'are'} unhealthy")
+    if missing and status.kubelet.present:
+        words.append(f"{many(missing, 'resource')} {'is' if missing == 1 else 'are'} not served")
+    return ", ".join(words)
+
+
+def _not_bad(worst: str) -> str:
+    return "All is well" if worst == "Healthy" else "All is served, but not all is well"
+
+
+def attention(found: Sequence[Trouble]) -> Html:
+    """What is wrong, the worst first, with the devices it is about."""
+    if not found:
+        return h("p", "Nothing.", class_="nothing")
+    return h("ul", [_trouble(trouble) for trouble in found], class_="troubles")
+
+
+def _trouble(trouble: Trouble) -> Html:
+    more = len(trouble.sentences) - _SENTENCES
+    links = [h("a", tile.key, href=f"#{name(tile)}") for tile in trouble.tiles[:_TILES_NAMED]]
+    rest = len(trouble.tiles) - _TILES_NAMED
+    pods = Counter(
+        f"{who.namespace}/{who.pod}"
+        for tile in trouble.tiles for device in tile.views for held in device.held for who in held.holders
+    )  # fmt: skip
+    return h(
+        "li",
+        h(
+            "p",
+            sign(trouble.state),
+            h("strong", trouble.title),
+            h("span", trouble.state, class_="state") if trouble.tiles else None,
+            class_="title",
+        ),
+        [h("p", sentence) for sentence in trouble.sentences[:_SENTENCES]],
+        h("p", f"and {more:,} more") if more > 0 else None,
+        h("p", [join(link, " ") for link in links], f"and {rest:,} more" if rest > 0 else None, class_="which")
+        if links
+        else None,
+        h(
+            "p",
+            "Held by ",
+            ", ".join(list(pods)[:_TILES_NAMED]),
+            f" and {len(pods) - _TILES_NAMED:,} more" * (len(pods) > _TILES_NAMED),
+        )
+        if pods
+        else None,
+        h("p", "Since ", moment(trouble.since), class_="since") if trouble.since else None,
+        class_=trouble.state.lower(),
+    )
+
+
+def resources(every: Iterable[Resource], templates: Iterable[Template] = ()) -> Html:
+    """One row for each resource, and for each template that has given none."""
+    rows = [*map(_resource, every), *(_unused(template) for template in templates if not template.resources)]
+    if not rows:
+        return h("p", "The configuration has no [[resource]]: nothing is offered.", class_="nothing")
+    heads = ("Resource", "Kubelet", *_STATES, "In use")
+    return h(
+        "table",
+        h("thead", h("tr", [h("th", text, scope="col") for text in heads])),
+        h("tbody", rows),
+    )
+
+
+def _resource(resource: Resource) -> Html:
+    number = Counter[str]()
+    for device in resource.devices:
+        number[device.state] += len(device.ids)
+    used = sum(len(device.held) for device in resource.devices)
+    word, state = _registration(resource)
+    return h(
+        "tr",
+        h("th", resource.name, h("span", resource.backend or "no longer configured", class_="backend"), scope="row"),
+        h("td", sign(state), f" {word}", data_head="Kubelet"),
+        [
+            h(
+                "td",
+                f"{number[state]:,}",
+                data_head=state,
+                class_=f"number {state.lower() if number[state] else 'zero'}",
+            )
+            for state in _STATES
+        ],
+        h("td", f"{used:,} of {number.total():,}", data_head="In use", class_="number"),
+    )
+
+
+def _unused(template: Template) -> Html:
+    name = h("th", template.name, h("span", template.backend, class_="backend"), scope="row")
+    return h("tr", name, h("td", NAMES_NOTHING, colspan="5", data_head="Kubelet"))
+
+
+def _registration(resource: Resource) -> tuple[str, str]:
+    if not resource.backend:
+        return "retiring", "Degraded"
+    if resource.registered and resource.streaming:
+        return "registered", "Healthy"
+    return ("no stream" if resource.registered else "waiting"), "Unhealthy"
+
+
+def devices(tiles: Sequence[Tile], fill: Fill) -> Iterator[str]:
+    """The machine, with every device in its place; in pieces, since there may be thousands."""
+    where = Machine()
+    for tile in tiles:
+        where.put(tile)
+        yield ""
+    for node in where.nodes():
+        title = _node_title(node)
+        yield f'<section class="node" aria-label="{title}"><h3>{title}</h3>'
+        yield from _inside(node.place, fill)
+        yield "</section>"
+    if not tiles:
+        yield h("p", "No device is offered.", class_="nothing")
+
+
+def _node_title(node: Node) -> str:
+    if node.number is not None:
+        return f"NUMA node {node.number}"
+    return "On the bus, NUMA node unknown" if node.on_bus else "On no bus"
+
+
+def _inside(place: Place, fill: Fill) -> Iterator[str]:
+    for resource, group in itertools.groupby(place.tiles, lambda tile: tile.resource):
+        tiles = list(group)
+        title = html.escape(f"{resource}, {many(len(tiles), 'device')}")
+        dense = " dense" if len(tiles) > _SPARSE else ""
+        yield f'<div class="group{dense}"><p>{title}</p><ul class="tiles" aria-label="{title}">'
+        for tile in tiles:
+            yield h("li", fill(tile), id=name(tile), class_="tile")
+        yield "</ul></div>"
+    if place.below:
+        yield '<ul class="places">'
+        for inner in place.below:
+            wide = " wide" if len(inner.tiles) > _SPARSE or inner.below else ""
+            yield f'<li class="place{wide}">{h("p", "below ", h("code", " › ".join(inner.bridges)), class_="bridge")}'
+            yield from _inside(inner, fill)
+            yield "</li>"
+        yield "</ul>"
+
+
+def unclaimed(status: Status) -> Html:
+    """What no resource takes, and why."""
+    rows = [
+        h(
+            "tr",
+            h("th", one.device, scope="row"),
+            h("td", one.backend, data_head="Backend"),
+            h("td", one.why, data_head="Why"),
+        )
+        for one in status.unclaimed
+    ]
+    if not rows:
+        return h("p", "Every device that was found is offered.", class_="nothing")
+    head = h("thead", h("tr", [h("th", text, scope="col") for text in ("Device", "Backend", "Why")]))
+    return h("details", h("summary", many(len(rows), "device")), h("table", head, h("tbody", rows)))
+
+
+def events(happened: Sequence[Event]) -> Html:
+    """What happened, the newest first."""
+    if not happened:
+        return h("p", "Nothing yet.", class_="nothing")
+    return h("ol", [_event(event) for event in reversed(happened)], class_="events")
+
+
+def _event(event: Event) -> Html:
+    return h(
+        "li",
+        moment(event.time),
+        h("p",
+          sign(event.state) if event.state else None,
+          h("strong", event.kind),
+          [h("span", text) for text in (event.resource, event.device, event.state, event.reason) if text]),
+        h("p", event.message, class_="message") if event.message else None,
+        id=f"e-{event.number}",
+    )  # fmt: skip
+
+
+def about(status: Status) -> Html:
+    """Which Fairlead this is, and what it reads."""
+    configuration, kubelet = status.configuration, status.kubelet
+    rows = (
+        ("Version", status.version),
+        ("Started", moment(status.started)),
+        (
+            "Configuration",
+            join(h("code", configuration.file or "none: KubeVirt's devices"), " read ", moment(configuration.loaded)),
+        ),
+        ("Kubelet", join(h("code", kubelet.socket), " is there" if kubelet.present else " is not there")),
+    )
+    return h("dl", [join(h("dt", term), h("dd", meaning)) for term, meaning in rows])

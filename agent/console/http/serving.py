@@ -1,0 +1,28 @@
+"""Serves HTTP on the daemon's event loop, as one supervised part of it."""
+
+from __future__ import annotations
+
+import anyio
+import structlog
+
+from agent.console.control import Control
+from agent.console.http.app import Face, Health
+from agent.console.http.connections import Reception
+from agent.console.http.listening import listening
+from agent.counting import Counts
+from agent.supervision import supervise
+
+log = structlog.get_logger()
+
+
+async def serve(control: Control, health: Health, counts: Counts, listen: str) -> None:
+    """Serve at "host:port" or "unix:/path" until cancelled.
+
+    Raises:
+        OSError: one cannot listen there.
+    """
+    face = Face(control, health, counts)
+    async with listening(listen) as sockets, anyio.create_task_group() as tasks:
+        tasks.start_soon(supervise, "live page", face.viewers.run)
+        log.info("http-served", listen=listen)
+        await Reception(face).receive(sockets)

@@ -1,0 +1,139 @@
+"""A device as the page draws it: what it is and how, at a glance; opened, all that is known of it. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+from agent.console.http.html import Html, h, join, many, moment
+from agent.console.http.places import Tile
+from agent.console.views import Device, Held
+
+SIGNS: Final = {"Healthy": "✓", "Degraded": "!", "Unhealthy": "✕"}
+"""So that colour is not the only sign."""
+
+_IDS_SHOWN: Final = 8
+_HOLDERS_SHOWN: Final = 20
+
+
+def name(tile: Tile) -> str:
+    """The tile's in the document, the same as long as it is there."""
+    return "d-" + hashlib.blake2s(f"{tile.resource}\0{tile.key}".encode(errors="replace"), digest_size=8).hexdigest()
+
+
+def sign(state: str) -> Html:
+    """The state's, which a screen reader passes over: the word is beside it."""
+    return h("span", SIGNS.get(state, "?"), class_=f"sign {state.lower()}", aria_hidden="true")
+
+
+def drawn(tile: Tile) -> Html:
+    """What is in the tile."""
+    worst = tile.worst
+    return h(
+        "details",
+        h(
+            "summary",
+            sign(worst.state),
+            h("span", tile.key, class_="key"),
+            h(
+                "span",
+                h("span", worst.state, class_="state"),
+                h("span", worst.reason, class_="reason") if worst.reason else None,
+                _use(tile),
+                class_="line",
+            ),
+            _share(tile),
+        ),
+        h("div", [_about(device) for device in tile.views], _where(tile.resource, worst), class_="more"),
+        class_=f"device {worst.state.lower()}" + (" held" if _held(tile) else ""),
+    )
+
+
+def _held(tile: Tile) -> list[Held]:
+    return [held for device in tile.views for held in device.held]
+
+
+def _use(tile: Tile) -> Html | None:
+    """Who has it, or how much of it is taken."""
+    held = _held(tile)
+    if (total := _total(tile)) > 1:
+        return h("span", f"{len(held):,} of {total:,} in use", class_="use")
+    if not held:
+        return h("span", "free", class_="use") if tile.worst.state != "Unhealthy" else None
+    holders = held[0].holders
+    return h("span", f"in use by {holders[0].pod}" if holders else "in use", class_="use")
+
+
+def _share(tile: Tile) -> Html | None:
+    """How much of it is taken, as a bar."""
+    if (total := _total(tile)) <= 1:
+        return None
+    return h("meter", min=0, max=total, value=len(_held(tile)), aria_label=f"{tile.key}: share in use")
+
+
+def _total(tile: Tile) -> int:
+    return sum(len(device.ids) for device in tile.views)
+
+
+def _about(device: Device) -> Html:
+    """One state of it, with the IDs that are in it."""
+    reason = f"{device.state}: {device.reason}" if device.reason else device.state
+    return join(
+        h("p", h("strong", reason), h("br"), device.message or None, class_="health"),
+        h("dl", _rows(device)),
+    )
+
+
+def _rows(device: Device) -> Iterator[Html]:
+    if device.since:
+        yield _row("Since", moment(device.since))
+    if len(device.ids) == 1:
+        yield _row("ID", h("code", device.ids[0]))
+    elif device.ids:
+        yield _row(many(len(device.ids), "ID"), _some(device.ids))
+    if device.held:
+        yield _row("Held by", _holders(device))
+
+
+def _where(resource: str, device: Device) -> Html:
+    rows = [_row("Resource", resource)]
+    if device.hardware:
+        rows.append(_row("Hardware", _some(device.hardware)))
+    if device.numa_node is not None:
+        rows.append(_row("NUMA node", str(device.numa_node)))
+    if device.ancestry:
+        rows.append(_row("Below", h("code", " › ".join(device.ancestry))))
+    return h("dl", rows)
+
+
+def _holders(device: Device) -> Html:
+    """Each container once, with how many IDs it has."""
+    number = Counter(holder for held in device.held for holder in held.holders)
+    lines: list[Html] = [
+        h(
+            "li",
+            f"{who.namespace}/{who.pod}",
+            h("span", f" ({who.container})"),
+            f", {many(ids, 'ID')}" if ids > 1 else None,
+        )
+        for who, ids in sorted(number.items(), key=lambda item: (-item[1], item[0].namespace, item[0].pod))[
+            :_HOLDERS_SHOWN
+        ]
+    ]
+    if len(number) > _HOLDERS_SHOWN:
+        lines.append(h("li", f"and {many(len(number) - _HOLDERS_SHOWN, 'more container')}"))
+    if unknown := sum(not held.holders for held in device.held):
+        lines.append(h("li", f"{many(unknown, 'ID')} by pods that the kubelet has not named yet"))
+    return h("ul", lines)
+
+
+def _some(texts: tuple[str, ...]) -> Html:
+    shown = [join(h("code", text), " ") for text in texts[:_IDS_SHOWN]]
+    more = f"and {len(texts) - _IDS_SHOWN:,} more" if len(texts) > _IDS_SHOWN else None
+    return join(shown, more)
+
+
+def _row(term: str, meaning: Html | str) -> Html:
+    return join(h("dt", term), h("dd", meaning))

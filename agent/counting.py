@@ -1,0 +1,61 @@
+"""What the daemon counts of its own doings, as plain numbers; the HTTP face makes metrics of them.
+
+Counting costs 0.1 us and a histogram 0.3 us, whether anybody asks or not; nothing here imports prometheus_client.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import Final
+
+BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Upper bounds of every histogram's buckets, in seconds: from one list to the patience of a kubelet."""
+
+
+class Histogram:
+    """How often something took how long."""
+
+    __slots__ = ("buckets", "total")
+
+    def __init__(self) -> None:
+        self.buckets = [0] * (len(BOUNDS) + 1)
+        """By `BOUNDS`, each without those before it; the last has what took longer."""
+        self.total = 0.0
+        """Seconds, of all of them."""
+
+    def observe(self, seconds: float) -> None:
+        """It took so long, once more."""
+        self.buckets[bisect_left(BOUNDS, seconds)] += 1
+        self.total += seconds
+
+
+@dataclass(slots=True)
+class Counts:
+    """Everything since the start of the process. Whoever does a thing counts it."""
+
+    transitions: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Devices that changed their state, by (resource, reason); without a reason, the state in small letters."""
+    registrations: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """By (resource, result), of `REGISTRATION_RESULTS`."""
+    updates: int = 0
+    """Lists that were written to streams."""
+    allocations: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Containers by (resource, result), of `ALLOCATION_RESULTS`."""
+    allocating: Histogram = field(default_factory=Histogram)
+    """Allocates, from the request to the reply."""
+    preferring: Histogram = field(default_factory=Histogram)
+    """GetPreferredAllocations, from the request to the reply."""
+    uevents: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Wanted events by (subsystem, action)."""
+    overflows: int = 0
+    """How often the kernel said that it dropped uevents."""
+    hotplug: Histogram = field(default_factory=Histogram)
+    """From a hint of the kernel's to the list that it changed, written to the stream."""
+    discovery: defaultdict[str, Histogram] = field(default_factory=lambda: defaultdict(Histogram))
+    """Looks at a backend's hardware, at all of it or at what a hint named."""
+
+
+REGISTRATION_RESULTS: Final = ("registered", "refused", "unreachable")
+ALLOCATION_RESULTS: Final = ("granted", "refused")

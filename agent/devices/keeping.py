@@ -1,0 +1,104 @@
+"""Keeps what must outlive a restart: reads it into its owners at a start, has it written whenever it changes.
+
+What a dead agent wrote is read before anything is listed, so that what was drained, latched or quarantined is not Healthy
+for a moment. Nothing is written while another agent may still be running: the file is its.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from agent.devices.claims import Ledger
+from agent.devices.health import HealthBook
+from agent.devices.inventory import Inventory
+from agent.devices.model import Health
+from agent.devices.releases import Releaser
+from agent.devices.state import StateFile
+from agent.errors import FairleadError
+from backends.base import Clears
+
+_LATEST: Final = 32503680000.0  # the year 3000, in seconds since the epoch: no later day can be written down everywhere
+
+
+class Keeper:
+    """Between the state file and those who own what is in it."""
+
+    def __init__(
+        self,
+        state: StateFile,
+        ledger: Ledger,
+        releaser: Releaser,
+        inventory: Inventory,
+        health: HealthBook,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._state = state
+        self._ledger, self._releaser = ledger, releaser
+        self._inventory, self._health = inventory, health
+        self._clock, self._wall = clock, wall
+        self._is_alone = False
+        self._claims_changed = False
+        self._written = health.revision
+
+    def restore(self) -> None:
+        """Take in what the file says; where it says nothing, all stays as it is (blocking)."""
+        kept, now = self._state.read(), self._clock()
+        if kept.claims is not None:
+            self._ledger.restore(kept.claims, now)
+            self._inventory.claim(kept.claims)
+        if kept.releasing is not None:
+            self._releaser.add(kept.releasing)
+        if kept.health is not None:
+            unchanged = self._health.revision == self._written
+            self._inventory.set_health(self._health.restore(kept.health, now, self._wall()))
+            if unchanged:
+                self._written = self._health.revision
+
+    async def begin(self) -> None:
+        """No other agent runs: write from now on, and first what has changed before."""
+        self._is_alone = True
+        if self._claims_changed:
+            await self.write_claims()
+        await self.write_health()
+
+    async def write_claims(self) -> None:
+        """Have the claims, and what is to be undone of ended ones, written; returns when they are, or the disk takes too long."""
+        self._claims_changed = True
+        if self._is_alone:
+            await self._state.write(claims=self._ledger.held(), releasing=self._releaser.pending())
+
+    async def write_health(self) -> None:
+        """Have what is kept of health written, if it changed; returns when it is, or the disk takes too long."""
+        if self._is_alone and self._health.revision != self._written:
+            self._written = self._health.revision
+            await self._state.write(health=self._health.kept())
+
+    def unkept(self) -> str:
+        """Why a restart would forget what is kept here, one sentence; empty if it would not."""
+        if not self._state.complaint:
+            return ""
+        return f"{self._state.path} cannot be written: {self._state.complaint}; a restart would forget drains"
+
+    def drain(self, hardware: Iterable[str], reason: str, until: float | None) -> dict[str, Health]:
+        """An operator takes this hardware out of service; the hardware whose health changed.
+
+        Raises:
+            FairleadError: the time is past, or none.
+        """
+        wall = self._wall()
+        if until is not None and not wall < until < _LATEST:
+            raise FairleadError(
+                "a drain must end later than now, in this millennium; without an end it lasts until undrain"
+            )
+        return self._health.drain(hardware, reason, until, self._clock(), wall)
+
+    def undrain(self, hardware: Iterable[str]) -> tuple[dict[str, Health], tuple[str, ...]]:
+        """An operator puts this hardware back into service; the hardware whose health changed, the reasons that ended."""
+        names, now = sorted(set(hardware)), self._clock()
+        said = [it for name in names for it in self._health.signals_of(name, now)]
+        ended = dict.fromkeys(it.reason for it in said if Clears.OPERATOR in it.waits_for)
+        return self._health.undrain(names, now), tuple(ended)

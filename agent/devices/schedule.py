@@ -1,0 +1,139 @@
+"""When a backend is looked at again, and at what: what was asked for, timers, and what failed and is tried again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from backends.base import ALL, All
+
+_RETRY_FIRST, _RETRY_MOST = 1.0, 60.0  # seconds before a failed unit is tried again, doubling
+EVERY_UNIT: Final = ""
+"""Stands for the backend as a whole where a unit's name is due."""
+
+
+@dataclass(slots=True)
+class Todo:
+    """What the next walk covers."""
+
+    everything: bool = False
+    units: set[str] = field(default_factory=set)
+    """To be looked at."""
+    probes: set[str] = field(default_factory=set)
+    """Of which only the health is looked at; only where there is nothing to be looked at."""
+    glances: set[str] = field(default_factory=set)
+    """The same, and of these no more than a glance is taken."""
+    one: bool = False
+    """Of these only one unit: something more urgent is to follow."""
+
+
+class Schedule:
+    """The reasons to look at one backend's units, as they come up."""
+
+    def __init__(self, resync: float, probe: float, clock: Callable[[], float]) -> None:
+        """Prepare.
+
+        Args:
+            resync: seconds between two looks at everything.
+            probe: seconds between two probes of all that is known.
+            clock: the time in seconds.
+        """
+        self.poll: float | None = None
+        """Seconds between two glances that the backend asks for."""
+        self._clock = clock
+        self._resync, self._probe = resync, probe
+        self._resynced = self._probed = self._glanced = clock()
+        self._todo = Todo()
+        self._passed_over = False  # have probes waited for the last look?
+        self._asked = asyncio.Event()
+        self._retries: dict[str, tuple[float, float]] = {}  # unit → when, the delay after that
+
+    def ask(self, units: Iterable[str] | All) -> None:
+        """These are to be looked at, as soon as possible."""
+        if units is ALL:
+            self._todo.everything = True
+        else:
+            self._todo.units.update(units)
+        self._asked.set()
+
+    def set_timers(self, resync: float, probe: float) -> None:
+        """From now on with these times; what is due by them is due at once."""
+        self._resync, self._probe = resync, probe
+        self._asked.set()
+
+    def put_off(self, probes: Iterable[str], glances: Iterable[str]) -> None:
+        """These were to be probed, and those glanced at, and something more urgent came up."""
+        self._todo.probes.update(probes)
+        self._todo.glances.update(glances)
+
+    def restart(self) -> None:
+        """Begin with a look at everything."""
+        self._resynced = self._probed = self._glanced = self._clock()
+        self._todo.everything = True
+
+    async def next(self, known: Collection[str]) -> Todo:
+        """Wait for a reason to look; either units or probes are to be done.
+
+        Looks come first, but where they never end, because each has brought the next, probes get their turn between.
+        """
+        while True:
+            self._asked.clear()
+            if self._is_due(known):
+                break
+            try:
+                async with asyncio.timeout(max(0.0, self._deadline() - self._clock())):
+                    await self._asked.wait()
+            except TimeoutError:
+                pass
+        todo, self._todo = self._todo, Todo()
+        looks, probes = bool(todo.everything or todo.units), bool(todo.probes or todo.glances)
+        if looks and probes and self._passed_over:
+            self._todo = Todo(todo.everything, todo.units)
+            todo = Todo(probes=todo.probes, glances=todo.glances, one=True)
+        elif looks and probes:
+            self._todo = Todo(probes=todo.probes, glances=todo.glances)
+            todo = Todo(todo.everything, todo.units)
+        self._passed_over = looks and probes and not todo.one
+        return todo
+
+    def _is_due(self, known: Collection[str]) -> bool:
+        """See what has become due; is there anything to do?
+
+        What is left of the last probes comes first: else what is late in the alphabet would never be probed again.
+        """
+        now = self._clock()
+        if now >= self._resynced + self._resync:
+            self._resynced = now
+            self._todo.everything = True
+        if now >= self._probed + self._probe and not self._todo.probes:
+            self._probed = self._glanced = now
+            self._todo.probes.update(known)
+        if self.poll is not None and now >= self._glanced + self.poll and not self._todo.glances:
+            self._glanced = now
+            self._todo.glances.update(known)
+        self._collect_retries(now)
+        return self._todo != Todo()
+
+    def _deadline(self) -> float:
+        timers = [self._resynced + self._resync, self._probed + self._probe]
+        if self.poll is not None:
+            timers.append(self._glanced + self.poll)
+        return min(*timers, *(at for at, _ in self._retries.values()))
+
+    def retry(self, unit: str, *, failed: bool) -> None:
+        """A look at this unit failed, and is tried again a little later each time, or did not."""
+        if not failed:
+            self._retries.pop(unit, None)
+        elif unit not in self._retries:
+            self._retries[unit] = (self._clock() + _RETRY_FIRST, _RETRY_FIRST * 2)
+
+    def _collect_retries(self, now: float) -> None:
+        for unit in [unit for unit, (at, _) in self._retries.items() if at <= now]:
+            _, delay = self._retries[unit]
+            self._retries[unit] = (now + delay, min(delay * 2, _RETRY_MOST))
+            if unit == EVERY_UNIT:
+                self._todo.everything = True
+            else:
+                self._todo.units.add(unit)

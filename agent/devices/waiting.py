@@ -1,0 +1,69 @@
+"""Those who wait for a fresh look at certain units."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+class LookError(Exception):
+    """A unit that somebody waits for cannot be looked at; the sentence says which and why."""
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    units: frozenset[str]
+    answer: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    begun: bool = False
+    """Has the scan begun whose end it waits for? One that was under way when it came tells nothing of what is now."""
+
+    def fail(self, sentence: str) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(LookError(sentence))
+
+
+class Waiting:
+    """Whoever asked for a look and has not been answered."""
+
+    def __init__(self) -> None:
+        self._waiters: list[_Waiter] = []
+
+    async def wait(self, units: frozenset[str]) -> None:
+        """Wait until a scan that has not begun yet has looked at these units.
+
+        Raises:
+            LookError: one of them cannot be read.
+        """
+        waiter = _Waiter(units)
+        self._waiters.append(waiter)
+        try:
+            await waiter.answer
+        finally:
+            self._waiters.remove(waiter)
+
+    def begin(self) -> None:
+        """A scan begins that covers all units that are waited for."""
+        for waiter in self._waiters:
+            waiter.begun = True
+
+    def end(self, failed: Mapping[str, str]) -> None:
+        """That scan has ended; of the units that could not be read, why."""
+        for waiter in self._waiters:
+            if waiter.begun and not waiter.answer.done():
+                if sentences := [failed[unit] for unit in sorted(waiter.units & failed.keys())]:
+                    waiter.fail("; ".join(sentences))
+                else:
+                    waiter.answer.set_result(None)
+
+    def let_go(self) -> None:
+        """There is nothing to be looked at any more."""
+        for waiter in self._waiters:
+            if not waiter.answer.done():
+                waiter.answer.set_result(None)
+
+    def hangs(self, unit: str, sentence: str) -> None:
+        """Nobody will hear of this unit soon."""
+        for waiter in self._waiters:
+            if unit in waiter.units:
+                waiter.fail(sentence)

@@ -1,0 +1,202 @@
+"""PreStartContainer: looks at a container's devices before each of its starts, and resets them where that is asked for.
+
+A refusal keeps the container from starting; the kubelet shows the sentence and asks again later (kubelet contract: A4).
+Hardware that an operator has drained is no reason to refuse: drained means no new pods, and this one has it already.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from functools import partial
+from typing import Any, Final
+
+import structlog
+
+from agent.devices.claims import Ledger, SlotKey
+from agent.devices.conditions import condition
+from agent.devices.inventory import Inventory
+from agent.devices.model import REPLACED, Health, State
+from agent.kubelet.errands import Errand, Errands, Kind
+from agent.kubelet.plugin import PreStart
+from backends.base import AllocationRefused, Backend, Device, Grant, Resource
+
+PRE_START_DEADLINE: Final = 27.0
+"""Seconds that all of it may take; the kubelet waits 30 (A4), and then nobody reads our sentence."""
+
+_AGAIN: Final = "The start is tried again by itself"
+_CHECK: Final = Kind("probe", "could not be looked at before the container's start", _AGAIN, PRE_START_DEADLINE)
+_RESET: Final = Kind("prepare", "could not be reset before the container's start", _AGAIN, PRE_START_DEADLINE, True)
+
+log = structlog.get_logger()
+
+
+class Starter:
+    """Says whether containers may start."""
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        ledger: Ledger,
+        backends: Mapping[str, Backend[Any]],
+        errands: Errands,
+        *,
+        health: Callable[[str, bool], Health],
+        was_reset: Callable[[Set[str]], None],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            inventory: what there is.
+            ledger: who holds what.
+            backends: by their kinds.
+            errands: makes backends act.
+            health: of this hardware to the pod that has it; if so asked, once a reset has ended what it ends.
+            was_reset: told which hardware has been reset.
+        """
+        self._inventory = inventory
+        self._ledger = ledger
+        self._backends = backends
+        self._errands = errands
+        self._health = health
+        self._was_reset = was_reset
+        self._said: dict[SlotKey, str] = {}
+
+    def of(self, name: str) -> PreStart | None:
+        """What a container's start has to pass for this resource; None where nothing is to be done."""
+        resource = self._inventory.resource(name)
+        return None if resource is None or resource.spec.pre_start == "none" else self.start
+
+    async def start(self, name: str, ids: Sequence[str]) -> None:
+        """A container that was given these IDs is about to start.
+
+        Raises:
+            AllocationRefused: it must not; the sentence is for the pod's owner.
+        """
+        if (resource := self._inventory.resource(name)) is None:
+            return  # it retires: nobody can say any more what was to be done, and its pods may go on
+        slots = [(name, device_id) for device_id in sorted(set(ids))]
+        try:
+            await self._make_sure(resource, slots)
+        except AllocationRefused as refusal:
+            self._say(slots, refusal.sentence)
+            raise
+        self._say(slots, "")
+
+    async def _make_sure(self, resource: Resource[Any], slots: Sequence[SlotKey]) -> None:
+        resets = resource.spec.pre_start == "reset"
+        async with self._errands.errand(_RESET if resets else _CHECK, resource, _ids(slots)) as errand:
+            unseen = await self._look(errand, resource, slots)
+            if resets:
+                await self._reset(errand, resource, slots, unseen)
+                unseen = await self._look(errand, resource, slots)
+            for slot in slots:
+                self._check(slot, unseen)
+
+    async def _look(self, errand: Errand, resource: Resource[Any], slots: Sequence[SlotKey]) -> Mapping[str, Health]:
+        """Look at the devices, and at those that they are put together of; of these, what cannot be looked at.
+
+        Raises:
+            AllocationRefused: a device is gone.
+            LookError: one cannot be looked at.
+        """
+        await errand.look([self._there(slot) for slot in slots])
+        parts = self._parts(resource.spec.backend, [self._there(slot) for slot in slots])
+        problems = await errand.look_as_far_as_possible(sorted(parts))
+        return {h: Health(State.UNHEALTHY, "unseen", why) for unit, why in problems.items() for h in parts[unit]}
+
+    def _parts(self, kind: str, devices: Sequence[Device]) -> Mapping[str, Set[str]]:
+        """The backend's units where the parts of these devices are found, with the hardware in each."""
+        hardware = {name for device in devices for part in device.parts for name in part}
+        units = defaultdict[str, set[str]](set)
+        for found in self._inventory.on(hardware):
+            if found.ref[0] == kind and not found.device.parts:
+                units[found.device.unit] |= found.device.hardware
+        return units
+
+    def _there(self, slot: SlotKey) -> Device:
+        """The device that the pod was given.
+
+        Raises:
+            AllocationRefused: it is gone, or another one is in its place.
+        """
+        found = self._inventory.slot(*slot)
+        if found is None or found.device is None:
+            raise _refusal(slot, "is not on this node: it is gone", "is back")
+        if found.health.reason == REPLACED:
+            raise _refusal(slot, f"is not what the pod was given: {found.health.message}", "is back")
+        return found.device
+
+    def _check(self, slot: SlotKey, unseen: Mapping[str, Health], *, before_reset: bool = False) -> Device:
+        """The device, fit for use, or what a reset may make fit; what cannot be looked at is not.
+
+        Raises:
+            AllocationRefused: it is not.
+        """
+        device = self._there(slot)
+        resets = device.hardware if before_reset else frozenset[str]()
+        health = condition(device, lambda name: unseen.get(name) or self._health(name, name in resets))
+        if not health.offered:
+            raise _refusal(slot, f"is unhealthy: {health.message or health.reason}", "is healthy again")
+        return device
+
+    async def _reset(
+        self, errand: Errand, resource: Resource[Any], slots: Sequence[SlotKey], unseen: Mapping[str, Health]
+    ) -> None:
+        """Reset the hardware, which this pod must have to itself."""
+        hardware = frozenset(h for slot in slots for h in self._check(slot, unseen, before_reset=True).hardware)
+        async with errand.turn(frozenset[Hashable]((*hardware, *slots))) as turn:
+            grants = [Grant(slot[1], self._check(slot, unseen, before_reset=True)) for slot in slots]
+            self._refuse_to_disturb(slots, hardware)
+            call = partial(_prepare, self._backends[resource.spec.backend], resource, grants)
+            done = await errand.run(turn, call)
+        log.info("hardware-reset", resource=resource.name, ids=_ids(slots), hardware=sorted(done))
+        self._was_reset(done)
+
+    def _refuse_to_disturb(self, slots: Sequence[SlotKey], hardware: Set[str]) -> None:
+        """Refuse where another slot has some of this hardware, or a device that is a part of it."""
+        for held in self._ledger.held():
+            other = self._inventory.slot(*held.slot)
+            depends = other.device.depends if other and other.device else frozenset[str]()
+            if held.slot not in slots and not hardware.isdisjoint(held.hardware | depends):
+                raise AllocationRefused(
+                    f"{', '.join(_ids(slots))} of {slots[0][0]} cannot be reset: it would disturb {held.id} of "
+                    f"{held.resource}, which is on the same hardware and in use. The container starts once that is over."
+                )
+
+    def _say(self, slots: Sequence[SlotKey], refusal: str) -> None:
+        """Tell the log once why a container does not start, however often that is tried, and when it does."""
+        if all(self._said.get(slot, "") == refusal for slot in slots):
+            return
+        for slot in slots:
+            self._said[slot] = refusal
+            if not refusal:
+                del self._said[slot]
+        if refusal:
+            log.warning("start-refused", resource=slots[0][0], ids=_ids(slots), reason=refusal)
+        else:
+            log.info("start-allowed", resource=slots[0][0], ids=_ids(slots))
+
+
+def _ids(slots: Sequence[SlotKey]) -> list[str]:
+    return [device_id for _, device_id in slots]
+
+
+def _refusal(slot: SlotKey, what: str, until: str) -> AllocationRefused:
+    return AllocationRefused(
+        f"Device {slot[1]} of {slot[0]} {what.rstrip('.')}. The container starts once it {until}; "
+        "a new pod may get another one."
+    )
+
+
+def _prepare(backend: Backend[Any], resource: Resource[Any], grants: Sequence[Grant]) -> frozenset[str]:
+    """Run `prepare` to its end, in the thread: it may be a generator.
+
+    Raises:
+        TypeError: it returned nonsense.
+    """
+    returned = backend.prepare(resource, grants)
+    names = returned if isinstance(returned, str) else list(returned)
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"prepare() returned {names!r} where the names of hardware are due")
+    return frozenset(names)

@@ -1,0 +1,66 @@
+"""Hands the lists that changed to their plugins, and says what happened once the kubelet has been told."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import structlog
+
+from agent.counting import Counts
+from agent.devices.adoption import Adopter
+from agent.devices.features import FeatureFile
+from agent.devices.inventory import Inventory
+from agent.devices.oddities import Oddities
+from agent.devices.telling import tell
+from agent.serving import Serving
+
+_TELL_AFTER: Final = 0.002  # seconds from a change to its line in the log: the kubelet is told first
+
+log = structlog.get_logger()
+
+
+class Publisher:
+    """What follows from a change of the inventory."""
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        serving: Serving,
+        adopter: Adopter,
+        oddities: Oddities,
+        features: FeatureFile | None,
+        counts: Counts,
+    ) -> None:
+        """Prepare; these are told, and `counts` counts what changed."""
+        self._inventory, self._serving = inventory, serving
+        self._adopter, self._oddities = adopter, oddities
+        self._features, self._counts = features, counts
+
+    def publish(self, now: float, since: float | None = None) -> bool:
+        """Publish what has changed; have devices given new resources their names?
+
+        Args:
+            now: monotonic seconds.
+            since: when the event came that was the cause, if it was one.
+        """
+        for snapshot in self._inventory.take(now):
+            before = self._serving.publish(snapshot, since)
+            self._adopter.listed(snapshot)
+            # after the streams have sent it, which takes them two turns of the loop
+            asyncio.get_running_loop().call_later(
+                _TELL_AFTER, tell, before.slots if before else None, snapshot, self._counts
+            )
+            self._oddities.tell_of_length(snapshot.resource)
+            if self._features is not None:
+                self._features.changed()
+        self._serving.follow(self._inventory.names())
+        return self._tell_of_names()
+
+    def _tell_of_names(self) -> bool:
+        given = self._inventory.configured.take_given()
+        for resource in given:
+            log.info(
+                "resource-named", resource=resource.name, backend=resource.spec.backend, template=resource.template
+            )
+        return bool(given)

@@ -1,0 +1,248 @@
+"""A server for each resource of the inventory in our directory, registered with the kubelet, as the only agent there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import anyio
+import structlog
+from anyio.abc import TaskGroup
+
+from agent import limits
+from agent.counting import Counts
+from agent.devices.model import Snapshot
+from agent.devices.sources.base import Beat, nobody
+from agent.devices.sources.paths import Change, DirectoryWatch
+from agent.errors import words
+from agent.kubelet.lock import exclusive, remove_leftovers
+from agent.kubelet.plugin import Plugin
+from agent.kubelet.registration import Kubelet, Registrar
+from agent.notify import Notifier
+from agent.supervision import supervise
+from backends.errors import reason_of
+
+_DIRECTORY_RETRY: Final = 1.0  # seconds
+
+log = structlog.get_logger()
+
+
+class Serving:
+    """The plugin directory, our sockets in it, and whoever is behind each of them."""
+
+    def __init__(
+        self,
+        plugin_dir: Path,
+        notifier: Notifier,
+        plugin: Callable[[str], Plugin],
+        *,
+        catch_up: Callable[[], Awaitable[None]],
+        alongside: Callable[[], Awaitable[None]],
+        counts: Counts,
+        beat: Beat = nobody,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            plugin_dir: the kubelet's directory for sockets.
+            notifier: is told what we wait for.
+            plugin: makes a resource's service.
+            catch_up: learns what an agent before us gave while we waited for it to go.
+            alongside: what only the one agent of a node may do; runs as long as we are that.
+            counts: has the registrations.
+            beat: the sign of life of `watch`.
+        """
+        self.kubelet = Kubelet(plugin_dir / "kubelet.sock")
+        self.registrars: dict[str, tuple[Registrar, anyio.CancelScope]] = {}
+        self.plugins: dict[str, Plugin] = {}
+        self._plugin_dir = plugin_dir
+        self._notifier = notifier
+        self._plugin = plugin
+        self._catch_up = catch_up
+        self._alongside = alongside
+        self._counts = counts
+        self._directory = DirectoryWatch(self._directory_changed, self.kubelet.look, beat)
+        self._directory.watch(frozenset({plugin_dir}))
+        self._directory_news = asyncio.Event()
+        self._names: tuple[str, ...] = ()
+        self._names_changed = asyncio.Event()
+        self._lists: dict[str, Snapshot] = {}
+        self._leaving: set[str] = set()
+        self._awaited = ""
+
+    # --- what is served ---
+
+    @property
+    def waiting_for(self) -> str:
+        """What keeps everything from being served, as systemd is told; empty if nothing does."""
+        if self._awaited:
+            return f"waiting for {self._awaited}"
+        if not self.kubelet.generation:
+            return f"waiting for {self.kubelet.socket}"
+        if self.kubelet.complaint:
+            return f"waiting for the kubelet, which does not answer at {self.kubelet.socket}: {self.kubelet.complaint}"
+        return ""
+
+    @property
+    def status(self) -> str:
+        """What we are at, as systemd is told."""
+        if self._awaited or not self.kubelet.generation:
+            return self.waiting_for
+        registered = sum(registrar.registered for registrar, _ in self.registrars.values())
+        return f"{registered} of {len(self.registrars)} resources registered"
+
+    def list_of(self, name: str) -> Snapshot | None:
+        """The resource's list as it was published last."""
+        return self._lists.get(name)
+
+    def publish(self, snapshot: Snapshot, since: float | None = None) -> Snapshot | None:
+        """A resource's list is this from now on, because of an event at that time, if that is known; the one before."""
+        before = self._lists.get(snapshot.resource)
+        self._lists[snapshot.resource] = snapshot
+        if (plugin := self.plugins.get(snapshot.resource)) is not None:
+            plugin.publish(snapshot, since)
+        return before
+
+    def follow(self, names: Sequence[str]) -> None:
+        """Serve these resources and no others."""
+        self._names = tuple(names)
+        if set(names) != self.plugins.keys():
+            self._names_changed.set()
+
+    def every_registrar(self) -> list[Registrar]:
+        """Those of all resources that are served."""
+        return [registrar for registrar, _ in self.registrars.values()]
+
+    def renew(self, name: str) -> None:
+        """Have the kubelet read the options of a resource's plugin again."""
+        log.info("options-changed", resource=name)
+        self.registrars[name][0].renew()
+
+    # --- parts that run ---
+
+    async def watch(self) -> None:
+        """See the kubelet's socket appear, for ever."""
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(self._directory.run)
+            self.kubelet.look()
+
+    async def run(self) -> None:
+        """Serve every resource, in our directory, as the only agent there."""
+        ours = await self._make_directory()
+        async with self._alone(ours / "lock") as waited:
+            remove_leftovers(ours)
+            if waited:
+                await self._catch_up()
+            self.kubelet.look()
+            if not self.kubelet.generation:
+                log.info("waiting-for-kubelet", socket=str(self.kubelet.socket))
+            self._report()
+            try:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(supervise, "claims", self._alongside)
+                    while True:
+                        self._names_changed.clear()
+                        self._follow_names(tasks)
+                        await self._names_changed.wait()
+            finally:
+                self.registrars.clear()
+                self.plugins.clear()
+                self._leaving.clear()
+
+    # --- the directory ---
+
+    @asynccontextmanager
+    async def _alone(self, lock: Path) -> AsyncIterator[bool]:
+        """Be the only agent there; yields whether we had to wait for that."""
+
+        def wait(pid: str) -> None:
+            log.warning("another-agent-runs", file=str(lock), pid=pid, then="waiting until it is gone")
+            self._wait_for(f"{lock}, which process {pid} has: another Fairlead runs")
+
+        self._wait_for(str(lock))
+        try:
+            async with exclusive(lock, wait) as waited:
+                self._awaited = ""
+                if waited:
+                    log.info("took-over", file=str(lock))
+                yield waited
+        except OSError as error:
+            self._wait_for(f"{lock}: {reason_of(error)}")
+            raise
+
+    def _directory_changed(self, path: Path, change: Change) -> None:
+        self._directory_news.set()
+        if path == self.kubelet.socket and change is Change.CREATED:
+            self.kubelet.look()
+
+    async def _make_directory(self) -> Path:
+        """Wait for the plugin directory and make ours in it."""
+        ours = self._plugin_dir / limits.SOCKET_DIRECTORY
+        complaint = ""
+        while True:
+            self._directory_news.clear()
+            try:
+                ours.mkdir(mode=0o750, exist_ok=True)
+            except OSError as error:
+                if words(error) != complaint:
+                    complaint = words(error)
+                    self._wait_for(f"{ours.parent}: {reason_of(error)}")
+                    log.warning(
+                        "plugin-directory-unusable",
+                        directory=str(ours),
+                        reason=complaint,
+                        then="trying again until it is usable",
+                    )
+            else:
+                return ours
+            with anyio.move_on_after(_DIRECTORY_RETRY):
+                await self._directory_news.wait()
+
+    def _endpoint(self, name: str) -> str:
+        """The resource's socket, relative to the plugin directory."""
+        ours = self._plugin_dir / limits.SOCKET_DIRECTORY
+        room = limits.SOCKET_PATH_LIMIT - len(os.fsencode(ours)) - 1
+        return f"{limits.SOCKET_DIRECTORY}/{limits.socket_name(name, room)}"
+
+    # --- the servers ---
+
+    def _follow_names(self, tasks: TaskGroup) -> None:
+        """Have a server for each wanted name, and for no other."""
+        for name in self.registrars.keys() - set(self._names):
+            self.registrars.pop(name)[1].cancel()
+            self._leaving.add(name)
+            self.plugins.pop(name)
+            self._lists.pop(name, None)
+            log.info("resource-retired", resource=name)
+        for name in self._names:
+            if name not in self.registrars and name not in self._leaving:
+                self._serve(name, tasks)  # a name that is back waits for its old server's end: never two streams (A2)
+
+    def _serve(self, name: str, tasks: TaskGroup) -> None:
+        plugin = self.plugins[name] = self._plugin(name)
+        registrar = Registrar(plugin, self.kubelet, self._plugin_dir, self._endpoint(name), self._counts)
+        registrar.on_change = self._report
+        scope = anyio.CancelScope()
+        self.registrars[name] = registrar, scope
+        if (snapshot := self._lists.get(name)) is not None:
+            plugin.publish(snapshot)
+        tasks.start_soon(self._keep, name, registrar, scope)
+
+    async def _keep(self, name: str, registrar: Registrar, scope: anyio.CancelScope) -> None:
+        """Serve a resource until its scope is cancelled."""
+        with scope:
+            await supervise(name, registrar.run)
+        self._leaving.discard(name)
+        self._names_changed.set()
+
+    def _wait_for(self, what: str) -> None:
+        self._awaited = what
+        self._notifier.status(self.waiting_for)
+
+    def _report(self) -> None:
+        """Tell systemd what we are at."""
+        self._notifier.status(self.status)

@@ -1,0 +1,127 @@
+"""AMD's GPUs, as ROCm's k8s-device-plugin hands them out, and the partitions of those that are divided.
+
+A divided GPU is its own first partition; the others are platform devices (`amdgpu_xcp_1`). /dev/kfd is everybody's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import ClassVar, Final
+
+from backends.base import ContainerEdits, Device, Discovery, Grant, Host, HostPath
+from backends.gpu import functions, kfd, nodes
+from backends.gpu.nodes import Wanted
+from backends.gpu.options import GpuResource
+from backends.gpu.vendor import Attributes, described, gpu, part, unbound, withheld
+from backends.linux import pci, sysfs
+
+DRIVER: Final = "amdgpu"
+KFD: Final = HostPath("/dev/kfd")
+PLATFORM: Final = HostPath("/sys/devices/platform")
+PARTITION: Final = "amdgpu_xcp_"
+
+TOGETHER: Final = "kfd"
+"""The unit for what all GPUs have together."""
+
+WHOLE: Final = "spx"
+"""The compute partition of a GPU that is not divided."""
+
+_PARTITIONS: Final = ("current_compute_partition", "current_memory_partition")
+
+
+class Amd:
+    """Finds AMD's GPUs and hands them out."""
+
+    group: ClassVar[str | None] = TOGETHER
+    roots: Sequence[HostPath] = ()
+
+    def __init__(self, host: Host, resources: Sequence[GpuResource]) -> None:  # noqa: ARG002  # as other vendors'
+        self.host = host
+
+    def found(self, function: pci.Function) -> Discovery:
+        """The GPU, or its first partition."""
+        wanted = (Wanted(KFD), *nodes.drm(self.host, function.path, function.drm))
+        unusable = unbound(function, DRIVER)
+        if not unusable and len(wanted) == 1:
+            unusable = "its driver has not made its DRM devices"
+        unusable = unusable or nodes.fault(self.host, wanted) or ""
+        attributes = self._described(function)
+        (identity,) = attributes.get("uuid", (None,))
+        return Discovery((withheld(gpu(function, wanted, attributes, identity=identity), unusable),))
+
+    def _described(self, function: pci.Function) -> Attributes:
+        read = {
+            name: _printable(sysfs.attribute(self.host, function.path / name))
+            for name in ("unique_id", "serial_number", "product_name", *_PARTITIONS)
+        }
+        compute, memory = ((read[name] or "").lower() for name in _PARTITIONS)
+        return described(
+            function,
+            uuid=read["unique_id"],
+            serial=read["serial_number"],
+            model=read["product_name"],
+            compute_partition=compute,
+            memory_partition=memory,
+            partition=f"{compute}_{memory}" if compute and memory else None,
+        )
+
+    def together(self) -> Discovery:
+        """The partitions beyond the first ones, and the XGMI links."""
+        known = kfd.gpus(self.host)
+        return Discovery(tuple(self._partitions(known)), tuple(kfd.links(known)))
+
+    def _partitions(self, known: Iterable[kfd.KfdNode]) -> Iterator[Device]:
+        """KFD says whose they are; those it does not name are not in use (the driver makes more than it needs)."""
+        by_minor = {node.render_minor: node.address for node in known}
+        whole: dict[str, pci.Function | None] = {}
+        for name in self._partition_names():
+            found = self._drm(name)
+            minors = [int(one.removeprefix("renderD")) for one in found if one.removeprefix("renderD").isdecimal()]
+            for address in (by_minor[minor] for minor in minors[:1] if minor in by_minor):
+                if address not in whole:
+                    whole[address] = pci.read(self.host, address)
+                function = whole[address]
+                if function is not None and functions.is_gpu(function.vendor, function.kind):
+                    yield self._partition(name, found, function)
+
+    def _partition(self, name: str, drm: Sequence[str], function: pci.Function) -> Device:
+        wanted = (Wanted(KFD), *nodes.drm(self.host, PLATFORM / name, drm))
+        unusable = unbound(function, DRIVER) or nodes.fault(self.host, wanted) or ""
+        attributes = self._described(function)
+        told = (*attributes.get("uuid", (function.ids,)), *attributes.get("partition", ()))
+        found = part(gpu(function, (), attributes), name, wanted, attributes)
+        return withheld(replace(found, unit=TOGETHER, identity=" ".join(told)), unusable)
+
+    def _partition_names(self) -> list[str]:
+        try:
+            return [name for name in sysfs.entries(self.host, PLATFORM) if name.startswith(PARTITION)]
+        except OSError:
+            return []
+
+    def _drm(self, name: str) -> list[str]:
+        try:
+            return sysfs.entries(self.host, PLATFORM / name / "drm")
+        except OSError:
+            return []
+
+    def directories(self, addresses: Iterable[str]) -> Iterable[HostPath]:  # noqa: ARG002  # an interface's
+        """Where the nodes are."""
+        return [KFD.parent, nodes.DRI]
+
+    def concerned(self, path: HostPath, addresses: Sequence[str]) -> Iterable[str]:
+        """All of them, if it is a node of theirs."""
+        is_node = path in (KFD, KFD.parent, nodes.DRI) or path.parent == nodes.DRI
+        return (*addresses, TOGETHER) if is_node else ()
+
+    def ids(self, resource: GpuResource, device: Device) -> Sequence[str] | None:  # noqa: ARG002  # an interface's
+        """The usual ones: PCI addresses, and the names of partitions."""
+        return None
+
+    def edits(self, resource: GpuResource, grants: Sequence[Grant]) -> ContainerEdits:  # noqa: ARG002
+        """The nodes."""
+        return ContainerEdits.of(grants)
+
+
+def _printable(text: str | None) -> str | None:
+    return text if text and text.isprintable() else None

@@ -1,0 +1,195 @@
+"""The backend: one face for all vendors. A unit is a PCI function, or what a vendor's GPUs have together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar, Final
+
+from backends.base import (
+    AllocationRefused,
+    Backend,
+    ContainerEdits,
+    Device,
+    Discovery,
+    Grant,
+    Hint,
+    Host,
+    OptionsError,
+    PathChange,
+    Record,
+    Signal,
+    Uevent,
+    Watches,
+)
+from backends.gpu import functions, nodes, wedged, xid
+from backends.gpu.amd import PARTITION, TOGETHER, WHOLE, Amd
+from backends.gpu.intel import Intel
+from backends.gpu.nvidia import Nvidia
+from backends.gpu.options import GpuOptions, GpuResource, complaints
+from backends.gpu.vendor import Vendor
+from backends.known import Known
+from backends.linux import pci, pci_health, pci_recovery
+
+_VENDORS: Final[dict[str, type[Vendor]]] = {
+    functions.NVIDIA: Nvidia,
+    functions.AMD: Amd,
+    functions.INTEL: Intel,
+}
+
+
+class Gpu(Backend[GpuOptions]):
+    """Hands out GPUs."""
+
+    options_type: ClassVar = GpuOptions
+
+    def __init__(self, host: Host, resources: Sequence[GpuResource]) -> None:
+        super().__init__(host, resources)
+        self._vendors = {vendor: dialect(host, resources) for vendor, dialect in _VENDORS.items()}
+        self._groups = {dialect.group: dialect for dialect in self._vendors.values() if dialect.group is not None}
+
+    @classmethod
+    def check(cls, resource: GpuResource) -> None:
+        """Refuse what no hardware could make right.
+
+        Raises:
+            OptionsError: with the offending key and a sentence.
+            ExceptionGroup: of several of them.
+        """
+        OptionsError.raise_all(complaints(resource.spec.options))
+
+    def units(self) -> Iterable[str]:
+        """The addresses of all GPUs, and for each vendor that is there what its GPUs have together."""
+        found = dict(functions.addresses(self.host))
+        groups = (self._vendors[vendor].group for vendor in set(found.values()))
+        return [*found, *(group for group in groups if group is not None)]
+
+    def discover(self, unit: str) -> Discovery:
+        """One GPU, with the parts it is divided into; or what a vendor's GPUs have together."""
+        if unit in self._groups:
+            return self._groups[unit].together()
+        function = pci.read(self.host, unit)
+        if function is None:
+            return Discovery()
+        if not functions.is_gpu(function.vendor, function.kind):
+            return Discovery(problems=function.problems)
+        found = self._vendors[function.vendor].found(function)
+        return replace(found, problems=(*function.problems, *found.problems))
+
+    def probe(self, device: Device) -> Iterable[Signal]:
+        """Its nodes, its driver, and what PCI says of its functions."""
+        own = sorted(name.removeprefix("pci:") for name in device.hardware if name.startswith("pci:"))
+        hardware = f"pci:{own[0]}" if own else min(device.hardware)
+        yield from nodes.signals(self.host, device, hardware, self._vendor_of(device).roots)
+        for address in own:
+            yield from pci_health.signals(self.host, address)
+            if not device.unusable:
+                yield from pci_health.driver_signals(self.host, address, device.attributes["driver"])
+
+    def signals(self, record: Record) -> Iterable[Signal]:
+        """NVIDIA's XIDs, PCI error recoveries, hanging DRM devices."""
+        if record.source == "kmsg":
+            yield from xid.signals(record, self.resources)
+        yield from wedged.signals(record)
+        if functions.told(record.properties):
+            yield from pci_recovery.signals(record)
+
+    # --- events ---
+
+    def watches(self, known: Known) -> Watches:
+        """Events of the functions and of their DRM devices, what the kernel says once, and where nodes are made late."""
+        by_vendor = _by_vendor(known)
+        directories = {
+            path
+            for vendor, dialect in self._vendors.items()
+            if vendor in by_vendor
+            for path in dialect.directories(by_vendor[vendor])
+        }
+        return Watches(
+            subsystems=frozenset({"pci", "drm"}),
+            directories=frozenset(directories),
+            facts=frozenset({pci_recovery.FACT, wedged.FACT}),
+            kernel_lines=frozenset({xid.LINE}),
+        )
+
+    def affects(self, hint: Hint, known: Known) -> Iterable[str]:
+        """The GPUs that an event is about, happens below or happens above."""
+        if isinstance(hint, PathChange):
+            by_vendor = _by_vendor(known)
+            return {
+                unit
+                for vendor, addresses in by_vendor.items()
+                for unit in self._vendors[vendor].concerned(hint.path, addresses)
+            }
+        return self._affected(hint, known) if isinstance(hint, Uevent) else ()
+
+    def _affected(self, event: Uevent, known: Known) -> Iterable[str]:
+        if f"/{PARTITION}" in event.devpath:
+            return [TOGETHER]
+        told = functions.told(event.properties) if event.subsystem == "pci" else None
+        mine = pci.address_in(event.devpath)
+        concerned = pci.affected(event, known) | pci.undivided(event, known)
+        units = {a for a in concerned if a in known or (a == mine and (told or event.subsystem == "drm"))}
+        if not units:
+            return ()
+        vendors = {*_by_vendor({unit: known[unit] for unit in units if unit in known}), told}
+        groups = {self._vendors[vendor].group for vendor in vendors if vendor is not None}
+        return units | {group for group in groups if group is not None and event.subsystem == "pci"}
+
+    # --- handing out ---
+
+    def ids(self, resource: GpuResource, device: Device) -> Sequence[str]:
+        """The vendor's own way, or the device's key, with `::n` where several pods share it."""
+        return self._vendor_of(device).ids(resource, device) or super().ids(resource, device)
+
+    def edits(self, resource: GpuResource, grants: Sequence[Grant]) -> ContainerEdits:
+        """Each vendor's for its own.
+
+        Raises:
+            AllocationRefused: the resource's options forbid it.
+        """
+        by_vendor: dict[str, list[Grant]] = defaultdict(list)
+        for grant in grants:
+            by_vendor[grant.device.attributes["vendor"][0]].append(grant)
+        every = [self._vendors[vendor].edits(resource, mine) for vendor, mine in by_vendor.items()]
+        return ContainerEdits().merge(*every)
+
+    def prefers(self, resource: GpuResource) -> bool:  # noqa: ARG002  # an interface's
+        """Always: GPUs near each other work faster together."""
+        return True
+
+    def prepare(self, resource: GpuResource, grants: Sequence[Grant]) -> Iterable[str]:  # noqa: ARG002
+        """Reset the GPUs by themselves.
+
+        Raises:
+            AllocationRefused: one cannot be reset, or others would be with it.
+        """
+        for grant in grants:
+            if not _is_whole(grant.device):
+                raise AllocationRefused(
+                    f"{grant.id} is a part of a GPU and cannot be reset without the others. "
+                    'Ask this node\'s administrator to set pre_start = "check" for it.'
+                )
+        addresses = sorted({name for grant in grants for name in grant.device.hardware})
+        for hardware in addresses:
+            pci.reset(self.host, hardware.removeprefix("pci:"))
+        return addresses
+
+    def _vendor_of(self, device: Device) -> Vendor:
+        return self._vendors[device.attributes["vendor"][0]]
+
+
+def _by_vendor(known: Mapping[str, Sequence[Device]]) -> dict[str, list[str]]:
+    """The addresses of these known GPUs. A unit that has none now may get one: it is whoever's."""
+    found: dict[str, list[str]] = {}
+    for unit, devices in known.items():
+        if pci.ADDRESS.fullmatch(unit):
+            for vendor in devices[0].attributes["vendor"] if devices else _VENDORS:
+                found.setdefault(vendor, []).append(unit)
+    return found
+
+
+def _is_whole(device: Device) -> bool:
+    whole = all(name.startswith("pci:") for name in device.hardware)
+    return whole and set(device.attributes.get("compute_partition", ())) <= {WHOLE}

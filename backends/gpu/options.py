@@ -1,0 +1,83 @@
+"""The keys of a `gpu` resource, and what is wrong with impossible values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from backends.base import OptionsError, Resource
+
+Strategy: TypeAlias = Literal["envvar", "volume-mounts", "cdi-annotations", "cdi-cri"]
+Xids: TypeAlias = list[int] | Literal["all"]
+
+
+class GpuOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The keys of a `gpu` resource. They are NVIDIA's, under NVIDIA's names; AMD's and Intel's GPUs need none."""
+
+    style: Literal["vendor", "gke"] = "vendor"
+    """Whose plugin a container takes it for: NVIDIA's own, or GKE's on Container-Optimized OS."""
+    device_list_strategy: Strategy | list[Strategy] = "envvar"
+    """How the container's runtime learns of its GPUs."""
+    device_id_strategy: Literal["uuid", "index"] = "uuid"
+    """What names a GPU there."""
+    pass_device_specs: bool = False
+    """Are the device nodes handed out too? The runtime does it by itself, the kubelet's CPU manager undoes it."""
+    device_driver_root: str = "/"
+    """Where the host has the driver's device nodes, `/run/nvidia/driver` in a driver container."""
+    gds_enabled: bool = False
+    """GPUDirect Storage: `NVIDIA_GDS=enabled`, and its CDI device."""
+    gdrcopy_enabled: bool = False
+    """GDRCopy: `NVIDIA_GDRCOPY=enabled`, and its CDI device."""
+    mofed_enabled: bool = False
+    """Mellanox's drivers: `NVIDIA_MOFED=enabled`, and its CDI device."""
+    cdi_annotation_prefix: str = "cdi.k8s.io/"
+    """What the annotation of "cdi-annotations" begins with."""
+    cdi_vendor: str = "k8s.device-plugin.nvidia.com"
+    """Of the CDI devices: NVIDIA's plugin writes its own specifications, `nvidia-ctk` writes `nvidia.com`."""
+    fail_requests_greater_than_one: bool = False
+    """Is a container that asks for several replicas refused? It would mostly get the same GPU twice."""
+    xid_critical: Xids | None = None
+    """XIDs that make a GPU unhealthy, "all" for those that are not ignored; see `xid` for the default."""
+    xid_ignored: Xids | None = None
+    """XIDs that mean nothing, "all" for those that are not critical."""
+
+    @property
+    def strategies(self) -> frozenset[str]:
+        """`device_list_strategy`, one or several."""
+        written = self.device_list_strategy
+        return frozenset([written] if isinstance(written, str) else written)
+
+
+GpuResource = Resource[GpuOptions]
+
+_DEFAULTS: Final = GpuOptions()
+_OF_GKE: Final = ("style", "fail_requests_greater_than_one", "xid_critical", "xid_ignored")
+
+
+def complaints(options: GpuOptions) -> Iterator[OptionsError]:
+    """What is wrong with the options, key by key."""
+    if not options.strategies:
+        yield OptionsError(("device_list_strategy",), 'is empty; "envvar" is the usual one')
+    if not options.device_driver_root.startswith("/"):
+        yield OptionsError(("device_driver_root",), f"{options.device_driver_root!r} is not an absolute path")
+    if options.style == "gke":
+        for key in GpuOptions.__struct_fields__:
+            if key not in _OF_GKE and getattr(options, key) != getattr(_DEFAULTS, key):
+                yield OptionsError((key,), 'is for NVIDIA\'s own style; with style = "gke" it would do nothing')
+    yield from _xid_complaints(options)
+
+
+def _xid_complaints(options: GpuOptions) -> Iterator[OptionsError]:
+    if options.xid_critical == options.xid_ignored == "all":
+        yield OptionsError(("xid_ignored",), 'is "all", and so is xid_critical; keep one of them')
+    for key in ("xid_critical", "xid_ignored"):
+        written = getattr(options, key)
+        for index, xid in enumerate(written if isinstance(written, list) else ()):
+            if xid < 1:
+                yield OptionsError((key, index), f"is {xid}; XIDs are numbers from 1")
+    if isinstance(options.xid_critical, list) and isinstance(options.xid_ignored, list):
+        for index, xid in enumerate(options.xid_ignored):
+            if xid in options.xid_critical:
+                yield OptionsError(("xid_ignored", index), f"{xid} is among xid_critical too; keep one of them")

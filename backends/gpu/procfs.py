@@ -1,0 +1,151 @@
+"""What NVIDIA's driver says in /proc/driver/nvidia: its GPUs, and how they are divided (MIG).
+
+Formats: nv-procfs.c and nv-caps.c in the driver's open kernel modules, and the chapter "Using the /proc File System
+Interface" of its README. The driver's entries come and go without any event.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from backends.base import Host, HostPath, Problem
+from backends.errors import reason_of
+from backends.linux import pci, sysfs
+
+GPUS: Final = HostPath("/proc/driver/nvidia/gpus")
+CAPABILITIES: Final = HostPath("/proc/driver/nvidia/capabilities")
+MIG_MINORS: Final = HostPath("/proc/driver/nvidia-caps/mig-minors")
+
+_FILE_BYTES: Final = 1 << 18
+"""A table of all MIG devices that eight GPUs could have takes 30 KiB."""
+
+_LINE: Final = re.compile(r"([A-Z][A-Za-z ]{1,30}):[ \t]*(.*)")
+_UUID: Final = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+_UNKNOWN_UUID: Final = "GPU-????"  # until the GPU is used for the first time
+_MINOR: Final = re.compile(r"[0-9]{1,7}")
+_ACCESS: Final = re.compile(r"(gpu\d{1,4}/gi\d{1,4}(?:/ci\d{1,4})?)/access (\d{1,7})")
+
+
+@dataclass(frozen=True, slots=True)
+class Information:
+    """A GPU as the driver knows it."""
+
+    model: str | None = None
+    uuid: str | None = None
+    """None until the driver has started the GPU."""
+    minor: int | None = None
+    """Of /dev/nvidia<minor>."""
+    excluded: bool = False
+    """By the driver's parameter NVreg_ExcludedGpus."""
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Instance:
+    """A MIG device: a compute instance of a GPU instance."""
+
+    gpu: int
+    """The GPU's minor."""
+    gi: int
+    ci: int
+
+    @property
+    def gi_name(self) -> str:
+        """In the tables of capabilities: `gpu0/gi1`."""
+        return f"gpu{self.gpu}/gi{self.gi}"
+
+    @property
+    def name(self) -> str:
+        """`gpu0/gi1/ci0`."""
+        return f"{self.gi_name}/ci{self.ci}"
+
+
+def information(host: Host, address: str) -> Information | None:
+    """What the driver says of one GPU; None if it does not have it, or not yet."""
+    path = GPUS / address / "information"
+    try:
+        text = _read(host, path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return Information(problems=(Problem(address, f"{path} cannot be read: {reason_of(error)}"),))
+    said = {found[1]: found[2].strip() for line in text.splitlines() if (found := _LINE.fullmatch(line))}
+    uuid, minor, model = said.get("GPU UUID", ""), said.get("Device Minor", ""), said.get("Model", "")
+    wrong = []
+    if not _UUID.fullmatch(uuid) and not uuid.startswith(_UNKNOWN_UUID):
+        wrong.append(f"{path} has no GPU UUID")
+    if not _MINOR.fullmatch(minor):
+        wrong.append(f"{path} has no Device Minor")
+    return Information(
+        model=model if model.isprintable() and model else None,
+        uuid=uuid if _UUID.fullmatch(uuid) else None,
+        minor=int(minor) if _MINOR.fullmatch(minor) else None,
+        excluded=said.get("GPU Excluded") == "Yes",
+        problems=tuple(Problem(address, sentence) for sentence in wrong),
+    )
+
+
+def addresses(host: Host) -> list[str]:
+    """The GPUs that the driver has, in the order in which NVIDIA's tools number them."""
+    return [name for name in _entries(host, GPUS) if pci.ADDRESS.fullmatch(name)]
+
+
+def gpu_instances(host: Host, minor: int) -> list[int]:
+    """The numbers of the GPU instances of a GPU in MIG mode."""
+    return sorted(_numbered(host, CAPABILITIES / f"gpu{minor}" / "mig", "gi"))
+
+
+def instances(host: Host, minor: int) -> list[Instance]:
+    """The MIG devices of a GPU."""
+    return [
+        Instance(minor, gi, ci)
+        for gi in gpu_instances(host, minor)
+        for ci in sorted(_numbered(host, CAPABILITIES / f"gpu{minor}" / "mig" / f"gi{gi}", "ci"))
+    ]
+
+
+def capability_minors(host: Host) -> dict[str, int]:
+    """`gpu0/gi1` and `gpu0/gi1/ci0` → the number of the /dev/nvidia-caps/nvidia-cap that lets it be used."""
+    lines = (_text(host, MIG_MINORS) or "").splitlines()
+    return {found[1]: int(found[2]) for line in lines if (found := _ACCESS.fullmatch(line.strip()))}
+
+
+def stamp(host: Host) -> tuple[str, ...]:
+    """Changes whenever the driver is loaded anew, has other GPUs, or divides them in another way."""
+    try:
+        loaded = str(host.local(GPUS).stat().st_ino)
+    except OSError:
+        loaded = ""
+    divided = [name for name in _entries(host, CAPABILITIES) if re.fullmatch(r"gpu\d{1,4}", name)]
+    parts = [one.name for name in divided for one in instances(host, int(name.removeprefix("gpu")))]
+    return (loaded, *addresses(host), *divided, *parts)
+
+
+def _numbered(host: Host, directory: HostPath, prefix: str) -> Iterator[int]:
+    for name in _entries(host, directory):
+        if (number := name.removeprefix(prefix)) != name and number.isdecimal() and number.isascii():
+            yield int(number)
+
+
+def _entries(host: Host, directory: HostPath) -> list[str]:
+    try:
+        return sysfs.entries(host, directory)
+    except OSError:
+        return []
+
+
+def _text(host: Host, path: HostPath) -> str | None:
+    try:
+        return _read(host, path)
+    except OSError:
+        return None
+
+
+def _read(host: Host, path: HostPath) -> str:
+    file = os.open(host.local(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(file, "rb") as opened:
+        return opened.read(_FILE_BYTES).decode(errors="replace")

@@ -1,0 +1,109 @@
+"""What a vendor's module does; `backend` makes one backend of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar, Protocol, TypeAlias
+
+from backends.base import ContainerEdits, Device, Discovery, Grant, Host, HostPath, Mount
+from backends.gpu.nodes import Wanted, handed_out, numbers
+from backends.gpu.options import GpuResource
+from backends.linux.pci import Function
+
+Attributes: TypeAlias = Mapping[str, tuple[str, ...]]
+
+
+class Vendor(Protocol):
+    """Finds the GPUs of one vendor and hands them out."""
+
+    group: ClassVar[str | None]
+    """The unit for what concerns all its GPUs together: links between them, partitions; None: there is no such."""
+    roots: Sequence[HostPath]
+    """Where nodes may lie instead: with /run/nvidia/driver, /run/nvidia/driver/dev/nvidia0 is as good as /dev/nvidia0."""
+
+    def __init__(self, host: Host, resources: Sequence[GpuResource]) -> None: ...
+
+    def found(self, function: Function) -> Discovery:
+        """The GPU that a PCI function is, and the parts it is divided into."""
+
+    def together(self) -> Discovery:
+        """What the unit `group` has."""
+
+    def directories(self, addresses: Iterable[str]) -> Iterable[HostPath]:
+        """Where entries come late, after the kernel's event; `addresses` are those of its GPUs."""
+
+    def concerned(self, path: HostPath, addresses: Sequence[str]) -> Iterable[str]:
+        """Which of its GPUs have to be looked at after that entry came, went or changed."""
+
+    def ids(self, resource: GpuResource, device: Device) -> Sequence[str] | None:
+        """The IDs of a device where they are not the usual ones."""
+
+    def edits(self, resource: GpuResource, grants: Sequence[Grant]) -> ContainerEdits:
+        """What a container gets with these, all of which are this vendor's."""
+
+
+def unbound(function: Function, driver: str) -> str:
+    """Why the GPU cannot be used as it is: it is bound to no driver, or to another; empty if it is bound to this one."""
+    if function.driver is None:
+        return f"it has no driver; {driver} is needed"
+    return "" if function.driver == driver else f"it is bound to {function.driver}, not to {driver}"
+
+
+def gpu(
+    function: Function,
+    wanted: Sequence[Wanted],
+    attributes: Attributes,
+    *,
+    uuid: str | None = None,
+    identity: str | None = None,
+    mounts: tuple[Mount, ...] = (),
+) -> Device:
+    """The device that a PCI function is; its key is its UUID, or else its address."""
+    return Device(
+        key=uuid or function.address,
+        unit=function.address,
+        hardware=frozenset({function.hardware}),
+        depends=frozenset() if function.physical is None else frozenset({f"pci:{function.physical}"}),
+        identity=identity or function.ids,
+        bindings=function.bindings(),
+        nodes=handed_out(wanted),
+        mounts=mounts,
+        numa_node=function.numa_node,
+        ancestry=function.ancestry,
+        attributes={**attributes, **numbers(wanted)},
+    )
+
+
+def part(whole: Device, key: str, wanted: Sequence[Wanted], attributes: Attributes) -> Device:
+    """A part of a GPU: what concerns the GPU concerns it too, but it owns nothing of it."""
+    own = f"part:{key}"
+    return replace(
+        whole,
+        key=key,
+        hardware=frozenset({own}),
+        bindings=driven_as(whole, own),
+        depends=whole.hardware | whole.depends,
+        nodes=handed_out(wanted),
+        ancestry=(*whole.ancestry, *whole.attributes["address"]),
+        attributes={**attributes, **numbers(wanted)},
+    )
+
+
+def driven_as(whole: Device, *parts: str) -> Mapping[str, str]:
+    """The bindings of parts of a GPU: its driver is theirs."""
+    return {part: binding for binding in whole.bindings.values() for part in parts}
+
+
+def withheld(device: Device, why: str) -> Device:
+    """A device that cannot be had as it is: without what would be handed out. Without a reason it is as it was."""
+    if not why:
+        return device
+    attributes = {name: values for name, values in device.attributes.items() if name != "node_numbers"}
+    return replace(device, unusable=why, nodes=(), mounts=(), attributes=attributes)
+
+
+def described(function: Function, **more: str | None) -> Attributes:
+    """The attributes of a GPU: those of its PCI function, and what else is known."""
+    known = {name: (value,) for name, value in more.items() if value}
+    return {**function.attributes(), "boot_display": ("yes" if function.boot_display else "no",), **known}

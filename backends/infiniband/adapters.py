@@ -1,0 +1,170 @@
+"""What is at one place, as the device that is offered: its names, nodes and attributes; or why it cannot be offered.
+
+A physical function owns two pieces of hardware: `pci:` itself, and `rdma:` the adapter with its ports. Virtual functions
+and subfunctions depend on the first alone: their traffic goes on when the physical function's own port is down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from backends.base import Device, Host, HostPath, Node
+from backends.infiniband.options import UNSEEN_WHEN_AWAY, InfiniBandResource
+from backends.linux import pci, rdma, rdma_ports
+from backends.linux.pci import Function
+from backends.linux.rdma import Adapter
+from backends.linux.rdma_ports import PortState
+
+_NVIDIA: Final = "15b3"  # whose Ethernet controllers are adapters, too
+_NETWORK: Final = "02"  # PCI classes: a network controller,
+_INFINIBAND: Final = "0207"  # and one for InfiniBand
+
+_Attributes = dict[str, tuple[str, ...]]
+
+
+def port_states(host: Host, adapter: Adapter) -> list[PortState]:
+    """How all of the adapter's ports are; asks the firmware."""
+    return [rdma_ports.read(host, port) for hca in adapter.hcas for port in hca.ports]
+
+
+def function_of(host: Host, adapter: Adapter) -> Function | None:
+    """The PCI function that it is, or is on."""
+    return pci.read(host, adapter.address) if adapter.address else None
+
+
+def device(
+    host: Host,
+    adapter: Adapter,
+    function: Function | None,
+    states: Sequence[PortState],
+    resources: Iterable[InfiniBandResource],
+) -> Device:
+    """The adapter as a device. `resources` are all there are."""
+    attributes = _attributes(adapter, function, states)
+    if adapter.away:
+        attributes = assumed(attributes, UNSEEN_WHEN_AWAY, resources)
+    key, owned, depends = _names(adapter, function)
+    node_paths = [node.path for node in adapter.nodes]
+    if host.local(rdma.RDMA_CM).is_char_device():
+        node_paths.append(rdma.RDMA_CM)
+    return Device(
+        key=key,
+        unit=adapter.place,
+        hardware=owned,
+        depends=depends,
+        identity=_identity(adapter, function),
+        bindings=function.bindings(*owned) if function and adapter.subfunction is None else {},
+        nodes=tuple(_node(path) for path in node_paths),
+        numa_node=function.numa_node if function else None,
+        ancestry=_ancestry(adapter, function),
+        attributes=attributes,
+    )
+
+
+def own(device: Device) -> str:
+    """The name of the adapter as hardware, beside that of the PCI function that it may be."""
+    return next(name for name in sorted(device.hardware, reverse=True) if name.startswith("rdma:"))
+
+
+def assumed(
+    attributes: Mapping[str, tuple[str, ...]], unknown: Iterable[str], resources: Iterable[InfiniBandResource]
+) -> _Attributes:
+    """With all values that any resource selects by for what is not known.
+
+    An adapter must not leave the resource that a pod got it from for what cannot be seen of it for a while.
+    """
+    wanted = [table for resource in resources for table in resource.spec.select]
+    values = {name: tuple(v for table in wanted for v in table.get(name, ())) for name in unknown}
+    return {**{name: tuple(dict.fromkeys(found)) for name, found in values.items() if found}, **attributes}
+
+
+def bare(function: Function) -> Device:
+    """A function that could be an adapter, but has no driver that makes it one."""
+    if function.driver is None:
+        why = "it has no driver"
+    elif function.driver.startswith("vfio"):
+        why = f"it is bound to {function.driver}, for virtual machines"
+    else:
+        why = f"its driver {function.driver} has made no RDMA device; is the driver's module for RDMA loaded?"
+    return Device(
+        key=function.address,
+        unit=function.address,
+        hardware=frozenset((function.hardware,)),
+        bindings=function.bindings(),
+        numa_node=function.numa_node,
+        ancestry=function.ancestry,
+        unusable=why,
+        attributes=function.attributes(),
+    )
+
+
+def is_likely(kind: str, vendor: str) -> bool:
+    """Is a function of this class and vendor an adapter, if it has its driver?"""
+    return kind.startswith(_INFINIBAND) or (kind.startswith(_NETWORK) and vendor == _NVIDIA)
+
+
+def _names(adapter: Adapter, function: Function | None) -> tuple[str, frozenset[str], frozenset[str]]:
+    """Key, hardware, and what it depends on."""
+    if adapter.address is None:
+        return adapter.place, frozenset((f"rdma:{adapter.place}",)), frozenset()
+    parent = f"pci:{adapter.address}"
+    if adapter.subfunction is not None:
+        number = adapter.subfunction
+        key = f"{adapter.address}-{'sf' if number.isdecimal() else ''}{number}"
+        return key, frozenset((f"rdma:{key}",)), frozenset((parent,))
+    physical = function.physical if function else None
+    depends = frozenset((f"pci:{physical}",)) if physical else frozenset[str]()
+    return adapter.address, frozenset((parent, f"rdma:{adapter.address}")), depends
+
+
+def _identity(adapter: Adapter, function: Function | None) -> str:
+    """The GUID; of what can be given another while a pod has it, only the model; "" if it cannot be seen."""
+    if function is not None and (function.physical is not None or adapter.subfunction is not None):
+        return function.ids
+    return "" if adapter.away or not adapter.hcas else adapter.hcas[0].node_guid
+
+
+def _ancestry(adapter: Adapter, function: Function | None) -> tuple[str, ...]:
+    if function is None:
+        return ()
+    return function.ancestry if adapter.subfunction is None else (*function.ancestry, function.address)
+
+
+def _node(path: HostPath) -> Node:
+    return Node(path, path.text, "rw")
+
+
+def _attributes(adapter: Adapter, function: Function | None, states: Sequence[PortState]) -> _Attributes:
+    """What selectors match; `port`, `link_layer`, `state` and `rate` go together, one of each for a port."""
+    ports = [port for hca in adapter.hcas for port in hca.ports]
+    found: Mapping[str, Iterable[str]] = {
+        "hca": adapter.names,
+        "away": adapter.away,
+        "dev": (node.number or "unknown" for node in adapter.nodes),
+        "port": (f"{port.hca}:{port.number}" for port in ports),
+        "link_layer": (port.link_layer or "unknown" for port in ports),
+        "state": (state.state.name if state.state is not None else "unknown" for state in states),
+        "rate": ("unknown" if state.rate is None else f"{state.rate / 10:g}" for state in states),
+        "node_guid": (hca.node_guid for hca in adapter.hcas if hca.node_guid),
+        "board_id": (hca.board_id for hca in adapter.hcas if hca.board_id),
+        "fw_ver": (hca.fw_ver for hca in adapter.hcas if hca.fw_ver),
+        "hca_type": (hca.hca_type for hca in adapter.hcas if hca.hca_type),
+        "ifname": adapter.netdevs,
+    }
+    told = {name: values for name, listed in found.items() if (values := tuple(listed))}
+    return {**dict(_of_function(adapter, function)), **told}
+
+
+def _of_function(adapter: Adapter, function: Function | None) -> Iterator[tuple[str, tuple[str, ...]]]:
+    if function is None:
+        return
+    if adapter.subfunction is None:
+        yield from function.attributes().items()
+        return
+    for name in ("vendor", "device", "id", "subsystem_vendor", "subsystem_device", "driver", "numa_node"):
+        if (values := function.attributes().get(name)) is not None:
+            yield name, values
+    yield "function", ("subfunction",)
+    yield "physical", (function.address,)
+    yield "sfnum", (adapter.subfunction,)

@@ -1,0 +1,181 @@
+"""The backend: adapters by place, and the pools of resources that share all of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import ClassVar, Final
+
+from backends.base import (
+    All,
+    Backend,
+    ContainerEdits,
+    Device,
+    Discovery,
+    Grant,
+    Hint,
+    Known,
+    Node,
+    OptionsError,
+    Problem,
+    Record,
+    Signal,
+    Watches,
+)
+from backends.errors import reason_of
+from backends.infiniband import adapters, events, health, pools, ports
+from backends.infiniband.options import InfiniBandOptions, InfiniBandResource, complaints
+from backends.linux import pci, pci_recovery, rdma, sysfs
+from backends.linux.rdma import Adapter
+
+_DEFAULTS: Final = InfiniBandOptions()
+
+
+class InfiniBand(Backend[InfiniBandOptions]):
+    """Hands out RDMA adapters."""
+
+    options_type: ClassVar = InfiniBandOptions
+
+    @classmethod
+    def check(cls, resource: InfiniBandResource) -> None:
+        """Refuse what no hardware could make right.
+
+        Raises:
+            OptionsError: with the offending key and a sentence.
+            ExceptionGroup: of several of them.
+        """
+        OptionsError.raise_all(OptionsError(path, why) for path, why in complaints(resource))
+
+    @classmethod
+    def fixed_ids(cls, resource: InfiniBandResource) -> Iterable[str]:
+        """A shared resource's tokens."""
+        return _tokens(resource)
+
+    # --- what is there ---
+
+    def units(self) -> Iterable[str]:
+        """The places, the functions that could be adapters, and the pools."""
+        return dict.fromkeys((*rdma.places(self.host), *self._bare(), *map(pools.unit, self._shared())))
+
+    def _bare(self) -> Iterator[str]:
+        for address in pci.addresses(self.host):
+            said = sysfs.properties(self.host, pci.FUNCTIONS / address)
+            if adapters.is_likely(said.get("PCI_CLASS", "").rjust(6, "0"), said.get("PCI_ID", "")[:4].lower()):
+                yield address
+
+    def _shared(self) -> list[InfiniBandResource]:
+        return [resource for resource in self.resources if resource.spec.options.shared is not None]
+
+    def discover(self, unit: str) -> Discovery:
+        """The adapter at a place, or the pool of a resource."""
+        if unit.startswith(pools.PREFIX):
+            return self._pool(self.resource(unit.removeprefix(pools.PREFIX)))
+        adapter = rdma.read(self.host, unit)
+        if adapter is None:
+            return self._without_adapter(unit)
+        function = adapters.function_of(self.host, adapter)
+        states = adapters.port_states(self.host, adapter)
+        device = adapters.device(self.host, adapter, function, states, self.resources)
+        problems = (*adapter.problems, *(function.problems if function else ()), *self._missing_ports(adapter, device))
+        return Discovery((device,), problems=problems)
+
+    def _without_adapter(self, unit: str) -> Discovery:
+        function = pci.read(self.host, unit) if pci.ADDRESS.fullmatch(unit) else None
+        if function is None or not adapters.is_likely(function.kind, function.vendor):
+            return Discovery()
+        return Discovery((adapters.bare(function),), problems=function.problems)
+
+    def _missing_ports(self, adapter: Adapter, device: Device) -> Iterator[Problem]:
+        """The ports that the resource asks for by number, and the adapter does not have."""
+        taker = self._taker(device)
+        for hca in adapter.hcas if taker else ():
+            assert taker is not None
+            for number in ports.missing((port.number for port in hca.ports), taker.spec.options):
+                yield Problem(device.key, f"{hca.name} has no port {number}, which {taker.name} asks for")
+
+    def _pool(self, resource: InfiniBandResource) -> Discovery:
+        members, problems = [], []
+        for place in rdma.places(self.host):
+            try:
+                adapter = rdma.read(self.host, place)
+            except OSError as error:
+                why = f"{place} cannot be read, and is in no pool meanwhile: {reason_of(error)}"
+                problems.append(Problem(place, why))
+                continue
+            if adapter is not None:
+                function = adapters.function_of(self.host, adapter)
+                device = adapters.device(self.host, adapter, function, (), self.resources)
+                if pools.is_taken_by(resource, device, self.resources):
+                    members.append(device)
+        if members and rdma.is_exclusive(self.host):
+            why = "RDMA devices are in one network namespace at a time here: only pods in the host's network can use it"
+            problems.append(Problem(resource.name, f"{resource.name} is shared, but {why}"))
+        return Discovery((pools.pool(resource, members),) if members else (), problems=tuple(problems))
+
+    # --- how it is ---
+
+    def probe(self, device: Device) -> Iterable[Signal]:
+        """How the adapter is. A pool is as its adapters are."""
+        if device.resource is not None or device.unusable:
+            return ()
+        taker = self._taker(device)
+        return health.signals(self.host, device, taker.spec.options if taker else _DEFAULTS)
+
+    def glance(self, device: Device) -> object:
+        """The state of its ports; a pool is as its adapters are."""
+        if device.resource is not None or device.unusable:
+            return ()
+        virtual_ports = any(resource.spec.options.virtual_ports for resource in self.resources)
+        return health.glance(self.host, device, virtual_ports=virtual_ports)
+
+    def _taker(self, device: Device) -> InfiniBandResource | None:
+        """The resource whose options say when the adapter is well: the first that selects it."""
+        return next((resource for resource in self.resources if resource.refuses(device) is None), None)
+
+    def signals(self, record: Record) -> Iterable[Signal]:
+        """PCI error recoveries, of whichever function: nothing in the event tells whether it is an adapter."""
+        return pci_recovery.signals(record)
+
+    def watches(self, known: Known) -> Watches:  # noqa: ARG002  # the same whatever there is
+        """Adapters, their functions, nodes and interfaces; and a glance at the ports every few seconds."""
+        return Watches(
+            subsystems=events.SUBSYSTEMS,
+            directories=frozenset((rdma.NODES,)),
+            facts=frozenset((pci_recovery.FACT,)),
+            links=True,
+            poll=min((float(resource.spec.options.poll) for resource in self.resources), default=None),
+        )
+
+    def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
+        """The places that it is about, and with them the pools."""
+        return events.affected(hint, known)
+
+    # --- handing out ---
+
+    def ids(self, resource: InfiniBandResource, device: Device) -> Sequence[str]:
+        """A pool's tokens are numbered, as k8s-rdma-shared-dev-plugin has them; its adapters have no IDs."""
+        if resource.spec.options.shared is None:
+            return super().ids(resource, device)
+        return _tokens(resource) if device.resource is not None else ()
+
+    def prefers(self, resource: InfiniBandResource) -> bool:
+        """It matters which adapter a pod gets: the one beside its GPU. The tokens of a pool are all equal."""
+        return resource.spec.options.shared is None
+
+    def edits(self, resource: InfiniBandResource, grants: Sequence[Grant]) -> ContainerEdits:
+        """The nodes of each adapter, each once, and one rdma_cm after them."""
+        options = resource.spec.options
+        permissions = options.permissions or ("rw" if options.shared is None else "rwm")
+        left_out = {kind for kind, wanted in (("issm", options.issm), ("umad", options.umad)) if not wanted}
+        nodes = [node for node in ContainerEdits.of(grants).nodes if _kind(node) not in left_out]
+        last = [node for node in nodes if node.path == rdma.RDMA_CM]
+        every = [*(node for node in nodes if node.path != rdma.RDMA_CM), *last]
+        return ContainerEdits(nodes=tuple(replace(node, permissions=permissions) for node in every))
+
+
+def _kind(node: Node) -> str:
+    return node.path.name.rstrip("0123456789")
+
+
+def _tokens(resource: InfiniBandResource) -> tuple[str, ...]:
+    return tuple(str(n) for n in range(resource.spec.options.shared or 0))

@@ -1,0 +1,63 @@
+"""What an event says about adapters: the places to look at again. Pure, and quick for what is not about any."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from backends.base import ALL, All, Device, Hint, HostPath, LinkChange, PathChange, Uevent
+from backends.infiniband.pools import PREFIX
+from backends.known import Known
+from backends.linux import pci, rdma
+
+_CLASSES: Final = frozenset({"infiniband", "infiniband_verbs", "infiniband_mad"})
+
+SUBSYSTEMS: Final = _CLASSES | {"pci", "net", "misc"}
+"""rdma_cm is one of misc's."""
+
+
+def affected(hint: Hint, known: Known) -> Iterable[str] | All:
+    """The units to look at again; pools are told apart from those of places by their prefix."""
+    if isinstance(hint, LinkChange):
+        return _on_interface(hint.name, known)
+    if isinstance(hint, PathChange):
+        return _with_node(hint.path, known)
+    if hint.subsystem == "misc":
+        return ALL if hint.name == "rdma_cm" else ()
+    if hint.subsystem == "pci":
+        return [unit for address in pci.affected(hint, known) for unit in (address, *_at(address, known))]
+    places = list(_places(hint, known))
+    return [*places, *(unit for unit in known if unit.startswith(PREFIX))] if places else ()
+
+
+def _places(event: Uevent, known: Known) -> Iterator[str]:
+    if event.subsystem in _CLASSES:
+        yield rdma.place_of(event.devpath)
+        if before := event.properties.get("DEVPATH_OLD"):
+            yield rdma.place_of(before)
+        if event.subsystem != "infiniband" and pci.address_in(event.devpath) is None:
+            # a node without hardware: whose it is, is in a file
+            yield from (
+                unit for unit, devices in known.items() for device in devices if "function" not in device.attributes
+            )
+    elif event.subsystem == "net" and (on := pci.address_in(event.devpath)) is not None:
+        yield from _at(on, known)
+
+
+def _at(address: str, known: Known) -> Iterable[str]:
+    """The places at a PCI function, and what depends on it."""
+    return (unit for unit in known.minding(f"pci:{address}") if not unit.startswith(PREFIX))
+
+
+def _on_interface(name: str, known: Known) -> list[str]:
+    return [unit for unit, device in _adapters(known) if name in device.attributes.get("ifname", ())]
+
+
+def _with_node(path: HostPath, known: Known) -> list[str] | All:
+    if path in (rdma.NODES, rdma.RDMA_CM):
+        return ALL
+    return [unit for unit, device in _adapters(known) if any(node.path == path for node in device.nodes)]
+
+
+def _adapters(known: Known) -> Iterator[tuple[str, Device]]:
+    return ((unit, device) for unit, devices in known.items() for device in devices if device.resource is None)

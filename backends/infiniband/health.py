@@ -1,0 +1,90 @@
+"""How one adapter is now: its nodes, whether it is still there, its PCI function, its ports.
+
+A glance at the ports is taken every few seconds, since the kernel says nothing of them. All the rest is asked each half
+minute, or where that has changed: plain paths, and no file twice.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+
+from backends.base import Device, Host, Signal, Verdict
+from backends.errors import reason_of
+from backends.infiniband import ports
+from backends.infiniband.adapters import own
+from backends.infiniband.options import InfiniBandOptions
+from backends.linux import pci_health, rdma, rdma_ports
+from backends.linux.rdma import Port
+
+
+def signals(host: Host, device: Device, options: InfiniBandOptions) -> Iterator[Signal]:
+    """All there is to say of the adapter."""
+    hardware, said = own(device), device.attributes
+    yield from _node_signals(host, hardware, device)
+    if lost := [name for name in said["hca"] if not _is_seen(host, name)]:
+        yield from _lost(host, hardware, device, lost)
+    if said.get("function") == ("physical",):
+        yield from pci_health.signals(host, said["address"][0])
+    if options.virtual_ports or _has_ports(device):
+        states = [rdma_ports.read(host, port, options.counters) for port in _ports(device) if port.hca not in lost]
+        yield from ports.signals(hardware, states, options)
+
+
+def glance(host: Host, device: Device, *, virtual_ports: bool) -> tuple[object, ...]:
+    """What of it changes without an event: its ports, where they count."""
+    if virtual_ports or _has_ports(device):
+        return tuple(rdma_ports.glance(host, port) for port in _ports(device))
+    return tuple(_is_seen(host, name) for name in device.attributes["hca"])
+
+
+def _has_ports(device: Device) -> bool:
+    """Are its ports its own? Those of a virtual function may rightly be down."""
+    return device.attributes.get("function", ("physical",)) == ("physical",)
+
+
+def _is_seen(host: Host, hca: str) -> bool:
+    return os.path.isdir(f"{host.sys}/class/infiniband/{hca}")  # noqa: PTH112  # a Path costs more than the question
+
+
+def _ports(device: Device) -> Iterator[Port]:
+    said = device.attributes
+    for name, link_layer in zip(said.get("port", ()), said.get("link_layer", ()), strict=False):
+        hca, _, number = name.rpartition(":")
+        yield Port(hca, int(number), link_layer)
+
+
+def _node_signals(host: Host, hardware: str, device: Device) -> Iterator[Signal]:
+    """Are the nodes those that the kernel means? rdma_cm, which comes last and has no number here, is not its own."""
+    numbers = device.attributes.get("dev", ())
+    if not any(node.path.name.startswith("uverbs") for node in device.nodes[: len(numbers)]):
+        why = f"{' and '.join(device.attributes['hca'])} has no uverbs device; is the module ib_uverbs loaded?"
+        yield Signal(hardware, "uverbs-missing", Verdict.NOW, why)
+    for node, number in zip(device.nodes, numbers, strict=False):
+        path = node.path
+        try:
+            found = os.stat(f"{host.dev}{path.text.removeprefix('/dev')}")  # noqa: PTH116  # as above
+        except OSError as error:
+            reason = reason_of(error)
+            yield Signal(hardware, "node-missing", Verdict.NOW, f"{path} cannot be used: {reason}")
+            continue
+        if not stat.S_ISCHR(found.st_mode):
+            yield Signal(hardware, "not-a-device", Verdict.NOW, f"{path} is not a character device")
+        elif number not in ("unknown", has := f"{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}"):
+            yield Signal(hardware, "wrong-node", Verdict.NOW, f"{path} is {has}, but the kernel's is {number}")
+
+
+def _lost(host: Host, hardware: str, device: Device, names: list[str]) -> Iterator[Signal]:
+    """Adapters that are not to be seen: their driver has left, or they are in a pod's network namespace, or broken."""
+    address, driver = (device.attributes.get(name, ()) for name in ("address", "driver"))
+    unbound = list(pci_health.driver_signals(host, address[0], driver)) if address and driver else []
+    yield from unbound
+    if unbound:
+        return
+    what = " and ".join(names)
+    if rdma.is_exclusive(host):
+        why = f"{what} is in another network namespace than the host's"
+        yield Signal(hardware, "in-another-namespace", Verdict.NOW, why, unless_held=True)
+    else:
+        yield Signal(hardware, "hca-missing", Verdict.NOW, f"{what} is not in {rdma.INFINIBAND} any more")

@@ -1,0 +1,133 @@
+"""IOMMU groups: functions that the IOMMU cannot keep apart, their drivers, and what keeps a group from being handed out.
+
+A group is handed out whole or not at all. It is viable where every member is unbound, on a vfio driver, or on one that
+does no DMA of its own accord (Documentation/driver-api/vfio.rst).
+Files: Documentation/ABI/testing/sysfs-kernel-iommu_groups.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from backends.base import Host, HostPath
+from backends.linux import pci, sysfs
+
+GROUPS: Final = HostPath("/sys/kernel/iommu_groups")
+
+NOIOMMU: Final = "vfio-noiommu"
+"""The `name` of a group that vfio made up for a function without an IOMMU (drivers/vfio/group.c)."""
+
+_VFIO_DRIVER: Final = re.compile(r"(?:.*[-_])?vfio[-_]pci")  # vfio-pci, mlx5_vfio_pci, nvgrace-gpu-vfio-pci
+_HARMLESS: Final = frozenset({"pci-stub", "pcieport"})  # both have `driver_managed_dma`
+_PCI_BRIDGES: Final = ("0604", "0609")  # to another PCI bus (pci_ids.h); vfio has always left these alone
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A device of a group."""
+
+    name: str
+    """A PCI address, or what another bus calls it."""
+    driver: str | None
+    function: pci.Function | None
+    """None if it is on no PCI bus."""
+
+    @property
+    def is_bridge(self) -> bool:
+        """Does it lead to another PCI bus? Then there is nothing in it to hand out."""
+        return self.function is not None and self.function.kind.startswith(_PCI_BRIDGES)
+
+    @property
+    def is_viable(self) -> bool:
+        """Does its driver let the group be handed out?"""
+        if self.driver is None or self.driver in _HARMLESS or self.is_bridge:
+            return True
+        return self.function is not None and is_vfio(self.function)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What is handed out together, as one look found it."""
+
+    number: str
+    """Empty where a function is in no group at all."""
+    members: tuple[Member, ...]
+    is_noiommu: bool = False
+    """Nothing keeps its function from the rest of the memory."""
+
+    @property
+    def functions(self) -> tuple[pci.Function, ...]:
+        """Those that can be handed out: no bridges."""
+        return tuple(m.function for m in self.members if m.function is not None and not m.is_bridge)
+
+    @property
+    def bindings(self) -> dict[str, str]:
+        """Each function's own, for `Device.bindings`."""
+        return {name: binding for function in self.functions for name, binding in function.bindings().items()}
+
+    @property
+    def name(self) -> str:
+        """In a sentence."""
+        return f"IOMMU group {self.number}" if self.number else "no IOMMU group"
+
+
+def is_vfio(function: pci.Function) -> bool:
+    """Is it on vfio-pci, or on a variant of it? Kernel 6.0 and newer say so themselves."""
+    return bool(function.vfio) or (function.driver is not None and _VFIO_DRIVER.fullmatch(function.driver) is not None)
+
+
+def units(host: Host) -> Iterator[str]:
+    """What there is to look at: the number of each group, and the address of each function that has none of its own.
+
+    Raises:
+        OSError: the functions cannot be listed.
+    """
+    seen: set[str] = set()
+    for address in pci.addresses(host):
+        number = sysfs.linked_name(host, pci.FUNCTIONS / address / "iommu_group")
+        unit = address if number is None or _is_noiommu(host, number) else number
+        if unit not in seen:
+            seen.add(unit)
+            yield unit
+
+
+def read(host: Host, unit: str) -> Group | None:
+    """The group behind a unit; None if there is none, or no longer."""
+    return _around(host, unit) if pci.ADDRESS.fullmatch(unit) else _numbered(host, unit)
+
+
+def _around(host: Host, address: str) -> Group | None:
+    """The group that a function without an IOMMU is, whether vfio has made one for it or not."""
+    function = pci.read(host, address)
+    if function is None:
+        return None
+    members = (Member(address, function.driver, function),)
+    if function.iommu_group is None:
+        return Group("", members)
+    return Group(function.iommu_group, members, is_noiommu=True) if _is_noiommu(host, function.iommu_group) else None
+
+
+def _numbered(host: Host, number: str) -> Group | None:
+    if not number.isdecimal() or _is_noiommu(host, number):
+        return None
+    try:
+        names = sysfs.entries(host, GROUPS / number / "devices")
+    except OSError:
+        return None
+    members = tuple(member for name in names if (member := _member(host, number, name)) is not None)
+    return Group(number, members) if members else None
+
+
+def _member(host: Host, number: str, name: str) -> Member | None:
+    if pci.ADDRESS.fullmatch(name):
+        function = pci.read(host, name)
+        return None if function is None else Member(name, function.driver, function)
+    path = sysfs.device(host, GROUPS / number / "devices" / name)
+    return None if path is None else Member(name, sysfs.linked_name(host, path / "driver"), None)
+
+
+def _is_noiommu(host: Host, number: str) -> bool:
+    return sysfs.attribute(host, GROUPS / number / "name") == NOIOMMU

@@ -1,0 +1,336 @@
+"""One PCI function as sysfs shows it, read whole into a frozen value; and what an event says about functions.
+
+Missing means unknown: whatever is missing is None or empty here; what is there and is garbage is told in `problems`.
+Nothing is read for which the kernel waits until a driver has been bound, or has made its virtual functions: that can
+take it half a minute (`driver_override`, `sriov_numvfs`: device_lock in drivers/pci/pci-sysfs.c and iov.c).
+Files: Documentation/ABI/testing/sysfs-bus-pci, Documentation/PCI/sysfs-pci.rst.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from backends.base import AllocationRefused, Hint, Host, HostPath, Problem, Uevent
+from backends.errors import reason_of
+from backends.known import Known
+from backends.linux import sysfs
+
+FUNCTIONS: Final = HostPath("/sys/bus/pci/devices")
+
+ADDRESS: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
+"""`domain:bus:device.function`; a domain made by VMD or Hyper-V has more than four digits."""
+
+_DOMAIN: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
+_IDS: Final = re.compile(r"([0-9A-F]{1,4}):([0-9A-F]{1,4})", re.IGNORECASE)
+_CLASS: Final = re.compile(r"[0-9A-F]{1,6}", re.IGNORECASE)
+
+_EXTENDED: Final = 0x100  # where the extended capabilities begin (PCI Express Base Specification, 7.6)
+_SERIAL_CAPABILITY: Final = 0x0003  # Device Serial Number (PCI_EXT_CAP_ID_DSN in pci_regs.h)
+_MOST_CAPABILITIES: Final = 48  # a chain in garbage must end, too; a real one has about ten
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A PCI function, as one look at its directory found it."""
+
+    address: str
+    """`0000:3b:00.0`"""
+    path: HostPath
+    """Its own directory, below /sys/devices."""
+    vendor: str = ""
+    """Four hexadecimal digits, lower case, as `device` and the subsystem's; empty if unknown."""
+    device: str = ""
+    subsystem_vendor: str = ""
+    subsystem_device: str = ""
+    kind: str = ""
+    """The class: six hexadecimal digits, `030200` a 3D controller."""
+    driver: str | None = None
+    binding: str = ""
+    """See `Device.bindings`: the driver, and the inode numbers of its link and of the directory. kernfs never uses one
+    twice within a boot, so that a driver that left and came back is told even if no event was seen. Empty without one."""
+    numa_node: int | None = None
+    ancestry: tuple[str, ...] = ()
+    """The host bridge (`pci0000:3a`) and the bridges below it, from the root."""
+    iommu_group: str | None = None
+    """The group's number."""
+    physical: str | None = None
+    """Of a virtual function, the physical one."""
+    virtual: tuple[str, ...] = ()
+    """Of a physical function, its virtual ones by their numbers."""
+    drm: tuple[str, ...] = ()
+    """Names below `drm`: `card0`, `renderD128`; so for the other kinds of children."""
+    infiniband: tuple[str, ...] = ()
+    net: tuple[str, ...] = ()
+    vfio: tuple[str, ...] = ()
+    """`vfio-dev`'s: `vfio3` is the node /dev/vfio/devices/vfio3 (kernel 6.6 and newer)."""
+    boot_display: bool = False
+    """`boot_vga`: the firmware's screen."""
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def hardware(self) -> str:
+        """Its name as hardware."""
+        return f"pci:{self.address}"
+
+    @property
+    def ids(self) -> str:
+        """`10de:2330 10de:16c1`: tells one model from another."""
+        return f"{self.vendor}:{self.device} {self.subsystem_vendor}:{self.subsystem_device}"
+
+    def bindings(self, *more: str) -> dict[str, str]:
+        """For `Device.bindings`: of the function, and of more hardware that its driver drives; nothing without one."""
+        return dict.fromkeys((self.hardware, *more), self.binding) if self.binding else {}
+
+    def attributes(self) -> dict[str, tuple[str, ...]]:
+        """What selectors of every PCI backend match; what is unknown is left out."""
+        found: Mapping[str, Iterable[str | None]] = {
+            "address": (self.address,),
+            "vendor": (self.vendor,),
+            "device": (self.device,),
+            "id": (f"{self.vendor}:{self.device}" if self.vendor and self.device else None,),
+            "subsystem_vendor": (self.subsystem_vendor,),
+            "subsystem_device": (self.subsystem_device,),
+            "class": (self.kind,),
+            "driver": (self.driver,),
+            "numa_node": (None if self.numa_node is None else str(self.numa_node),),
+            "iommu_group": (self.iommu_group,),
+            "function": ("physical" if self.physical is None else "virtual",),
+            "physical": (self.physical,),
+        }
+        return {name: known for name, values in found.items() if (known := tuple(v for v in values if v))}
+
+
+def addresses(host: Host) -> list[str]:
+    """Every function there is, in order.
+
+    Raises:
+        OSError: the list cannot be read.
+    """
+    return [name for name in sysfs.entries(host, FUNCTIONS) if ADDRESS.fullmatch(name)]
+
+
+def read(host: Host, address: str) -> Function | None:
+    """The function of that address; None if it is gone."""
+    path = sysfs.device(host, FUNCTIONS / address)
+    if path is None:
+        return None
+    try:
+        inode = host.local(path).stat().st_ino
+        entries = set(os.listdir(host.local(path)))  # noqa: PTH208  # iterdir makes a Path of each of its 60 names
+    except OSError:
+        return None
+    said = sysfs.properties(host, path)
+    problems: list[Problem] = []
+    vendor, device = _ids(said, "PCI_ID", address, problems)
+    subsystem_vendor, subsystem_device = _ids(said, "PCI_SUBSYS_ID", address, problems)
+    driver = sysfs.linked_name(host, path / "driver") if "driver" in entries else None
+    return Function(
+        address=address,
+        path=path,
+        vendor=vendor,
+        device=device,
+        subsystem_vendor=subsystem_vendor,
+        subsystem_device=subsystem_device,
+        kind=_kind(said, address, problems),
+        driver=driver,
+        binding=f"{driver}:{_inode(host, path / 'driver')}:{inode}" if driver else "",
+        numa_node=sysfs.numa_node(host, path),
+        ancestry=ancestry(path),
+        iommu_group=sysfs.linked_name(host, path / "iommu_group") if "iommu_group" in entries else None,
+        physical=_linked_address(host, path / "physfn") if "physfn" in entries else None,
+        virtual=tuple(_virtual(host, path, entries)),
+        drm=_children(host, path, "drm", entries),
+        infiniband=_children(host, path, "infiniband", entries),
+        net=_children(host, path, "net", entries),
+        vfio=_children(host, path, "vfio-dev", entries),
+        boot_display="boot_vga" in entries and sysfs.number(host, path / "boot_vga") == 1,
+        problems=tuple(problems),
+    )
+
+
+def ancestry(path: HostPath) -> tuple[str, ...]:
+    """The host bridge and the bridges above a function, or anything else below one, from the root."""
+    *above, _ = path.text.split("/")
+    return tuple(part for part in above if ADDRESS.fullmatch(part) or _DOMAIN.fullmatch(part))
+
+
+def address_in(devpath: str) -> str | None:
+    """The function that a kernel object is, or belongs to: the last one on its path; None if it is no PCI matter."""
+    return next((part for part in reversed(devpath.split("/")) if ADDRESS.fullmatch(part)), None)
+
+
+def affected(hint: Hint, known: Known) -> frozenset[str]:
+    """The functions to look at again after an event: the one it is about, and those that are known to hang on it.
+
+    Of a bridge, those are the ones below it. Units of devices that own or depend on the function are for the backend
+    to add (`Known.minding`).
+    """
+    if not isinstance(hint, Uevent) or (address := address_in(hint.devpath)) is None:
+        return frozenset()
+    if known.minding(f"pci:{address}") or hint.subsystem != "pci":
+        return frozenset((address,))
+    below = (device for devices in known.values() for device in devices if address in device.ancestry)
+    return frozenset(
+        (
+            address,
+            *(name.removeprefix("pci:") for device in below for name in device.hardware if name.startswith("pci:")),
+        )
+    )
+
+
+def driver_override(host: Host, address: str) -> str | None:
+    """The only driver that may take the function; None if any may. Waits while a driver is being bound to it."""
+    override = sysfs.attribute(host, FUNCTIONS / address / "driver_override")
+    return None if override in ("", "(null)") else override
+
+
+def undivided(hint: Hint, known: Known) -> frozenset[str]:
+    """The physical functions that have lost a virtual one with an event: the kernel sends none of their own for that.
+
+    By then the virtual one is no longer among theirs (pci_iov_remove_virtfn in drivers/pci/iov.c).
+    """
+    if not isinstance(hint, Uevent) or (hint.subsystem, hint.action) != ("pci", "remove"):
+        return frozenset()
+    hardware = f"pci:{address_in(hint.devpath)}"
+    devices = (device for unit in known.minding(hardware) for device in known[unit] if hardware in device.hardware)
+    return frozenset(address for device in devices for address in device.attributes.get("physical", ()))
+
+
+def is_awake(host: Host, path: HostPath) -> bool:
+    """May its configuration space be read without resuming it from sleep?"""
+    return sysfs.attribute(host, path / "power" / "runtime_status") in (None, "active", "unsupported")
+
+
+def serial(host: Host, function: Function) -> str | None:
+    """The PCI Express Device Serial Number: eight bytes in hexadecimal; None if it has none, or sleeps."""
+    if not is_awake(host, function.path):
+        return None
+    try:
+        config = os.open(host.local(function.path / "config"), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return _serial(config)
+    except OSError:
+        return None
+    finally:
+        os.close(config)
+
+
+def reset(host: Host, address: str) -> None:
+    """Reset one function, and nothing beside it (Function Level Reset); may block for seconds.
+
+    Raises:
+        AllocationRefused: it cannot be reset so, or the reset failed.
+    """
+    path = FUNCTIONS / address
+    function = read(host, address)
+    if function is not None and function.virtual:  # they would go (PCI Express Base Specification, 9.2.2.3)
+        raise AllocationRefused(
+            f"{address} is to be reset before each use, but has {len(function.virtual)} virtual functions, which would "
+            'go. Ask this node\'s administrator to set pre_start = "check" for it.'
+        )
+    methods = sysfs.attribute(host, path / "reset_method")  # kernel 5.15 and newer; empty if it cannot be reset
+    if methods is not None and "flr" not in methods.split():
+        other = f"only by {methods}" if methods else "at all"
+        raise AllocationRefused(
+            f"{address} is to be reset before each use, but cannot be reset by itself (FLR), {other}. "
+            'Ask this node\'s administrator to set pre_start = "check" for it.'
+        )
+    try:
+        with _only_method(host, path, methods):
+            host.local(path / "reset").write_text("1")
+    except OSError as error:
+        reason = reason_of(error)
+        raise AllocationRefused(
+            f"{address} could not be reset before its use: {reason}. Create the pod again."
+        ) from error
+
+
+@contextmanager
+def _only_method(host: Host, path: HostPath, methods: str | None) -> Iterator[None]:
+    """Leave the kernel no other way than FLR meanwhile: it tries the others after, the whole bus's among them."""
+    if methods in (None, "flr"):
+        yield
+        return
+    file = host.local(path / "reset_method")
+    file.write_text("flr")
+    try:
+        yield
+    finally:
+        file.write_text(str(methods))
+
+
+# --- reading ---
+
+
+def _ids(said: Mapping[str, str], key: str, address: str, problems: list[Problem]) -> tuple[str, str]:
+    """Vendor and device from the kernel's `VVVV:DDDD`."""
+    if (text := said.get(key)) is None:
+        return "", ""
+    if (found := _IDS.fullmatch(text)) is None:
+        problems.append(Problem(address, f"{address}: its uevent file says {key}={text!r}, which are no IDs"))
+        return "", ""
+    return found[1].lower().rjust(4, "0"), found[2].lower().rjust(4, "0")
+
+
+def _kind(said: Mapping[str, str], address: str, problems: list[Problem]) -> str:
+    if (text := said.get("PCI_CLASS")) is None:
+        return ""
+    if not _CLASS.fullmatch(text):
+        problems.append(Problem(address, f"{address}: its uevent file says PCI_CLASS={text!r}, which is no class"))
+        return ""
+    return text.lower().rjust(6, "0")
+
+
+def _inode(host: Host, path: HostPath) -> int:
+    try:
+        return host.local(path).lstat().st_ino
+    except OSError:
+        return 0
+
+
+def _linked_address(host: Host, link: HostPath) -> str | None:
+    name = sysfs.linked_name(host, link)
+    return name if name is not None and ADDRESS.fullmatch(name) else None
+
+
+def _virtual(host: Host, path: HostPath, entries: Iterable[str]) -> Iterator[str]:
+    numbers = sorted(int(name[6:]) for name in entries if name.startswith("virtfn") and name[6:].isdecimal())
+    for number in numbers:
+        if (address := _linked_address(host, path / f"virtfn{number}")) is not None:
+            yield address
+
+
+def _children(host: Host, path: HostPath, kind: str, entries: Iterable[str]) -> tuple[str, ...]:
+    """The devices of one kind that its driver made."""
+    if kind not in entries:
+        return ()
+    try:
+        return tuple(sysfs.entries(host, path / kind))
+    except OSError:
+        return ()
+
+
+def _serial(config: int) -> str | None:
+    """Walk the extended capabilities, four bytes at a time: on real hardware each takes a microsecond."""
+    offset = _EXTENDED
+    for _ in range(_MOST_CAPABILITIES):
+        header = int.from_bytes(os.pread(config, 4, offset), "little")
+        if header in (0, 0xFFFFFFFF):
+            return None
+        if header & 0xFFFF == _SERIAL_CAPABILITY:
+            data = os.pread(config, 8, offset + 4)
+            return _hexadecimal(data) if len(data) == 8 else None
+        if (offset := header >> 20) < _EXTENDED:
+            return None
+    return None
+
+
+def _hexadecimal(data: Sequence[int]) -> str:
+    return "-".join(f"{byte:02x}" for byte in reversed(data))

@@ -1,0 +1,156 @@
+"""What sysfs says of a PCI function's health: on the bus, powered, addressed, errors counted, its link, its driver.
+
+Every PCI backend's `probe` asks this of every function, every half a minute: a function costs a tenth of a
+millisecond. Missing, unreadable or garbage means unknown, and is no signal. What would wake a sleeping function is
+not read. Files: Documentation/ABI/testing/sysfs-bus-pci, sysfs-bus-pci-devices-aer_stats, sysfs-devices-power.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from typing import Final
+
+from backends.base import Host, Measure, Signal, Trend, Verdict
+from backends.linux import directories
+from backends.linux.directories import text
+
+HEADER_BYTES: Final = 64
+"""Of the configuration space: what anybody may read."""
+
+ERROR_LASTS: Final = 60.0
+"""Seconds for which a counted error still counts: two of the default probes."""
+
+_CLASS_AT: Final = 8  # class and revision (PCI Local Bus Specification, 6.1)
+_AWAKE: Final = (None, b"active", b"unsupported")
+_MOST_LANES: Final = 32  # PCI Express Base Specification, 7.5.3.6; a kernel that does not know says 0 or 255
+_BARS: Final = 6  # then come the ROM, which mostly has no address, and the BARs of virtual functions
+_MEMORY: Final = 0x200  # IORESOURCE_MEM in include/linux/ioport.h; ports are often left out, and hardly ever needed
+_UNSET: Final = 0x20000000  # IORESOURCE_UNSET
+_RANGE: Final = re.compile(rb"0x([0-9a-f]{1,16}) 0x([0-9a-f]{1,16}) 0x([0-9a-f]{1,16})")
+_TOTAL: Final = re.compile(rb"TOTAL_ERR_\w+ ([0-9]{1,18})")
+_SPEED: Final = re.compile(rb"([0-9]{1,3}(?:\.[0-9])?) GT/s")
+
+
+def signals(host: Host, address: str) -> Iterator[Signal]:
+    """What is wrong with the function; of one that is gone, nothing."""
+    with suppress(OSError), directories.opened(f"{host.sys}/bus/pci/devices/{address}") as directory:
+        yield from _signals(directory, f"pci:{address}", address)
+
+
+def _signals(directory: int, hardware: str, address: str) -> Iterator[Signal]:
+    yield from _errors(directory, hardware, address)
+    if text(directory, "power_state") == b"error":
+        yield Signal(hardware, "power-error", Verdict.NOW, f"{address} cannot be powered: its power_state is error")
+    if text(directory, "broken_parity_status") == b"1":
+        yield Signal(hardware, "broken-parity", Verdict.DEGRADED, f"{address} is marked as giving parity errors")
+    if (bar := _bar_without_address(text(directory, "resource"))) is not None:
+        why = f"BAR {bar} of {address} has no address: the firmware or the kernel found no room for it"
+        yield Signal(hardware, "bar-unassigned", Verdict.NOW, why)
+    if text(directory, "power/runtime_status") not in _AWAKE:
+        return
+    if _is_off_bus(directory):
+        why = f"{address} has fallen off the bus: its configuration space reads 0xff throughout"
+        yield Signal(hardware, "off-bus", Verdict.NOW, why)
+        return  # and what its link says is as hollow
+    yield from _link(directory, hardware, address)
+
+
+def driver_signals(host: Host, address: str, expected: Collection[str]) -> Iterator[Signal]:
+    """Is the function bound to one of these drivers? Of one that is gone, or cannot be read, nothing."""
+    directory = f"{host.sys}/bus/pci/devices/{address}"
+    try:
+        driver = posixpath.basename(os.readlink(f"{directory}/driver"))  # noqa: PTH115  # a name is all we want
+    except FileNotFoundError:
+        if os.path.isdir(directory):  # noqa: PTH112  # Path costs ten times as much
+            yield Signal(f"pci:{address}", "driver-unbound", Verdict.NOW, f"{address} has lost its driver")
+        return
+    except OSError:
+        return
+    if driver not in expected:
+        why = f"{address} is bound to {driver}, not to {' or '.join(sorted(expected))}"
+        yield Signal(f"pci:{address}", "wrong-driver", Verdict.NOW, why)
+
+
+# --- one reading each ---
+
+
+def _errors(directory: int, hardware: str, address: str) -> Iterator[Signal]:
+    """The uncorrectable errors that were counted since boot (Advanced Error Reporting)."""
+    for kind, verdict, what in (("fatal", Verdict.NOW, "fatal"), ("nonfatal", Verdict.DEGRADED, "non-fatal")):
+        if (count := _total(text(directory, f"aer_dev_{kind}"))) is not None:
+            yield Signal(
+                hardware,
+                f"aer-{kind}",
+                verdict,
+                f"{address} reports {what} PCI Express errors (aer_dev_{kind} rises)",
+                recover_after=ERROR_LASTS,
+                measure=Measure(f"{address} aer_dev_{kind}", count, Trend.RISES),
+            )
+
+
+def _link(directory: int, hardware: str, address: str) -> Iterator[Signal]:
+    """Is the link as wide and as fast as both its ends can have it? The upstream end is the directory above."""
+    width = _lanes(text(directory, "current_link_width"))
+    ends = (_lanes(text(directory, f"{where}max_link_width")) for where in ("", "../"))
+    most = min((lanes for lanes in ends if lanes is not None), default=None)
+    if width is not None and most is not None and width < most:
+        why = f"the link of {address} has {width} lanes, and could have {most}"
+        yield Signal(hardware, "link-width", Verdict.DEGRADED, why)
+    speed = _transfers(text(directory, "current_link_speed"))
+    rates = (_transfers(text(directory, f"{where}max_link_speed")) for where in ("", "../"))
+    fastest = min((rate for rate in rates if rate is not None), default=None)
+    if speed is not None and fastest is not None and speed < fastest:
+        why = f"the link of {address} is slower than it could be, as it is when little is to be done"
+        yield Signal(hardware, "link-speed", Verdict.INFO, why)
+
+
+def _bar_without_address(said: bytes | None) -> int | None:
+    """The first memory BAR that has a size but no place; lines of start, end and flags."""
+    for number, line in enumerate((said or b"").splitlines()[:_BARS]):
+        if (found := _RANGE.fullmatch(line)) is None:
+            return None
+        start, end, flags = (int(part, 16) for part in found.groups())
+        if flags & _MEMORY and (flags & _UNSET or start == 0 < end):
+            return number
+    return None
+
+
+def _total(said: bytes | None) -> int | None:
+    """The last line of a counter file of AER."""
+    *_, last = (said or b"").splitlines() or (b"",)
+    found = _TOTAL.fullmatch(last)
+    return int(found[1]) if found else None
+
+
+def _lanes(said: bytes | None) -> int | None:
+    if said is None or not said.isdigit() or len(said) > 2:
+        return None
+    return lanes if 0 < (lanes := int(said)) <= _MOST_LANES else None
+
+
+def _transfers(said: bytes | None) -> float | None:
+    """GT/s; of `16.0 GT/s PCIe`, and of `8 GT/s` as kernels before 5.7 wrote it."""
+    found = _SPEED.match(said or b"")
+    return float(found[1]) if found else None
+
+
+def _is_off_bus(directory: int) -> bool:
+    """Does its whole header read 0xff? Of a virtual function vendor and device do so by specification, not the rest.
+
+    Its class is asked first: every four bytes are a trip to the hardware, 1 µs long and 17 µs in a virtual machine.
+    """
+    try:
+        config = os.open("config", directories.FLAGS, dir_fd=directory)
+    except OSError:
+        return False
+    try:
+        hollow = os.pread(config, 4, _CLASS_AT) == b"\xff" * 4
+        return hollow and os.pread(config, HEADER_BYTES, 0) == b"\xff" * HEADER_BYTES
+    except OSError:
+        return False
+    finally:
+        os.close(config)

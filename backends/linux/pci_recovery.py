@@ -1,0 +1,40 @@
+"""What the kernel says once of a PCI function that had an error: that it is being recovered, and how that ended.
+
+An event names the function and nothing of who has it, so that every PCI backend makes the same of it; what two of them
+say of one function is one latch. Before Linux 6.18, and without its fixes in the stable kernels, a failure is told of the
+port above alone, and no beginning of a function whose driver asks for a reset: of that nothing is known but by probes.
+Sources: pci_uevent_ers in drivers/pci/pci-driver.c, drivers/pci/pcie/err.c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from backends.base import Clears, Record, Signal, Verdict
+from backends.linux import pci
+
+FACT: Final = "ERROR_EVENT"
+"""The property that makes an event of the subsystem `pci` a record of this (`Watches.facts`)."""
+
+LATCHED: Final = frozenset({Clears.REBIND, Clears.OUR_RESET, Clears.RECOVERED, Clears.BOOT, Clears.OPERATOR})
+"""What ends what was said of a PCI function: each of these leaves it as new, or somebody who knows says that it is well."""
+
+_FAILURES: Final = {
+    "BEGIN_RECOVERY": ("pci-recovery", "has had a PCI Express error and is being recovered"),
+    "FAILED_RECOVERY": ("pci-recovery-failed", "could not be recovered from a PCI Express error"),
+}
+
+
+def signals(record: Record) -> Iterator[Signal]:
+    """What an event says of a function's recovery; nothing if it is about something else."""
+    step, address = record.properties.get(FACT), pci.address_in(record.text)
+    if step is None or address is None:
+        return
+    hardware = f"pci:{address}"
+    if step == "SUCCESSFUL_RECOVERY":
+        why = f"{address} has been recovered"
+        yield Signal(hardware, "pci-recovered", Verdict.FINE, why, clears_on=frozenset({Clears.RECOVERED}))
+    elif step in _FAILURES:
+        reason, what = _FAILURES[step]
+        yield Signal(hardware, reason, Verdict.NOW, f"{address} {what}", clears_on=LATCHED)

@@ -1,0 +1,140 @@
+"""How the ports of an RDMA adapter are now. Behind most of these files is a question to the firmware, which may hang.
+
+Files: Documentation/ABI/stable/sysfs-class-infiniband. Missing or garbage means unknown; a read that fails is told.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from backends.base import Host
+from backends.errors import reason_of
+from backends.linux import directories, sysfs
+from backends.linux.directories import text
+from backends.linux.rdma import Port
+
+_GONE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV)  # there is none, or it is being removed
+_ENUM: Final = re.compile(rb"([0-9]{1,2})(?::|$)")
+_RATE: Final = re.compile(rb"([0-9]{1,6})(\.[0-9])? Gb/sec(?: \(([0-9]{1,2})X)?")
+_LID: Final = re.compile(rb"0x([0-9a-f]{1,8})", re.IGNORECASE)
+_COUNT: Final = re.compile(rb"[0-9]{1,20}")
+
+
+_Kind = TypeVar("_Kind", bound=enum.IntEnum)
+
+
+class State(enum.IntEnum):
+    """The logical state (enum ib_port_state in include/rdma/ib_verbs.h)."""
+
+    NOP = 0
+    DOWN = 1
+    INIT = 2
+    ARMED = 3
+    ACTIVE = 4
+    ACTIVE_DEFER = 5
+
+
+class Physical(enum.IntEnum):
+    """The physical state (enum ib_port_phys_state)."""
+
+    SLEEP = 1
+    POLLING = 2
+    DISABLED = 3
+    TRAINING = 4
+    LINK_UP = 5
+    LINK_ERROR_RECOVERY = 6
+    PHY_TEST = 7
+
+
+@dataclass(frozen=True, slots=True)
+class PortState:
+    """What one look at a port told; None is what is not known."""
+
+    port: Port
+    state: State | None = None
+    physical: Physical | None = None
+    lid: int | None = None
+    """The address that the subnet manager gives; 0 as long as it has not."""
+    rate: int | None = None
+    """Tenths of Gb/s."""
+    lanes: int | None = None
+    counters: Mapping[str, int] = field(default_factory=dict, hash=False)
+    fault: str = ""
+    """Why its state cannot be read, if it is there and cannot."""
+
+    @property
+    def is_active(self) -> bool:
+        """Does it carry data?"""
+        return self.state in (State.ACTIVE, State.ACTIVE_DEFER)
+
+
+def read(host: Host, port: Port, counters: Iterable[str] = ()) -> PortState:
+    """Look at one port; at its rate and counters only while it is active: each file may be a trip to the firmware.
+
+    Counters that are not there, "N/A (no PMA)" or garbage are left out.
+    """
+    try:
+        with directories.opened(_directory(host, port)) as directory:
+            return _read(directory, port, counters)
+    except OSError as error:
+        gone = error.errno in _GONE
+        return PortState(port, fault="" if gone else reason_of(error))
+
+
+def glance(host: Host, port: Port) -> bytes | int | None:
+    """The port's state as it is written, or the error of reading it: one trip to the firmware."""
+    try:
+        file = os.open(f"{_directory(host, port)}/state", directories.FLAGS)
+    except OSError as error:
+        return error.errno
+    try:
+        return os.read(file, sysfs.ATTRIBUTE_BYTES)
+    except OSError as error:
+        return error.errno
+    finally:
+        os.close(file)
+
+
+def _directory(host: Host, port: Port) -> str:
+    return f"{host.sys}/class/infiniband/{port.hca}/ports/{port.number}"
+
+
+def _read(directory: int, port: Port, counters: Iterable[str]) -> PortState:
+    """Raises OSError if its state cannot be read."""
+    state = _member(State, directories.read(directory, "state"))
+    physical = _member(Physical, text(directory, "phys_state"))
+    lid = _matched(_LID, text(directory, "lid")) if port.link_layer == "InfiniBand" else None
+    if state is not State.ACTIVE:
+        return PortState(port, state, physical, lid)
+    rate, lanes = _rate(text(directory, "rate"))
+    counts = {name: text(directory, f"counters/{name}") or b"" for name in counters}
+    return PortState(
+        port, state, physical, lid, rate, lanes, {n: int(c) for n, c in counts.items() if _COUNT.fullmatch(c)}
+    )
+
+
+def _member(kind: type[_Kind], said: bytes | None) -> _Kind | None:
+    found = _ENUM.match(said or b"")
+    try:
+        return kind(int(found[1])) if found else None
+    except ValueError:
+        return None
+
+
+def _matched(pattern: re.Pattern[bytes], said: bytes | None) -> int | None:
+    found = pattern.fullmatch(said or b"")
+    return int(found[1], 16) if found else None
+
+
+def _rate(said: bytes | None) -> tuple[int | None, int | None]:
+    """Tenths of Gb/s, and lanes: of `2.5 Gb/sec (1X)` and `100 Gb/sec (4X EDR)`."""
+    found = _RATE.match(said or b"")
+    if found is None:
+        return None, None
+    return int(found[1]) * 10 + int((found[2] or b".0")[1:]), int(found[3]) if found[3] else None

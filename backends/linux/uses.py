@@ -1,0 +1,208 @@
+"""What the host itself needs a PCI function for: its screen, its disks, its way into the network.
+
+Asked before a function is taken from its driver. What cannot be told counts as needed here: a file that is missing
+must not cost a node its root file system. Files: proc_pid_mountinfo(5); /proc/swaps in proc(5); for the routes see `routes`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from backends.base import Host, HostPath
+from backends.linux import pci, routes, sysfs
+
+_BLOCK: Final = HostPath("/sys/class/block")
+_NET: Final = HostPath("/sys/class/net")
+_MOUNTS: Final = HostPath("/proc/1/mountinfo")
+"""The host's own, not those of the container that we may be in."""
+_SWAPS: Final = HostPath("/proc/swaps")
+
+_NVME_PATH: Final = re.compile(r"nvme(\d+)c\d+n(\d+)")  # one controller's way to a disk that several may lead to
+_ETHERNET: Final = "0200"
+_IN_USER_SPACE: Final = frozenset({"uio_pci_generic", "igb_uio"})  # drivers that make no interface
+_OPEN_VSWITCH: Final = "ovs-system"  # above all ports of all its bridges, of which none is above another
+
+
+def uses(host: Host, function: pci.Function) -> Iterator[str]:
+    """What the host needs the function for, each in words that follow its name: `drives the screen`."""
+    yield from _screens(host, function)
+    if function.virtual:
+        yield f"has {len(function.virtual)} virtual functions, which would go"
+    yield from _disks(host, function)
+    yield from _networks(host, function)
+
+
+def busy_disks(host: Host, function: pci.Function) -> Iterator[str]:
+    """Disks that something has to itself, as far as an attempt to have them so tells; in the same words.
+
+    It finds what no list shows: ZFS, the further disks of btrfs, a database on the bare disk, a mount in a pod.
+    """
+    for name, path in _blocks(host, function).items():
+        node = sysfs.node(host, path)
+        if node is None:
+            continue
+        try:
+            os.close(os.open(host.local(node.path), os.O_RDONLY | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC))
+        except OSError as error:
+            if error.errno == errno.EBUSY:
+                yield f"has the disk {name}, which something uses"
+
+
+# --- screens ---
+
+
+def _screens(host: Host, function: pci.Function) -> Iterator[str]:
+    if function.boot_display:
+        yield "drives the screen of the firmware and the console (boot_vga)"
+    for card in function.drm:
+        for connector in _entries(host, function.path / "drm" / card):
+            status, enabled = (
+                sysfs.attribute(host, function.path / "drm" / card / connector / name) for name in ("status", "enabled")
+            )
+            if status == "connected" or (status, enabled) == ("unknown", "enabled"):  # some cables cannot tell
+                yield f"drives the screen at {connector}"
+
+
+# --- disks ---
+
+
+def _disks(host: Host, function: pci.Function) -> Iterator[str]:
+    blocks = _blocks(host, function)
+    if not blocks:
+        return
+    mounts = _mounted(host)
+    if mounts is None:
+        yield f"has the disk {min(blocks)}, and what is mounted cannot be read in {_MOUNTS}"
+        return
+    swaps = _swapped_to(host)
+    for name, path in blocks.items():
+        yield from _uses_of(host, name, path, mounts, swaps)
+
+
+def _uses_of(host: Host, name: str, path: HostPath, mounts: Mapping[str, str], swaps: frozenset[str]) -> Iterator[str]:
+    """What a disk or partition is for, itself or through what is made of it (dm, md)."""
+    made_of_it = dict(_made_of(host, path))
+    for block, at in {name: path, **made_of_it}.items():
+        where = f"has the disk {name}" + (f", part of {block}" if block != name else "")
+        number = sysfs.attribute(host, at / "dev") or ""
+        if (mount := mounts.get(number) or mounts.get(f"/dev/{block}")) is not None:
+            yield f"{where}, which is mounted at {mount}"
+            return
+        if block in swaps:
+            yield f"{where}, which is swapped to"
+            return
+    if made_of_it:
+        yield f"has the disk {name}, part of {min(made_of_it)}"
+
+
+def _blocks(host: Host, function: pci.Function) -> dict[str, HostPath]:
+    """Disks and partitions below a function, and those that its NVMe controller is one way to."""
+    every = {name: path for name in _entries(host, _BLOCK) if (path := sysfs.device(host, _BLOCK / name)) is not None}
+    below = [name for name, path in every.items() if path.text.startswith(f"{function.path}/")]
+    heads = {f"nvme{found[1]}n{found[2]}" for name in below if (found := _NVME_PATH.fullmatch(name)) is not None}
+    tops = tuple(f"{every[head]}/" for head in heads & every.keys())
+    return {name: path for name, path in every.items() if name in below or f"{path}/".startswith(tops)}
+
+
+def _made_of(host: Host, path: HostPath) -> Iterator[tuple[str, HostPath]]:
+    """What is made of a disk, and of that, and so on; with where it is in sysfs."""
+    todo, seen = [path], {path}
+    while todo:
+        for holder in _entries(host, todo.pop() / "holders"):
+            above = sysfs.device(host, _BLOCK / holder) or _BLOCK / holder
+            if above not in seen:
+                seen.add(above)
+                todo.append(above)
+                yield holder, above
+
+
+def _mounted(host: Host) -> dict[str, str] | None:
+    """Device number, and source, of everything mounted → where."""
+    lines = _lines(host, _MOUNTS)
+    if lines is None:
+        return None
+    found: dict[str, str] = {}
+    for fields in (line.split() for line in lines):
+        if len(fields) < 5:
+            continue
+        found.setdefault(fields[2], fields[4])
+        if "-" in fields[:-2]:
+            found.setdefault(fields[fields.index("-") + 2], fields[4])
+    return found
+
+
+def _swapped_to(host: Host) -> frozenset[str]:
+    """The names of the block devices that are swap space."""
+    lines = _lines(host, _SWAPS) or ()
+    return frozenset(line.split()[0].rpartition("/")[2] for line in lines if line.startswith("/dev/"))
+
+
+# --- networks ---
+
+
+def _networks(host: Host, function: pci.Function) -> Iterator[str]:
+    names = _interfaces(host, function)
+    if not names:
+        if (
+            function.kind.startswith(_ETHERNET)
+            and function.driver is not None
+            and function.driver not in _IN_USER_SPACE
+        ):
+            yield "is a network card whose interface cannot be seen: a pod may have it, or /sys is not the host's own"
+        return
+    routed = routes.default_interfaces(host)
+    if routed is None:
+        yield f"has the network interface {names[0]}, and the routes cannot be read in {routes.ROUTES}"
+        return
+    for name in names:
+        if through := next((above for above in (name, *_above(host, name)) if above in routed), None):
+            yield f"carries the default route, through {name}" + (f" and {through}" if through != name else "")
+
+
+def _interfaces(host: Host, function: pci.Function) -> list[str]:
+    """Those below it, however deep (a virtio card's are), whatever the driver."""
+    below = (
+        name
+        for name in _entries(host, _NET)
+        if (path := sysfs.device(host, _NET / name)) is not None and path.text.startswith(f"{function.path}/")
+    )
+    return sorted({*function.net, *below})
+
+
+def _above(host: Host, name: str) -> Iterator[str]:
+    """What is made of an interface: bonds, bridges, VLANs, and what is made of them."""
+    todo, seen = [name], {name}
+    while todo:
+        at = todo.pop()
+        path = sysfs.device(host, _NET / at)
+        entries = _entries(host, path) if path is not None else ()
+        above = [entry.removeprefix("upper_") for entry in entries if entry.startswith("upper_")]
+        if at == _OPEN_VSWITCH:
+            above += [entry.removeprefix("lower_") for entry in entries if entry.startswith("lower_")]
+        for one in above:
+            if one not in seen:
+                seen.add(one)
+                todo.append(one)
+                yield one
+
+
+# --- files ---
+
+
+def _lines(host: Host, path: HostPath) -> list[str] | None:
+    """A file of /proc, whole; None if it cannot be read."""
+    try:
+        return host.local(path).read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+
+
+def _entries(host: Host, directory: HostPath) -> Iterable[str]:
+    try:
+        return sysfs.entries(host, directory)
+    except OSError:
+        return ()

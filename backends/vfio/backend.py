@@ -1,0 +1,258 @@
+"""The backend: groups as units, devices for each resource, and what is done for a pod."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from backends import kubevirt
+from backends.base import (
+    ALL,
+    All,
+    AllocationRefused,
+    Backend,
+    ContainerEdits,
+    Device,
+    Discovery,
+    Grant,
+    Hint,
+    Host,
+    HostPath,
+    NotReady,
+    OptionsError,
+    PathChange,
+    Record,
+    Released,
+    Signal,
+    Uevent,
+    Watches,
+)
+from backends.known import Known
+from backends.linux import iommu, pci, pci_recovery
+from backends.linux.iommu import Group
+from backends.vfio import binding, finding, health
+from backends.vfio.binding import Binder, BindError
+from backends.vfio.kernel import Kernel
+from backends.vfio.options import VfioOptions, VfioResource, complaints
+from backends.vfio.planning import plan
+
+_MOVING = frozenset({"add", "remove", "bind", "unbind"})
+
+
+class Vfio(Backend[VfioOptions]):
+    """Hands out IOMMU groups.
+
+    Units are group numbers; a function that has no group, or one that vfio made up for it alone, is its own unit.
+    """
+
+    options_type: ClassVar = VfioOptions
+
+    def __init__(self, host: Host, resources: Sequence[VfioResource], kernel: Kernel | None = None) -> None:
+        super().__init__(host, resources)
+        self._binder = Binder(host, kernel or Kernel(host))
+
+    @classmethod
+    def check(cls, resource: VfioResource) -> None:
+        """Refuse what no hardware could make right.
+
+        Raises:
+            OptionsError: with the offending key and a sentence.
+            ExceptionGroup: of several of them.
+        """
+        OptionsError.raise_all(complaints(resource))
+
+    # --- what is there ---
+
+    def units(self) -> Iterable[str]:
+        """Every group, and every function without one."""
+        return iommu.units(self.host)
+
+    def discover(self, unit: str) -> Discovery:
+        """The group's devices, one for each resource that selects any of its functions."""
+        return finding.find(self.host, self.resources, unit)
+
+    def probe(self, device: Device) -> Iterable[Signal]:
+        """Nothing of what cannot be used anyway: the reason is told, and the hardware may be another's."""
+        found = None if device.unusable else self._look(device)
+        if found is None:
+            return ()
+        group, functions, options = found
+        return health.signals(self.host, device, group, functions, options)
+
+    def signals(self, record: Record) -> Iterable[Signal]:
+        """PCI error recoveries, of whichever function: it may be in any group, or be a virtual one's physical one."""
+        return pci_recovery.signals(record)
+
+    def watches(self, known: Known) -> Watches:  # noqa: ARG002  # an interface's
+        """Functions, their drivers and recoveries, and vfio's nodes, wherever they come from."""
+        return Watches(
+            frozenset({"pci", "vfio", "vfio-dev"}),
+            directories=frozenset({finding.NODES, finding.OWN_NODES}),
+            facts=frozenset({pci_recovery.FACT}),
+        )
+
+    def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
+        """The groups of the functions that an event is about, whichever of their members it names.
+
+        A function that no device has may have joined any group, or have been a virtual one of any function: then all are
+        looked at.
+        """
+        if isinstance(hint, PathChange):
+            return _with_node(known, hint.path)
+        if not isinstance(hint, Uevent):
+            return ()
+        if hint.subsystem == "vfio":
+            return (*_with_node(known, hint.node), *({hint.name} & known.keys())) if hint.node else ()
+        functions = pci.affected(hint, known)
+        units = {unit for address in functions for unit in known.minding(f"pci:{address}")}
+        if not units and hint.subsystem == "pci" and hint.action in _MOVING:
+            return ALL
+        return units | {unit for address in pci.undivided(hint, known) for unit in _having(known, f"pci:{address}")}
+
+    def _look(self, device: Device) -> tuple[Group, Sequence[pci.Function], VfioOptions] | None:
+        """The device's group as it is now, which of its functions are wanted, and how; None if that is over."""
+        group = iommu.read(self.host, device.unit)
+        if group is None or device.resource is None:
+            return None
+        resource = self.resource(device.resource)
+        functions = finding.selected(resource, group)
+        return (group, functions, resource.spec.options) if functions else None
+
+    # --- what a pod gets ---
+
+    def prefers(self, resource: VfioResource) -> bool:  # noqa: ARG002
+        """Always: which functions a virtual machine has together is what its speed hangs on."""
+        return True
+
+    def edits(self, resource: VfioResource, grants: Sequence[Grant]) -> ContainerEdits:
+        """The groups' nodes, and KubeVirt's variable with one address for each ID.
+
+        They come in the order of the IDs: the kubelet asks for a set, in an order that means nothing (A4). Companions
+        are not named: virt-launcher would take a GPU's sound for a second GPU.
+
+        Raises:
+            AllocationRefused: one of them is on no vfio driver.
+        """
+        for grant in grants:
+            if not grant.device.nodes:
+                raise AllocationRefused(
+                    f"{grant.id} of {resource.name} is on no vfio driver at the moment. Create the pod again."
+                )
+        addresses = ",".join(dict.fromkeys(grant.device.key for grant in grants))
+        return replace(ContainerEdits.of(grants), env={kubevirt.variable("PCI_RESOURCE", resource.name): addresses})
+
+    def claim(self, resource: VfioResource, grants: Sequence[Grant]) -> None:
+        """Bind what is to be bound, and see that each group can be opened.
+
+        Raises:
+            AllocationRefused: it cannot be made ready.
+        """
+        for grant in grants:
+            try:
+                self._make_ready(resource, grant.device)
+            except BindError as error:
+                raise AllocationRefused(
+                    f"{grant.id} of {resource.name} cannot be made ready: {error}. Create the pod again; if it happens "
+                    "again, this node's administrator must look at the device."
+                ) from error
+
+    def adopts(self, resource: VfioResource) -> bool:
+        """Only what is bound before a pod asks."""
+        return resource.spec.options.bind == "start"
+
+    def adopt(self, resource: VfioResource, device: Device) -> bool:
+        """Bind a device that has joined the resource.
+
+        Raises:
+            NotReady: it cannot be bound.
+        """
+        try:
+            return self._make_ready(resource, device)
+        except BindError as error:
+            raise NotReady(str(error)) from error
+
+    def _make_ready(self, resource: VfioResource, device: Device) -> bool:
+        """Bind what the options permit to bind, and check what came of it; was anything bound?"""
+        options, since = resource.spec.options, binding.now()
+        group, functions = self._current(resource, device)
+        planned = plan(self.host, group, functions, options)
+        if why := planned.refusal or planned.obstacle:
+            raise BindError(why)
+        give_back = options.release == "restore"
+        self._binder.bind(planned.bind, options.force, give_back=give_back)
+        if planned.bind:
+            group, functions = self._current(resource, device)
+        if not iommu.is_vfio(functions[0]):
+            raise BindError(f"{device.key} is on no vfio driver")
+        nodes = tuple(finding.nodes(self.host, group, functions, options.iommu))
+        self._binder.settle(nodes, since if planned.bind else 0.0)
+        return bool(planned.bind)
+
+    def _current(self, resource: VfioResource, device: Device) -> tuple[Group, Sequence[pci.Function]]:
+        group = iommu.read(self.host, device.unit)
+        functions = finding.selected(resource, group) if group is not None else []
+        if group is None or not functions or functions[0].address != device.key:
+            raise BindError(f"{device.key} is gone, or in another group now")
+        return group, functions
+
+    def prepare(self, resource: VfioResource, grants: Sequence[Grant]) -> Iterable[str]:
+        """Reset each function that was asked for, and of its companions those that can be reset by themselves.
+
+        Raises:
+            AllocationRefused: one that was asked for cannot be reset, or is on no vfio driver any more.
+        """
+        return [hardware for grant in grants for hardware in self._reset(resource, grant)]
+
+    def _reset(self, resource: VfioResource, grant: Grant) -> Iterator[str]:
+        group = iommu.read(self.host, grant.device.unit)
+        if group is None:
+            raise AllocationRefused(f"{grant.id} of {resource.name} is gone. Create the pod again.")
+        asked = {function.address for function in finding.selected(resource, group)}
+        for function in group.functions:
+            if not iommu.is_vfio(function):
+                if function.address in asked:
+                    raise AllocationRefused(
+                        f"{function.address} is to be reset before each use, but is on "
+                        f"{function.driver or 'no driver'} and no longer on a vfio driver. Create the pod again."
+                    )
+                continue
+            try:
+                pci.reset(self.host, function.address)
+            except AllocationRefused:
+                if function.address in asked:
+                    raise
+            else:
+                yield function.hardware
+
+    def release(self, ended: Sequence[Released], idle: frozenset[str]) -> None:  # noqa: ARG002
+        """Give back what we noted to give back when we bound it, whatever the configuration says by now.
+
+        Raises:
+            ExceptionGroup: of what could not be given back.
+        """
+        failures: list[Exception] = []
+        for hardware in sorted(idle):
+            address = hardware.removeprefix("pci:")
+            if not pci.ADDRESS.fullmatch(address):
+                continue
+            try:
+                self._binder.restore(address)
+            except BindError as error:
+                failures.append(error)
+        if failures:
+            raise ExceptionGroup("not given back", failures)
+
+
+def _having(known: Known, hardware: str) -> list[str]:
+    """The units with a device that owns this hardware: not those that only depend on it."""
+    return [unit for unit in known.minding(hardware) if any(hardware in device.hardware for device in known[unit])]
+
+
+def _with_node(known: Known, path: HostPath) -> list[str]:
+    """The units with a device that has this node, or has one in this directory."""
+    return [
+        unit
+        for unit, devices in known.items()
+        if any(node.path == path or node.path.parent == path for device in devices for node in device.nodes)
+    ]

@@ -1,0 +1,72 @@
+"""How a group is: can it be handed out as a whole, is it on a vfio driver, are its nodes there, is the function sound?
+
+What is said of the binding is said of the group, which no other backend knows: a resource of another backend that has
+the same function in another mode must not suffer for it. What is said of the function itself concerns whoever has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from backends.base import Device, Host, Signal, Verdict
+from backends.linux import iommu, pci, pci_health
+from backends.linux.iommu import Group
+from backends.linux.nodes import NoNodeError, device_node
+from backends.vfio.finding import depends, has_own_nodes
+from backends.vfio.kernel import MODULE
+from backends.vfio.options import VfioOptions
+from backends.vfio.planning import Plan, plan
+
+
+def signals(
+    host: Host, device: Device, group: Group, functions: Sequence[pci.Function], options: VfioOptions
+) -> Iterator[Signal]:
+    """What is wrong with the device now."""
+    first, signal = functions[0], partial(Signal, depends(device.unit))
+    planned = plan(host, group, functions, options)
+    if planned.obstacle:
+        yield signal("group-not-viable", Verdict.NOW, planned.obstacle)
+    if iommu.is_vfio(first):
+        yield from _nodes(host, device, group, functions, options)
+    if options.bind == "start" and planned.bind:
+        yield signal("not-bound", Verdict.NOW, _unbound(planned))
+    elif not iommu.is_vfio(first) and (verdict := _verdict(host, first, options)) is not None:
+        yield signal("driver-unbound", verdict, f"{first.address} has no driver; it belongs on {MODULE}")
+    for function in functions:
+        yield from pci_health.signals(host, function.address)
+
+
+def _unbound(planned: Plan) -> str:
+    function = planned.bind[-1]
+    has = f"is on {function.driver}" if function.driver else "has no driver"
+    return f"{function.address} {has}: Fairlead binds it to {MODULE} while it runs; if it cannot, its log says why"
+
+
+def _verdict(host: Host, function: pci.Function, options: VfioOptions) -> Verdict | None:
+    """What it means that a function has no driver: where pods are waited for, little, until one was to be there."""
+    if function.driver is not None:
+        return None
+    if options.bind == "never":
+        return Verdict.NOW
+    return Verdict.DEGRADED if pci.driver_override(host, function.address) == MODULE else None
+
+
+def _nodes(
+    host: Host, device: Device, group: Group, functions: Sequence[pci.Function], options: VfioOptions
+) -> Iterator[Signal]:
+    signal = partial(Signal, depends(device.unit))
+    if options.iommu == "iommufd" and group.is_noiommu:
+        yield signal("no-iommufd", Verdict.NOW, f'{device.key} has no IOMMU, which iommufd needs; set iommu = "legacy"')
+    elif options.iommu == "iommufd" and not has_own_nodes(host, functions):
+        why = (
+            f"the kernel makes no node of its own for {device.key}, or no /dev/iommu: both need Linux 6.6 and the module "
+            'iommufd; or set iommu = "legacy"'
+        )
+        yield signal("no-iommufd", Verdict.NOW, why)
+        return
+    for node in device.nodes:
+        try:
+            device_node(host, node.path)
+        except NoNodeError as error:
+            yield signal("node-missing", Verdict.NOW, error.sentence)

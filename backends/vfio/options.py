@@ -1,0 +1,62 @@
+"""The keys of a `vfio` resource, and what is wrong with impossible values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from backends.base import OptionsError, Resource
+from backends.linux import pci
+from backends.vfio.kernel import MODULE
+
+Iommu: TypeAlias = Literal["legacy", "iommufd", "both"]
+
+
+class VfioOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The keys of a `vfio` resource."""
+
+    iommu: Iommu = "both"
+    """The nodes a container gets: the group's (`/dev/vfio/12`), the function's own (`/dev/vfio/devices/vfio3`), or the
+    group's, and the function's own where the kernel has it."""
+    bind: Literal["never", "start", "allocate"] = "never"
+    """When hardware is bound to vfio-pci: by others; when Fairlead starts or the hardware appears; for a pod."""
+    companions: Literal["card", "group"] = "card"
+    """Which other functions of the group may be bound with it: those of the same card, or all."""
+    release: Literal["keep", "restore"] = "keep"
+    """What happens to what was bound for a pod when no pod holds it: it stays bound, or gets its own driver back."""
+    force: list[str] = []
+    """Addresses of functions that may be taken although the host needs them."""
+
+
+VfioResource = Resource[VfioOptions]
+
+
+def complaints(resource: VfioResource) -> Iterator[OptionsError]:
+    """What is wrong with a resource, key by key."""
+    options = resource.spec.options
+    if not resource.spec.select:
+        yield OptionsError(
+            ("select",),
+            'must say which functions are meant, as in select = { id = "10de:1eb8" }; without it, all would be',
+        )
+    for index, selector in enumerate(resource.spec.select):
+        if options.bind != "never" and MODULE not in (drivers := selector.get("driver", (MODULE,))):
+            yield OptionsError(
+                ("select", index, "driver"),
+                f"is {' or '.join(drivers)}, which bind would change: nothing would be selected any more; add {MODULE}",
+            )
+    if options.bind != "never" and "driver" in resource.named_by:
+        yield OptionsError(("name",), "asks for the driver, which bind would change, and the name with it")
+    if resource.spec.replicas != 1:
+        yield OptionsError(("replicas",), "is not for vfio: a function serves one virtual machine at a time")
+    if options.release == "restore" and options.bind != "allocate":
+        yield OptionsError(("release",), 'is for bind = "allocate": what is not bound for a pod is not undone after it')
+    if options.force and options.bind == "never":
+        yield OptionsError(
+            ("force",), 'is for bind = "start" and "allocate"; nothing is taken from its driver otherwise'
+        )
+    for index, address in enumerate(options.force):
+        if not pci.ADDRESS.fullmatch(address):
+            yield OptionsError(("force", index), f"{address!r} is no PCI address; write it as in '0000:3b:00.0'")

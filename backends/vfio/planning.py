@@ -1,0 +1,102 @@
+"""What would have to be bound for a resource to have a group, and what is in the way; decides, and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from backends.base import Host
+from backends.linux import iommu, pci
+from backends.linux.iommu import Group, Member
+from backends.linux.uses import uses
+from backends.vfio.options import VfioOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """From a group as it is to one that can be handed out."""
+
+    bind: tuple[pci.Function, ...] = ()
+    """What is not on a vfio driver and will be put on one; companions first: the group is viable when it appears."""
+    refusal: str = ""
+    """Why a selected function cannot be had, one sentence."""
+    obstacle: str = ""
+    """Why the group would not be viable even then, one sentence."""
+
+
+def plan(host: Host, group: Group, selected: Sequence[pci.Function], options: VfioOptions) -> Plan:
+    """What these options permit.
+
+    Args:
+        host: where it is asked what the host itself needs.
+        group: the group.
+        selected: of its functions, those that the resource wants, the first of them the one it is named by.
+        options: the resource's.
+    """
+    wanted = {function.address for function in selected}
+    others = [member for member in group.members if member.name not in wanted and not member.is_bridge]
+    companions = [f for member in others if (f := _companion(member, selected, options)) is not None]
+    obstacles = _obstacles(host, group, others, companions, options)
+    refusals = [why for function in selected if (why := _refusal(host, function, options))]
+    permitted = [*companions, *selected] if options.bind != "never" else []
+    return Plan(
+        bind=tuple(function for function in permitted if not iommu.is_vfio(function)),
+        refusal=next(iter(refusals), ""),
+        obstacle=next(obstacles, ""),
+    )
+
+
+def _companion(member: Member, selected: Sequence[pci.Function], options: VfioOptions) -> pci.Function | None:
+    """The member's function, if it may be bound along.
+
+    One without a driver is bound too: its own driver may be loaded at any time, and then the group is viable no more.
+    """
+    function = member.function
+    if function is None or options.bind == "never" or (member.driver is not None and member.is_viable):
+        return None
+    cards = {card(one.address) for one in selected}
+    return function if options.companions == "group" or card(function.address) in cards else None
+
+
+def card(address: str) -> str:
+    """What all functions of one card share of their addresses."""
+    return address.rpartition(".")[0]
+
+
+def _obstacles(
+    host: Host, group: Group, others: Sequence[Member], companions: Sequence[pci.Function], options: VfioOptions
+) -> Iterator[str]:
+    for member in others:
+        function = member.function if member.function in companions else None
+        need = _need(host, function, options) if function is not None else None
+        where = f"{group.name} cannot be handed out while {member.name}, which is in it,"
+        if member.is_viable:
+            if need is not None:
+                yield f"{where} {need}"
+        elif need is not None:
+            yield f"{where} is bound to {member.driver} and {need}"
+        elif function is None:
+            hint = '; companions = "group" would permit to bind it too' if _could_be_bound(member, options) else ""
+            yield f"{where} is bound to {member.driver}{hint}"
+
+
+def _could_be_bound(member: Member, options: VfioOptions) -> bool:
+    return member.function is not None and options.bind != "never" and options.companions == "card"
+
+
+def _refusal(host: Host, function: pci.Function, options: VfioOptions) -> str:
+    """Why a selected function that is not on a vfio driver cannot be had."""
+    if iommu.is_vfio(function):
+        return ""
+    if options.bind == "never":
+        if function.driver is None:
+            return ""  # between two drivers, it may be; its health says so
+        return f'its driver is {function.driver}; bind it to vfio-pci, or set bind = "start" or "allocate"'
+    if (why := _need(host, function, options)) is not None:
+        return f"it {why}, and so is left to the host (see force)"
+    return ""
+
+
+def _need(host: Host, function: pci.Function, options: VfioOptions) -> str | None:
+    """What the host needs a function for, unless it is to be had by force."""
+    return None if function.address in options.force else next(uses(host, function), None)

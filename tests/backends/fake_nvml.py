@@ -1,0 +1,99 @@
+"""A `pynvml` that says what a test tells it, for a library and a driver that are not here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+
+class NVMLError(Exception):
+    """What the library raises."""
+
+
+@dataclass
+class FakeMig:
+    """A MIG device."""
+
+    uuid: str
+    gi: int
+    ci: int
+    profile: str = "1g.10gb"
+
+
+@dataclass
+class FakeGpu:
+    """A GPU; one that is `dead` answers nothing."""
+
+    address: str
+    uuid: str
+    mig: list[FakeMig] | None = None
+    peers: Mapping[str, int] = field(default_factory=dict)
+    """Bus ID of the other end (a switch's, for instance) → how many links."""
+    dead: bool = False
+
+
+class FakeNvml(ModuleType):
+    """Counts how often it was opened."""
+
+    NVMLError = NVMLError
+    NVML_NVLINK_MAX_LINKS = 36
+    NVML_FEATURE_ENABLED = 1
+    NVML_DEVICE_MIG_ENABLE = 1
+
+    def __init__(self, gpus: list[FakeGpu], fault: str = "") -> None:
+        super().__init__("pynvml")
+        self.gpus, self.fault = gpus, fault
+        self.opened = self.closed = 0
+
+    def nvmlInit(self) -> None:
+        if self.fault:
+            raise NVMLError(self.fault)
+        self.opened += 1
+
+    def nvmlShutdown(self) -> None:
+        self.closed += 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:
+        if self.gpus[index].dead:
+            raise NVMLError("GPU is lost")
+        return self.gpus[index]
+
+    def nvmlDeviceGetPciInfo(self, gpu: FakeGpu) -> Any:
+        return SimpleNamespace(busId=f"0000{gpu.address.upper()}".encode())
+
+    def nvmlDeviceGetUUID(self, one: FakeGpu | FakeMig) -> str:
+        return one.uuid
+
+    def nvmlDeviceGetName(self, mig: FakeMig) -> bytes:
+        return f"NVIDIA H100 80GB HBM3 MIG {mig.profile}".encode()
+
+    def nvmlDeviceGetMigMode(self, gpu: FakeGpu) -> list[int]:
+        return [int(gpu.mig is not None)] * 2
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, gpu: FakeGpu) -> int:
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, gpu: FakeGpu, index: int) -> FakeMig:
+        if index >= len(gpu.mig or ()):
+            raise NVMLError("Not Found")
+        return (gpu.mig or [])[index]
+
+    def nvmlDeviceGetGpuInstanceId(self, mig: FakeMig) -> int:
+        return mig.gi
+
+    def nvmlDeviceGetComputeInstanceId(self, mig: FakeMig) -> int:
+        return mig.ci
+
+    def nvmlDeviceGetNvLinkState(self, gpu: FakeGpu, link: int) -> int:
+        if link >= 18:
+            raise NVMLError("Invalid Argument")
+        return int(link < sum(gpu.peers.values()))
+
+    def nvmlDeviceGetNvLinkRemotePciInfo(self, gpu: FakeGpu, link: int) -> Any:
+        ends = [bus_id for bus_id, links in gpu.peers.items() for _ in range(links)]
+        return SimpleNamespace(busId=ends[link])

@@ -1,0 +1,41 @@
+"""The default routes that only the kernel tells of, asked for in a network namespace of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backends.base import Host
+from backends.linux import routes
+from tests.e2e import hermetic
+
+
+def in_child(function: str, *arguments: object) -> Any:
+    return hermetic.call(f"tests.backends.linux.routes_in_child:{function}", *arguments)
+
+
+@pytest.mark.root
+class TestTheKernel:
+    def test_every_next_hop_of_a_route_with_several_is_told(self, tmp_path: Path) -> None:
+        """/proc shows the first alone, which is all there is to be had from another network namespace."""
+        assert in_child("several_hops", str(tmp_path)) == [[], ["t0", "t1"], ["t0"]]
+
+    def test_a_default_route_in_another_table_counts_and_one_that_rejects_does_not(self, tmp_path: Path) -> None:
+        assert in_child("other_table", str(tmp_path)) == ["t1"]
+
+    def test_more_routes_than_one_message_holds_are_all_told(self, tmp_path: Path) -> None:
+        assert in_child("many", str(tmp_path)) == ["t0", "t1"]
+
+
+@given(st.binary(max_size=200))
+def test_no_message_makes_the_reader_fail(message: bytes) -> None:
+    list(routes._interfaces(memoryview(message)))
+
+
+def test_the_machines_own_routes_are_read() -> None:
+    found = routes.default_interfaces(Host())
+    assert found is None or found <= {path.name for path in Path("/sys/class/net").iterdir()}

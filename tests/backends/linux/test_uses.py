@@ -1,0 +1,207 @@
+"""What a host needs its functions for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from backends.base import Host
+from backends.linux import pci
+from backends.linux.uses import busy_disks, uses
+from tests.backends.pci_trees import function
+from tests.backends.trees import plant, planted_host
+
+ONE = "0000:01:00.0"
+PATH = f"sys/devices/pci0000:00/{ONE}"
+ROUTES = "Iface\\tDestination\\tGateway \\tFlags\\tRefCnt\\tUse\\tMetric\\tMask\\t\\tMTU\\tWindow\\tIRTT".replace(
+    "\\t", "\t"
+)
+
+
+def said(tmp_path: Path, tree: str, **more: object) -> list[str]:
+    host = planted_host(tmp_path, function(ONE, **more) + tree)  # type: ignore[arg-type]
+    return list(uses(host, found(host)))
+
+
+def found(host: Host) -> pci.Function:
+    one = pci.read(host, ONE)
+    assert one is not None
+    return one
+
+
+def disk(name: str, number: str, below: str = f"{PATH}/nvme/nvme0", holders: str = "") -> str:
+    path = f"{below}/{name}"
+    depth = "../../.."
+    lines = [f"sys/class/block/{name} -> {depth}/{path}", f"{path}/dev = {number}", f"{path}/uevent = DEVNAME={name}"]
+    lines = [line.replace(f"{depth}/sys/", "../../") for line in lines]
+    return "\n".join([*lines, *([f"{path}/holders/{holders} -> x"] if holders else [])]) + "\n"
+
+
+def mounts(*lines: str) -> str:
+    every = ["22 1 0:21 / / rw,relatime shared:1 - overlay overlay rw", *lines]
+    return "proc/1/mountinfo = " + "\\n".join(every) + "\n"
+
+
+def interface(name: str, below: str = f"{PATH}/net", *entries: str) -> str:
+    path = f"{below}/{name}"
+    links = "".join(f"{path}/{entry} -> x\n" for entry in entries)
+    return f"sys/class/net/{name} -> ../../{path.removeprefix('sys/')}\n{path}/ifindex = 2\n{links}"
+
+
+def routes(*interfaces: str) -> str:
+    rows = [f"{name}\t00000000\t0102A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0" for name in interfaces]
+    other = "eth9\t0002A8C0\t00000000\t0001\t0\t0\t100\t00FFFFFF\t0\t0\t0"
+    return "proc/1/net/route = " + "\\n".join([ROUTES, *rows, other]) + "\n"
+
+
+# --- screens, virtual functions ---
+
+
+def test_a_function_that_nothing_needs(tmp_path: Path) -> None:
+    assert said(tmp_path, "", driver="nvidia") == []
+
+
+def test_the_firmwares_screen(tmp_path: Path) -> None:
+    assert said(tmp_path, "", files={"boot_vga": "1"}) == [
+        "drives the screen of the firmware and the console (boot_vga)"
+    ]
+    assert said(tmp_path / "other", "", files={"boot_vga": "0"}) == []
+
+
+def test_a_connected_screen(tmp_path: Path) -> None:
+    tree = f"{PATH}/drm/card0/card0-DP-1/status = disconnected\n{PATH}/drm/card0/card0-HDMI-A-1/status = connected\n"
+    assert said(tmp_path, tree) == ["drives the screen at card0-HDMI-A-1"]
+
+
+def test_a_picture_for_a_screen_that_cannot_tell_whether_it_is_there(tmp_path: Path) -> None:
+    """Analogue ones without DDC, and those behind some switches."""
+    tree = f"{PATH}/drm/card0/card0-VGA-1/status = unknown\n{PATH}/drm/card0/card0-VGA-1/enabled = {{}}\n"
+    assert said(tmp_path, tree.format("enabled")) == ["drives the screen at card0-VGA-1"]
+    assert said(tmp_path / "off", tree.format("disabled")) == []
+
+
+def test_virtual_functions_would_go_with_it(tmp_path: Path) -> None:
+    assert said(tmp_path, "", virtual=["0000:01:00.1"]) == ["has 1 virtual functions, which would go"]
+
+
+# --- disks ---
+
+
+def test_a_mounted_partition(tmp_path: Path) -> None:
+    tree = disk("nvme0n1", "259:0") + disk("nvme0n1p2", "259:2", f"{PATH}/nvme/nvme0/nvme0n1")
+    tree += mounts("30 22 259:2 / /boot rw shared:2 - ext4 /dev/nvme0n1p2 rw")
+    assert said(tmp_path, tree) == ["has the disk nvme0n1p2, which is mounted at /boot"]
+
+
+def test_a_disk_that_nothing_uses(tmp_path: Path) -> None:
+    assert said(tmp_path, disk("nvme0n1", "259:0") + mounts()) == []
+
+
+def test_a_volume_made_of_a_volume_made_of_a_disk(tmp_path: Path) -> None:
+    virtual = "sys/devices/virtual/block"
+    tree = disk("sda", "8:0", f"{PATH}/ata1/block", holders="md0") + disk("md0", "9:0", virtual, holders="dm-1")
+    tree += disk("dm-1", "254:1", virtual) + mounts("30 22 254:1 / /var rw - xfs /dev/mapper/vg-var rw")
+    assert said(tmp_path, tree) == ["has the disk sda, part of dm-1, which is mounted at /var"]
+
+
+def test_a_volume_that_is_not_mounted_may_be_a_databases(tmp_path: Path) -> None:
+    tree = disk("sda", "8:0", f"{PATH}/ata1/block", holders="dm-7") + disk("dm-7", "254:7", "sys/devices/virtual/block")
+    assert said(tmp_path, tree + mounts()) == ["has the disk sda, part of dm-7"]
+
+
+def test_btrfs_is_mounted_under_a_number_of_its_own(tmp_path: Path) -> None:
+    tree = disk("nvme0n1", "259:0") + mounts("30 22 0:45 /@home /home rw - btrfs /dev/nvme0n1 rw")
+    assert said(tmp_path, tree) == ["has the disk nvme0n1, which is mounted at /home"]
+
+
+def test_swap(tmp_path: Path) -> None:
+    swaps = (
+        "proc/swaps = Filename\tType\tSize\tUsed\tPriority\\n/dev/nvme0n1 partition 8 0 -2\\n/swapfile file 8 0 -3\n"
+    )
+    assert said(tmp_path, disk("nvme0n1", "259:0") + mounts() + swaps) == ["has the disk nvme0n1, which is swapped to"]
+
+
+def test_an_nvme_disk_that_several_controllers_lead_to(tmp_path: Path) -> None:
+    subsystem = "sys/devices/virtual/nvme-subsystem/nvme-subsys0"
+    tree = disk("nvme0c1n1", "259:9") + disk("nvme0n1", "259:0", subsystem)
+    tree += disk("nvme0n1p1", "259:1", f"{subsystem}/nvme0n1") + mounts("3 2 259:1 / /srv rw - ext4 /dev/nvme0n1p1 rw")
+    assert said(tmp_path, tree) == ["has the disk nvme0n1p1, which is mounted at /srv"]
+
+
+def test_another_functions_disk_is_not_its_own(tmp_path: Path) -> None:
+    tree = disk("sdb", "8:16", "sys/devices/pci0000:00/0000:01:00.01/block")
+    assert said(tmp_path, tree + mounts("3 2 8:16 / / rw - ext4 /dev/sdb rw")) == []
+
+
+def test_where_mounts_cannot_be_read_every_disk_is_needed(tmp_path: Path) -> None:
+    (sentence,) = said(tmp_path, disk("nvme0n1", "259:0"))
+    assert sentence == "has the disk nvme0n1, and what is mounted cannot be read in /proc/1/mountinfo"
+
+
+def test_garbage_among_the_mounts(tmp_path: Path) -> None:
+    tree = disk("nvme0n1", "259:0") + mounts("x", "a b c d e -", "- - - - -", "30 22 259:0 / /data rw - ext4")
+    assert said(tmp_path, tree) == ["has the disk nvme0n1, which is mounted at /data"]
+
+
+@pytest.mark.root
+def test_a_disk_that_something_has_to_itself_is_found_by_trying(tmp_path: Path) -> None:
+    host = planted_host(tmp_path, function(ONE) + disk("loop0", "7:0") + "dev/loop0 b 7:0\n")
+    plant(tmp_path, f"{PATH}/nvme/nvme0/loop0/subsystem -> ../../../../../../../class/block")
+    assert list(busy_disks(host, found(host))) == []
+    taken = os.open(tmp_path / "dev/loop0", os.O_RDONLY | os.O_EXCL)
+    try:
+        assert list(busy_disks(host, found(host))) == ["has the disk loop0, which something uses"]
+    finally:
+        os.close(taken)
+
+
+# --- networks ---
+
+
+def test_the_default_route(tmp_path: Path) -> None:
+    sentence = "carries the default route, through eth0"
+    assert said(tmp_path, interface("eth0") + routes("eth0"), net=["eth0"]) == [sentence]
+    assert said(tmp_path / "other", interface("eth1") + routes("eth0"), net=["eth1"]) == []
+
+
+def test_the_default_route_through_a_bond_with_a_vlan_in_a_bridge(tmp_path: Path) -> None:
+    virtual = "sys/devices/virtual/net"
+    tree = interface("eth0", f"{PATH}/net", "upper_bond0") + interface("bond0", virtual, "upper_bond0.7", "lower_eth0")
+    tree += interface("bond0.7", virtual, "upper_br0") + interface("br0", virtual) + routes("br0")
+    assert said(tmp_path, tree) == ["carries the default route, through eth0 and br0"]
+
+
+def test_the_default_route_through_a_bridge_of_open_vswitch(tmp_path: Path) -> None:
+    virtual = "sys/devices/virtual/net"
+    tree = interface("eth0", f"{PATH}/net", "upper_ovs-system") + interface("br-ex", virtual, "upper_ovs-system")
+    tree += interface("ovs-system", virtual, "lower_eth0", "lower_br-ex") + routes("br-ex")
+    assert said(tmp_path, tree) == ["carries the default route, through eth0 and br-ex"]
+
+
+def test_the_default_route_of_ipv6_but_not_one_that_rejects(tmp_path: Path) -> None:
+    zero = "0" * 32
+    row = f"{zero} 00 {zero} 00 fe800000000000000000000000000001 00000400 00000001 00000000 {{}} {{}}"
+    tree = interface("eth0") + interface("lo", "sys/devices/virtual/net") + routes()
+    six = "proc/1/net/ipv6_route = " + row.format("00450003", "eth0") + "\\n" + row.format("00200200", "eth0") + "\n"
+    assert said(tmp_path, tree + six) == ["carries the default route, through eth0"]
+    six = "proc/1/net/ipv6_route = " + row.format("00200201", "eth0") + "\\nx y\n"
+    assert said(tmp_path / "other", tree + six) == []
+
+
+def test_an_interface_deep_below_its_function(tmp_path: Path) -> None:
+    tree = interface("ens3", f"{PATH}/virtio0/net") + routes("ens3")
+    assert said(tmp_path, tree, driver="virtio-pci", kind="020000") == ["carries the default route, through ens3"]
+
+
+def test_where_routes_cannot_be_read_every_interface_is_needed(tmp_path: Path) -> None:
+    (sentence,) = said(tmp_path, interface("eth0"))
+    assert sentence == "has the network interface eth0, and the routes cannot be read in /proc/1/net/route"
+
+
+def test_a_network_card_whose_interface_is_elsewhere(tmp_path: Path) -> None:
+    (sentence,) = said(tmp_path, routes(), driver="ice", kind="020000")
+    assert "a pod may have it" in sentence
+    assert said(tmp_path / "bare", routes(), kind="020000") == []
+    assert said(tmp_path / "dpdk", routes(), driver="uio_pci_generic", kind="020000") == []

@@ -1,0 +1,190 @@
+"""Which GPUs an event is about, what is listened to, and what a probe sees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from backends.base import Grant, HostPath, Known, LinkChange, PathChange, Uevent, Verdict, Watches
+from backends.gpu import Gpu
+from backends.linux import pci
+from tests.backends.gpus import backend, devices, look, resource
+from tests.backends.machines import H100, MI210, flex_server, hgx_h100, mi210_server, mi300x_cpx, nvidia_gpu
+from tests.backends.pace import cost, cost_of_reading
+from tests.backends.pci_trees import function
+from tests.backends.trees import plant
+
+pytestmark = pytest.mark.root  # device nodes
+
+GPUS = [f"0000:{place}.0" for place in H100]
+FIRST = "/devices/pci0000:19/0000:19:01.0/0000:19:00.0"
+
+
+def known(gpu: Gpu) -> Known:
+    return Known({unit: found.devices for unit, found in look(gpu).items()})
+
+
+def affected(gpu: Gpu, hint: Uevent | PathChange | LinkChange) -> set[str]:
+    return set(gpu.affects(hint, known(gpu)))
+
+
+def path(text: str) -> PathChange:
+    return PathChange(HostPath(text))
+
+
+def pci_event(devpath: str, action: str = "bind", ids: str = "10DE:2330", kind: str = "30200") -> Uevent:
+    return Uevent(action, "pci", devpath, properties={"PCI_ID": ids, "PCI_CLASS": kind})
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Gpu:
+    return backend(tmp_path, hgx_h100())
+
+
+@pytest.mark.parametrize("action", ["bind", "unbind", "remove", "add"])
+def test_a_gpus_own_event(machine: Gpu, action: str) -> None:
+    assert affected(machine, pci_event(FIRST, action)) == {GPUS[0], "nvlink"}
+
+
+def test_a_gpu_that_nobody_knew(machine: Gpu) -> None:
+    assert affected(machine, pci_event("/devices/pci0000:e0/0000:e1:00.0", "add")) == {"0000:e1:00.0", "nvlink"}
+    assert machine.affects(pci_event("/devices/pci0000:e0/0000:e1:00.0", "add"), Known()) == {"0000:e1:00.0", "nvlink"}
+
+
+def test_a_gpu_that_loses_a_virtual_function_is_looked_at_again(tmp_path: Path) -> None:
+    gone = function("0000:6f:00.1", "8086:56c0", below="pci0000:6f/0000:6f:01.0", kind="038000", physical="0000:6f:00.0",
+                    files={"class": "0x038000", "vendor": "0x8086"})  # fmt: skip
+    event = pci_event("/devices/pci0000:6f/0000:6f:01.0/0000:6f:00.1", "remove", "8086:56C0", "38000")
+    assert affected(backend(tmp_path, flex_server() + gone), event) == {"0000:6f:00.1", "0000:6f:00.0"}
+
+
+def test_other_functions_events_mean_nothing(machine: Gpu) -> None:
+    assert affected(machine, pci_event("/devices/pci0000:e0/0000:e1:00.0", "add", "15B3:1021", "20700")) == set()
+    assert affected(machine, Uevent("change", "drm", "/devices/platform/vkms/drm/card0")) == set()
+    assert affected(machine, LinkChange("eth0", 2)) == set()
+
+
+def test_an_event_below_a_gpu(machine: Gpu) -> None:
+    assert affected(machine, Uevent("add", "drm", f"{FIRST}/drm/card0")) == {GPUS[0]}
+
+
+def test_a_bridge_takes_the_gpus_below_it_along(machine: Gpu) -> None:
+    bridge = pci_event("/devices/pci0000:19/0000:19:01.0", "remove", "8086:347A", "60400")
+    assert affected(machine, bridge) == {GPUS[0], "nvlink"}
+
+
+def test_nodes_that_come_late_may_be_any_nvidia_gpus(machine: Gpu) -> None:
+    for text in ("/dev/nvidia3", "/dev/nvidia-uvm", "/dev/nvidia-caps/nvidia-cap3", "/dev", "/proc/driver/nvidia/gpus"):
+        assert affected(machine, path(text)) == set(GPUS), text
+    for text in ("/dev/ttyUSB0", "/dev/dri/card0", "/dev/kfd", "/proc/driver"):
+        assert affected(machine, path(text)) == set(), text
+
+
+def test_the_drivers_entry_is_about_that_gpu(machine: Gpu) -> None:
+    assert affected(machine, path(f"/proc/driver/nvidia/gpus/{GPUS[3]}")) == {GPUS[3]}
+    assert affected(machine, path(f"/proc/driver/nvidia/gpus/{GPUS[3]}/information")) == {GPUS[3]}
+    assert affected(machine, path("/proc/driver/nvidia/gpus/readme")) == set()
+
+
+def test_amds_nodes(tmp_path: Path) -> None:
+    gpu = backend(tmp_path, mi210_server())
+    assert affected(gpu, path("/dev/kfd")) == {*MI210, "kfd"}
+    assert affected(gpu, path("/dev/dri/renderD128")) == {*MI210, "kfd"}
+
+
+def test_a_partition_that_comes_or_goes(tmp_path: Path) -> None:
+    gpu = backend(tmp_path, mi300x_cpx())
+    assert affected(gpu, Uevent("add", "drm", "/devices/platform/amdgpu_xcp_1/drm/card1")) == {"kfd"}
+
+
+def test_intels_links(tmp_path: Path) -> None:
+    gpu = backend(tmp_path, flex_server())
+    assert affected(gpu, path("/dev/dri/by-path/pci-0000:4d:00.0-card")) == {"0000:4d:00.0"}
+    assert affected(gpu, path("/dev/dri/card0")) == {"0000:4d:00.0", "0000:5e:00.0", "0000:6f:00.0"}
+
+
+def test_where_there_is_no_gpu_no_directory_is_watched(tmp_path: Path) -> None:
+    gpu = backend(tmp_path, "")
+    assert list(gpu.units()) == []
+    assert gpu.watches(Known()) == Watches(
+        frozenset({"pci", "drm"}), frozenset(), frozenset({"ERROR_EVENT", "WEDGED"}), frozenset({"NVRM: Xid"})
+    )
+
+
+def test_the_directories_where_nvidias_things_come_late_are_watched(machine: Gpu) -> None:
+    watched = {directory.text for directory in machine.watches(known(machine)).directories}
+    wanted = {"/dev", "/dev/nvidia-caps", "/proc/driver/nvidia/gpus"}
+    assert watched == wanted | {f"/proc/driver/nvidia/gpus/{address}" for address in GPUS}
+
+
+def test_a_gpu_whose_last_look_found_nothing_may_be_anybodys(machine: Gpu) -> None:
+    assert set(machine.affects(path("/dev/nvidia0"), Known({GPUS[0]: ()}))) == {GPUS[0]}
+
+
+# --- probes ---
+
+
+def said(gpu: Gpu, key: str) -> dict[str, tuple[str, Verdict]]:
+    signals = gpu.probe(devices(gpu)[key])
+    return {signal.reason: (signal.hardware, signal.verdict) for signal in signals if signal.measure is None}
+
+
+def test_a_gpu_that_is_well(tmp_path: Path) -> None:
+    gpu = backend(tmp_path, nvidia_gpu("0000:3b:00.0", 0))
+    (key,) = devices(gpu)
+    assert said(gpu, key) == {}
+
+
+def test_what_pci_says_is_said_of_the_gpu(tmp_path: Path) -> None:
+    gpu = backend(tmp_path, nvidia_gpu("0000:3b:00.0", 0, files={"current_link_width": "4"}))
+    gpu.host.local(pci.FUNCTIONS / "0000:3b:00.0" / "config").write_bytes(b"\xff" * 64)
+    (key,) = devices(gpu)
+    assert said(gpu, key) == {"off-bus": ("pci:0000:3b:00.0", Verdict.NOW)}
+
+
+def test_a_node_or_driver_that_went_since_it_was_found(tmp_path: Path) -> None:
+    gpu = backend(tmp_path, nvidia_gpu("0000:3b:00.0", 0))
+    (device,) = devices(gpu).values()
+    (tmp_path / "dev/nvidia0").unlink()
+    gpu.host.local(pci.FUNCTIONS / "0000:3b:00.0" / "driver").unlink()
+    reasons = [signal.reason for signal in gpu.probe(device) if signal.measure is None]
+    assert reasons == ["node-missing", "driver-unbound"]
+    plant(tmp_path, "dev/nvidia0 c 195:5")
+    assert next(s.message for s in gpu.probe(device)) == "/dev/nvidia0 is c:195:5, but the driver says c:195:0"
+
+
+def test_a_gpu_that_cannot_be_used_is_not_blamed_for_its_driver(tmp_path: Path) -> None:
+    gpu = backend(tmp_path, nvidia_gpu("0000:3b:00.0", 0, driver=None, registered=False, node=False))
+    assert said(gpu, "0000:3b:00.0") == {}
+
+
+def test_a_gpu_is_reset_by_itself(tmp_path: Path) -> None:
+    gpu = backend(tmp_path, nvidia_gpu("0000:3b:00.0", 0, files={"reset": "0", "reset_method": "flr bus"}))
+    (device,) = devices(gpu).values()
+    assert list(gpu.prepare(resource(), [Grant(device.key, device)])) == ["pci:0000:3b:00.0"]
+    assert gpu.host.local(pci.FUNCTIONS / "0000:3b:00.0" / "reset").read_text() == "1"
+
+
+def test_which_gpus_a_pod_gets_matters(machine: Gpu) -> None:
+    assert machine.prefers(resource())
+
+
+def test_a_hundred_gpus_are_looked_at_within_the_idle_limit(tmp_path: Path) -> None:
+    """0.3 % of a core, half of it for this: 100 devices each half a minute.
+
+    On a busy machine each may cost what reading 250 small files does, three times what it does.
+    """
+    gpu = backend(tmp_path, "".join(nvidia_gpu(f"0000:{n:02x}:00.0", n) for n in range(100)))
+    units = list(gpu.units())
+
+    def look() -> None:
+        for unit in units:
+            for device in gpu.discover(unit).devices:
+                list(gpu.probe(device))
+
+    took, plain = [], []
+    for _ in range(5):  # the best of five: the machine has other things to do
+        took.append(cost(look))
+        plain.append(cost_of_reading(gpu.host.local(pci.FUNCTIONS / units[0] / "uevent")))
+    assert min(took) < max(0.003 * 30, 100 * 250 * min(plain))

@@ -1,0 +1,264 @@
+"""MIG devices and NVLinks, with NVIDIA's management library and without it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from backends.base import AllocationRefused, Grant, Link
+from backends.gpu import nvml
+from tests.backends.fake_nvml import FakeGpu, FakeMig, FakeNvml
+from tests.backends.gpus import backend, devices, given, look, nodes, offered, resource
+from tests.backends.machines import CONTROLS, hgx_h100, information, mig, nvidia_gpu, uuid
+from tests.backends.trees import plant
+
+pytestmark = pytest.mark.root  # device nodes
+
+ADDRESS = "0000:3b:00.0"
+MIG1, MIG2 = "MIG-11111111-0000-5000-8000-000000000001", "MIG-22222222-0000-5000-8000-000000000002"
+DIVIDED = CONTROLS + nvidia_gpu(ADDRESS, 0) + mig(0, [(1, 0), (2, 0)])
+KNOWN = FakeGpu(ADDRESS, uuid(0), mig=[FakeMig(MIG1, 1, 0), FakeMig(MIG2, 2, 0, "3g.40gb")])
+
+
+Install = Callable[..., FakeNvml]
+
+
+@pytest.fixture
+def install_nvml(monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Puts a library in place for one test."""
+
+    def install(*gpus: FakeGpu, fault: str = "") -> FakeNvml:
+        library = FakeNvml(list(gpus), fault)
+        monkeypatch.setitem(sys.modules, "pynvml", library)
+        monkeypatch.setattr(nvml, "is_installed", lambda: True)
+        nvml._survey.cache_clear()
+        return library
+
+    return install
+
+
+@pytest.fixture(autouse=True)
+def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the package is not installed, whether it is here or not."""
+    monkeypatch.setattr(nvml, "is_installed", lambda: False)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    nvml._survey.cache_clear()
+
+
+def test_mig_devices(tmp_path: Path, install_nvml: Install) -> None:
+    install_nvml(KNOWN)
+    gpu = backend(tmp_path, DIVIDED)
+    found = devices(gpu)
+    assert offered(gpu) == [MIG1, MIG2]
+    assert found[uuid(0)].unusable == "it is in MIG mode, and offered as its MIG devices"
+    first = found[MIG1]
+    assert first.hardware == {f"part:{MIG1}"}
+    assert first.depends == {f"pci:{ADDRESS}", f"mig:{ADDRESS}/gi1"}
+    assert f"mig:{ADDRESS}/gi1" in found[uuid(0)].hardware
+    expected = {
+        "profile": ("1g.10gb",),
+        "parent": (uuid(0),),
+        "uuid": (MIG1,),
+        "gi": ("1",),
+        "ci": ("0",),
+    }
+    assert {name: first.attributes[name] for name in expected} == expected
+
+
+def test_a_resource_may_have_one_profile(tmp_path: Path, install_nvml: Install) -> None:
+    install_nvml(KNOWN)
+    small = resource("nvidia.com/mig-1g.10gb", select={"profile": ("1g.10gb",)})
+    found = devices(backend(tmp_path, DIVIDED, small))
+    assert [small.refuses(found[key]) for key in (MIG1, MIG2)] == [None, "profile is 3g.40gb, not 1g.10gb"]
+
+
+def test_what_a_container_gets(tmp_path: Path, install_nvml: Install) -> None:
+    install_nvml(KNOWN)
+    edits = given(backend(tmp_path, DIVIDED), resource(pass_device_specs=True), MIG1, MIG2)
+    assert edits.env == {"NVIDIA_VISIBLE_DEVICES": f"{MIG1},{MIG2}"}
+    own = ["nvidia0", "nvidia-caps/nvidia-cap3", "nvidia-caps/nvidia-cap4"]
+    other = ["nvidia-caps/nvidia-cap5", "nvidia-caps/nvidia-cap6"]
+    controls = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"]
+    assert nodes(edits) == [f"/dev/{name} rw" for name in (*controls, *own, *other)]
+
+
+def test_by_index(tmp_path: Path, install_nvml: Install) -> None:
+    install_nvml(KNOWN)
+    by_index = resource(device_id_strategy="index")
+    edits = given(backend(tmp_path, DIVIDED, by_index), by_index, MIG2)
+    assert edits.env == {"NVIDIA_VISIBLE_DEVICES": "0:1"}
+
+
+def test_gke(tmp_path: Path, install_nvml: Install) -> None:
+    install_nvml(KNOWN)
+    gpu = backend(tmp_path, DIVIDED)
+    gke = resource(style="gke")
+    assert nodes(given(gpu, gke, "nvidia0/gi1"))[:3] == [
+        "/dev/nvidia0 mrw",
+        "/dev/nvidia-caps/nvidia-cap3 mrw",
+        "/dev/nvidia-caps/nvidia-cap4 mrw",
+    ]
+
+
+def test_a_mig_device_whose_nodes_are_not_made_yet_waits_for_them(tmp_path: Path, install_nvml: Install) -> None:
+    install_nvml(KNOWN)
+    gpu = backend(tmp_path, DIVIDED)
+    (tmp_path / "dev/nvidia-caps/nvidia-cap6").unlink()
+    assert offered(gpu) == [MIG1]
+    assert devices(gpu)[MIG2].unusable == "/dev/nvidia-caps/nvidia-cap6 does not exist"
+    plant(tmp_path, "dev/nvidia-caps/nvidia-cap6 c 236:6")
+    assert offered(gpu) == [MIG1, MIG2]
+
+
+def test_without_the_table_of_minors_nothing_is_guessed(tmp_path: Path, install_nvml: Install) -> None:
+    install_nvml(KNOWN)
+    gpu = backend(tmp_path, DIVIDED)
+    (tmp_path / "proc/driver/nvidia-caps/mig-minors").write_bytes(b"\xff\0gpu0/gi1")
+    assert offered(gpu) == []
+    assert "mig-minors does not name its nodes" in devices(gpu)[MIG1].unusable
+
+
+def test_a_mig_device_that_the_library_does_not_know_is_a_problem(tmp_path: Path, install_nvml: Install) -> None:
+    install_nvml(FakeGpu(ADDRESS, uuid(0), mig=KNOWN.mig[:1] if KNOWN.mig else None))
+    gpu = backend(tmp_path, DIVIDED)
+    assert offered(gpu) == [MIG1]
+    (problem,) = look(gpu)[ADDRESS].problems
+    assert problem.sentence == f"{ADDRESS}: NVML does not know the MIG device gpu0/gi2/ci0"
+
+
+def test_a_gpu_in_mig_mode_that_is_not_divided_is_not_offered(tmp_path: Path, install_nvml: Install) -> None:
+    install_nvml(FakeGpu(ADDRESS, uuid(0), mig=[]))
+    gpu = backend(tmp_path, nvidia_gpu(ADDRESS, 0))
+    assert devices(gpu)[uuid(0)].unusable == "it is in MIG mode and not divided"
+
+
+def test_without_the_package_a_divided_gpu_is_a_problem_that_says_what_to_install(tmp_path: Path) -> None:
+    gpu = backend(tmp_path, DIVIDED + nvidia_gpu("0000:5e:00.0", 1))
+    assert offered(gpu) == [uuid(1)]
+    (problem,) = look(gpu)[ADDRESS].problems
+    assert "install fairlead[nvidia]" in problem.sentence
+
+
+def test_where_the_library_fails_the_whole_gpus_are_offered_and_it_is_told_once(
+    tmp_path: Path, install_nvml: Install
+) -> None:
+    install_nvml(fault="Driver/library version mismatch")
+    found = look(backend(tmp_path, hgx_h100()))
+    assert len([d for one in found.values() for d in one.devices if not d.unusable]) == 8
+    (problem,) = [problem for one in found.values() for problem in one.problems]
+    assert problem.subject == "NVML"
+    assert "Driver/library version mismatch" in problem.sentence
+
+
+def test_the_library_is_asked_again_only_when_the_driver_shows_something_else(
+    tmp_path: Path, install_nvml: Install
+) -> None:
+    library = install_nvml(KNOWN)
+    gpu = backend(tmp_path, DIVIDED)
+    for _ in range(3):
+        look(gpu)
+    assert (library.opened, library.closed) == (1, 1)
+    plant(tmp_path, "proc/driver/nvidia/capabilities/gpu0/mig/gi3/ci0/access = DeviceFileMinor: 7")
+    look(gpu)
+    assert (library.opened, library.closed) == (2, 2)
+
+
+def test_a_library_that_hangs_holds_up_one_look_and_no_other(
+    tmp_path: Path, install_nvml: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = install_nvml(KNOWN)
+    inside, over = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        inside.set()
+        over.wait()
+
+    monkeypatch.setattr(library, "nvmlInit", hang)
+    monkeypatch.setattr(nvml, "_PATIENCE", 0.01)
+    gpu = backend(tmp_path, DIVIDED + nvidia_gpu("0000:5e:00.0", 1))
+    thread = threading.Thread(target=gpu.discover, args=["nvlink"])
+    thread.start()
+    try:
+        inside.wait()
+        assert offered(gpu) == [uuid(1)]
+        assert "does not answer" in look(gpu)[ADDRESS].problems[0].sentence
+    finally:
+        over.set()
+        thread.join()
+    assert offered(gpu) == sorted([uuid(1), MIG1, MIG2])
+
+
+def test_two_looks_at_once_both_hear_what_the_library_says(
+    tmp_path: Path, install_nvml: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a configuration is tried beside the one in force: else the MIG devices would go for a while."""
+    library = install_nvml(KNOWN)
+    inside, over, seen = threading.Event(), threading.Event(), list[list[str]]()
+
+    def slow() -> None:
+        inside.set()
+        over.wait()
+
+    monkeypatch.setattr(library, "nvmlInit", slow)
+    monkeypatch.setattr(nvml, "_PATIENCE", 20.0)
+    gpu = backend(tmp_path, DIVIDED)
+    threads = [threading.Thread(target=lambda: seen.append(offered(gpu))) for _ in range(2)]
+    threads[0].start()
+    inside.wait()
+    threads[1].start()
+    threads[1].join(0.2)
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert seen == [[MIG1, MIG2]] * 2
+
+
+def test_the_library_knows_the_uuid_of_a_gpu_that_was_never_used(tmp_path: Path, install_nvml: Install) -> None:
+    install_nvml(FakeGpu(ADDRESS, uuid(0)))
+    gpu = backend(tmp_path, nvidia_gpu(ADDRESS, 0))
+    unknown = information(0, "H100", gpu_uuid="GPU-????????-????-????-????-????????????")
+    plant(tmp_path, f"proc/driver/nvidia/gpus/{ADDRESS}/information = {unknown}")
+    assert offered(gpu) == [uuid(0)]
+
+
+def test_one_dead_gpu_does_not_hide_the_others_from_the_library(tmp_path: Path, install_nvml: Install) -> None:
+    install_nvml(FakeGpu("0000:01:00.0", uuid(9), dead=True), KNOWN)
+    assert offered(backend(tmp_path, DIVIDED)) == [MIG1, MIG2]
+
+
+def test_a_part_is_not_reset_by_itself(tmp_path: Path, install_nvml: Install) -> None:
+    install_nvml(KNOWN)
+    gpu = backend(tmp_path, DIVIDED)
+    with pytest.raises(AllocationRefused, match=f"{MIG1} is a part of a GPU"):
+        gpu.prepare(resource(), [Grant(MIG1, devices(gpu)[MIG1])])
+
+
+# --- NVLink ---
+
+
+def test_nvlinks_of_the_hybrid_cube_mesh(tmp_path: Path, install_nvml: Install) -> None:
+    mesh = {"0000:06:00.0": {"0000:07:00.0": 1, "0000:0a:00.0": 2}, "0000:07:00.0": {"0000:06:00.0": 1}}
+    mesh |= {"0000:0a:00.0": {"0000:06:00.0": 2}}
+    gpus = [
+        FakeGpu(a, uuid(n), peers={f"0000{peer.upper()}": k for peer, k in mesh[a].items()}) for n, a in enumerate(mesh)
+    ]
+    install_nvml(*gpus)
+    machine = "".join(nvidia_gpu(address, n) for n, address in enumerate(mesh))
+    assert look(backend(tmp_path, machine))["nvlink"].links == (
+        Link("pci:0000:06:00.0", "pci:0000:07:00.0", 1),
+        Link("pci:0000:06:00.0", "pci:0000:0a:00.0", 2),
+    )
+
+
+def test_nvlinks_through_switches_join_every_pair(tmp_path: Path, install_nvml: Install) -> None:
+    addresses = [f"0000:{n:02x}:00.0" for n in range(1, 9)]
+    switches = {"00000000:C1:00.0": 9, "00000000:C2:00.0": 9}
+    install_nvml(*(FakeGpu(address, uuid(n), peers=switches) for n, address in enumerate(addresses)))
+    machine = "".join(nvidia_gpu(address, n) for n, address in enumerate(addresses))
+    links = look(backend(tmp_path, machine))["nvlink"].links
+    assert len(links) == 8 * 7 // 2
+    assert {link.weight for link in links} == {18}

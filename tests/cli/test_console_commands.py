@@ -1,0 +1,270 @@
+"""The commands that ask the daemon: what they print, and what they end with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from msgspec.structs import replace
+
+from agent.cli import asking, fairlead, output
+from agent.cli.explain import lines
+from agent.console.client import NoDaemonError, WrongNameError
+from agent.console.views import (
+    Configuration,
+    Device,
+    Event,
+    Explanation,
+    Held,
+    Holder,
+    Kubelet,
+    Problem,
+    Resource,
+    Signal,
+    Unclaimed,
+)
+from tests.cli.daemon import running
+from tests.console.fakes import GPU, FakeDaemon, status
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def daemon() -> FakeDaemon:
+    return FakeDaemon()
+
+
+@pytest.fixture
+def run(daemon: FakeDaemon, tmp_path: Path) -> Iterator[Run]:
+    config = tmp_path / "config.toml"
+    config.write_text(f'[agent]\nadmin_socket = "{tmp_path}/admin.sock"\n')
+
+    def invoke(command: str, *arguments: str) -> Result:
+        return CliRunner().invoke(fairlead, [command, "--config", str(config), *arguments], prog_name="fairlead")
+
+    with running(daemon, tmp_path / "admin.sock"):
+        yield invoke
+
+
+def widest(result: Result) -> int:
+    return max(map(len, result.output.splitlines()))
+
+
+HOLDER = Holder("team", "training-0", "main")
+SICK = Device("GPU-2", ("GPU-2",), "Unhealthy", "xid-79", "The GPU has fallen off the bus.", 1500.0)
+USED = replace(GPU, held=(Held("GPU-1", (HOLDER,)),))
+
+
+def troubled() -> FakeDaemon:
+    shown = status(
+        Resource("nvidia.com/gpu", "gpu", True, True, devices=(USED, SICK)),
+        Resource("rdma/hca", "infiniband", False, False, complaint="the kubelet refused it: bad name"),
+        Resource("old.example/thing", "", True, True, devices=(Device("x", ("x",), "Unhealthy", "retired"),)),
+    )
+    return FakeDaemon(
+        replace(
+            shown,
+            kubelet=Kubelet("/plugins/kubelet.sock", False, "waiting for /plugins/kubelet.sock"),
+            configuration=Configuration(
+                "/etc/fairlead/config.toml", 1.0, ("config.toml:3: no key 'resinc'",), ("host",)
+            ),
+            unclaimed=(Unclaimed("0000:5e:00.0", "gpu", "it has no driver; " * 10),),
+            problems=(Problem("gpu", "0000:5e:00.0", "its uevent file is garbage"),),
+        )
+    )
+
+
+# --- status ---
+
+
+def test_a_node_that_is_well_is_a_short_table(run: Run) -> None:
+    result = run("status")
+    assert result.exit_code == 0
+    assert "nvidia.com/gpu  registered" in result.output
+    assert len(result.output.splitlines()) == 4
+
+
+def test_everything_that_is_wrong_is_shown_within_80_columns(daemon: FakeDaemon, run: Run) -> None:
+    daemon.shown = troubled().shown
+    result = run("status")
+    for said in ("xid-79", "fallen off the bus", "bad name", "retiring", "resinc", "restart is needed", "no driver"):
+        assert said in result.output
+    assert "its uevent file is garbage" in result.output
+    assert widest(result) <= 80
+
+
+def test_what_is_gone_since_nobody_knows_when_is_not_dated(daemon: FakeDaemon, run: Run) -> None:
+    gone = Device("x", ("x",), "Unhealthy", "gone", "The device is gone.")
+    daemon.shown = status(Resource("a.b/c", "stub", True, True, devices=(gone,)))
+    assert "  gone: The device is gone." in run("status").output.splitlines()
+
+
+def test_the_status_as_json_is_one_document(run: Run) -> None:
+    shown = json.loads(run("status", "--json").output)
+    assert shown["resources"][0]["devices"][0]["key"] == "GPU-1"
+
+
+def test_who_holds_what(daemon: FakeDaemon, run: Run) -> None:
+    assert run("status", "--pods").output == "No pod holds a device.\n"
+    daemon.shown = troubled().shown
+    assert run("status", "--pods").output.splitlines()[1].split() == [
+        "team/training-0",
+        "main",
+        "nvidia.com/gpu",
+        "GPU-1",
+    ]
+
+
+def test_a_long_name_of_the_node_is_shown_within_80_columns(daemon: FakeDaemon, run: Run) -> None:
+    kubelet = Kubelet("/var/lib/kubelet/device-plugins/kubelet.sock", False)
+    daemon.shown = replace(status(), node="worker-3.europe.hardware.example.com", kubelet=kubelet)
+    assert widest(run("status")) <= 80
+
+
+def test_a_name_that_leaves_no_room_for_numbers_stands_above_them(daemon: FakeDaemon, run: Run) -> None:
+    name = f"hardware.example.com/{'x' * 63}"
+    daemon.shown = status(
+        Resource(name, "gpu", True, True, devices=(USED,)), Resource("a.b/c", "gpu", True, True, devices=(GPU,))
+    )
+    assert [line.split() for line in run("status").output.splitlines()[2:]] == [
+        ["RESOURCE", "KUBELET", "OK", "DEGRADED", "BAD", "IN", "USE"],
+        [name],
+        ["registered", "1", "0", "0", "1"],
+        ["a.b/c", "registered", "1", "0", "0", "0"],
+    ]
+    assert len({len(line) for line in run("status").output.splitlines()[2:] if line != name}) == 1
+
+
+def test_no_colours_where_there_is_no_terminal(run: Run, daemon: FakeDaemon) -> None:
+    daemon.shown = troubled().shown
+    assert "\x1b" not in run("status").output
+
+
+def test_without_a_daemon_a_sentence_says_so(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(f'[agent]\nadmin_socket = "{tmp_path}/nobody.sock"\n')
+    failure = CliRunner().invoke(fairlead, ["status", "--config", str(config)], prog_name="fairlead").exception
+    assert isinstance(failure, NoDaemonError)
+    assert (failure.exit_code, "no Fairlead answers" in failure.sentence) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [(None, "there is no {}"), (b"[agent", "{} cannot be read (Expected"), (b"\xff", "{} cannot be read (")],
+)
+def test_a_file_that_cannot_say_where_the_daemon_is_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes | None, why: str
+) -> None:
+    monkeypatch.setattr(asking, "_DEFAULT", tmp_path / "nobody.sock")
+    config = tmp_path / "config.toml"
+    if text is not None:
+        config.write_bytes(text)
+    failure = CliRunner().invoke(fairlead, ["status", "--config", str(config)], prog_name="fairlead").exception
+    assert isinstance(failure, NoDaemonError)
+    assert why.format(config) in failure.sentence
+    assert "so that this is only where it is by default" in failure.sentence
+
+
+# --- events ---
+
+
+def test_the_past_is_told_line_by_line(daemon: FakeDaemon, run: Run) -> None:
+    daemon.events = [
+        Event(1, time.time(), "device-changed", "nvidia.com/gpu", "GPU-2", "Unhealthy", "xid-79", "It fell."),
+        Event(2, 0.0, "config-reloaded"),
+    ]
+    lines = run("events").output.splitlines()
+    assert lines[0].endswith("device-changed  nvidia.com/gpu GPU-2  Unhealthy  xid-79: It fell.")
+    assert lines[1].startswith("1970-01-01")
+    assert [json.loads(line)["number"] for line in run("events", "--json", "--last", "1").output.splitlines()] == [2]
+
+
+# --- explain ---
+
+
+def test_a_state_is_explained_with_its_date_if_that_is_known() -> None:
+    sick = Explanation(
+        "GPU-1", "gpu", "u", resource="a.b/c", ids=("GPU-1",), state="Unhealthy", reason="gone", message="x"
+    )
+    assert list(lines(sick))[1] == "  gone: x"
+    assert list(lines(replace(sick, since=1e9)))[1] == f"  gone since {output.moment(1e9)}: x"
+
+
+def test_a_device_is_explained(run: Run) -> None:
+    result = run("explain", "GPU-1")
+    assert result.output.startswith("GPU-1 is offered in nvidia.com/gpu")
+    assert "env A=b" in result.output
+
+
+def test_what_ends_a_signal_is_said_as_one_would_do_it() -> None:
+    latched = Signal("pci:1", "xid-79", "now", "It fell.", 0.0, True, ("operator", "our-reset"))
+    said = " ".join(" ".join(lines(Explanation("GPU-2", "gpu", "1", signals=(latched,)))).split())
+    assert "xid-79 (now, ends with `fairlead undrain` or a reset by Fairlead) since" in said
+
+
+def test_of_what_was_read_the_empty_is_left_out() -> None:
+    shown = list(lines(Explanation("GPU-2", "gpu", "1", attributes={"node_numbers": ("", "", "c:195:1")})))
+    assert [line.split() for line in shown if "node_numbers" in line] == [["node_numbers", "c:195:1"]]
+
+
+def test_an_unknown_device_is_wrong_usage(run: Run) -> None:
+    failure = run("explain", "GPU-2").exception
+    assert isinstance(failure, WrongNameError)
+    assert "did you mean 'GPU-1'" in failure.sentence
+
+
+# --- drain, undrain, reload ---
+
+
+def test_a_device_is_drained_and_put_back(daemon: FakeDaemon, run: Run) -> None:
+    assert run("drain", "GPU-1", "--reason", "new fan").output == "Drained: GPU-1.\n"
+    assert run("undrain", "GPU-1").output == "Back in service: GPU-1 (ended: drained).\n"
+    assert daemon.asked == [("drain", "GPU-1", "new fan", None), ("undrain", "GPU-1")]
+
+
+@pytest.mark.parametrize("until", ["2h30m", "2999-01-01T00:00"])
+def test_a_drain_may_end_by_itself(daemon: FakeDaemon, run: Run, until: str) -> None:
+    assert run("drain", "GPU-1", "--until", until).output.startswith("Drained until ")
+    (_, _, reason, when) = daemon.asked[0]
+    assert isinstance(when, float)
+    assert when > time.time()
+    assert str(reason).endswith(" gave no reason")
+
+
+def test_a_time_of_the_day_is_the_next_one(daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    evening = datetime.fromisoformat("2026-11-20T22:30").timestamp()  # as this machine's clock shows it
+    monkeypatch.setattr(output, "now", lambda: evening)
+    for until in ("23:00", "06:00"):
+        assert run("drain", "GPU-1", "--until", until).exit_code == 0
+    assert [call[3] for call in daemon.asked] == [evening + 1800, evening + 27000]
+
+
+@pytest.mark.parametrize(
+    ("until", "said"), [("tomorrow", "is no duration"), ("90", "is no duration"), ("2020-01-01", "is past")]
+)
+def test_a_time_that_is_none_is_wrong_usage(daemon: FakeDaemon, run: Run, until: str, said: str) -> None:
+    result = run("drain", "GPU-1", "--until", until)
+    assert (result.exit_code, said in result.output, daemon.asked) == (2, True, [])
+
+
+def test_a_reload_says_what_it_changed(run: Run) -> None:
+    assert run("reload").output == "Added: a.b/new\n"
+    assert json.loads(run("reload", "--json").output)["added"] == ["a.b/new"]
+
+
+def test_the_commands_import_little_and_so_start_fast() -> None:
+    code = (
+        "import sys; sys.argv = ['fairlead', 'status', '--config', '/nowhere']\n"
+        "from agent.cli import fairlead\n"
+        "import agent.cli.status, agent.cli.events, agent.cli.explain, agent.cli.undrain, agent.cli.reload\n"
+        "print(*(name for name in ('anyio', 'betterproto', 'structlog', 'backends', 'agent.config') if name in sys.modules))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == []

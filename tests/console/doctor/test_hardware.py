@@ -1,0 +1,113 @@
+"""What the doctor says of hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from agent.console import views
+from agent.console.doctor.findings import Finding, Level
+from agent.console.doctor.hardware import hardware
+from agent.console.views import Status
+from agent.devices.health import HealthBook
+from agent.devices.inventory import Inventory
+from agent.devices.model import Health, State
+from agent.devices.survey import Survey
+from backends.base import Device, Problem, Resource, ResourceSpec
+from backends.chardev import CharDev
+from backends.chardev.options import CharDevOptions, PathOption
+from tests.backends.trees import planted_host
+from tests.devices.fakes import KIND, Fake, by_unit, device, resource
+
+A = "a.example/one"
+
+
+def look(
+    *devices: Device, names: Sequence[str] = (A,), problems: Sequence[Problem] = (), said: Status | None = None
+) -> list[Finding]:
+    resources = [resource(name) for name in names]
+    inventory = Inventory(resources, {KIND: Fake(*resources)})
+    inventory.update(KIND, by_unit(devices))
+    inventory.set_health({"sick": Health(State.UNHEALTHY, "on-fire", "It burns.")})
+    return list(hardware(Survey(inventory, HealthBook(), tuple((KIND, problem) for problem in problems), {}), said))
+
+
+def test_what_is_offered_is_counted() -> None:
+    assert [(one.level, one.found) for one in look(device("d", A))] == [(Level.FINE, f"{A} offers 1.")]
+
+
+def test_no_resource_at_all() -> None:
+    assert look(names=())[0].level is Level.FAILURE
+
+
+def test_a_resource_without_any_hardware() -> None:
+    (one,) = look()
+    assert one.found == f"{A} offers nothing: the backend fake finds no such hardware on this node."
+
+
+def test_a_template_is_asked_about_as_long_as_it_has_given_nothing() -> None:
+    devices = [device("d", "a.example/{ids}", ids=["one"]), device("e", "a.example/x-{none}")]
+    given, unused = look(*devices, names=["a.example/{ids}", "a.example/x-{none}"])
+    assert (given.level, given.found) == (Level.FINE, "a.example/one offers 1.")
+    assert unused.level is Level.WARNING
+    assert "a.example/x-{none} does not take it: it has no none, after which it would be named" in unused.found
+
+
+def test_a_template_whose_devices_an_earlier_resource_has_says_which() -> None:
+    _, unused = look(device("d", A, "a.example/x-{ids}"), names=(A, "a.example/x-{ids}"))
+    why = f"d: a.example/x-d selects it, but {A} comes before it in the configuration and has it"
+    assert unused.found == f"a.example/x-{{ids}} offers nothing: {why}."
+
+
+def test_a_template_whose_hardware_may_come_is_all_right() -> None:
+    (one,) = look(names=["a.example/{ids}"])
+    assert (one.level, one.found) == (
+        Level.FINE,
+        "a.example/{ids} offers nothing: no device gives it a name so far.",
+    )
+
+
+def test_what_a_daemon_serves_under_a_name_that_no_device_gives_any_more_is_told() -> None:
+    gone = views.Device("d", ("d",), "Unhealthy", "gone", "the device is gone; a pod still holds it")
+    held = views.Resource("a.example/held", KIND, registered=True, streaming=True, devices=(gone,))
+    empty = views.Resource("a.example/empty", KIND, registered=True, streaming=True)
+    template = views.Template("a.example/{ids}", KIND, "", (held.name, empty.name))
+    kubelet, configuration = views.Kubelet("", present=True), views.Configuration("", 0.0)
+    said = Status("", 0.0, 0.0, kubelet, configuration, (held, empty), templates=(template,))
+    first, *_ = look(names=["a.example/{ids}"], said=said)
+    assert (first.level, first.found) == (
+        Level.WARNING,
+        "a.example/held: 1 of 1 IDs are Unhealthy; the device is gone; a pod still holds it (gone).",
+    )
+
+
+def test_a_resource_of_nodes_that_are_not_there_says_which(tmp_path: Path) -> None:
+    tty = Resource("a.example/tty", ResourceSpec("chardev", CharDevOptions(paths=[PathOption("/dev/ttyS9")])))
+    backend = CharDev(planted_host(tmp_path), [tty])
+    inventory = Inventory([tty], {"chardev": backend})
+    missing = Problem("/dev/ttyS9", "/dev/ttyS9 does not exist")
+    (one,) = hardware(Survey(inventory, HealthBook(), (("chardev", missing),), {}))  # and not a second time
+    assert one.found == "a.example/tty offers nothing: nothing is at /dev/ttyS9."
+
+
+def test_a_resource_that_comes_after_another_that_takes_all_says_which_has_it() -> None:
+    _, after = look(device("d", A, "b.example/two"), names=(A, "b.example/two"))
+    why = f"d: b.example/two selects it, but {A} comes before it in the configuration and has it"
+    assert after.found == f"b.example/two offers nothing: {why}."
+
+
+def test_a_resource_whose_hardware_is_left_out_says_why() -> None:
+    (one,) = look(device("d", A, unusable="it has no driver"))
+    assert one.found == f"{A} offers nothing: d: it has no driver."
+
+
+def test_many_that_are_left_out_are_not_all_named() -> None:
+    (one,) = look(*(device(f"d{n}", "other.example/x") for n in range(5)))
+    assert one.found.endswith("; and 2 more.")
+
+
+def test_devices_that_are_not_well_and_problems_are_warnings() -> None:
+    lame, problem = look(device("sick", A), device("well", A), problems=[Problem("x", "it cannot be read")])
+    assert lame.found == f"{A}: 1 of 2 IDs are Unhealthy; It burns (on-fire)."
+    assert problem.found == "fake: it cannot be read."
+    assert {lame.level, problem.level} == {Level.WARNING}

@@ -1,0 +1,83 @@
+"""A daemon that a test makes up, behind the Control that the faces ask."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+from agent.console.control import NoSuchDeviceError, RefusedError
+from agent.console.views import (
+    Configuration,
+    Device,
+    Drained,
+    Event,
+    Explanation,
+    Gift,
+    Kubelet,
+    Reloaded,
+    Resource,
+    Status,
+    Undrained,
+)
+
+GPU = Device("GPU-1", ("GPU-1",), "Healthy", numa_node=0, ancestry=("pci0000:3a",), hardware=("pci:0000:3b:00.0",))
+
+
+def status(*resources: Resource) -> Status:
+    """A node with these resources, by default one GPU that is well."""
+    return Status(
+        "1.2.3",
+        1000.0,
+        2000.0,
+        Kubelet("/plugins/kubelet.sock", True),
+        Configuration("/etc/fairlead/config.toml", 1000.0),
+        resources or (Resource("nvidia.com/gpu", "gpu", True, True, devices=(GPU,)),),
+    )
+
+
+@dataclass
+class FakeDaemon:
+    """Answers what it is told to; writes down what it was asked."""
+
+    shown: Status = field(default_factory=status)
+    asked: list[tuple[object, ...]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    news: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
+    mistakes: str = ""
+    unkept: str = ""
+
+    def status(self) -> Status:
+        return self.shown
+
+    async def watch(self, last: int, *, follow: bool) -> AsyncGenerator[Event, None]:
+        for event in self.events[-last:] if last else []:
+            yield event
+        while follow:
+            event = await self.news.get()
+            yield event
+
+    def explain(self, device: str) -> Explanation:
+        self._known(device)
+        return Explanation(device, "gpu", "0000:3b:00.0", numa_node=0, resource="nvidia.com/gpu", gift=Gift({"A": "b"}))
+
+    async def drain(self, device: str, reason: str, until: float | None) -> Drained:
+        self._known(device)
+        if until is not None and until < self.shown.now:
+            raise RefusedError("that time is past")
+        self.asked.append(("drain", device, reason, until))
+        return Drained((device,), (), self.unkept)
+
+    async def undrain(self, device: str) -> Undrained:
+        self._known(device)
+        self.asked.append(("undrain", device))
+        return Undrained((device,), ("drained",))
+
+    async def reload(self) -> Reloaded:
+        if self.mistakes:
+            raise RefusedError(self.mistakes)
+        return Reloaded(added=("a.b/new",))
+
+    def _known(self, device: str) -> None:
+        if device != "GPU-1":
+            raise NoSuchDeviceError(f"there is no device {device!r}; did you mean 'GPU-1'?")

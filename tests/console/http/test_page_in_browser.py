@@ -1,0 +1,357 @@
+"""The live page in Debian's chromium, headless: what an operator sees, also by keyboard, on a phone, in the dark."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+
+from agent.console.http.serving import serve
+from agent.console.names import node_name
+from agent.console.views import Event, Status
+from agent.counting import Counts
+from tests.console.fakes import FakeDaemon
+from tests.console.http import nodes
+from tests.console.http.serving import Health, free_port, is_listening
+
+CHROMIUM = Path("/usr/bin/chromium")
+_PATIENCE = 25_000  # milliseconds
+EXPECTED_WHILE_LOST = "Failed to load resource: net::ERR_"
+
+
+class Node:
+    """A made-up node that serves its page from a thread."""
+
+    def __init__(self) -> None:
+        self.daemon = FakeDaemon(shown=nodes.busy(), events=list(nodes.EVENTS))
+        self.port = free_port()
+        self._loop = asyncio.new_event_loop()
+        self._thread: threading.Thread | None = None
+        self._serving: asyncio.Task[None]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+        while not is_listening(self.port):
+            assert self._thread.is_alive()
+            time.sleep(0.001)
+
+    def _serve(self) -> None:
+        async def serving() -> None:
+            await serve(self.daemon, Health(), Counts(), f"127.0.0.1:{self.port}")
+
+        self._serving = self._loop.create_task(serving())
+        with suppress(asyncio.CancelledError):
+            self._loop.run_until_complete(self._serving)
+
+    def stop(self) -> None:
+        if self._thread is not None:
+            self._loop.call_soon_threadsafe(self._serving.cancel)
+            self._thread.join(20)
+            self._thread = None
+
+    def close(self) -> None:
+        self.stop()
+        self._loop.close()
+
+    def show(self, status: Status, *events: Event) -> None:
+        """The node is like this from now on, and says so."""
+
+        def happen() -> None:
+            self.daemon.shown = status
+            self.daemon.events += events
+            for event in events or nodes.EVENTS[:1]:
+                self.daemon.news.put_nowait(event)
+
+        self._loop.call_soon_threadsafe(happen)
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    it = Node()
+    it.start()
+    try:
+        yield it
+    finally:
+        it.close()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    if not CHROMIUM.exists():
+        pytest.skip("needs Debian's chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=3 * _PATIENCE)
+        expect.set_options(timeout=_PATIENCE)
+        yield browser
+        browser.close()
+
+
+class Visit:
+    """An operator in front of the page, and everything that the browser complains of."""
+
+    def __init__(self, browser: Browser, node: Node, **about: Any) -> None:
+        self.complaints: list[str] = []
+        self.elsewhere: list[str] = []
+        self.loads = 0
+        self.page: Page = browser.new_page(**about)
+        self.page.on("console", self._said)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: self._asked(request.url, node.url))
+        self.page.on("load", self._loaded)
+        self.page.goto(node.url)
+
+    def _said(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(message.text)
+
+    def _asked(self, url: str, ours: str) -> None:
+        if not url.startswith((ours, "data:")):
+            self.elsewhere.append(url)
+
+    def _loaded(self, _page: Page) -> None:
+        self.loads += 1
+
+    def leave(self) -> None:
+        self.page.close()
+        assert (self.complaints, self.elsewhere) == ([], [])
+
+
+@pytest.fixture
+def visit(chromium: Browser, node: Node) -> Iterator[Visit]:
+    it = Visit(chromium, node, viewport={"width": 1280, "height": 900})
+    yield it
+    it.leave()
+
+
+GPU = nodes.gpu(3).key
+
+
+def well() -> Status:
+    return nodes.node(nodes.gpus())
+
+
+def fallen() -> Status:
+    return nodes.node(nodes.gpus(**nodes.FALLEN))
+
+
+def test_a_gpu_fails_and_recovers_without_a_reload(node: Node, visit: Visit) -> None:
+    page = visit.page
+    node.show(well())
+    expect(page.locator("#verdict")).to_contain_text("All is well")
+    node.show(fallen(), nodes.EVENTS[2])
+    expect(page.locator("#verdict")).to_contain_text("1 of 8 devices is unhealthy")
+    expect(page.locator("#attention")).to_contain_text("nvidia.com/gpu: xid-79")
+    expect(page.locator("#attention")).to_contain_text("fallen off the bus")
+    expect(page.locator("#attention")).to_contain_text("Held by training/notebook-7d9f")
+    expect(page.locator(".device.unhealthy")).to_have_count(1)
+    expect(page.locator("#events li").first).to_contain_text("xid-79")
+    expect(page).to_have_title("1 of 8 devices is unhealthy · Fairlead " + node_name())
+    node.show(well())
+    expect(page.locator("#attention")).to_have_text("Nothing.")
+    expect(page.locator(".device.unhealthy")).to_have_count(0)
+    assert visit.loads == 1
+
+
+def test_a_device_comes_and_goes_in_its_place(node: Node, visit: Visit) -> None:
+    gpus = nodes.gpus()
+    node.show(nodes.node(replace(gpus, devices=gpus.devices[:-1])))
+    expect(visit.page.locator(".tile")).to_have_count(7)
+    node.show(well())
+    expect(visit.page.get_by_label("NUMA node 1").locator(".tile")).to_have_count(4)
+    expect(visit.page.locator(".tile .key")).to_have_count(8)
+
+
+def test_a_device_whose_place_changes_keeps_what_is_in_it(node: Node, visit: Visit) -> None:
+    page = visit.page
+    node.show(well())
+    expect(page.locator("#verdict")).to_contain_text("All is well")
+    page.locator(".device > summary", has_text=GPU).click()
+    gpus = nodes.gpus()
+    elsewhere = [replace(gpu, ancestry=(*gpu.ancestry, "0000:ff:00.0")) for gpu in gpus.devices]
+    node.show(nodes.node(replace(gpus, devices=tuple(elsewhere)), nodes.vfs()))
+    expect(page.locator(".place", has_text="0000:ff:00.0")).to_have_count(4)
+    expect(page.locator(".tile .key")).to_have_count(136)
+    expect(page.locator(".device[open]")).to_contain_text(GPU)
+    expect(page.locator(".device > summary", has_text=GPU)).to_be_focused()
+
+
+def test_devices_stand_below_their_node_and_bridges(visit: Visit) -> None:
+    switch = visit.page.get_by_label("NUMA node 0").locator(".place", has_text="0000:39:00.0")
+    expect(switch).to_contain_text("pci0000:38 › 0000:38:00.0 › 0000:39:00.0")
+    assert switch.locator(".key").all_inner_texts() == [nodes.gpu(2).key, GPU]
+
+
+def test_places_of_one_kind_are_equally_wide(node: Node, visit: Visit) -> None:
+    gpus = nodes.gpus()
+    apart = [replace(gpu, numa_node=0, ancestry=(f"pci0000:{n}0",)) for n, gpu in enumerate(gpus.devices[:4])]
+    node.show(nodes.node(replace(gpus, devices=tuple(apart))))
+    expect(visit.page.locator(".place")).to_have_count(4)
+    widths = visit.page.locator(".place").evaluate_all(
+        "it => it.map(it => Math.round(it.getBoundingClientRect().width))"
+    )
+    assert len(set(widths)) == 1
+
+
+def test_by_keyboard(node: Node, visit: Visit) -> None:
+    page = visit.page
+    node.show(fallen())
+    expect(page.locator("#verdict")).to_contain_text("1 of 8")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to what needs attention")).to_be_focused()
+    expect(page.get_by_role("link", name="Skip to what needs attention")).to_be_in_viewport()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name=GPU)).to_be_focused()
+    page.keyboard.press("Enter")  # the link opens the device, and goes there
+    summary = page.locator(".device.unhealthy > summary")
+    expect(summary).to_be_focused()
+    expect(page.locator(".device.unhealthy .more")).to_be_visible()
+    assert summary.evaluate("it => getComputedStyle(it).outlineStyle") == "solid"
+    page.keyboard.press("Enter")
+    expect(page.locator(".device.unhealthy .more")).to_be_hidden()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Enter")
+    expect(page.locator(".device[open]")).to_contain_text(nodes.gpu(2).key)
+    page.keyboard.press("Escape")
+    expect(page.locator(".device[open]")).to_have_count(0)
+
+
+def test_what_is_open_and_focused_stays_so_when_it_changes(node: Node, visit: Visit) -> None:
+    page = visit.page
+    node.show(well())
+    expect(page.locator("#verdict")).to_contain_text("All is well")
+    summary = page.locator(".device > summary", has_text=GPU)
+    summary.focus()
+    page.keyboard.press("Enter")
+    node.show(nodes.node(nodes.gpus(**nodes.FALLEN), nodes.kvm()))
+    expect(page.locator(".device[open]")).to_contain_text("fallen off the bus")
+    expect(summary).to_be_focused()
+
+
+def test_what_a_screen_reader_is_told(node: Node, visit: Visit) -> None:
+    page = visit.page
+    expect(page.get_by_role("main")).to_be_visible()
+    expect(page.get_by_role("navigation", name="Sections")).to_be_visible()
+    for name in ("Needs attention", "Resources", "Devices in their place", "Recent events"):
+        expect(page.get_by_role("region", name=name, exact=True)).to_be_attached()
+    expect(page.get_by_role("row", name="nvidia.com/gpu")).to_contain_text("registered")
+    expect(page.locator(".device.healthy .state").first).to_have_text("Healthy")
+    expect(page.get_by_role("meter", name="kvm: share in use")).to_be_attached()
+    expect(page.locator("#verdict")).to_have_attribute("aria-live", "polite")
+
+
+@pytest.mark.parametrize("shown", [nodes.busy(), nodes.node(nodes.kvm(1000, 1000)), nodes.node(nodes.vfs(128, 128))])
+def test_on_a_phone_nothing_is_wider_than_the_screen(chromium: Browser, node: Node, shown: Status) -> None:
+    node.show(shown)
+    visit = Visit(chromium, node, viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
+    expect(visit.page.locator("#live")).to_have_text("Live")
+    visit.page.evaluate("document.querySelectorAll('details').forEach(it => it.open = true)")
+    assert visit.page.evaluate("document.documentElement.scrollWidth") == 360
+    too_wide = "[...document.querySelectorAll('body *')].filter(it => it.getBoundingClientRect().right > 361).length"
+    assert visit.page.evaluate(too_wide) == 0
+    visit.leave()
+
+
+@pytest.mark.parametrize("width", [1280, 360, 320])
+def test_no_number_and_no_heading_is_broken_in_two(chromium: Browser, node: Node, width: int) -> None:
+    long = f"hardware.example.com/{'an-accelerator-' * 4}one"
+    node.show(nodes.node(replace(nodes.gpus(), name=long), replace(nodes.kvm(1000, 1000), name=long[:-3])))
+    visit = Visit(chromium, node, viewport={"width": width, "height": 740})
+    expect(visit.page.locator("#live")).to_have_text("Live")
+    lines = "cells => Math.max(...cells.map(it => it.getBoundingClientRect().height)) / 21.75"  # 15px/1.45
+    assert visit.page.locator("#resources .number").evaluate_all(lines) < (3 if width > 640 else 2.1)
+    assert visit.page.locator("#resources thead th").evaluate_all(lines) < (2 if width > 640 else 99)
+    assert visit.page.evaluate("document.documentElement.scrollWidth") == width
+    visit.leave()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_in_light_and_dark(chromium: Browser, node: Node, scheme: Any) -> None:
+    visit = Visit(chromium, node, color_scheme=scheme)
+    expect(visit.page.locator("#live")).to_have_text("Live")
+    dark = visit.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(15, 18, 22)"
+    assert dark == (scheme == "dark")
+    poorest = visit.page.evaluate(_CONTRAST)
+    assert poorest["ratio"] >= 4.5, poorest  # WCAG 2.2, 1.4.3
+    visit.leave()
+
+
+def test_the_connection_is_lost_and_comes_back(node: Node, visit: Visit) -> None:
+    page = visit.page
+    expect(page.locator("#live")).to_have_text("Live")
+    node.stop()
+    expect(page.locator("#live")).to_contain_text("Disconnected since")
+    expect(page.locator("#live")).to_be_in_viewport()
+    expect(page).to_have_title(re.compile("^Disconnected"))
+    node.daemon.shown = well()
+    node.start()
+    expect(page.locator("#live")).to_have_text("Live")
+    expect(page.locator("#verdict")).to_contain_text("All is well")
+    assert visit.loads == 1
+    visit.complaints[:] = [it for it in visit.complaints if not it.startswith(EXPECTED_WHILE_LOST)]
+
+
+def test_a_thousand_tokens_are_one_tile(node: Node, visit: Visit) -> None:
+    page = visit.page
+    node.show(nodes.node(nodes.kvm(1000, 437)))
+    expect(page.locator(".tile")).to_have_count(1)
+    expect(page.locator(".tile")).to_contain_text("437 of 1,000 in use")
+    page.locator(".device > summary").click()
+    expect(page.locator(".more")).to_contain_text("kvm::0")
+    expect(page.locator(".more")).to_contain_text("and 992 more")
+    expect(page.locator(".more")).to_contain_text("and 417 more containers")
+
+
+def test_128_virtual_functions_fit_on_two_screens(node: Node, visit: Visit) -> None:
+    node.show(nodes.node(nodes.vfs()))
+    expect(visit.page.locator(".tile .key")).to_have_count(128)
+    height = visit.page.locator("#devices").bounding_box()
+    assert height is not None
+    assert height["height"] < 1800
+
+
+def test_without_a_script_it_is_a_page_all_the_same(chromium: Browser, node: Node) -> None:
+    page = chromium.new_page(java_script_enabled=False)
+    page.goto(node.url)
+    expect(page.locator("#live")).to_contain_text("loads itself again every 30 s")
+    expect(page.locator("#verdict")).to_contain_text("1 of 137 devices is unhealthy")
+    page.locator(".device.unhealthy > summary").click()
+    expect(page.locator(".device.unhealthy .more")).to_be_visible()
+    page.close()
+
+
+_CONTRAST = """() => {
+  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((it) => it / 255)
+    .map((it) => it <= 0.04045 ? it / 12.92 : ((it + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, it, n) => sum + it * [0.2126, 0.7152, 0.0722][n], 0);
+  const ground = (it) => {
+    for (; it; it = it.parentElement) {
+      const color = parse(getComputedStyle(it).backgroundColor);
+      if (color.length < 4 || color[3] > 0) return color;
+    }
+  };
+  let poorest = { ratio: 99 };
+  for (const it of document.querySelectorAll("body *")) {
+    const own = [...it.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+    if (!own || !it.getClientRects().length) continue;
+    const [a, b] = [light(parse(getComputedStyle(it).color)), light(ground(it))].sort((x, y) => y - x);
+    const ratio = (a + 0.05) / (b + 0.05);
+    if (ratio < poorest.ratio) poorest = { ratio, text: it.textContent, name: it.className };
+  }
+  return poorest;
+}"""

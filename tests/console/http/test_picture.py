@@ -1,0 +1,215 @@
+"""Parts and their versions, work in slices, and what is made once for many."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+import anyio
+import pytest
+
+from agent.console.http import slices
+from agent.console.http import viewers as viewers_module
+from agent.console.http.fresh import Fresh
+from agent.console.http.picture import Picture
+from agent.console.http.slices import in_slices
+from agent.console.http.tiles import name
+from agent.console.http.viewers import Viewers
+from agent.console.views import Event, Status
+from tests.console.fakes import FakeDaemon
+from tests.console.http import nodes
+
+
+class Eyes:
+    """What a picture is drawn from."""
+
+    def __init__(self, shown: Status) -> None:
+        self.shown = shown
+        self.happened: list[Event] = []
+
+    async def look(self) -> Status:
+        return self.shown
+
+    async def recall(self) -> Sequence[Event]:
+        return self.happened
+
+    def picture(self) -> Picture:
+        return Picture(self.look, self.recall)
+
+
+async def test_only_what_changed_is_newer() -> None:
+    eyes = Eyes(nodes.node(nodes.gpus()))
+    picture = eyes.picture()
+    await picture.refresh()
+    assert picture.version == 1
+    assert set(picture.since(0)) == set(picture.parts)
+    await picture.refresh()
+    assert (picture.version, picture.since(1)) == (1, {})
+    eyes.shown = nodes.node(nodes.gpus(**nodes.FALLEN))
+    await picture.refresh()
+    fallen = next(name(tile) for tile in picture.tiles if tile.key == nodes.gpu(3).key)
+    assert set(picture.since(1)) == {"verdict", "attention", "resources", fallen}
+
+
+async def test_a_tile_that_is_gone_is_no_part_any_more() -> None:
+    eyes = Eyes(nodes.node(nodes.gpus()))
+    picture = eyes.picture()
+    await picture.refresh()
+    eyes.shown = nodes.node()
+    await picture.refresh()
+    assert [part for part in picture.parts if part.startswith("d-")] == []
+    assert "No device is offered" in picture.parts["devices"].html
+
+
+async def test_a_section_comes_before_the_tiles_in_it() -> None:
+    picture = Eyes(nodes.busy()).picture()
+    await picture.refresh()
+    parts = list(picture.parts)
+    assert parts.index("devices") < min(n for n, part in enumerate(parts) if part.startswith("d-"))
+
+
+# --- viewers ---
+
+
+async def test_many_parts_come_in_several_messages_and_the_last_confirms_them() -> None:
+    picture = Eyes(nodes.many(1000)).picture()
+    await picture.refresh()
+    viewers = Viewers(FakeDaemon(), picture, "assets")
+    messages = viewers.messages("")
+    assert (await anext(messages)).startswith(b"retry: 1000\nevent: hello\n")
+    sent = [await anext(messages)]
+    while not sent[-1].startswith(b"id: "):
+        sent.append(await anext(messages))
+    assert len(sent) > 10
+    assert max(map(len, sent)) < 100_000
+    assert sent[-1].startswith(f"id: {picture.run}-1\n".encode())
+    await messages.aclose()
+    assert viewers.number == 0
+
+
+@pytest.mark.parametrize("seen", ["", "nonsense", "0-1", "{run}-x", "{run}--1", "\udcff-1"])
+async def test_who_says_nonsense_of_what_it_has_is_sent_everything(seen: str) -> None:
+    picture = Eyes(nodes.node(nodes.gpus())).picture()
+    await picture.refresh()
+    messages = Viewers(FakeDaemon(), picture, "assets").messages(seen.replace("{run}", picture.run))
+    assert [(await anext(messages))[:6] for _ in range(2)] == [b"retry:", b"id: " + picture.run[:2].encode()]
+    await messages.aclose()
+
+
+async def test_what_is_drawn_for_who_loads_the_page_is_news_for_who_has_it_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for time, seconds in (("_COALESCE", 0.0), ("_POLL", 0.001), ("PING", 1000.0)):
+        monkeypatch.setattr(viewers_module, time, seconds)
+    eyes = Eyes(nodes.node(nodes.gpus()))
+    picture = eyes.picture()
+    viewers = Viewers(FakeDaemon(), picture, "assets")
+    messages = viewers.messages("")
+    await anext(messages)  # hello
+    await viewers._look()
+    assert b"-1\n" in await anext(messages)
+    eyes.shown = nodes.node(nodes.gpus(**nodes.FALLEN))
+    news = asyncio.create_task(anext(messages))
+    await asyncio.sleep(0)
+    await picture.refresh()
+    await viewers._look()
+    with anyio.fail_after(5):
+        assert b"-2\n" in await news
+    await messages.aclose()
+
+
+async def test_nothing_is_drawn_while_nobody_looks() -> None:
+    daemon = FakeDaemon(shown=nodes.busy())
+    eyes = Eyes(daemon.shown)
+    picture = eyes.picture()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(Viewers(daemon, picture, "assets").run)
+        for _ in range(20):
+            await anyio.sleep(0)
+        assert picture.version == 0
+        tasks.cancel_scope.cancel()
+
+
+# --- slices ---
+
+
+async def test_others_have_their_turn_during_long_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "SLICE", 0.0)
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    def pieces() -> Iterator[int]:
+        yield from range(10)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(other)
+        assert await in_slices(pieces()) == list(range(10))
+        tasks.cancel_scope.cancel()
+    assert turns == 10
+
+
+# --- made once ---
+
+
+async def test_who_asks_within_ten_times_what_it_took_shares_it() -> None:
+    now, spent, made = 0.0, 0.0, 0
+
+    async def make() -> int:
+        nonlocal spent, made
+        spent += 0.5
+        made += 1
+        return made
+
+    fresh = Fresh(make, clock=lambda: now, spent=lambda: spent)
+    assert await fresh.get() == 1
+    now += 4.9
+    assert await fresh.get() == 1
+    now += 0.1
+    assert await fresh.get() == 2
+
+
+async def test_what_was_made_while_the_process_stood_still_is_not_kept_for_ten_times_that() -> None:
+    now, made = 0.0, 0
+
+    async def make() -> int:
+        nonlocal now, made
+        now += 30.0
+        made += 1
+        return made
+
+    fresh = Fresh(make, clock=lambda: now, spent=lambda: 7.0)
+    assert [await fresh.get(), await fresh.get()] == [1, 2]
+
+
+async def test_who_asks_at_the_same_time_waits_for_the_same() -> None:
+    made = 0
+
+    async def make() -> int:
+        nonlocal made
+        made += 1
+        await anyio.sleep(0.01)
+        return made
+
+    fresh = Fresh(make, spent=lambda: 0.0)  # and it is not kept
+    assert await asyncio.gather(*(fresh.get() for _ in range(5))) == [1] * 5
+
+
+async def test_a_failure_is_not_kept() -> None:
+    made = 0
+
+    async def make() -> int:
+        nonlocal made
+        made += 1
+        if made == 1:
+            raise RuntimeError("not now")
+        return made
+
+    fresh = Fresh(make)
+    with pytest.raises(RuntimeError):
+        await fresh.get()
+    assert await fresh.get() == 2

@@ -1,0 +1,106 @@
+"""Where devices stand, and what is said of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from msgspec.structs import replace
+
+from agent.console.http.html import Html, h, join, many
+from agent.console.http.places import Machine, Node, Place, tiles
+from agent.console.http.verdict import troubles
+from agent.console.views import Device, Resource, Status
+from tests.console.http import nodes
+
+
+def device(key: str, numa: int | None = None, *ancestry: str, state: str = "Healthy") -> Device:
+    return Device(key, (key,), state, numa_node=numa, ancestry=ancestry)
+
+
+def machine(*devices: Device) -> list[Node]:
+    where = Machine()
+    for tile in tiles("a.b/c", devices):
+        where.put(tile)
+    return where.nodes()
+
+
+def keys(place: Place) -> list[str]:
+    return [tile.key for tile in place.tiles]
+
+
+def test_nodes_by_number_then_unknown_ones_then_what_is_on_no_bus() -> None:
+    found = machine(device("x"), device("y", None, "pci0000:00"), device("b", 10), device("a", 2))
+    assert [(node.number, node.on_bus) for node in found] == [(2, True), (10, True), (None, True), (None, False)]
+
+
+def test_bridges_with_nothing_else_below_them_are_one_place() -> None:
+    (node,) = machine(device("a", 0, "root", "port", "switch", "one"), device("b", 0, "root", "port", "switch", "two"))
+    (place,) = node.place.below
+    assert place.bridges == ("root", "port", "switch")
+    assert [(inner.bridges, keys(inner)) for inner in place.below] == [(("one",), ["a"]), (("two",), ["b"])]
+
+
+def test_a_part_stands_below_its_whole() -> None:
+    (node,) = machine(device("gpu", 0, "root"), device("mig", 0, "root", "0000:3b:00.0"))
+    (place,) = node.place.below
+    assert (keys(place), place.below[0].bridges, keys(place.below[0])) == (["gpu"], ("0000:3b:00.0",), ["mig"])
+
+
+def test_devices_are_in_the_order_that_people_count_in() -> None:
+    (node,) = machine(device("tty10"), device("tty9"), device("0000:3b:00.0"), device("0000:0a:00.0"))
+    assert keys(node.place) == ["0000:0a:00.0", "0000:3b:00.0", "tty9", "tty10"]
+
+
+def test_a_device_whose_ids_differ_is_one_tile_and_as_bad_as_the_worst() -> None:
+    (tile,) = tiles("a.b/c", (device("x"), device("x", state="Unhealthy"), device("x", state="Degraded")))
+    assert [view.state for view in tile.views] == ["Unhealthy", "Degraded", "Healthy"]
+
+
+# --- what is wrong ---
+
+
+def titles(status: Status) -> Iterator[tuple[str, str]]:
+    every = [tile for one in status.resources for tile in tiles(one.name, one.devices)]
+    yield from ((trouble.state, trouble.title) for trouble in troubles(status, every))
+
+
+def test_the_worst_comes_first_and_like_things_together() -> None:
+    assert list(titles(nodes.busy())) == [
+        ("Unhealthy", "A resource is not served"),
+        ("Unhealthy", "nvidia.com/gpu: xid-79"),
+        ("Degraded", "3 × example.com/vf: port-down"),
+        ("Degraded", "infiniband · 0000:d8:00.0"),
+    ]
+
+
+def test_without_a_kubelet_that_alone_is_said_of_registration() -> None:
+    kubelet = replace(nodes.node().kubelet, present=False)
+    status = nodes.node(Resource("a.b/c", "gpu", False, False), kubelet=kubelet)
+    assert list(titles(status)) == [("Unhealthy", "The kubelet is not there")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "title"),
+    [
+        ({"mistakes": ("3: no key 'x'",)}, "/etc/fairlead/config.toml has mistakes and was not reloaded"),
+        ({"needs_restart": ("agent.plugin_dir",)}, "A restart is needed"),
+    ],
+)
+def test_what_is_the_matter_with_the_configuration(changes: dict[str, tuple[str, ...]], title: str) -> None:
+    configuration = replace(nodes.node().configuration, **changes)
+    assert list(titles(nodes.node(configuration=configuration))) == [("Degraded", title)]
+
+
+# --- elements ---
+
+
+def test_text_is_escaped_and_html_is_not() -> None:
+    assert h("p", "<&", Html("<br>"), None, ["a", h("b", "c")], class_="x", title='"', hidden=True, id=None) == (
+        '<p class="x" title="&quot;" hidden>&lt;&amp;<br>a<b>c</b></p>'
+    )
+    assert join("a", "<") == "a&lt;"
+
+
+def test_numbers_have_their_nouns() -> None:
+    assert (many(1, "device"), many(1234, "device")) == ("1 device", "1,234 devices")

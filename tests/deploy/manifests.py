@@ -1,0 +1,98 @@
+"""Builds a kustomization of deploy/kubernetes with whichever kustomize there is, and reads what comes of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Self
+
+import yaml
+
+REPOSITORY: Final = Path(__file__).parents[2]
+KUBERNETES: Final = REPOSITORY / "deploy/kubernetes"
+KUSTOMIZATIONS: Final = ("base", "hardened", "openshift")
+
+_FETCHED: Final = REPOSITORY / "build/kustomize/usr/bin/kustomize"
+_LEAST: Final = 5  # the major version from which `labels` reach templates
+
+
+def run(module: str, *arguments: str | Path) -> None:
+    """Run a checking tool of the virtual environment, which has nothing to say against."""
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@cache
+def kustomize() -> tuple[str, ...] | None:
+    """The command that builds: what `make build/kustomize/.ready` fetched, kustomize itself, or a kubectl with it."""
+    if _FETCHED.exists():
+        return str(_FETCHED), "build"
+    if (own := shutil.which("kustomize")) is not None:
+        return own, "build"
+    if (kubectl := shutil.which("kubectl")) is not None:
+        said = subprocess.run([kubectl, "version", "--client", "--output=json"], capture_output=True, check=True)
+        version = json.loads(said.stdout).get("kustomizeVersion", "v0")
+        if int(version.removeprefix("v").partition(".")[0]) >= _LEAST:
+            return kubectl, "kustomize"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Manifests:
+    """What a kustomization comes to."""
+
+    name: str
+    text: str
+    """As `kubectl apply --kustomize` would send it."""
+    objects: tuple[dict[str, Any], ...]
+
+    @classmethod
+    @cache
+    def of(cls, directory: str | Path, tool: tuple[str, ...]) -> Self:
+        """Build one, by its name or its directory, and read it."""
+        where = KUBERNETES / directory
+        text = subprocess.run([*tool, where], capture_output=True, text=True, check=True).stdout
+        return cls(where.name, text, tuple(yaml.safe_load_all(text)))
+
+    def one(self, kind: str) -> dict[str, Any]:
+        """The only object of this kind."""
+        (found,) = (one for one in self.objects if one["kind"] == kind)
+        return found
+
+    @property
+    def pod(self) -> dict[str, Any]:
+        """The DaemonSet's pod."""
+        spec: dict[str, Any] = self.one("DaemonSet")["spec"]["template"]["spec"]
+        return spec
+
+    @property
+    def container(self) -> dict[str, Any]:
+        """Its only container."""
+        (found,) = self.pod["containers"]
+        return dict(found)
+
+    @property
+    def privileged(self) -> bool:
+        """May the container do anything?"""
+        return bool(self.container["securityContext"].get("privileged", False))
+
+    @property
+    def config(self) -> str:
+        """The configuration in the ConfigMap."""
+        data: dict[str, str] = self.one("ConfigMap")["data"]
+        (text,) = data.values()
+        return text
+
+    def mounts(self) -> dict[Path, tuple[str | None, bool]]:
+        """Where → what of the host (None: the ConfigMap), and whether it can be written to."""
+        hosts = {one["name"]: one.get("hostPath", {}).get("path") for one in self.pod["volumes"]}
+        return {
+            Path(one["mountPath"]): (hosts[one["name"]], not one.get("readOnly", False))
+            for one in self.container["volumeMounts"]
+        }

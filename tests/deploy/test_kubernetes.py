@@ -1,0 +1,224 @@
+"""What deploy/kubernetes sends to a cluster: valid, at one with itself, with the image and with the configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from agent.config import AgentConfig, Config, load
+from agent.config.file import DEFAULT_PATH
+from backends.base import Host
+from tests.deploy.manifests import KUBERNETES, KUSTOMIZATIONS, REPOSITORY, Manifests, kustomize, run
+
+_OLDEST, _NEWEST = "1.25", "1.37"  # of those that kubernetes-validate knows
+
+
+@pytest.fixture(scope="module")
+def tool() -> tuple[str, ...]:
+    if (command := kustomize()) is None:
+        pytest.skip("needs kustomize 5: make build/kustomize/.ready")
+    return command
+
+
+@pytest.fixture(params=KUSTOMIZATIONS)
+def manifests(request: pytest.FixtureRequest, tool: tuple[str, ...]) -> Manifests:
+    return Manifests.of(request.param, tool)
+
+
+@pytest.fixture
+def hardened(tool: tuple[str, ...]) -> Manifests:
+    return Manifests.of("hardened", tool)
+
+
+@pytest.fixture
+def openshift(tool: tuple[str, ...]) -> Manifests:
+    return Manifests.of("openshift", tool)
+
+
+@pytest.fixture
+def config(manifests: Manifests, tmp_path: Path) -> Config:
+    file = tmp_path / "config.toml"
+    file.write_text(manifests.config)
+    return load(file)
+
+
+def test_the_sources_are_well_written_yaml() -> None:
+    run("yamllint", "--strict", "deploy", ".yamllint")
+
+
+@pytest.mark.parametrize("version", [_OLDEST, _NEWEST])
+def test_every_object_is_valid_and_has_no_key_too_many(manifests: Manifests, version: str, tmp_path: Path) -> None:
+    file = tmp_path / "built.yaml"
+    file.write_text(manifests.text)
+    run("kubernetes_validate", "--strict", "--kubernetes-version", version, file)
+
+
+def test_everything_is_in_one_namespace_and_labelled(manifests: Manifests) -> None:
+    for one in manifests.objects:
+        metadata = one["metadata"]
+        assert metadata.get("namespace", metadata["name"]) == "fairlead", one["kind"]
+        assert metadata["labels"]["app.kubernetes.io/part-of"] == "fairlead", one["kind"]
+
+
+def test_the_image_is_the_one_that_the_containerfile_says_to_build(manifests: Manifests) -> None:
+    containerfile = (REPOSITORY / "Containerfile").read_text()
+    version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+    template = manifests.one("DaemonSet")["spec"]["template"]
+    assert manifests.container["image"] == f"fairlead:{version}"
+    assert template["metadata"]["labels"]["app.kubernetes.io/version"] == version
+    assert f"--tag fairlead:{version}" in containerfile
+    assert f'image.version="{version}"' in containerfile
+
+
+# --- the configuration ---
+
+
+def test_the_configuration_is_valid(config: Config) -> None:
+    assert config.resources
+
+
+def test_the_configuration_keeps_its_name_when_it_changes(manifests: Manifests) -> None:
+    name = manifests.one("ConfigMap")["metadata"]["name"]
+    (volume,) = (one for one in manifests.pod["volumes"] if "configMap" in one)
+    assert name == volume["configMap"]["name"] == "fairlead"
+
+
+def test_the_configuration_is_mounted_as_a_directory_where_it_is_looked_for(manifests: Manifests) -> None:
+    assert manifests.mounts()[DEFAULT_PATH.parent] == (None, False)
+    assert not any("subPath" in one for one in manifests.container["volumeMounts"])
+    assert DEFAULT_PATH.name in manifests.one("ConfigMap")["data"]
+
+
+def test_the_hardened_configuration_differs_only_in_where_things_are() -> None:
+    base, hardened = (tomllib.loads((KUBERNETES / name / "config.toml").read_text()) for name in ("base", "hardened"))
+    assert base["resource"] == hardened["resource"]
+    assert base.keys() == hardened.keys() == {"host", "http", "resource"}
+
+
+# --- host paths ---
+
+
+def test_every_path_of_the_configuration_is_mounted(manifests: Manifests, config: Config) -> None:
+    mounts = manifests.mounts()
+    paths = {field.name: getattr(config.agent, field.name) for field in dataclasses.fields(AgentConfig)}
+    for name, path in paths.items():
+        if not isinstance(path, Path):
+            continue
+        if name == "kubelet_root":
+            assert mounts[path / "pod-resources"] == (str(path / "pod-resources"), False)
+            continue
+        (where,) = (mount for mount in mounts if path.is_relative_to(mount))
+        assert mounts[where] == (str(where), True), name
+
+
+def test_the_kernels_trees_are_where_the_configuration_says(manifests: Manifests, config: Config) -> None:
+    mounts = manifests.mounts()
+    for name in ("sys", "dev", "proc"):
+        where = getattr(config.host, name)
+        if where in mounts:
+            assert mounts[where][0] == f"/{name}"
+        else:
+            assert where == getattr(Host(), name)
+            assert manifests.name == "hardened"
+
+
+def test_a_host_path_is_mounted_where_the_host_has_it_or_below_host(manifests: Manifests) -> None:
+    for where, (host, _) in manifests.mounts().items():
+        assert host is None or str(where) in (host, f"/host{host}")
+
+
+def test_every_volume_is_mounted(manifests: Manifests) -> None:
+    mounted = [one["name"] for one in manifests.container["volumeMounts"]]
+    assert sorted(mounted) == sorted(one["name"] for one in manifests.pod["volumes"])
+
+
+# --- probes ---
+
+
+def test_the_probes_ask_where_http_is_served(manifests: Manifests, config: Config) -> None:
+    assert config.http_listen is not None
+    address, _, port = config.http_listen.rpartition(":")
+    ports = {one["name"]: one["containerPort"] for one in manifests.container["ports"]}
+    assert ports == {"http": int(port)}
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        asked = manifests.container[probe]["httpGet"]
+        assert asked["port"] == "http"
+        assert asked["path"] == ("/readyz" if probe == "readinessProbe" else "/healthz")
+        # Without a host the kubelet asks at the pod's address, where a daemon that listens to its localhost is deaf.
+        assert asked.get("host", "0.0.0.0") == address
+    assert manifests.pod.get("hostNetwork", False) == (address == "127.0.0.1")
+
+
+def test_the_network_policy_lets_scrapers_in(hardened: Manifests) -> None:
+    policy = hardened.one("NetworkPolicy")["spec"]
+    template = hardened.one("DaemonSet")["spec"]["template"]["metadata"]
+    (rule,) = policy["ingress"]
+    assert [one["port"] for one in rule["ports"]] == [one["containerPort"] for one in hardened.container["ports"]]
+    assert policy["podSelector"]["matchLabels"].items() <= template["labels"].items()
+    assert policy["egress"] == []
+
+
+# --- rights ---
+
+
+def test_no_token_is_mounted(manifests: Manifests) -> None:
+    assert manifests.one("ServiceAccount")["automountServiceAccountToken"] is False
+    assert manifests.pod["automountServiceAccountToken"] is False
+    assert manifests.pod["serviceAccountName"] == manifests.one("ServiceAccount")["metadata"]["name"]
+
+
+def test_nothing_writes_to_the_image(manifests: Manifests) -> None:
+    assert manifests.container["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_the_hardened_variant_has_no_privilege_left(hardened: Manifests) -> None:
+    context = hardened.container["securityContext"]
+    assert "privileged" not in context
+    assert context["capabilities"] == {"drop": ["ALL"]}
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & hardened.pod.keys()
+    writable = {host for host, can_write in hardened.mounts().values() if can_write}
+    assert writable == {
+        "/var/lib/kubelet/device-plugins",
+        "/var/lib/fairlead",
+        "/run/fairlead",
+        "/etc/kubernetes/node-feature-discovery/features.d",
+    }
+
+
+def test_openshift_binds_its_constraint_to_our_service_account(openshift: Manifests) -> None:
+    (subject,) = openshift.one("RoleBinding")["subjects"]
+    assert subject == {"kind": "ServiceAccount", "name": openshift.pod["serviceAccountName"], "namespace": "fairlead"}
+    labels = openshift.one("Namespace")["metadata"]["labels"]
+    assert labels["security.openshift.io/scc.podSecurityLabelSync"] == "false"
+    assert labels["pod-security.kubernetes.io/enforce"] == "privileged"
+
+
+def test_a_kustomization_of_ones_own_is_as_the_docs_print_it(tool: tuple[str, ...], tmp_path: Path) -> None:
+    text = (REPOSITORY / "docs/operations.md").read_text()
+    (own,) = re.findall(r"```yaml\n# kustomization\.yaml\n(.*?)```", text, flags=re.DOTALL)
+    shutil.copytree(KUBERNETES, tmp_path / "fairlead/deploy/kubernetes")
+    (tmp_path / "kustomization.yaml").write_text(own)
+    (tmp_path / "config.toml").write_text("# mine\n")
+    mine = Manifests.of(tmp_path, tool)
+    assert mine.container["image"] == "registry.example/fairlead:0.1.0"
+    assert mine.config == "# mine\n"
+    assert mine.pod["nodeSelector"] == {
+        "kubernetes.io/os": "linux",
+        "feature.node.kubernetes.io/pci-10de.present": "true",
+    }
+
+
+def test_everything_follows_into_another_namespace(tool: tuple[str, ...], tmp_path: Path) -> None:
+    shutil.copytree(KUBERNETES, tmp_path / "ours")
+    (tmp_path / "kustomization.yaml").write_text("namespace: gpus\nresources: [ours/openshift]\n")
+    mine = Manifests.of(tmp_path, tool)
+    assert {one["metadata"].get("namespace", one["metadata"]["name"]) for one in mine.objects} == {"gpus"}
+    (subject,) = mine.one("RoleBinding")["subjects"]
+    assert subject["namespace"] == "gpus"

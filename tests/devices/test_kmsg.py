@@ -1,0 +1,396 @@
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from agent.devices.sources import kmsg
+from agent.devices.sources.base import Said
+from agent.devices.sources.kmsg import KmsgSource, Line, parse, split
+from backends.base import Host, Record
+from tests.e2e.kmsg import USER, KernelLog, record
+
+BOOT = "6b0b1c6e-8a6a-4c39-9d2c-7a2e5c1f3d11"
+XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, GPU has fallen off the bus."
+WANTED = frozenset({"NVRM: Xid"})
+OVERWRITTEN = "the kernel overwrote lines of its log before they were read"
+PATIENCE = 20.0  # seconds for what happens soon, on a busy machine too
+
+texts = st.text(st.characters(codec="utf-8"))
+names = st.text(st.characters(codec="ascii", exclude_characters="=\n"), min_size=1)
+
+
+# --- the format ---
+
+
+@given(texts, st.dictionaries(names, texts), st.integers(0, 23), st.integers(0, 1 << 63), st.sampled_from("-c"))
+@example("a\\x20b\n é \t", {"SUBSYSTEM": "pci", "DEVICE": "+pci:0000:3b:00.0"}, 0, 4711, "-,caller=T17")
+def test_every_record_is_read_as_it_was_written(
+    text: str, properties: dict[str, str], facility: int, sequence: int, flags: str
+) -> None:
+    written = record(sequence, text, properties, facility=facility, microseconds=1_500_000, flags=flags)
+    records, rest = split(written)
+    assert [parse(found) for found in records] == [Line(facility, sequence, 1.5, text, properties)]
+    assert rest == b""
+
+
+@given(st.lists(st.tuples(texts, st.dictionaries(names, texts, max_size=2)), max_size=5), st.integers(0))
+def test_several_records_in_one_read_are_told_apart_and_a_cut_one_is_kept(
+    written: list[tuple[str, dict[str, str]]], cut: int
+) -> None:
+    data = b"".join(record(n, *each) for n, each in enumerate(written))
+    assert len(split(data)[0]) == len(written)
+    records, rest = split(data[: cut % (len(data) + 1)])
+    assert b"".join(found + b"\n" for found in records) + rest == data[: cut % (len(data) + 1)]
+
+
+@given(st.binary())
+@example(b"6," + b"9" * 5000 + b",1,-;x")
+@example(b"1,2,3,-;\\xzz\n =\n")
+def test_no_bytes_upset_it(data: bytes) -> None:
+    for found in split(data)[0]:
+        parse(found)
+    parse(data)
+
+
+def test_the_real_log_is_understood() -> None:
+    log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    lines = []
+    try:
+        while True:
+            try:
+                read = os.read(log, 8192)
+            except BrokenPipeError:
+                continue  # the kernel has just overwritten it: the next read has what came after
+            (found,), rest = split(read)
+            assert rest == b""
+            line = parse(found)
+            assert line is not None, found
+            lines.append(line)
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(log)
+    assert lines
+    sequences = [line.sequence for line in lines]
+    assert sequences == sorted(sequences)
+    passed = time.monotonic() * 1.001 + 1  # NTP slows our clock down by 1/2000 at most, and the log's not at all
+    assert 0 <= lines[0].time <= lines[-1].time <= passed
+    about = [line.properties for line in lines if line.properties]
+    assert all({"SUBSYSTEM", "DEVICE"} <= found.keys() for found in about)
+
+
+# --- the source ---
+
+
+class Reading:
+    """A source that reads, and what it handed on."""
+
+    def __init__(self, root: Path, after: tuple[str, int] | None = None, host: Host | None = None) -> None:
+        self.records: list[Record] = []
+        self.source = KmsgSource(self._take, host or Host.below(root), after)
+        self.source.watch(WANTED)
+        self._news = asyncio.Event()
+
+    def _take(self, said: Said) -> None:
+        assert isinstance(said, Record)
+        self.records.append(said)
+        self._news.set()
+
+    def texts(self) -> list[str]:
+        return [found.text for found in self.records]
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while not holds():
+                self._news.clear()
+                await self._news.wait()
+
+    async def have(self, *texts: str) -> None:
+        await self.until(lambda: len(self.records) >= len(texts))
+        assert self.texts() == list(texts)
+
+
+@asynccontextmanager
+async def reading(reading: Reading) -> AsyncIterator[Reading]:
+    task = asyncio.ensure_future(reading.source.run())
+    try:
+        async with asyncio.timeout(PATIENCE):
+            await reading.source.caught_up.wait()
+        yield reading
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+    if not task.cancelled():
+        task.result()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    """The root of a pretend node that knows its boot."""
+    boot_id = tmp_path / "proc/sys/kernel/random/boot_id"
+    boot_id.parent.mkdir(parents=True)
+    boot_id.write_text(f"{BOOT}\n")
+    (tmp_path / "dev").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def log(node: Path) -> Iterator[KernelLog]:
+    with KernelLog(node / "dev/kmsg") as made:
+        yield made
+
+
+async def test_a_wanted_line_becomes_a_record_and_others_do_not(node: Path, log: KernelLog) -> None:
+    log.say("usb 1-2: new high-speed USB device")
+    log.say(XID, {"SUBSYSTEM": "pci", "DEVICE": "+pci:0000:3b:00.0"})
+    async with reading(Reading(node)) as it:
+        (found,) = it.records
+        assert (found.source, found.boot, found.sequence, found.text) == ("kmsg", BOOT, 1, XID)
+        assert found.properties == {"SUBSYSTEM": "pci", "DEVICE": "+pci:0000:3b:00.0"}
+        assert found.time == pytest.approx(time.monotonic(), abs=5)
+        log.say("NVRM: GPU 0000:3b:00.0 is fine")
+        log.say("NVRM: Xid (PCI:0000:5e:00): 48")
+        await it.have(XID, "NVRM: Xid (PCI:0000:5e:00): 48")
+
+
+async def test_what_user_space_writes_is_not_believed(node: Path, log: KernelLog) -> None:
+    log.say(XID, facility=USER)
+    log.say("NVRM: Xid said by the kernel")
+    async with reading(Reading(node)) as it:
+        assert it.texts() == ["NVRM: Xid said by the kernel"]
+
+
+@pytest.mark.root
+async def test_what_user_space_writes_to_the_real_log_is_not_believed(
+    node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (node / "dev/kmsg").symlink_to("/dev/kmsg")
+    text = f"fairlead-test-{os.getpid()}-{time.monotonic_ns()}"
+    seen: list[Line] = []
+    it = Reading(node)
+    it.source.watch(frozenset({text}))
+    real = kmsg.parse
+
+    def noted(found: bytes) -> Line | None:
+        if (line := real(found)) is not None and text in line.text:
+            seen.append(line)
+        return line
+
+    monkeypatch.setattr(kmsg, "parse", noted)
+    async with reading(it):
+        for claimed in (f"<4>{text}\n", f"<0>{text}\n"):  # levels of the facility "kernel"; shown once they end
+            await asyncio.to_thread(Path("/dev/kmsg").write_text, claimed)
+        async with asyncio.timeout(PATIENCE):
+            while len(seen) < 2:
+                await asyncio.sleep(0.002)
+        assert it.records == []
+        assert {line.facility for line in seen} == {USER}
+
+
+async def test_a_restart_reads_no_line_twice(node: Path, log: KernelLog) -> None:
+    log.say("NVRM: Xid one")
+    handled = log.say("NVRM: Xid two")
+    log.say("NVRM: Xid three")
+    async with reading(Reading(node, after=(BOOT, handled))) as it:
+        assert it.texts() == ["NVRM: Xid three"]
+
+
+@pytest.mark.parametrize("boot", ["another boot", ""])
+async def test_after_another_boot_every_line_is_new(node: Path, log: KernelLog, boot: str) -> None:
+    if not boot:  # nobody can tell: lines of this boot may bear the same numbers
+        (node / "proc/sys/kernel/random/boot_id").unlink()
+    log.say("NVRM: Xid one")
+    async with reading(Reading(node, after=(boot, 7))) as it:
+        assert it.texts() == ["NVRM: Xid one"]
+
+
+async def test_a_text_that_is_wanted_later_is_looked_for_from_the_start_and_no_line_is_told_twice(
+    node: Path, log: KernelLog
+) -> None:
+    said = ["NVRM: Xid one", "mlx5_core: dead", "NVRM: Xid after mlx5_core"]
+    for text in said:
+        log.say(text)
+    async with reading(Reading(node)) as it:
+        assert it.texts() == [said[0], said[2]]
+        it.source.watch(WANTED | {"mlx5_core"})
+        log.repeat()  # a FIFO forgets what was read
+        log.say("NVRM: Xid again")
+        await it.have(said[0], said[2], said[1], "NVRM: Xid again")
+        it.source.watch(frozenset())
+        log.say("NVRM: Xid unwanted")
+        await asyncio.sleep(0.01)
+        it.source.watch(WANTED)
+        await it.until(lambda: "NVRM: Xid unwanted" in it.texts())
+        assert len(it.records) == 5
+
+
+async def test_a_log_is_opened_only_when_something_is_wanted_of_it(node: Path) -> None:
+    it = Reading(node)
+    it.source.watch(frozenset())
+    task = asyncio.ensure_future(it.source.run())
+    await asyncio.sleep(0.01)
+    assert not task.done()  # although there is no log
+    it.source.watch(WANTED)
+    with pytest.raises(FileNotFoundError):
+        await asyncio.wait_for(task, PATIENCE)
+    assert it.source.caught_up.is_set()  # whoever waits for it need not
+
+
+async def test_records_that_come_together_or_in_pieces_are_read(node: Path, log: KernelLog) -> None:
+    async with reading(Reading(node)) as it:
+        whole = record(1, "NVRM: Xid one", {"SUBSYSTEM": "pci"}) + record(2, "NVRM: Xid two")
+        log.write(whole[:-5])
+        await it.have("NVRM: Xid one")
+        assert it.records[0].properties == {"SUBSYSTEM": "pci"}
+        log.write(whole[-5:])
+        await it.have("NVRM: Xid one", "NVRM: Xid two")
+
+
+async def test_what_is_no_record_is_passed_over_and_said_once(node: Path, log: KernelLog) -> None:
+    with capture_logs() as lines:
+        async with reading(Reading(node)) as it:
+            log.write(b"\n\n<4>hello\n KEY=of nothing\n" + b"x" * 20_000 + b"\n\xff\xfe\n")
+            log.say(XID)
+            await it.have(XID)
+    assert [line["event"] for line in lines] == ["kernel-lines-lost"]
+
+
+# --- what goes wrong ---
+
+
+def times_open(path: Path) -> int:
+    """Of this file alone: other tests' leavings are closed at any time."""
+    ours = 0
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the directory's own is closed again
+            ours += link.readlink() == path
+    return ours
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, *answers: bytes | int) -> None:
+    """Have the next reads of the source answer this: bytes, or an error's number; then the log again."""
+    real, queue = os.read, list(answers)
+
+    def read(file: int, size: int) -> bytes:
+        if size != kmsg._READ_BYTES or not queue:
+            return real(file, size)
+        answer = queue.pop(0)
+        if isinstance(answer, int):
+            raise OSError(answer, os.strerror(answer))
+        return answer
+
+    monkeypatch.setattr(os, "read", read)
+
+
+async def test_overwritten_lines_are_said_once_and_the_next_ones_read(
+    node: Path, log: KernelLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering(monkeypatch, errno.EPIPE, record(1, "NVRM: Xid one"), errno.EPIPE, errno.EPIPE, record(9, XID))
+    with capture_logs() as lines:
+        async with reading(Reading(node)) as it:
+            await it.have("NVRM: Xid one", XID)
+    assert [(line["event"], line["reason"]) for line in lines] == [("kernel-lines-lost", OVERWRITTEN)]
+
+
+@pytest.mark.root
+async def test_lines_of_the_real_log_that_are_too_long_are_passed_over(
+    node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (node / "dev/kmsg").symlink_to("/dev/kmsg")
+    longest = 60
+    monkeypatch.setattr(kmsg, "_READ_BYTES", longest)
+    seen: list[bytes] = []
+    it = Reading(node)
+    monkeypatch.setattr(it.source, "_take", seen.append)
+    with capture_logs() as lines:
+        async with reading(it):
+            assert seen
+            assert max(map(len, seen)) < longest
+    reasons = [line["reason"] for line in lines if line["reason"] != OVERWRITTEN]  # as a full log is at any time
+    assert reasons == ["a line of the kernel's log is longer than 60 bytes"]
+
+
+def nothing(path: Path) -> None:
+    pass
+
+
+def a_file(path: Path) -> None:
+    path.write_bytes(record(1, "NVRM: Xid one"))
+
+
+def null(path: Path) -> None:
+    path.symlink_to("/dev/null")
+
+
+@pytest.mark.parametrize(
+    ("there", "sentence"),
+    [
+        (nothing, "cannot be read: .*/dev/kmsg: No such file or directory; .*device 1:11.*CAP_SYSLOG"),
+        (null, "is not the kernel's log: it has an end"),
+        (a_file, "is not the kernel's log: it has an end"),
+        (Path.mkdir, "/dev/kmsg cannot be read: Is a directory"),
+    ],
+)
+async def test_what_cannot_be_read_is_told_in_a_sentence(
+    node: Path, there: Callable[[Path], None], sentence: str
+) -> None:
+    there(node / "dev/kmsg")
+    it = Reading(node)
+    with pytest.raises(OSError, match=sentence):
+        await asyncio.wait_for(it.source.run(), PATIENCE)
+    assert it.source.caught_up.is_set()
+
+
+async def test_a_refused_log_is_told_in_a_sentence(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> int:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(PermissionError, match=r"Operation not permitted; .*give it CAP_SYSLOG"):
+        await Reading(node).source.run()
+
+
+async def test_after_a_failure_nothing_is_told_twice_and_no_file_stays_open(
+    node: Path, log: KernelLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.say("NVRM: Xid one")
+    before = times_open(log.path)
+    it = Reading(node)
+    answering(monkeypatch, record(0, "NVRM: Xid one"), errno.EIO)
+    with pytest.raises(OSError, match="kmsg cannot be read: Input/output error"):
+        await it.source.run()
+    it.source.watch(WANTED | {"amdgpu"})  # meanwhile
+    log.say(XID)
+    async with reading(it):
+        await it.have("NVRM: Xid one", XID)
+    assert times_open(log.path) == before == 1
+
+
+async def test_a_long_log_leaves_the_loop_its_turns(node: Path) -> None:
+    (node / "dev/kmsg").symlink_to("/dev/zero")
+    with KernelLog(node / "dev/ring") as log:
+        count = 900  # 64 kB hold no more
+        for n in range(count):
+            log.write(record(n, f"NVRM: Xid {n}"))
+        (node / "dev/kmsg").unlink()
+        (node / "dev/kmsg").symlink_to(node / "dev/ring")
+        turns, it = 0, Reading(node)
+        task = asyncio.ensure_future(it.source.run())
+        while not it.source.caught_up.is_set():
+            await asyncio.sleep(0)
+            turns += 1
+        task.cancel()
+        await asyncio.wait([task])
+    assert len(it.records) == count
+    assert turns >= count / kmsg._BATCH / 2

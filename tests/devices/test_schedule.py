@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agent.devices import schedule
+from agent.devices.schedule import EVERY_UNIT, Schedule, Todo
+from backends.base import ALL
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def it(clock: Clock) -> Schedule:
+    return Schedule(300.0, 30.0, clock)
+
+
+async def due(it: Schedule, *known: str) -> Todo | None:
+    """What is to be done now, if anything is."""
+    return await it.next(known) if it._is_due(known) else None
+
+
+async def test_other_timers_count_from_the_last_time(it: Schedule, clock: Clock) -> None:
+    clock.now += 10
+    it.set_timers(20.0, 5.0)
+    assert await due(it, "u") == Todo(probes={"u"})
+    clock.now += 10
+    assert await due(it, "u") == Todo(everything=True)
+    it.set_timers(300.0, 300.0)
+    assert it._deadline() == clock.now + 300.0
+
+
+async def test_who_waits_for_a_timer_hears_that_it_is_another(it: Schedule, clock: Clock) -> None:
+    waiting = asyncio.ensure_future(it.next(("u",)))
+    await asyncio.sleep(0)
+    clock.now += 10
+    it.set_timers(300.0, 5.0)
+    assert await asyncio.wait_for(waiting, 5) == Todo(probes={"u"})
+
+
+async def test_nothing_is_due_before_its_time_and_everything_at_the_start(it: Schedule, clock: Clock) -> None:
+    assert await due(it, "u") is None
+    it.restart()
+    assert await due(it, "u") == Todo(everything=True)
+    assert await due(it, "u") is None
+    assert it._deadline() == clock.now + 30.0
+
+
+async def test_each_timer_comes_again(it: Schedule, clock: Clock) -> None:
+    begun, done = clock.now, []
+    while clock.now < begun + 620:
+        clock.now += 10
+        while (todo := await due(it, "u")) is not None:
+            done.append((clock.now - begun, todo))
+    assert [at for at, todo in done if todo.everything] == [300, 600]
+    assert [at for at, todo in done if todo.probes] == list(range(30, 621, 30))
+
+
+async def test_a_backend_that_asks_for_glances_gets_them_between_probes(it: Schedule, clock: Clock) -> None:
+    begun = clock.now
+    it.poll = 10.0
+    assert it._deadline() == begun + 10.0
+    done = []
+    for clock.now in (begun + 10, begun + 20, begun + 30, begun + 39, begun + 40):
+        done.append(await due(it, "u", "v"))
+    glances, probes = Todo(glances={"u", "v"}), Todo(probes={"u", "v"})
+    assert done == [glances, glances, probes, None, glances]
+    it.poll = 60.0
+    assert it._deadline() == begun + 60.0
+    it.poll = None
+    assert it._deadline() == begun + 60.0
+
+
+async def test_probes_wait_until_there_is_nothing_else_to_do(it: Schedule, clock: Clock) -> None:
+    clock.now += 30.0
+    it.ask(["u"])
+    assert await due(it, "u", "v") == Todo(units={"u"})
+    assert await due(it, "u", "v") == Todo(probes={"u", "v"})
+    it.put_off(["v"], ["w"])
+    it.ask(ALL)
+    assert await due(it, "u", "v") == Todo(everything=True)
+    assert await due(it, "u", "v") == Todo(probes={"v"}, glances={"w"})
+
+
+async def test_probes_get_their_turn_where_looks_never_end(it: Schedule, clock: Clock) -> None:
+    it.put_off(["u", "v"], ["w"])
+    it.ask(["x"])
+    assert await due(it) == Todo(units={"x"})
+    it.ask(["x"])
+    assert await due(it) == Todo(probes={"u", "v"}, glances={"w"}, one=True)
+    it.put_off(["v"], ["w"])  # u was probed
+    assert await due(it) == Todo(units={"x"})
+    it.ask(ALL)
+    assert await due(it) == Todo(probes={"v"}, glances={"w"}, one=True)
+    assert await due(it) == Todo(everything=True)
+
+
+async def test_what_is_left_of_the_last_probes_is_probed_before_the_next_begin(it: Schedule, clock: Clock) -> None:
+    it.poll = 10.0
+    it.put_off(["v"], ["w"])
+    clock.now += 40.0
+    assert await due(it, "u", "v", "w") == Todo(probes={"v"}, glances={"w"})
+    assert await due(it, "u", "v", "w") == Todo(probes={"u", "v", "w"})
+
+
+async def test_who_waits_is_woken_by_what_is_asked(it: Schedule) -> None:
+    waiting = asyncio.ensure_future(it.next(["u"]))
+    await asyncio.sleep(0)
+    it.ask(())  # of nothing
+    await asyncio.sleep(0.001)
+    assert not waiting.done()
+    it.ask(["u"])
+    assert await asyncio.wait_for(waiting, 5) == Todo(units={"u"})
+
+
+async def test_a_timer_wakes_who_waits(clock: Clock) -> None:
+    it = Schedule(300.0, 0.005, clock)
+    asyncio.get_running_loop().call_later(0.002, lambda: setattr(clock, "now", clock.now + 0.005))
+    assert await asyncio.wait_for(it.next(["u"]), 5) == Todo(probes={"u"})
+
+
+async def test_a_unit_is_tried_again_later_and_later(
+    it: Schedule, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedule, "_RETRY_MOST", 4.0)
+    begun, tries = clock.now, []
+    it.retry("u", failed=True)
+    while clock.now < begun + 20:
+        if await due(it) is not None:
+            tries.append(clock.now - begun)
+            it.retry("u", failed=True)
+        clock.now += 1
+    assert tries == [1, 3, 7, 11, 15, 19]
+    it.retry("u", failed=False)
+    it.retry(EVERY_UNIT, failed=True)
+    clock.now += 1
+    assert await due(it) == Todo(everything=True)

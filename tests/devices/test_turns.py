@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, strategies
+
+from agent.devices.turns import LASTS, LINGERS, Turns
+from agent.devices.workers import NoWorkerError, Workers
+
+
+async def take(turns: Turns, noted: list[str], name: str, things: str, body: Callable[[], asyncio.Event]) -> None:
+    async with turns.take(set(things)):
+        noted.append(f"{name} acts")
+        await body().wait()
+    noted.append(f"{name} is done")
+
+
+async def settled() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_who_wants_the_same_hardware_waits_and_others_do_not() -> None:
+    turns, noted, gate = Turns(), list[str](), asyncio.Event()
+    tasks = [
+        asyncio.ensure_future(take(turns, noted, name, things, lambda: gate))
+        for name, things in {"first": "ab", "second": "bc", "other": "d", "third": "a"}.items()
+    ]
+    await settled()
+    assert noted == ["first acts", "other acts"]
+    assert turns.is_taken({"a", "x"})
+    assert not turns.is_taken({"c"})
+    gate.set()
+    await asyncio.gather(*tasks)
+    assert set(noted) == {
+        f"{name} {does}" for name in ("first", "second", "third", "other") for does in ("acts", "is done")
+    }
+    assert noted.index("second acts") < noted.index("third acts"), "in the order in which they came"
+    assert not turns.is_taken(set("abcd"))
+
+
+async def test_a_body_that_raises_and_a_waiter_that_gives_up_leave_nothing_taken() -> None:
+    turns, noted, gate = Turns(), list[str](), asyncio.Event()
+    acting = asyncio.ensure_future(take(turns, noted, "acting", "a", lambda: gate))
+    waiting = asyncio.ensure_future(take(turns, noted, "waiting", "a", lambda: gate))
+    await settled()
+    waiting.cancel()
+    await settled()
+    assert turns.is_taken({"a"})
+    acting.cancel()
+    await asyncio.wait([acting, waiting])
+    assert not turns.is_taken({"a"})
+    with pytest.raises(ZeroDivisionError):
+        async with turns.take({"a"}):
+            _ = 1 / 0
+    assert not turns.is_taken({"a"})
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_turn_lasts_until_its_thread_is_back_though_nobody_waits(fails: bool) -> None:
+    turns, workers, let_go = Turns(), Workers("toy", limit=1), threading.Event()
+
+    def hang() -> None:
+        let_go.wait(5)
+        if fails:
+            raise RuntimeError("nobody misses this")
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01), turns.take({"a"}) as turn:
+            await turn.run(workers, hang)
+    assert turns.is_taken({"a"})
+    let_go.set()
+    async with asyncio.timeout(5), turns.take({"a"}) as turn:
+        assert await turn.run(workers, lambda: "again") == "again"
+    workers.close()
+
+
+async def test_a_call_that_finds_no_thread_gives_its_turn_back() -> None:
+    turns, workers, let_go = Turns(), Workers("toy", limit=1), threading.Event()
+    job = workers.start(let_go.wait)
+    with pytest.raises(NoWorkerError):
+        async with turns.take({"a"}) as turn:
+            await turn.run(workers, lambda: None)
+    assert not turns.is_taken({"a"})
+    let_go.set()
+    await job
+    workers.close()
+
+
+@given(strategies.lists(strategies.tuples(strategies.sets(strategies.sampled_from("abcd")), strategies.integers(0, 3))))
+def test_whoever_comes_gets_a_turn_and_never_beside_another(wanted: list[tuple[set[str], int]]) -> None:
+    acting: list[set[str]] = []
+
+    async def act(turns: Turns, things: set[str], turns_of_the_loop: int) -> None:
+        async with turns.take(things):
+            assert all(things.isdisjoint(others) for others in acting)
+            acting.append(things)
+            for _ in range(turns_of_the_loop):
+                await asyncio.sleep(0)
+            acting.remove(things)
+
+    async def all_of_them() -> None:
+        turns = Turns()
+        async with asyncio.timeout(5):
+            await asyncio.gather(*(act(turns, things, count) for things, count in wanted))
+
+    asyncio.run(all_of_them())
+
+
+async def test_an_act_may_show_its_effects_for_a_while_after_it_has_ended() -> None:
+    now, workers = 100.0, Workers("test")
+    turns = Turns(clock=lambda: now)
+    assert not turns.have_effects()
+    async with turns.take({"a"}) as longer:
+        await longer.run(workers, lambda: None)
+        async with turns.take({"b"}) as shorter:
+            await shorter.run(workers, lambda: None)
+            now += 2 * LINGERS
+        now += 2 * LINGERS
+        assert turns.have_effects()
+    now += LINGERS - 0.1
+    assert turns.have_effects()
+    now += 0.2
+    assert not turns.have_effects()
+    workers.close()
+
+
+async def test_an_act_that_hangs_or_moves_nothing_has_no_effects() -> None:
+    now, workers = 100.0, Workers("test")
+    turns = Turns(clock=lambda: now)
+    async with turns.take({"a"}, moves=False) as turn:
+        await turn.run(workers, lambda: None)
+        assert not turns.have_effects()
+    assert not turns.have_effects()
+    async with turns.take({"a"}) as turn:
+        await turn.run(workers, lambda: None)
+        now += LASTS
+        assert not turns.have_effects()
+    workers.close()
+
+
+async def test_a_turn_in_which_nothing_was_done_has_no_effects() -> None:
+    turns = Turns(clock=lambda: 100.0)
+    async with turns.take({"a"}):
+        assert not turns.have_effects()
+    assert not turns.have_effects()

@@ -1,0 +1,225 @@
+"""A node in a guest: the real agent, the kubelet that it serves, and what a test says of both."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+import signal
+import sys
+import textwrap
+import time
+import tomllib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from tests.e2e.process import MAIN, REPOSITORY
+from tests.guest.guest import PATIENCE, Guest, Process
+
+CONFIG: Final = Path("/etc/fairlead/config.toml")
+KUBELET_ROOT: Final = Path("/var/lib/kubelet")
+SOON: Final = """
+from agent.devices import claims
+from agent.kubelet import witnesses
+claims.MIN_AGE, claims.REWRITE_AFTER = 1.0, 0.1
+witnesses._AFTER_ALLOCATE, witnesses._WHILE_ENDING, witnesses.IDLE = 0.2, 0.2, 1.0
+"""
+"""A prelude for the agent: a claim ends a second or two after its pod."""
+PROMPT: Final = 15.0
+"""Seconds within which a list follows the kernel's word: emulated it takes 0.1, beside much else 2; a probe comes at 30."""
+
+Line = dict[str, Any]
+
+
+class Log:
+    """The JSON lines of a command in the guest."""
+
+    def __init__(self, process: Process) -> None:
+        self.lines: list[Line] = []
+        self._process = process
+        self._news = asyncio.Condition()
+
+    async def read(self, note: Callable[[Line], None] = lambda _: None) -> None:
+        """Read until the command's end, and call `note` with every line."""
+        async for text in self._process.lines():
+            try:
+                line = json.loads(text)
+            except ValueError:
+                line = {"event": "no-json", "text": text}
+            async with self._news:
+                self.lines.append(line)
+                note(line)
+                self._news.notify_all()
+
+    def said(self, since: int = 0, /, **fields: object) -> list[Line]:
+        """The lines with these fields, from the line of this number on."""
+        return [line for line in self.lines[since:] if fields.items() <= line.items()]
+
+    async def says(self, since: int = 0, /, **fields: object) -> Line:
+        """The first of these lines, waited for."""
+        await self.until(lambda: bool(self.said(since, **fields)), lambda: f"{fields} among {self.lines[since:]}")
+        return self.said(since, **fields)[0]
+
+    async def signal(self, number: int) -> None:
+        """Send a signal to the command."""
+        await self._process.signal(number)
+
+    async def until(self, holds: Callable[[], bool], what: Callable[[], str]) -> None:
+        """Wait until it holds; it is asked again after each line. `what` says in an error what was wanted."""
+        try:
+            async with asyncio.timeout(PATIENCE), self._news:
+                await self._news.wait_for(holds)
+        except TimeoutError:
+            raise TimeoutError(f"not within {PATIENCE} s: {what()}") from None
+
+
+class Node:
+    """The kubelet's view, as its lists have built it up, and what acts on it."""
+
+    def __init__(self, guest: Guest, observer: Process) -> None:
+        self.guest = guest
+        self.log = Log(observer)
+        """What the kernel and the kubelet say: the lines of `observer`."""
+        self.resources: dict[str, dict[str, str]] = {}
+        """Resource → ID → `Healthy` or `Unhealthy`."""
+        self._observer = observer
+        self._agent: Log | None = None
+        self._pods = 0
+
+    async def follow(self) -> None:
+        """Read what the observer says until its end."""
+        await self.log.read(self._note)
+
+    def _note(self, line: Line) -> None:
+        if "change" in line and "resource" in line:
+            devices = self.resources.setdefault(line["resource"], {})
+            devices |= line.get("devices", {})
+            for gone in [name for name, health in devices.items() if health == "gone"]:
+                del devices[gone]
+
+    # --- the agent ---
+
+    @asynccontextmanager
+    async def agent(self, resources: str, *, prelude: str = "", **host: str) -> AsyncIterator[Log]:
+        """`fairlead run`, once the kubelet has a first list of each resource; ended with SIGTERM.
+
+        Args:
+            resources: `[[resource]]` tables.
+            prelude: Python that runs in the process before the command, to make a delay shorter.
+            host: `[host]`, where the agent sees the node's trees.
+        """
+        await self.configure(resources, **host)
+        names = [table["name"] for table in tomllib.loads(resources)["resource"]]
+        since, started = len(self.log.lines), time.monotonic()
+        async with await self.guest.start(_fairlead("run", prelude=prelude)) as process:
+            log = self._agent = Log(process)
+            reader = asyncio.create_task(log.read())
+            try:
+                await self.log.until(
+                    lambda: all(self.log.said(since, change="list", resource=name) for name in names),
+                    lambda: f"a list of each of {names}; the agent's log: {log.lines}",
+                )
+                print(f"the agent has served {len(names)} resources after {time.monotonic() - started:.1f} s")
+                yield log
+                assert not log.said(level="error"), log.said(level="error")
+            finally:
+                await process.signal(signal.SIGTERM)
+                await asyncio.wait_for(reader, PATIENCE)
+
+    async def configure(self, resources: str, **host: str) -> None:
+        """Write the agent's configuration."""
+        trees = "".join(f'{name} = "{path}"\n' for name, path in host.items())
+        await self.guest.write(CONFIG, f"[host]\n{trees}\n{textwrap.dedent(resources)}")
+
+    async def discover(self) -> Line:
+        """What `fairlead discover --json` says to the configuration written last."""
+        found: Line = json.loads(await self.guest.run(_fairlead("discover", "--json")))
+        return found
+
+    # --- the kubelet ---
+
+    async def shows(self, resource: str, *healthy: str, unhealthy: Sequence[str] = ()) -> None:
+        """Wait until the resource has exactly these devices."""
+        wanted = dict.fromkeys(healthy, "Healthy") | dict.fromkeys(unhealthy, "Unhealthy")
+        await self.holds(resource, lambda shown: shown == wanted, str(wanted))
+
+    async def holds(self, resource: str, holds: Callable[[Mapping[str, str]], bool], what: str) -> None:
+        """Wait until something holds of a resource's devices."""
+        await self.log.until(
+            lambda: resource in self.resources and holds(self.resources[resource]),
+            lambda: (
+                f"{resource} with {what}; there is {self.resources.get(resource)}; the agent says {self._last_said()}"
+            ),
+        )
+
+    def _last_said(self) -> list[Line]:
+        """The agent's last lines."""
+        return self._agent.lines[-9:] if self._agent else []
+
+    @asynccontextmanager
+    async def pod(self, wants: Mapping[str, int], phase: str = "Running") -> AsyncIterator[Line]:
+        """A pod that wants so many of each resource and comes to this phase; it ends with its context.
+
+        Yields its `phase`, `message`, and what it `gets` of each: `ids`, `envs` and `nodes`.
+        """
+        since, self._pods = len(self.log.lines), self._pods + 1
+        name = f"pod{self._pods}"
+        await self._order({"admit": name, "wants": dict(wants)})
+        told = await self.log.says(since, pod=name)
+        try:
+            assert told["phase"] == phase, f"{told}; the agent says {self._last_said()}"
+            yield told
+        finally:
+            await self._order({"end": name})
+
+    async def _order(self, order: Line) -> None:
+        await self._observer.write(json.dumps(order).encode() + b"\n")
+
+    # --- what the kernel said before ---
+
+    async def prompt(self, what: str, resource: str, action: str, **uevent: str) -> None:
+        """Print how long after a kernel event the resource's last list came, and see that it was prompt.
+
+        An event that is one of several may come after the list that the first of them has led to.
+        """
+        listed = self._listed(resource)
+
+        def told() -> list[Line]:
+            return [line for line in self.log.said(uevent=action, **uevent) if line["at"] > listed - PROMPT]
+
+        await self.log.until(lambda: bool(told()), lambda: f"{what}: {uevent} less than {PROMPT} s before the list")
+        self.prompt_since(told()[-1]["at"], what, resource)
+
+    def prompt_since(self, told: float, what: str, resource: str) -> None:
+        """The same for what has no event; `told` is when it happened, in seconds since the guest's start."""
+        took = max(0.0, self._listed(resource) - told)
+        print(f"{what}: the kubelet knows {took * 1000:.0f} ms after the kernel's word")
+        assert took < PROMPT, f"{what}: {took:.1f} s after the kernel's word"
+
+    def _listed(self, resource: str) -> float:
+        """When the last list came, in seconds since the guest's start."""
+        at: float = self.log.said(change="list", resource=resource)[-1]["at"]
+        return at
+
+
+def _fairlead(*arguments: str, prelude: str = "") -> str:
+    """The command as a shell's."""
+    command = [sys.executable, "-c", f"{prelude}\n{MAIN}", *arguments, "--config", str(CONFIG)]
+    return f"cd {REPOSITORY} && exec {shlex.join(command)}"
+
+
+@asynccontextmanager
+async def node(guest: Guest) -> AsyncIterator[Node]:
+    """A kubelet in this guest, and whatever the kernel says there."""
+    command = [sys.executable, "-m", "tests.guest.observer", str(KUBELET_ROOT)]
+    async with await guest.start(f"cd {REPOSITORY} && exec {shlex.join(command)}") as observer:
+        node = Node(guest, observer)
+        follower = asyncio.create_task(node.follow())
+        try:
+            await node.log.says(change="started")
+            yield node
+        finally:
+            await observer.write(None)
+            await asyncio.wait_for(follower, PATIENCE)

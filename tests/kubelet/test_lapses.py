@@ -1,0 +1,166 @@
+"""Kubelet contract: A2; a resource that the kubelet has lost is registered once more, and no other is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from agent.kubelet import lapses
+from agent.kubelet.lapses import INTERVAL, SETTLED, Lapses
+from agent.kubelet.plugin import Plugin
+from agent.kubelet.podresources import PodResourcesError
+from agent.kubelet.registration import Kubelet
+from agent.kubelet.wire import Allocatable
+from agent.simulation.kubelet import Kubelet as SimulatedKubelet
+from tests.kubelet.plugins import TOY, Lists, nothing, served, until
+from tests.kubelet.test_registration import SECONDS, Agent, running, settled
+
+OTHER = "example.com/other"
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[SimulatedKubelet]:
+    (tmp_path / "device-plugins").mkdir()
+    kubelet = SimulatedKubelet(tmp_path)
+    await kubelet.start()
+    yield kubelet
+    await kubelet.stop()
+
+
+class Clock:
+    """Ahead of the real one, by what a test lets pass."""
+
+    def __init__(self) -> None:
+        self.ahead = SETTLED
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead
+
+
+def looking(agent: Agent, node: SimulatedKubelet, clock: Clock) -> Lapses:
+    return Lapses(node.pod_resources_socket, agent.registrars.values, clock)
+
+
+@asynccontextmanager
+async def rival(node: SimulatedKubelet, resource: str = TOY) -> AsyncIterator[None]:
+    """Another plugin has registered the same name; it goes with this."""
+    plugin = Plugin(resource, nothing)
+    Lists(plugin).put("a", "b")
+    async with served(node.plugin_dir / "rival.sock", plugin):
+        kubelet = Kubelet(node.socket)
+        kubelet.look()
+        await kubelet.register(resource, "rival.sock", plugin.options)
+        await until(lambda: plugin.streaming)
+        yield
+        plugin.end_stream()
+        await until(lambda: not plugin.streaming)
+
+
+async def test_what_another_plugin_took_and_left_is_registered_once_more(node: SimulatedKubelet) -> None:
+    async with running(node, TOY, OTHER) as agent:
+        await settled(node, agent)
+        async with rival(node):
+            pass
+        await until(lambda: node.resources[TOY].allocatable == 0)
+        assert agent.plugins[TOY].streaming, "nothing else would tell us"
+        with capture_logs() as lines:
+            await looking(agent, node, Clock()).look()
+            await until(lambda: agent.plugins[TOY].streams == 2, SECONDS)
+        await settled(node, agent)
+        assert [line["resource"] for line in lines if line["event"] == "registration-lost"] == [TOY]
+        assert agent.plugins[OTHER].streams == 1
+
+
+async def test_what_the_kubelet_has_is_left_alone(node: SimulatedKubelet) -> None:
+    async with running(node) as agent:
+        await settled(node, agent)
+        await looking(agent, node, Clock()).look()
+        assert not agent.registrar._is_outdated
+
+
+async def test_a_list_that_is_under_way_or_empty_and_a_resource_that_waits_prove_nothing(
+    node: SimulatedKubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+
+    async def none(*_: object) -> Allocatable:
+        nonlocal asked
+        asked += 1
+        return Allocatable(frozenset())
+
+    monkeypatch.setattr(lapses, "list_allocatable", none)
+    async with running(node) as agent:
+        await settled(node, agent)
+        clock = Clock()
+        looks = looking(agent, node, clock)
+        clock.ahead = -SECONDS  # the list was sent a moment ago
+        await looks.look()
+        clock.ahead = SETTLED
+        agent.registrar.registered = False
+        await looks.look()
+        agent.registrar.registered = True
+        agent.plugin._sent = {}
+        await looks.look()
+        assert (asked, agent.registrar._is_outdated) == (0, False)
+
+
+async def test_a_list_that_was_sent_while_the_kubelet_answered_proves_nothing(
+    node: SimulatedKubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(node) as agent:
+        await settled(node, agent)
+        clock = Clock()
+        clock.ahead = INTERVAL
+
+        async def late(*_: object) -> Allocatable:
+            agent.plugin.sent_at += 1
+            return Allocatable(frozenset())
+
+        monkeypatch.setattr(lapses, "list_allocatable", late)
+        await looking(agent, node, clock).look()
+        assert not agent.registrar._is_outdated
+
+
+async def test_a_kubelet_that_does_not_say_what_it_offers_is_not_troubled(
+    node: SimulatedKubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(*_: object) -> Allocatable:
+        raise PodResourcesError("it does not serve podresources v1")
+
+    monkeypatch.setattr(lapses, "list_allocatable", refused)
+    async with running(node) as agent:
+        await settled(node, agent)
+        await looking(agent, node, Clock()).look()
+        assert not agent.registrar._is_outdated
+
+
+async def test_what_is_lost_again_and_again_is_registered_less_and_less_often(
+    node: SimulatedKubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another plugin that has the name and no device, for one; the two must not take turns every minute."""
+    offered: frozenset[str] = frozenset()
+
+    async def said(*_: object) -> Allocatable:
+        return Allocatable(offered)
+
+    monkeypatch.setattr(lapses, "list_allocatable", said)
+    async with running(node) as agent:
+        await settled(node, agent)
+        clock = Clock()
+        looks, renewed = looking(agent, node, clock), list[int]()
+        monkeypatch.setattr(agent.registrar, "renew", lambda: renewed.append(round(clock.ahead - SETTLED)))
+        for _ in range(16):
+            await looks.look()
+            clock.ahead += INTERVAL
+        assert renewed == [0, 60, 180, 420, 900]
+        offered = frozenset({TOY})
+        await looks.look()
+        offered = frozenset()
+        clock.ahead += INTERVAL
+        await looks.look()
+        assert len(renewed) == 6, "it was well in between"

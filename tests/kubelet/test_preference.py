@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from agent.devices.inventory import Inventory
+from agent.devices.model import Health, State
+from agent.devices.placement import choose
+from agent.kubelet import preference
+from agent.kubelet.preference import Preferences, plain
+from agent.kubelet.wire import PreferredRequest
+from backends.base import Link, Resource
+from tests.devices.fakes import KIND, Fake, by_unit, device, resource
+
+A = "a.example/one"
+IDS = ("a", "b", "c", "d")
+
+
+class Choosy(Fake):
+    """Says what a test tells it to `prefers`."""
+
+    def __init__(self, *resources: Resource[Any]) -> None:
+        super().__init__(*resources)
+        self.answer: Callable[[], Any] = lambda: True
+
+    def prefers(self, resource: Resource[Any]) -> bool:
+        answer: bool = self.answer()
+        return answer
+
+
+def preferences(backend: Fake) -> tuple[Inventory, Preferences]:
+    """Four devices, of which the second and the fourth are linked."""
+    inventory = Inventory([resource(A)], {KIND: backend})
+    inventory.update(KIND, by_unit(device(key, A, numa_node=0) for key in IDS), {"b": (Link("b", "d", 1),)})
+    return inventory, Preferences(inventory, {KIND: backend})
+
+
+def wish(size: int, available: Sequence[str] = IDS, must: Sequence[str] = ()) -> PreferredRequest:
+    return PreferredRequest(tuple(available), tuple(must), size)
+
+
+async def test_it_chooses_by_what_the_inventory_knows_now() -> None:
+    inventory, it = preferences(Choosy())
+    prefer = it.of(A)
+    assert prefer is not None
+    assert await prefer(wish(2)) == ("b", "d")
+    inventory.set_health({"d": Health(State.UNHEALTHY, "sick", "It is sick.")})
+    assert await prefer(wish(2)) == ("a", "b")
+    assert await prefer(wish(3, must=["d"])) == ("d", "a", "b")
+    inventory.update(KIND, {"b": ()}, {"b": ()})
+    assert await prefer(wish(2)) == ("a", "c")
+
+
+async def test_the_resources_placement_counts() -> None:
+    shared = resource(A)
+    backend = Choosy()
+    for placement, expected in (("spread", ("x::1", "y::0")), ("pack", ("x::1", "x::2"))):
+        object.__setattr__(shared.spec, "placement", placement)
+        inventory = Inventory([shared], {KIND: backend})
+        ids = {"x": ["x::0", "x::1", "x::2"], "y": ["y::0", "y::1", "y::2"]}
+        inventory.update(KIND, by_unit(device(key, A, ids=of) for key, of in ids.items()))
+        prefer = Preferences(inventory, {KIND: backend}).of(A)
+        assert prefer is not None
+        assert await prefer(wish(2, ["x::2", "y::0", "x::1", "y::1", "y::2"])) == expected
+
+
+def test_a_resource_that_does_not_care_has_no_preference() -> None:
+    backend = Choosy()
+    backend.answer = lambda: False
+    assert preferences(backend)[1].of(A) is None
+    assert preferences(backend)[1].of("retired.example/x") is None
+
+
+def test_sharing_devices_makes_a_preference_by_default() -> None:
+    alone, shared = resource(A), resource(A, replicas=2)
+    assert Fake(alone).prefers(alone) is False
+    assert Fake(shared).prefers(shared) is True
+
+
+def test_a_backend_that_fails_to_say_whether_it_cares_has_no_preference() -> None:
+    backend = Choosy()
+    backend.answer = lambda: 1 / 0
+    with capture_logs() as logs:
+        assert preferences(backend)[1].of(A) is None
+    assert [(entry["event"], entry["call"]) for entry in logs] == [("backend-failed", "prefers")]
+
+
+async def test_a_failure_is_logged_and_gives_the_first_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, it = preferences(Choosy())
+    prefer = it.of(A)
+    assert prefer is not None
+
+    def bad(slots: Any, *arguments: Any) -> Any:
+        return 1 / 0 if slots else choose(slots, *arguments)
+
+    monkeypatch.setattr(preference, "choose", bad)
+    with capture_logs() as logs:
+        assert await prefer(wish(2, must=["c"])) == ("c", "a")
+    assert [entry["event"] for entry in logs] == ["placement-failed"]
+
+
+async def test_it_chooses_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, it = preferences(Choosy())
+    prefer = it.of(A)
+    monkeypatch.setattr(preference, "choose", lambda *_: (threading.current_thread().name,))
+    assert prefer is not None
+    assert await prefer(wish(1)) != (threading.main_thread().name,)
+
+
+async def test_a_resource_that_retires_meanwhile_gives_the_first_ones() -> None:
+    inventory, it = preferences(Choosy())
+    prefer = it.of(A)
+    inventory.configure((), {})
+    assert prefer is not None
+    assert await prefer(wish(2)) == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (wish(2, ["c", "a", "b"], ["b"]), ("b", "a")),
+        (wish(9), IDS),
+        (wish(0), ()),
+        (wish(-4), ()),
+        (wish(1, (), ["z", "z"]), ("z",)),
+    ],
+)
+def test_the_plain_choice_is_what_must_be_and_the_first_ones(
+    request_: PreferredRequest, expected: tuple[str, ...]
+) -> None:
+    assert plain(request_) == expected

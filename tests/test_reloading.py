@@ -1,0 +1,221 @@
+"""Reading the configuration again: one after the other, whoever asks, with every mistake told once."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+from structlog.testing import capture_logs
+
+from agent import reloading
+from agent.config import load
+from agent.console.control import RefusedError
+from agent.console.views import Reloaded
+from agent.notify import Notifier
+from agent.reloading import Change, Reloader
+from tests.kubelet.plugins import until
+
+STUB = '[[resource]]\nname = "{name}"\nbackend = "stub"\ndevices = [{{ count = 1 }}]\n'
+A, B = "a.example/x", "b.example/x"
+
+
+class House:
+    """A reloader, and the configuration that it changes."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.write(A)
+        self.config = load(file)
+        self.applied: list[Change] = []
+        self.apply: Callable[[Change], Awaitable[None]] = self._apply
+        self.systemd = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.systemd.bind(str(file.with_name("notify")))
+        self.systemd.setblocking(False)
+        notifier = Notifier(str(file.with_name("notify")))
+        self.it = Reloader(lambda: self.config, lambda change: self.apply(change), notifier, lambda: "well")
+
+    def write(self, *names: str, more: str = "") -> None:
+        self.file.write_text("".join(STUB.format(name=name) for name in names) + more)
+
+    async def _apply(self, change: Change) -> None:
+        self.applied.append(change)
+        self.config = change.difference.config
+
+    def told(self) -> list[str]:
+        """What systemd was told since the last time, the first line of each."""
+        messages = []
+        with suppress(BlockingIOError):
+            while True:
+                messages.append(self.systemd.recv(4096).decode().partition("\n")[0])
+        return messages
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.it.run)
+            yield
+            tasks.cancel_scope.cancel()
+
+    async def reload(self) -> Reloaded:
+        return await asyncio.wait_for(self.it.request(), 20)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    house = House(tmp_path / "config.toml")
+    yield house
+    house.systemd.close()
+
+
+async def test_what_is_new_is_applied_with_new_instances_of_its_backends_and_said(house: House) -> None:
+    async with house.running():
+        house.write(A, B)
+        with capture_logs() as lines:
+            assert await house.reload() == Reloaded(added=(B,))
+            assert await house.reload() == Reloaded()
+    (change, nothing) = house.applied
+    assert [resource.name for resource in change.backends["stub"].resources] == [A, B]
+    assert not nothing.backends
+    assert [line["event"] for line in lines] == ["config-reloaded", "config-unchanged"]
+    assert house.told() == ["RELOADING=1", "READY=1"] * 2
+
+
+async def test_every_mistake_is_refused_with_all_others_and_said_once_until_they_change(house: House) -> None:
+    async with house.running():
+        house.write("no name", more="colour = 1\n")
+        with capture_logs() as lines:
+            for _ in range(2):
+                with pytest.raises(RefusedError) as refused:
+                    await house.reload()
+            assert str(refused.value).split("\n") == list(house.it.mistakes)
+            assert len(house.it.mistakes) == 2
+            house.write("no name")
+            with pytest.raises(RefusedError):
+                await house.reload()
+        assert [line["event"] for line in lines] == ["config-invalid"] * 3
+        assert house.applied == []
+        house.write(A)
+        assert await house.reload() == Reloaded()
+        assert not list(house.it.mistakes)
+    assert house.told() == ["RELOADING=1", "READY=1"] * 4
+
+
+async def test_what_waits_for_a_restart_is_said_when_it_changes_and_kept_for_whoever_asks(house: House) -> None:
+    async with house.running():
+        with capture_logs() as lines:
+            for directory, waits in (("/one", 1), ("/two", 1), (str(house.config.agent.state_dir), 0)):
+                house.write(A, more=f'[agent]\nstate_dir = "{directory}"\n')
+                reloaded = await house.reload()
+                assert list(reloaded.needs_restart) == list(house.it.needs_restart) == ["agent.state_dir"] * waits
+        assert [line["event"] for line in lines].count("config-needs-restart") == 1
+
+
+async def test_those_who_ask_while_one_is_under_way_all_get_the_next(house: House) -> None:
+    go_on = asyncio.Event()
+
+    async def slowly(change: Change) -> None:
+        await house._apply(change)
+        await go_on.wait()
+
+    house.apply = slowly
+    async with house.running():
+        first = house.it.request()
+        await until(lambda: len(house.applied) == 1)
+        house.write(A, B)
+        others = [house.it.request() for _ in range(3)]
+        go_on.set()
+        assert await first == Reloaded()
+        assert [await other for other in others] == [Reloaded(added=(B,))] * 3
+        assert len(house.applied) == 2
+
+
+async def test_one_who_stops_waiting_stops_no_reload(house: House) -> None:
+    async with house.running():
+        house.write(A, B)
+        waiting = asyncio.ensure_future(asyncio.wait_for(asyncio.shield(house.it.request()), 20))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await until(lambda: len(house.applied) == 1)
+        assert await house.reload() == Reloaded()
+
+
+async def test_a_file_whose_reading_hangs_is_refused_and_the_next_one_too(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    monkeypatch.setattr(reloading, "READ_DEADLINE", 0.05)
+    monkeypatch.setattr(reloading, "load", lambda *_, **__: go_on.wait(20) and house.config)
+    async with house.running():
+        for _ in range(2):
+            with pytest.raises(RefusedError, match="hangs"):
+                await house.reload()
+        go_on.set()
+        monkeypatch.setattr(reloading, "load", load)
+        monkeypatch.setattr(reloading, "READ_DEADLINE", 20.0)
+        await until(lambda: not house.it._workers._threads)
+        assert await house.reload() == Reloaded()
+
+
+async def test_an_error_of_ours_is_told_to_whoever_asked_and_the_next_is_another(house: House) -> None:
+    async def fail(_change: Change) -> None:
+        raise ZeroDivisionError
+
+    house.apply = fail
+    asked = house.it.request()
+    with pytest.raises(ZeroDivisionError):
+        await house.it.run()
+    assert isinstance(asked.exception(), ZeroDivisionError)
+    house.apply = house._apply
+    async with house.running():
+        assert await house.reload() == Reloaded()
+
+
+async def test_at_the_end_nobody_is_left_waiting(house: House) -> None:
+    async def never(_change: Change) -> None:
+        await anyio.sleep_forever()
+
+    house.apply = never
+    async with house.running():
+        asked = house.it.request()
+        await until(lambda: house.told() == ["RELOADING=1"])
+    assert asked.cancelled()
+
+
+async def test_a_configuration_that_another_program_made_up_cannot_be_read_again(house: House) -> None:
+    house.config = replace(house.config, read_at=0.0)
+    async with house.running():
+        with pytest.raises(RefusedError, match="has no file to read"):
+            await house.reload()
+
+
+# --- the file ---
+
+
+async def test_a_file_that_changes_all_the_time_is_read_all_the_same(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reloading, "_RESTLESS", 0.2)
+
+    house.write(A, B)
+    text, aside = house.file.read_text(), house.file.with_suffix(".new")
+    house.write(A)
+
+    async def scribble() -> None:
+        while True:
+            aside.write_text(text)
+            aside.replace(house.file)  # whole at every moment, whenever it is read
+            await asyncio.sleep(0.01)
+
+    async with house.running(), anyio.create_task_group() as tasks:
+        tasks.start_soon(house.it.watch)
+        tasks.start_soon(scribble)
+        await until(lambda: bool(house.applied))
+        tasks.cancel_scope.cancel()
+    assert house.applied[0].difference.added == (B,)
