@@ -39,9 +39,10 @@ async def test_a_file_in_place_of_the_plugin_directory_is_waited_out(bare_node: 
         assert "Not a directory" in (await agent.says("plugin-directory-unusable"))["reason"]
         await agent.takes_turns(OFTEN)
         bare_node.plugin_dir.unlink()
-        async with bare_node.kubelet:
+        async with bare_node.kubelet:  # makes the directory, which for a moment is "No such file", and may be said so
             await bare_node.healthy("w1")
-    assert len(agent.said("plugin-directory-unusable")) == 1
+    reasons = [said["reason"] for said in agent.said("plugin-directory-unusable")]
+    assert len(reasons) == len(set(reasons))
 
 
 async def test_a_forbidden_plugin_directory_is_waited_for(bare_node: Node) -> None:
