@@ -91,7 +91,8 @@ async def test_what_happens_is_told_to_who_watches(node: Node) -> None:
                 assert (gone.resource, gone.device, gone.state) == (WIDGET, "/dev/w1", "Gone")
                 node.mknod("w1")
                 assert (await _event(events, "device-changed")).state == "Healthy"
-                await node.admit(pod())
+                await node.healthy("w1")
+                assert (await node.admit(pod())).phase == "Running"
                 assert (await _event(events, "allocated")).device == "w1"
         code, out, _ = await finish("events", "--json", "-n", "1", "--config", str(node.root / "config.toml"))
         assert (code, json.loads(out)["kind"]) == (0, "allocated")
