@@ -247,8 +247,8 @@ class Discoverer:
         Raises:
             NoWorkerError: there is no thread left that could.
         """
+        progress.since = self._clock()  # before the thread starts, which from then on sets it itself
         job = self.workers.start(call)
-        progress.since = self._clock()
         return await self._finish(job, progress)
 
     def _report_no_worker(self, error: NoWorkerError) -> None:

@@ -16,6 +16,7 @@ from agent.devices import discovery, looks, schedule
 from agent.devices.discovery import Discoverer
 from agent.devices.news import News
 from agent.devices.waiting import LookError
+from agent.devices.workers import Workers
 from backends.base import (
     ANY_SUBSYSTEM,
     Backend,
@@ -644,6 +645,25 @@ async def test_a_unit_that_hangs_is_quarantined_the_others_go_on_and_it_comes_ba
         hanging.let_go()
         await eyes.until(lambda: "hung" in eyes.known())
         await eyes.until_noted(lambda: not eyes.it.problems)
+
+
+async def test_a_read_that_hangs_before_the_loop_goes_on_is_given_up(
+    hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that reads may be far ahead of who started it."""
+    start = Workers.start
+
+    def slowly(workers: Workers, call: Callable[[], None]) -> asyncio.Future[None]:
+        future = start(workers, call)
+        while not hanging.entered:
+            time.sleep(0.001)
+        return future
+
+    monkeypatch.setattr(Workers, "start", slowly)
+    backend = Fake()
+    backend.hardware = {"hung": hanging.unit()}
+    async with looking(seeing(hanging, Eyes(backend))) as eyes:
+        assert eyes.sentences() == ["reading hung has hung for 0.03 s; it is left alone until the read returns"]
 
 
 async def test_a_unit_that_hangs_is_left_alone_by_every_further_scan(hanging: Hanging) -> None:

@@ -19,6 +19,8 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+import structlog
+
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 0x20000, 0x10000000, 0x40000000  # linux/sched.h
 MS_REC, MS_PRIVATE = 1 << 14, 1 << 18  # linux/mount.h
 NETLINK_KOBJECT_UEVENT = 15
@@ -134,6 +136,7 @@ def _body(properties: dict[str, str]) -> bytes:
 
 
 def _main(function: str, arguments: str) -> None:
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # stdout is the result's
     isolate()
     module, _, name = function.partition(":")
     result = getattr(importlib.import_module(module), name)(*json.loads(arguments))
