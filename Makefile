@@ -9,7 +9,7 @@ VENV ?= .venv$(SUFFIX)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pythons e2e lint types floors check-proto check bench proto wheel wheel-test container-test lock clean
+.PHONY: help demo test pauses test-pythons e2e lint types floors check-proto check bench proto wheel wheel-test container-test lock clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ demo: $(VENV)/.ready ## run the agent against a simulated kubelet and watch devi
 
 test: $(VENV)/.ready ## run all tests; ARGS="-k word" for some
 	$(BIN)/python -m pytest $(ARGS)
+
+pauses: $(VENV)/.ready ## run tests/e2e with pauses between any two statements, so that what passes by luck fails
+	$(BIN)/python -m pytest -p tests.pauses $(or $(ARGS),tests/e2e)
 
 test-pythons: ## run all tests on each supported Python that is here
 	@for version in $(PYTHONS); do \
