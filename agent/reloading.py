@@ -113,7 +113,7 @@ class Reloader:
         if not self._current().read_at:
             raise RefusedError("this daemon was given its configuration by another program, and has no file to read")
         try:
-            async with asyncio.timeout(READ_DEADLINE):
+            with anyio.fail_after(READ_DEADLINE):
                 change = await self._workers.start(partial(_read, self._current(), self._default))
         except ConfigError as error:
             raise self._refuse(tuple(map(str, error.problems))) from None

@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+import anyio
+
 from backends.base import ALL, All
 
 _RETRY_FIRST, _RETRY_MOST = 1.0, 60.0  # seconds before a failed unit is tried again, doubling
@@ -82,11 +84,8 @@ class Schedule:
             self._asked.clear()
             if self._is_due(known):
                 break
-            try:
-                async with asyncio.timeout(max(0.0, self._deadline() - self._clock())):
-                    await self._asked.wait()
-            except TimeoutError:
-                pass
+            with anyio.move_on_after(max(0.0, self._deadline() - self._clock())):
+                await self._asked.wait()
         todo, self._todo = self._todo, Todo()
         looks, probes = bool(todo.everything or todo.units), bool(todo.probes or todo.glances)
         if looks and probes and self._passed_over:

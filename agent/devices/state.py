@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import anyio
 import msgspec
 import structlog
 from msgspec import structs
@@ -104,9 +105,8 @@ class StateFile:
         done = asyncio.get_running_loop().create_future()
         self._waiters.append((self._wanted, done))
         self._work.set()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_WRITE_PATIENCE):  # asyncio.wait would take a turn of the loop more
-                await done
+        with anyio.move_on_after(_WRITE_PATIENCE):  # asyncio.wait would take a turn of the loop more
+            await done
 
     def _has_thread(self) -> bool:
         """Is there a thread that writes? If the system has none to give now, it may have one for the next write."""

@@ -14,6 +14,8 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, TypeVar
 
+import anyio
+
 from agent.devices.workers import Workers
 
 T = TypeVar("T")
@@ -116,10 +118,11 @@ class Turns:
             HangsError: they were not enough.
         """
         try:
-            async with asyncio.timeout(seconds) as deadline, self.take(things, moves=moves) as turn:
-                yield turn
+            with anyio.fail_after(seconds) as deadline:
+                async with self.take(things, moves=moves) as turn:
+                    yield turn
         except TimeoutError:
-            if not deadline.expired():
+            if not deadline.cancel_called:
                 raise  # it is a backend's own
             raise HangsError(f"not done within {seconds:g} s") from None
 

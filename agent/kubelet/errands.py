@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+import anyio
 import structlog
 
 from agent.devices.turns import Turn, Turns
@@ -72,12 +73,12 @@ class Errands:
         errand = Errand(self, resource.spec.backend, kind)
         named, backend = f"{', '.join(ids)} of {resource.name}", resource.spec.backend
         try:
-            async with asyncio.timeout(kind.seconds) as deadline:
+            with anyio.fail_after(kind.seconds) as deadline:
                 yield errand
         except AllocationRefused:
             raise
         except Exception as error:
-            if not (deadline.expired() or isinstance(error, (NoWorkerError, LookError))):
+            if not (deadline.cancel_called or isinstance(error, (NoWorkerError, LookError))):
                 log.exception("backend-failed", backend=backend, call=kind.call, resource=resource.name)
                 raise AllocationRefused(broken(named, kind.failed, backend, error)) from error
             why = str(error) or f"{errand.awaited} within {kind.seconds:g} s"

@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+import anyio
 import structlog
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
@@ -198,9 +198,8 @@ class Plugin:
 
     async def _pause(self, seconds: float) -> None:
         """Let changes gather; cut short when the stream is to end."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._ending.wait()
+        with anyio.move_on_after(seconds):
+            await self._ending.wait()
 
     def _note_left(self, left: Set[str], slots: Mapping[str, Slot]) -> None:
         """Remember what the list that has just been sent lacks, and forget what is long past."""

@@ -283,7 +283,7 @@ class Registrar:
     async def _until(self, reached: Callable[[], bool], within: float | None = None) -> bool:
         """Wait for the calls to be so; False if they are not within so many seconds."""
         try:
-            async with asyncio.timeout(within):
+            with anyio.fail_after(within):
                 while not reached():
                     self._attention.clear()
                     await self._attention.wait()
@@ -294,7 +294,7 @@ class Registrar:
     async def _wait_to_retry(self, delay: float, most: float, generation: int) -> float:
         """Wait a little longer each time; not at all once a new kubelet has started. The next delay."""
         try:
-            async with asyncio.timeout(delay):
+            with anyio.fail_after(delay):
                 await self._kubelet.newer_than(generation)
         except TimeoutError:
             return min(delay * 2, most)

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import anyio
 from grpclib.protocol import H2Protocol
 from grpclib.server import Server
 from h2.exceptions import ProtocolError
@@ -218,7 +219,7 @@ class SocketServer(Server):
             return True
         self._disconnected.clear()
         try:
-            async with asyncio.timeout(patience):
+            with anyio.fail_after(patience):
                 await self._disconnected.wait()
         except TimeoutError:
             return not self._connections  # where this process stood still, both have come by now

@@ -10,11 +10,11 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+import anyio
 import structlog
 
 from agent.devices.claims import Ledger, SlotKey, names_of
@@ -99,10 +99,9 @@ class Witnesses:
         wait = _WHILE_ENDING if self._ledger.ending() else IDLE
         if (judgement := self._ledger.next_judgement(self._clock())) is not None:
             wait = min(wait, judgement + _AFTER_ALLOCATE)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(wait):
-                await self._allocated.wait()
-                await asyncio.sleep(_AFTER_ALLOCATE)
+        with anyio.move_on_after(wait):
+            await self._allocated.wait()
+            await asyncio.sleep(_AFTER_ALLOCATE)
 
     async def ask(self) -> None:
         """One round: List, then the checkpoint that lay there after it."""
@@ -149,7 +148,7 @@ class Witnesses:
         return set(self.holders)
 
     async def _read_checkpoint(self) -> Checkpoint | None:
-        async with asyncio.timeout(_READ_DEADLINE):
+        with anyio.fail_after(_READ_DEADLINE):
             return await self._workers.start(partial(read_checkpoint, self._plugin_dir))
 
     def _complain(self, witness: str, complaint: str) -> None:

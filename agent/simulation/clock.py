@@ -7,6 +7,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import anyio
+
 
 class Clock:
     """Runs the kubelet's long delays (dial timeout, grace period); `speed` of its seconds pass in a real one."""
@@ -38,9 +40,11 @@ class Clock:
         Raises:
             TimeoutError: that has happened.
         """
-        async with asyncio.timeout(None) as scope:
-            call_off = self.call_later(seconds, lambda: scope.reschedule(0.0))
+        with anyio.CancelScope() as scope:
+            call_off = self.call_later(seconds, scope.cancel)
             try:
                 yield
             finally:
                 call_off()
+        if scope.cancelled_caught:
+            raise TimeoutError

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+import anyio
+
 from agent.simulation.background import Background
 from agent.simulation.changes import Change, Feed, Kind, ResourceView
 from agent.simulation.clients import Clients
@@ -190,7 +192,7 @@ class Kubelet:
         reached = asyncio.Event()
         unsubscribe = self.subscribe(lambda _: reached.set() if predicate(self) else None)
         try:
-            async with asyncio.timeout(timeout):
+            with anyio.fail_after(timeout):
                 await reached.wait()
         except TimeoutError:
             raise TimeoutError(f"not reached within {timeout} s; the node shows {self._summary()}") from None

@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+import anyio
 import pytest
 from structlog.testing import capture_logs
 
@@ -350,15 +351,15 @@ async def test_how_long_it_waits(
 ) -> None:
     waits: list[float | None] = []
 
-    def timeout(delay: float | None) -> asyncio.Timeout:
+    def over(delay: float | None) -> anyio.CancelScope:
         waits.append(delay)
-        return asyncio.Timeout(0)
+        return anyio.CancelScope(deadline=0)
 
     for n, age in enumerate(ages):
         house.ledger.allocate([held(f"d{n}")], house.now - age)
     if ending:
         house.ledger.listed(set(), house.now, house.now, None)
-    monkeypatch.setattr(asyncio, "timeout", timeout)
+    monkeypatch.setattr(anyio, "move_on_after", over)
     await house.witnesses._wait()
     assert waits == [pytest.approx(seconds)]
 

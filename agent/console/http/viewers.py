@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Final
 
 import anyio
@@ -64,9 +64,8 @@ class Viewers:
             self._drawn.set()
             self._drawn = asyncio.Event()
         await anyio.sleep(_COALESCE)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_POLL):
-                await self._happened.wait()
+        with anyio.move_on_after(_POLL):
+            await self._happened.wait()
 
     async def messages(self, seen: str) -> AsyncGenerator[bytes, None]:
         """Server-sent events for one viewer: first what it lacks, then what changes; `seen` is the last ID it had."""
@@ -81,10 +80,9 @@ class Viewers:
                 for message in self._news(has):
                     yield message
                 has = version
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(PING):
-                        await drawn.wait()
-                        continue
+                with anyio.move_on_after(PING):
+                    await drawn.wait()
+                    continue
                 yield _message("ping", time.time())
         finally:
             self.number -= 1
