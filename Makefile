@@ -6,35 +6,54 @@ ifneq ($(origin PYTHON),file)
 SUFFIX := -$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 endif
 VENV ?= .venv$(SUFFIX)
+DEMO ?= .venv-demo$(SUFFIX)
+# What the virtual environment holds: dev has all, test what most tests need.
+LOCK ?= dev
+# What another Python might do in its own way: parsers, the event loop, annotations; and the way from a device to a pod.
+VERSION_TESTS := tests/kubelet tests/config tests/cli tests/console/test_messages.py tests/console/test_service.py \
+	tests/test_supervision.py tests/test_supervisor.py tests/test_at_once.py tests/test_reloading.py \
+	$(wildcard tests/devices/test_*.py) tests/e2e/test_kubelet_restarts.py tests/e2e/test_stop.py tests/e2e/test_hotplug.py
+JOBS ?= $(shell expr $$(nproc) + 1)
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
+INSTALL := python -m pip --quiet --quiet --disable-pip-version-check install --no-deps
 .DEFAULT_GOAL := help
-.PHONY: help demo test pauses test-pythons e2e lint types floors check-proto check bench proto wheel wheel-test container-test lock clean
+.PHONY: help demo test pauses test-versions e2e lint types floors check-proto check bench proto wheel wheel-test container-test lock clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# A stamp for each virtual environment, so that a changed lock or pyproject sets it up again.
-$(VENV)/.ready: requirements/dev.txt pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Fairlead needs Python 3.11 or newer and this is %s; name another: make PYTHON=python3.12" % sys.version.split()[0])'
-	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments; Debian and Ubuntu have that in the package python3-venv" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --require-hashes --no-deps --requirement requirements/dev.txt
-	$(PIP) install --no-deps --no-build-isolation --editable .
-	@touch $@
+# Makes a virtual environment with what some locks name: $(call environment,DIRECTORY,LOCKS)
+define environment
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Fairlead needs Python 3.11 or newer and this is %s; name another: make PYTHON=python3.12" % sys.version.split()[0])'
+@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments; Debian and Ubuntu have that in the package python3-venv" >&2; exit 1; }
+@echo "-- installing $(2:%=requirements/%.txt) into $(1), once"
+@$(PYTHON) -m venv $(1)
+@$(1)/bin/$(INSTALL) --require-hashes $(2:%=--requirement requirements/%.txt)
+@$(1)/bin/$(INSTALL) --no-build-isolation --editable .
+@touch $@
+endef
 
-demo: $(VENV)/.ready ## run the agent against a simulated kubelet and watch devices come and go
-	$(BIN)/fairlead demo $(ARGS)
+# A stamp for each, so that a changed lock or pyproject sets it up again. The demo's has a tenth of the development's.
+$(VENV)/.ready: requirements/$(LOCK).txt pyproject.toml
+	$(call environment,$(VENV),$(LOCK))
 
-test: $(VENV)/.ready ## run all tests; ARGS="-k word" for some
-	$(BIN)/python -m pytest $(ARGS)
+$(DEMO)/.ready: requirements/run.txt requirements/build.txt pyproject.toml
+	$(call environment,$(DEMO),run build)
+
+demo: $(DEMO)/.ready ## run the agent against a simulated kubelet and watch devices come and go
+	@$(DEMO)/bin/fairlead demo $(ARGS)
+
+test: $(VENV)/.ready ## run all tests side by side; ARGS=-mfast for most of them in a third of the time, ARGS="-k word" for some
+	$(BIN)/python -m pytest --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 pauses: $(VENV)/.ready ## run tests/e2e with pauses between any two statements, so that what passes by luck fails
 	$(BIN)/python -m pytest -p tests.pauses $(or $(ARGS),tests/e2e)
 
-test-pythons: ## run all tests on each supported Python that is here
+test-versions: ## run what can differ between Pythons on each of PYTHONS that is here
 	@for version in $(PYTHONS); do \
-		if python=$$(.ci/find-python $$version); then $(MAKE) test VENV=.venv-$$version PYTHON=$$python || exit; \
+		if python=$$(.ci/find-python $$version); then \
+			echo "-- Python $$version"; \
+			$(MAKE) --no-print-directory test VENV=.venv-test-$$version PYTHON=$$python LOCK=test ARGS="$(VERSION_TESTS) $(ARGS)" || exit; \
 		else echo "There is no Python $$version here."; fi; \
 	done
 
@@ -69,7 +88,7 @@ proto: $(VENV)/.ready ## generate agent/*/api from proto/
 
 wheel: $(VENV)/.ready ## build dist/fairlead-*.whl
 	@rm -rf build/lib build/bdist.* dist
-	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist .
+	$(BIN)/python -m pip --quiet --quiet --disable-pip-version-check wheel --no-deps --no-build-isolation --wheel-dir dist .
 
 wheel-test: wheel ## does the wheel hold everything, and does requirements/run.txt suffice?
 	tests/wheel/check.sh $(BIN)/python dist/*.whl
@@ -83,7 +102,7 @@ build/kustomize/.ready: tests/deploy/fetch.sh
 	@touch $@
 
 lock: $(VENV)/.ready ## pin requirements/*.in again, with hashes
-	for name in run build dev; do \
+	for name in run build test dev; do \
 		$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 			--custom-compile-command 'make lock' requirements/$$name.in --output-file requirements/$$name.txt || exit; \
 	done

@@ -1,9 +1,11 @@
-"""What every test has: the backend of async tests, root or a skip, and a gate that takes no skip for an answer."""
+"""Sets up every test: its event loop, root or a skip, the order of the files, and one summary line per reason of skips."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -14,6 +16,16 @@ from agent import logs  # noqa: F401  # first: it keeps structlog from importing
 import structlog  # isort: skip
 
 _NO_SKIPS: Final = "--no-skips"
+_HERE: Final = Path(__file__).parent
+_SLOW: Final = (
+    "e2e",
+    "guest",
+    "console/http/test_page_in_browser.py",
+    "kubelet/test_cancellation.py",
+    "test_at_once.py",
+)
+"""Files and folders that start processes or try whatever may happen at once; they start first, so that none is left
+alone at the end of a run. All others are `fast`: what a developer runs before each commit."""
 
 # A busy machine is no failure. With CI set, hypothesis takes its own profile, which is patient and repeatable.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -43,6 +55,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(_NO_SKIPS, action="store_true", help="fail if a test was skipped; for machines that can run all")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    slow = {item for item in items if _path(item).startswith(_SLOW)}
+    for item in items:
+        if item not in slow:
+            item.add_marker(pytest.mark.fast)
+    items.sort(key=lambda item: item not in slow)
+
+
+def _path(item: pytest.Item) -> str:
+    return item.path.relative_to(_HERE).as_posix() if item.path.is_relative_to(_HERE) else item.path.name
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("root") and os.geteuid() != 0:
         pytest.skip("needs root")
@@ -55,10 +80,17 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    reasons = Counter(_reason(report) for report in terminalreporter.stats.get("skipped", []))
+    for reason, number in sorted(reasons.items()):
+        terminalreporter.line(f"SKIPPED {number}: {reason}")
     if unwanted := _unwanted(config):
         terminalreporter.section(f"skipped, though {_NO_SKIPS} says that this machine can run everything")
         for report in unwanted:
-            terminalreporter.line(f"{report.nodeid}: {report.longrepr[2]}", red=True)
+            terminalreporter.line(f"{report.nodeid}: {_reason(report)}", red=True)
+
+
+def _reason(report: Any) -> str:
+    return str(report.longrepr[2]).removeprefix("Skipped: ")
 
 
 def _unwanted(config: pytest.Config) -> list[Any]:

@@ -16,7 +16,7 @@ SKIPS: dict[str, str] = {
 
 def run(directory: Path, test: str, *options: str) -> subprocess.CompletedProcess[str]:
     shutil.copy(Path(__file__).with_name("conftest.py"), directory)
-    (directory / "pytest.ini").write_text("[pytest]\nmarkers = root\n")
+    (directory / "pytest.ini").write_text("[pytest]\nmarkers =\n  root\n  fast\n")
     (directory / "test_it.py").write_text(test)
     (directory / "test_that.py").write_text("def test_that_passes(): pass")
     arguments = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options]
@@ -34,6 +34,19 @@ def test_a_skip_fails_the_session_where_none_is_allowed_and_says_why(tmp_path: P
 
 def test_a_skip_is_fine_elsewhere(tmp_path: Path) -> None:
     assert run(tmp_path, SKIPS["in a test"]).returncode == pytest.ExitCode.OK
+
+
+def test_skips_are_summed_up_by_their_reason(tmp_path: Path) -> None:
+    test = "import pytest\n@pytest.mark.parametrize('n', range(3))\ndef test_it(n): pytest.skip('no such card')"
+    assert "SKIPPED 3: no such card" in run(tmp_path, test).stdout.splitlines()
+
+
+def test_what_is_fast_can_be_run_alone(tmp_path: Path) -> None:
+    (tmp_path / "e2e").mkdir()
+    (tmp_path / "e2e/test_slow.py").write_text("def test_that_starts_processes(): pass")
+    assert "3 passed" in run(tmp_path, "def test_it(): pass").stdout
+    found = run(tmp_path, "def test_it(): pass", "-mfast")
+    assert "2 passed, 1 deselected" in found.stdout, found.stdout
 
 
 def test_an_expected_failure_is_no_skip(tmp_path: Path) -> None:
