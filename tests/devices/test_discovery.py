@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -34,15 +33,16 @@ from backends.base import (
     Watches,
 )
 from tests.devices.fakes import KIND, Fake, device
+from tests.wait import PATIENCE, block_until, limit, settled, until
 
 DEADLINE = 0.03
-PATIENCE = 20.0  # seconds for what happens soon, on a busy machine too
+NEVER = 1e6  # seconds
 HINT = PathChange(HostPath("/dev/x"))
 
 
 @dataclass
 class Eyes:
-    """A discoverer, what it published, and a way to wait for more of it."""
+    """A discoverer without timers, what it published, and a way to wait for more of it."""
 
     backend: Fake = field(default_factory=Fake)
     news: list[News] = field(default_factory=list)
@@ -50,25 +50,21 @@ class Eyes:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._published = asyncio.Event()
-        self.it = Discoverer(self.kind, self.backend, self.publish, **{"unit_deadline": 5.0, **self.options})
+        patient = {"resync": NEVER, "probe": NEVER, "unit_deadline": NEVER}
+        self.it = Discoverer(self.kind, self.backend, self.publish, **patient | self.options)
 
     def publish(self, news: News) -> None:
         self.news.append(news)
-        self._published.set()
 
-    async def until(self, reached: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE):
-            while not reached():
-                self._published.clear()
-                if not reached():
-                    await self._published.wait()
+    async def until(self, reached: Callable[[], object]) -> None:
+        await until(reached, "the discoverer gets there", self._seen)
 
-    async def until_noted(self, reached: Callable[[], bool]) -> None:
-        """Wait for what is told by no news."""
-        async with asyncio.timeout(PATIENCE):
-            while not reached():
-                await asyncio.sleep(0.002)
+    async def look_at(self, *units: str) -> None:
+        async with limit(f"a look at {units}", self._seen):
+            await self.it.look_at(units)
+
+    def _seen(self) -> object:
+        return self.known(), self.sentences(), self.news[-3:]
 
     def known(self) -> dict[str, list[str]]:
         return {unit: [found.key for found in devices] for unit, devices in self.it.known.items()}
@@ -82,7 +78,7 @@ async def looking(eyes: Eyes) -> AsyncIterator[Eyes]:
     """Run it, past its first scan."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(eyes.it.run)
-        async with asyncio.timeout(PATIENCE):
+        async with limit("the first scan"):
             await eyes.it.first_scan.wait()
         yield eyes
         tasks.cancel_scope.cancel()
@@ -107,7 +103,7 @@ class Hanging:
         self.entered.append(name)
         if not event.is_set():
             self._hung.append(name)
-            event.wait(20)
+            event.wait(PATIENCE)
 
     def unit(self, *devices: Device, name: str = "hung") -> Callable[[], Discovery]:
         self._let_go.setdefault(name, threading.Event())
@@ -176,11 +172,14 @@ async def test_the_second_change_of_the_number_of_devices_is_seen_as_the_first_w
 
 async def test_a_hint_that_means_nothing_starts_no_scan() -> None:
     backend = Fake()
+    backend.hardware = {"u": (), "v": ()}
     backend.affected = lambda hint: iter(())
     async with looking(Eyes(backend)) as eyes:
+        backend.looked.clear()
         eyes.it.hint(HINT)
-        await asyncio.sleep(0.01)
-        assert len(eyes.news) == 1
+        await eyes.look_at("v")
+        assert backend.looked == ["v"]
+        assert len(eyes.news) == 2
 
 
 async def test_absence_inside_a_full_scan_means_gone() -> None:
@@ -211,7 +210,7 @@ async def test_hints_during_a_scan_are_not_lost(hanging: Hanging) -> None:
     eyes = Eyes(backend)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(eyes.it.run)
-        await eyes.until_noted(lambda: hanging.entered == ["hung"])
+        await eyes.until(lambda: hanging.entered == ["hung"])
         eyes.it.hint(HINT)
         hanging.let_go()
         await eyes.until(lambda: len(eyes.news) == 2)
@@ -263,10 +262,16 @@ def polled(backend: Fake, poll: float = 0.005) -> Eyes:
     return Eyes(backend)
 
 
+def run_out(eyes: Eyes) -> None:
+    """The timer of probes has run out."""
+    eyes.it.schedule._probed = -1e9
+    eyes.it.schedule._asked.set()
+
+
 async def probes(eyes: Eyes, number: int) -> None:
     """Wait for so many more of them."""
     goal = len(eyes.backend.probed) + number
-    await eyes.until_noted(lambda: len(eyes.backend.probed) >= goal)
+    await eyes.until(lambda: len(eyes.backend.probed) >= goal)
 
 
 @pytest.mark.parametrize(("poll", "probe"), [(0.005, 60.0), (60.0, 0.005), (None, 0.005)])
@@ -327,8 +332,8 @@ async def test_of_a_measure_every_probe_tells() -> None:
     backend.hardware = {"u": (device("u"),), "v": (device("v"),)}
     backend.seen = lambda found: [RISING] if found.key == "u" else []
     async with looking(polled(backend)) as eyes:
-        await eyes.until(lambda: len(eyes.news) == 4)
-        assert eyes.news[1:] == [News(KIND, {}, {"u": (RISING,)})] * 3
+        await eyes.until(lambda: len(eyes.news) >= 4)
+        assert eyes.news[1:4] == [News(KIND, {}, {"u": (RISING,)})] * 3
 
 
 async def test_between_probes_a_glance_tells_whether_one_is_due() -> None:
@@ -347,7 +352,7 @@ async def test_between_probes_a_glance_tells_whether_one_is_due() -> None:
             backend.shows = shows
             await eyes.until(lambda n=n: len(eyes.news) == n)  # type: ignore[misc]
             goal = backend.glances + 3
-            await eyes.until_noted(lambda goal=goal: backend.glances >= goal)  # type: ignore[misc]
+            await eyes.until(lambda goal=goal: backend.glances >= goal)  # type: ignore[misc]
             assert len(eyes.news) == n
         assert eyes.news[1:] == [News(KIND, {}, {"u": (RISING,)})] * 2
 
@@ -363,15 +368,15 @@ async def test_a_unit_whose_probe_hangs_is_quarantined_and_the_others_are_probed
             return []
 
         backend.seen = seen
-        await eyes.until_noted(lambda: bool(eyes.sentences()))
+        await eyes.until(lambda: bool(eyes.sentences()))
         backend.probed.clear()
         await probes(eyes, 6)
         assert eyes.sentences() == ["reading hung has hung for 0.03 s; it is left alone until the read returns"]
         assert set(backend.probed) == {"a", "z"}
         assert hanging.entered == ["hung"]
         hanging.let_go()
-        await eyes.until_noted(lambda: not eyes.it.problems)
-        await eyes.until_noted(lambda: len(hanging.entered) > 1)
+        await eyes.until(lambda: not eyes.it.problems)
+        await eyes.until(lambda: len(hanging.entered) > 1)
 
 
 @pytest.mark.usefixtures("quick_retries")
@@ -390,7 +395,7 @@ async def test_a_probe_that_fails_is_said_once_and_heals() -> None:
             await probes(eyes, 10)
             assert eyes.sentences() == ["u cannot be read: no such luck"]
             backend.seen = lambda found: []
-            await eyes.until_noted(lambda: not eyes.it.problems)
+            await eyes.until(lambda: not eyes.it.problems)
     assert [line["event"] for line in logs] == ["discovery-problem", "discovery-problem-solved"]
 
 
@@ -404,17 +409,16 @@ async def test_a_hint_does_not_wait_until_all_are_probed_and_the_rest_is_probed_
 
         def seen(found: Device) -> list[Signal]:
             entered.set()
-            let_go.wait(10)
+            let_go.wait(PATIENCE)
             done.append(found.key)
             return []
 
         backend.seen = seen
-        eyes.it.schedule._probed = -1e9  # the timer has run out
-        eyes.it.schedule._asked.set()
-        await eyes.until_noted(entered.is_set)
+        run_out(eyes)
+        await eyes.until(entered.is_set)
         eyes.it.hint(HINT)
         let_go.set()
-        await eyes.until_noted(lambda: len(done) == 4)
+        await eyes.until(lambda: len(done) == 4)
         assert done == ["a", "c", "b", "c"]
         assert backend.looked == ["a", "b", "c", "c"]
 
@@ -430,12 +434,12 @@ async def test_probes_go_on_although_hints_never_end() -> None:
             hinted = threading.Event()
             loop.call_soon_threadsafe(eyes.it.hint, HINT)
             loop.call_soon_threadsafe(hinted.set)
-            hinted.wait(10)  # it is there before the walk is over
+            hinted.wait(PATIENCE)  # it is there before the walk is over
             return []
 
         loop = asyncio.get_running_loop()
         backend.seen = again
-        await eyes.until_noted(lambda: {"a", "b"} <= set(backend.probed))
+        await eyes.until(lambda: {"a", "b"} <= set(backend.probed))
         backend.seen = lambda _device: ()
 
 
@@ -443,14 +447,18 @@ async def test_without_a_thread_probes_are_not_tried_for_ever(hanging: Hanging) 
     backend = Fake()
     names = [f"hung{n}" for n in range(4)]
     backend.hardware = {"a": (device("a"),)}
-    async with looking(seeing(hanging, Eyes(backend, options={"probe": 0.05}))) as eyes:
+    async with looking(seeing(hanging, Eyes(backend))) as eyes:
         backend.hardware |= {name: hanging.unit(device(name), name=name) for name in names}
         eyes.it.rescan()
-        await eyes.until_noted(lambda: any(s.startswith("all 4 threads") for s in eyes.sentences()))
+        await eyes.until(lambda: len(eyes.sentences()) == 4)
         backend.probed.clear()
-        await asyncio.sleep(0.1)
+        run_out(eyes)
+        await eyes.until(lambda: any(s.startswith("all 4 threads") for s in eyes.sentences()))
+        await settled()
         assert backend.probed == []
         hanging.let_go()
+        await eyes.until(lambda: len(eyes.known()) == 5)
+        run_out(eyes)
         await probes(eyes, 5)
 
 
@@ -473,34 +481,30 @@ async def test_a_look_that_was_asked_for_has_ended_and_been_published() -> None:
     async with looking(Eyes(backend)) as eyes:
         backend.looked.clear()
         backend.hardware |= {"u": (device("u"),), "w": (device("w"),)}
-        await eyes.it.look_at(["u", "v"])
+        await eyes.look_at("u", "v")
         assert eyes.known() == {"u": ["u"], "v": [], "w": []}
         assert eyes.news[-1].units.keys() == {"u"}
         assert backend.looked == ["u", "v"]
-        await eyes.it.look_at(())
-        await eyes.it.look_at(["a unit that there never was"])
+        await eyes.look_at()
+        await eyes.look_at("a unit that there never was")
 
 
-async def test_a_look_that_had_begun_before_is_not_the_one_that_was_asked_for() -> None:
-    backend, entered, let_go = Fake(), threading.Event(), threading.Event()
+async def test_a_look_that_had_begun_before_is_not_the_one_that_was_asked_for(hanging: Hanging) -> None:
+    backend = Fake()
     backend.hardware = {"u": ()}
     async with looking(Eyes(backend)) as eyes:
-
-        def old() -> Discovery:
-            backend.hardware["u"] = (device("new", unit="u"),)
-            entered.set()
-            let_go.wait(10)
-            return Discovery((device("old", unit="u"),))
-
-        backend.hardware["u"] = old
+        backend.hardware["u"] = hanging.unit(device("old", unit="u"), name="old")
         eyes.it.rescan()
-        await eyes.until_noted(entered.is_set)
-        asked = asyncio.ensure_future(eyes.it.look_at(["u"]))
+        await eyes.until(lambda: hanging.entered)
+        backend.hardware["u"] = hanging.unit(device("new", unit="u"), name="new")
+        asked = asyncio.ensure_future(eyes.look_at("u"))
         await asyncio.sleep(0)
-        let_go.set()
-        await eyes.until(lambda: eyes.known() == {"u": ["old"]})
+        hanging.let_go("old")
+        await eyes.until(lambda: hanging.entered == ["old", "new"])
+        assert eyes.known() == {"u": ["old"]}
         assert not asked.done()
-        await asyncio.wait_for(asked, PATIENCE)
+        hanging.let_go()
+        await asked
         assert eyes.known() == {"u": ["new"]}
 
 
@@ -510,7 +514,7 @@ async def test_a_look_at_everything_is_a_look_at_what_was_asked_for() -> None:
     async with looking(Eyes(backend)) as eyes:
         backend.hardware["u"] = (device("u"),)
         eyes.it.schedule._todo.everything = True
-        await asyncio.wait_for(eyes.it.look_at(["u", "gone"]), PATIENCE)
+        await eyes.look_at("u", "gone")
         assert eyes.known() == {"u": ["u"]}
 
 
@@ -521,7 +525,7 @@ async def test_while_nothing_can_be_listed_what_was_asked_for_is_looked_at() -> 
         backend.hardware["u"] = (device("u"),)
         backend.listed = failing()
         eyes.it.schedule._todo.everything = True  # together with what is asked for
-        await asyncio.wait_for(eyes.it.look_at(["u"]), PATIENCE)
+        await eyes.look_at("u")
         assert eyes.known() == {"u": ["u"]}
 
 
@@ -531,15 +535,15 @@ async def test_who_waits_for_a_unit_that_hangs_is_told_at_once(hanging: Hanging)
     sentence = "reading u has hung for 0.03 s; it is left alone until the read returns"
     async with looking(seeing(hanging, Eyes(backend))) as eyes:
         backend.hardware["u"] = hanging.unit(name="u")
-        waiting = [asyncio.ensure_future(eyes.it.look_at(units)) for units in (["u", "v"], ["v"])]
+        waiting = [asyncio.ensure_future(eyes.look_at(*units)) for units in ("uv", "v")]
         with pytest.raises(LookError, match=sentence):
-            await asyncio.wait_for(waiting[0], PATIENCE)
-        await asyncio.wait_for(waiting[1], PATIENCE)
+            await waiting[0]
+        await waiting[1]
         with pytest.raises(LookError, match=sentence):
-            await eyes.it.look_at(["v", "u"])
+            await eyes.look_at("v", "u")
         hanging.let_go()
-        await eyes.until_noted(lambda: not eyes.it.problems)
-        await asyncio.wait_for(eyes.it.look_at(["u"]), PATIENCE)
+        await eyes.until(lambda: not eyes.it.problems)
+        await eyes.look_at("u")
 
 
 async def test_who_waits_for_a_unit_that_cannot_be_read_is_told_why() -> None:
@@ -548,8 +552,8 @@ async def test_who_waits_for_a_unit_that_cannot_be_read_is_told_why() -> None:
     async with looking(Eyes(backend)) as eyes:
         backend.hardware["u"] = failing()
         with pytest.raises(LookError, match="u cannot be read: no such luck"):
-            await asyncio.wait_for(eyes.it.look_at(["u", "v"]), PATIENCE)
-        await asyncio.wait_for(eyes.it.look_at(["v"]), PATIENCE)
+            await eyes.look_at("u", "v")
+        await eyes.look_at("v")
 
 
 async def test_who_waits_while_there_is_no_thread_is_told_so(hanging: Hanging) -> None:
@@ -558,7 +562,7 @@ async def test_who_waits_while_there_is_no_thread_is_told_so(hanging: Hanging) -
     backend.hardware = {name: hanging.unit(name=name) for name in names} | {"z": ()}
     async with looking(seeing(hanging, Eyes(backend))) as eyes:
         with pytest.raises(LookError, match="all 4 threads of fake hang"):
-            await asyncio.wait_for(eyes.it.look_at(["z"]), PATIENCE)
+            await eyes.look_at("z")
 
 
 async def test_who_waits_may_stop_waiting(hanging: Hanging) -> None:
@@ -566,12 +570,15 @@ async def test_who_waits_may_stop_waiting(hanging: Hanging) -> None:
     backend.hardware = {"u": ()}
     async with looking(Eyes(backend)) as eyes:
         backend.hardware["u"] = hanging.unit(device("u"), name="u")
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(eyes.it.look_at(["u"]), 0.01)
+        waiting = asyncio.ensure_future(eyes.look_at("u"))
+        await eyes.until(lambda: hanging.entered)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
         hanging.let_go()
         await eyes.until(lambda: eyes.known() == {"u": ["u"]})
         assert eyes.it._waiting._waiters == []
-        await asyncio.wait_for(eyes.it.look_at(["u"]), PATIENCE)
+        await eyes.look_at("u")
 
 
 async def test_who_waits_goes_on_waiting_over_a_failure_of_ours() -> None:
@@ -582,7 +589,7 @@ async def test_who_waits_goes_on_waiting_over_a_failure_of_ours() -> None:
         def fail(news: News) -> None:
             raise LookupError
 
-        asked = asyncio.ensure_future(eyes.it.look_at(["u"]))
+        asked = asyncio.ensure_future(eyes.look_at("u"))
         await asyncio.sleep(0)
         eyes.it._publish = fail
         with pytest.raises(LookupError):
@@ -590,7 +597,7 @@ async def test_who_waits_goes_on_waiting_over_a_failure_of_ours() -> None:
         assert not asked.done()
         eyes.it._publish = eyes.publish
         tasks.start_soon(eyes.it.run)
-        await asyncio.wait_for(asked, PATIENCE)
+        await asked
         tasks.cancel_scope.cancel()
 
 
@@ -644,7 +651,7 @@ async def test_a_unit_that_hangs_is_quarantined_the_others_go_on_and_it_comes_ba
         assert eyes.sentences() == ["reading hung has hung for 0.03 s; it is left alone until the read returns"]
         hanging.let_go()
         await eyes.until(lambda: "hung" in eyes.known())
-        await eyes.until_noted(lambda: not eyes.it.problems)
+        await eyes.until(lambda: not eyes.it.problems)
 
 
 async def test_a_read_that_hangs_before_the_loop_goes_on_is_given_up(
@@ -655,8 +662,7 @@ async def test_a_read_that_hangs_before_the_loop_goes_on_is_given_up(
 
     def slowly(workers: Workers, call: Callable[[], None]) -> asyncio.Future[None]:
         future = start(workers, call)
-        while not hanging.entered:
-            time.sleep(0.001)
+        block_until(lambda: hanging.entered)
         return future
 
     monkeypatch.setattr(Workers, "start", slowly)
@@ -729,17 +735,16 @@ async def test_what_is_given_up_is_what_hung_although_the_next_read_begins_in_th
         if now and threading.current_thread() is loop_thread and not gone_on.is_set():
             gone_on.set()
             hanging.let_go("hung")
-            while "next" not in hanging.entered:
-                time.sleep(0.001)
+            block_until(lambda: "next" in hanging.entered)
         return now
 
     eyes.it._clock = clock
     with capture_logs() as logs:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(eyes.it.run)
-            await eyes.until_noted(lambda: bool(logs))
+            await eyes.until(lambda: bool(logs))
             hanging.let_go()
-            async with asyncio.timeout(PATIENCE):
+            async with limit("the first scan"):
                 await eyes.it.first_scan.wait()
             tasks.cancel_scope.cancel()
     assert logs[0]["subject"] == "hung"
@@ -757,7 +762,7 @@ async def test_while_the_listing_hangs_what_is_known_is_still_looked_at(hanging:
 
         backend.listed = listed
         eyes.it.rescan()
-        await eyes.until_noted(lambda: bool(eyes.sentences()))
+        await eyes.until(lambda: bool(eyes.sentences()))
         assert eyes.sentences() == ["listing its units has hung for 0.03 s; it is left alone until the read returns"]
         for look in (eyes.it.rescan, lambda: eyes.it.hint(HINT)):
             wanted = [] if eyes.known()["u"] else ["u"]
@@ -781,17 +786,17 @@ async def test_when_every_thread_hangs_it_is_said_and_heals(hanging: Hanging) ->
         await eyes.until(lambda: eyes.known() == {"hung0": ["hung0"], "z": ["z"]})
         hanging.let_go()
         await eyes.until(lambda: len(eyes.known()) == 5)
-        await eyes.until_noted(lambda: not eyes.it.problems)
+        await eyes.until(lambda: not eyes.it.problems)
 
 
 async def test_another_backend_sees_at_once_while_one_hangs(hanging: Hanging) -> None:
     broken, well = Fake(), Fake()
     broken.hardware = {"hung": hanging.unit()}
     well.hardware = {"u": ()}
-    one, other = Eyes(broken, options={"unit_deadline": 60.0}), Eyes(well, kind="other")
+    one, other = Eyes(broken), Eyes(well, kind="other")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(one.it.run)
-        await one.until_noted(lambda: bool(hanging.entered))
+        await one.until(lambda: bool(hanging.entered))
         async with looking(other):
             other.it.rescan()
             await other.until(lambda: len(other.news) == 2)
@@ -806,20 +811,20 @@ async def test_cancellation_ends_at_once_although_a_read_hangs_and_nobody_misses
 
     def read() -> list[str]:
         entered.set()
-        let_go.wait(10)
+        let_go.wait(PATIENCE)
         left.set()
         raise OSError("too late")
 
     eyes = Eyes()
     eyes.backend.listed = read
     task = asyncio.create_task(eyes.it.run())
-    await eyes.until_noted(entered.is_set)
+    await eyes.until(entered.is_set)
     task.cancel()
     await asyncio.wait([task])
     assert not left.is_set()
     let_go.set()
-    await eyes.until_noted(left.is_set)
-    await asyncio.sleep(0.01)
+    await eyes.until(left.is_set)
+    await settled()
     del task
     assert complaints == []
 
@@ -848,11 +853,11 @@ async def test_a_unit_that_cannot_be_read_keeps_what_was_known_and_is_tried_agai
         backend.hardware |= {"u": answer, "v": (device("v"),)}
         eyes.it.rescan()
         await eyes.until(lambda: eyes.known() == {"u": ["u"], "v": ["v"]})
-        await eyes.until_noted(lambda: len(eyes.sentences()) == 1)
+        await eyes.until(lambda: len(eyes.sentences()) == 1)
         assert eyes.sentences()[0].startswith("u cannot be read: ")
         backend.hardware["u"] = ()
         await eyes.until(lambda: eyes.known() == {"u": [], "v": ["v"]})
-        await eyes.until_noted(lambda: not eyes.it.problems)
+        await eyes.until(lambda: not eyes.it.problems)
 
 
 @pytest.mark.usefixtures("quick_retries")
@@ -864,13 +869,13 @@ async def test_a_backend_that_cannot_list_keeps_what_was_known_and_is_tried_agai
     async with looking(Eyes(backend)) as eyes:
         backend.listed = answer
         eyes.it.rescan()
-        await eyes.until_noted(lambda: len(eyes.sentences()) == 1)
+        await eyes.until(lambda: len(eyes.sentences()) == 1)
         assert eyes.sentences()[0].startswith("backend fake cannot list its units: ")
         assert eyes.known() == {"u": ["u"]}
         backend.hardware = {"v": ()}
         backend.listed = whole
         await eyes.until(lambda: eyes.known() == {"v": []})
-        await eyes.until_noted(lambda: not eyes.it.problems)
+        await eyes.until(lambda: not eyes.it.problems)
 
 
 async def test_a_first_scan_that_fails_is_a_first_scan() -> None:
@@ -905,7 +910,7 @@ async def test_the_problems_of_a_unit_that_is_gone_are_gone() -> None:
         assert len(eyes.sentences()) == 1
         backend.hardware = {}
         eyes.it.rescan()
-        await eyes.until_noted(lambda: not eyes.it.problems and not eyes.it.schedule._retries)
+        await eyes.until(lambda: not eyes.it.problems and not eyes.it.schedule._retries)
 
 
 def lazily() -> Iterator[str]:
@@ -940,7 +945,7 @@ async def test_what_to_listen_to_is_asked_again_when_something_new_is_known() ->
         assert wanted == []
         eyes.backend.hardware = {"u": ()}
         eyes.it.rescan()
-        await eyes.until_noted(lambda: bool(wanted))
+        await eyes.until(lambda: bool(wanted))
         eyes.it.rescan()
         await eyes.until(lambda: len(eyes.news) == 3)
         assert wanted == [(KIND, Watches(subsystems=frozenset({"drm"})))]
