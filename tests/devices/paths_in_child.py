@@ -10,6 +10,7 @@ import anyio
 from agent.devices.sources.paths import Change, DirectoryWatch
 from tests.e2e.hermetic import private_tmpfs
 from tests.e2e.hermetic import unmount as take_off
+from tests.wait import limit
 
 
 def unmount(directory: str) -> list[tuple[str, str]]:
@@ -31,7 +32,8 @@ def unmount(directory: str) -> list[tuple[str, str]]:
         async with anyio.create_task_group() as tasks:
             await tasks.start(watch.run)
             take_off(directory)
-            await asyncio.wait_for(ended.wait(), 10)
+            async with limit("the directory below is told", lambda: changes):
+                await ended.wait()
             tasks.cancel_scope.cancel()
 
     anyio.run(run)

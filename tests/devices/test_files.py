@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 from agent.devices.sources.files import FileWatch
+from tests.wait import limit, settled
 
 
 class Told:
@@ -29,14 +30,13 @@ class Told:
         self._sentinel_seen.clear()
         self._path.touch()
         self._path.unlink()
-        await asyncio.wait_for(self._sentinel_seen.wait(), 20)
-        try:
-            await asyncio.wait_for(self._news.wait(), 0.05)
-        except TimeoutError:
-            return False
-        self._news.clear()
-        self.watch.follow()
-        return True
+        async with limit("the sentinel is seen"):
+            await self._sentinel_seen.wait()
+        await settled()  # each watch has a queue of its own
+        if told := self._news.is_set():
+            self._news.clear()
+            self.watch.follow()
+        return told
 
 
 @asynccontextmanager

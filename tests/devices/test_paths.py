@@ -19,6 +19,7 @@ from agent.devices.sources.base import Resync, Said
 from agent.devices.sources.paths import Change, DirectoryWatch, PathSource
 from backends.base import Host, HostPath, PathChange
 from tests.e2e import hermetic
+from tests.wait import limit, until
 
 CREATED, REMOVED, CHANGED = Change.CREATED, Change.REMOVED, Change.CHANGED
 
@@ -53,7 +54,8 @@ class Seen:
         self._sentinel_seen.clear()
         self._sentinels += 1
         (self._scratch / str(self._sentinels)).mkdir()
-        await asyncio.wait_for(self._sentinel_seen.wait(), 20)
+        async with limit("the sentinel is seen", lambda: self.changes):
+            await self._sentinel_seen.wait()
         changes, self.changes = self.changes, []
         return changes
 
@@ -281,8 +283,7 @@ async def test_an_overflow_is_told_and_directories_that_came_meanwhile_are_found
             (one, other)[number % 2].chmod(0o600)  # in turns: the kernel joins equal events
         late.mkdir()
         (late / "entry").mkdir()
-        while not seen.overflows:
-            await asyncio.sleep(0)
+        await until(lambda: seen.overflows)
         told = await seen.so_far()
         assert told[-2:] == [(late, CREATED), (late / "entry", CREATED)]
         assert seen.overflows == 1
@@ -392,10 +393,11 @@ async def test_the_source_speaks_of_the_hosts_paths(tmp_path: Path) -> None:
     async with anyio.create_task_group() as tasks:
         await tasks.start(source.run)
         assert hints.get_nowait() == PathChange(HostPath("/dev/vfio"))
-        (tmp_path / "devices" / "vfio" / "12").mkdir()
-        assert await asyncio.wait_for(hints.get(), 20) == PathChange(HostPath("/dev/vfio/12"))
-        (tmp_path / "root" / "opt" / "x").mkdir(parents=True)
-        assert await asyncio.wait_for(hints.get(), 20) == PathChange(HostPath("/opt/x"))
-        source._on_overflow()
-        assert isinstance(await asyncio.wait_for(hints.get(), 20), Resync)
+        async with limit("its three hints"):
+            (tmp_path / "devices" / "vfio" / "12").mkdir()
+            assert await hints.get() == PathChange(HostPath("/dev/vfio/12"))
+            (tmp_path / "root" / "opt" / "x").mkdir(parents=True)
+            assert await hints.get() == PathChange(HostPath("/opt/x"))
+            source._on_overflow()
+            assert isinstance(await hints.get(), Resync)
         tasks.cancel_scope.cancel()

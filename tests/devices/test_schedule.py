@@ -7,6 +7,7 @@ import pytest
 from agent.devices import schedule
 from agent.devices.schedule import EVERY_UNIT, Schedule, Todo
 from backends.base import ALL
+from tests.wait import limit, pass_time, settled
 
 
 class Clock:
@@ -47,7 +48,8 @@ async def test_who_waits_for_a_timer_hears_that_it_is_another(it: Schedule, cloc
     await asyncio.sleep(0)
     clock.now += 10
     it.set_timers(300.0, 5.0)
-    assert await asyncio.wait_for(waiting, 5) == Todo(probes={"u"})
+    async with limit("the other timer"):
+        assert await waiting == Todo(probes={"u"})
 
 
 async def test_nothing_is_due_before_its_time_and_everything_at_the_start(it: Schedule, clock: Clock) -> None:
@@ -119,16 +121,22 @@ async def test_who_waits_is_woken_by_what_is_asked(it: Schedule) -> None:
     waiting = asyncio.ensure_future(it.next(["u"]))
     await asyncio.sleep(0)
     it.ask(())  # of nothing
-    await asyncio.sleep(0.001)
+    await settled()
     assert not waiting.done()
     it.ask(["u"])
-    assert await asyncio.wait_for(waiting, 5) == Todo(units={"u"})
+    async with limit("what was asked"):
+        assert await waiting == Todo(units={"u"})
 
 
-async def test_a_timer_wakes_who_waits(clock: Clock) -> None:
-    it = Schedule(300.0, 0.005, clock)
-    asyncio.get_running_loop().call_later(0.002, lambda: setattr(clock, "now", clock.now + 0.005))
-    assert await asyncio.wait_for(it.next(["u"]), 5) == Todo(probes={"u"})
+async def test_a_timer_wakes_who_waits(it: Schedule, clock: Clock) -> None:
+    waiting = asyncio.ensure_future(it.next(["u"]))
+    for seconds in (10.0, 20.0):
+        await settled()
+        assert not waiting.done()
+        clock.now += seconds
+        pass_time(seconds)
+    async with limit("the timer"):
+        assert await waiting == Todo(probes={"u"})
 
 
 async def test_a_unit_is_tried_again_later_and_later(

@@ -9,6 +9,7 @@ from hypothesis import given, strategies
 
 from agent.devices.turns import LASTS, LINGERS, Turns
 from agent.devices.workers import NoWorkerError, Workers
+from tests.wait import PATIENCE, limit, settled, until
 
 
 async def take(turns: Turns, noted: list[str], name: str, things: str, body: Callable[[], asyncio.Event]) -> None:
@@ -16,11 +17,6 @@ async def take(turns: Turns, noted: list[str], name: str, things: str, body: Cal
         noted.append(f"{name} acts")
         await body().wait()
     noted.append(f"{name} is done")
-
-
-async def settled() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 async def test_who_wants_the_same_hardware_waits_and_others_do_not() -> None:
@@ -61,19 +57,26 @@ async def test_a_body_that_raises_and_a_waiter_that_gives_up_leave_nothing_taken
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_turn_lasts_until_its_thread_is_back_though_nobody_waits(fails: bool) -> None:
-    turns, workers, let_go = Turns(), Workers("toy", limit=1), threading.Event()
+    turns, workers = Turns(), Workers("toy", limit=1)
+    entered, let_go = threading.Event(), threading.Event()
 
     def hang() -> None:
-        let_go.wait(5)
+        entered.set()
+        let_go.wait(PATIENCE)
         if fails:
             raise RuntimeError("nobody misses this")
 
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.01), turns.take({"a"}) as turn:
+    async def act() -> None:
+        async with turns.take({"a"}) as turn:
             await turn.run(workers, hang)
+
+    acting = asyncio.ensure_future(act())
+    await until(entered.is_set)
+    acting.cancel()
+    await asyncio.wait([acting])
     assert turns.is_taken({"a"})
     let_go.set()
-    async with asyncio.timeout(5), turns.take({"a"}) as turn:
+    async with limit("the turn ends"), turns.take({"a"}) as turn:
         assert await turn.run(workers, lambda: "again") == "again"
     workers.close()
 
@@ -104,7 +107,7 @@ def test_whoever_comes_gets_a_turn_and_never_beside_another(wanted: list[tuple[s
 
     async def all_of_them() -> None:
         turns = Turns()
-        async with asyncio.timeout(5):
+        async with limit("everybody had a turn"):
             await asyncio.gather(*(act(turns, things, count) for things, count in wanted))
 
     asyncio.run(all_of_them())

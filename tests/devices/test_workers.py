@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from agent.devices.workers import NoWorkerError, Workers
+from tests.wait import PATIENCE, until
 
 
 class Hang:
@@ -17,7 +18,7 @@ class Hang:
 
     def __call__(self) -> object:
         self.entered.set()
-        assert self._let_go.wait(10)
+        assert self._let_go.wait(PATIENCE)
         return self._result()
 
     def let_go(self) -> None:
@@ -75,13 +76,8 @@ async def test_the_result_of_a_call_that_was_given_up_is_dropped_and_its_thread_
     job = workers.start(hang)
     job.cancel()
     hang.let_go()
-    async with asyncio.timeout(5):
-        while True:
-            try:
-                assert await workers.start(lambda: "again") == "again"
-                break
-            except NoWorkerError:
-                await asyncio.sleep(0)
+    await until(lambda: workers._idle)
+    assert await workers.start(lambda: "again") == "again"
 
 
 async def test_closed_workers_end_their_idle_threads_and_can_start_again() -> None:
@@ -89,7 +85,7 @@ async def test_closed_workers_end_their_idle_threads_and_can_start_again() -> No
     for _ in range(3):
         thread = await workers.start(threading.current_thread)
         workers.close()
-        thread.join(5)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
 
 
@@ -100,7 +96,7 @@ async def test_a_thread_that_comes_back_after_the_end_ends_too() -> None:
     workers.close()
     hang.let_go()
     assert await job == "done"
-    thread.join(5)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
     assert await workers.start(lambda: "again") == "again"
 
@@ -125,8 +121,8 @@ def test_a_loop_that_closes_under_a_call_costs_nothing() -> None:
         await asyncio.sleep(0)
 
     asyncio.run(begin())
-    assert hang.entered.wait(5)
+    assert hang.entered.wait(PATIENCE)
     thread = next(t for t in threading.enumerate() if t.name == "closing-1" and t.is_alive())
     hang.let_go()
-    thread.join(5)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
