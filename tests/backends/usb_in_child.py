@@ -20,6 +20,7 @@ from backends.chardev.selectors import UsbOption
 from tests.backends.linux.sticks import directory, stick, tty
 from tests.backends.trees import plant, planted_host
 from tests.e2e.hermetic import Injector
+from tests.wait import limit, settled
 
 PORT = "1-2"
 UNIT = f"usb:{PORT}"
@@ -92,7 +93,7 @@ class Node:
 
     async def until(self, paths: list[str]) -> None:
         """Wait until the stick is known with these nodes."""
-        async with asyncio.timeout(10):
+        async with limit(f"it is known with {paths}", self.paths):
             while self.paths() != paths:
                 self.news.clear()
                 await self.news.wait()
@@ -128,19 +129,19 @@ def replug(root: str) -> Any:
     return _run(root, body)
 
 
-def flap(root: str, times: int, seconds: float) -> Any:
-    """Plug in and unplug so many times, each taking so long (0: at once, nothing is read meanwhile); then leave it in."""
+def flap(root: str, times: int, seen: bool) -> Any:
+    """Plug in and unplug so many times, where each is `seen` before the next or nothing is read; then leave it in."""
 
     async def body(node: Node) -> Any:
         for number in range(2, 2 + times):
             for change in (node.plug, node.unplug):
                 change(number)
-                if seconds:
-                    await asyncio.sleep(seconds / 2)
+                if seen:
+                    await settled()
         node.plug(2 + times)
         await node.until([f"/dev/bus/usb/001/{2 + times:03}", f"/dev/ttyUSB{times % 2}"])
         looks = node.backend.looks
-        await asyncio.sleep(0.3)
+        await settled()
         return {
             "hints": node.hints,
             "looks": looks,

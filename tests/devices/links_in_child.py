@@ -17,6 +17,7 @@ from agent.devices.sources import links
 from agent.devices.sources.base import Resync, Said
 from agent.devices.sources.links import BUFFER_BYTES, LinkSource
 from backends.base import LinkChange
+from tests.wait import limit, settled, until
 
 SIOCGIFFLAGS, SIOCSIFFLAGS, SIOCSIFNAME = 0x8913, 0x8914, 0x8923  # linux/sockios.h
 IFF_UP = 1
@@ -55,6 +56,7 @@ class Case:
     def __init__(self, buffer_bytes: int = BUFFER_BYTES) -> None:
         self.emitted: list[str] = []
         self.indexes: dict[str, int] = {}
+        self._ends = 0
         self._ended = asyncio.Event()
         self.source = LinkSource(self._take, buffer_bytes)
         self.source.watch(wanted=True)
@@ -64,8 +66,9 @@ class Case:
             self.emitted.append("resync")
             return
         assert isinstance(said, LinkChange)
-        if said.name == "last":
-            self._ended.set()
+        if said.name.startswith("last"):
+            if said.name == f"last{self._ends}":
+                self._ended.set()
         elif not self.emitted or self.emitted[-1] != said.name:  # a change may be told in several messages
             self.emitted.append(said.name)
             self.indexes[said.name] = said.index
@@ -73,10 +76,11 @@ class Case:
     async def end(self) -> None:
         """Wait until everything so far has been read."""
         self._ended.clear()
-        last = Interface("last")
-        await asyncio.wait_for(self._ended.wait(), 10)
+        self._ends += 1  # a name of its own: what is told of the one before may come late
+        last = Interface(f"last{self._ends}")
+        async with limit("the last change is told", lambda: self.emitted):
+            await self._ended.wait()
         last.remove()
-        await asyncio.sleep(0.01)
 
 
 def _run(body: Callable[[Case], Awaitable[None]], buffer_bytes: int = BUFFER_BYTES) -> Case:
@@ -117,8 +121,7 @@ def unwanted() -> Any:
     async def body(case: Case) -> None:
         case.source.watch(wanted=False)
         Interface("ib0").remove()
-        while any(_waiting()):
-            await asyncio.sleep(0.001)
+        await until(lambda: not any(_waiting()), "all is read", _waiting)
         case.source.watch(wanted=True)
         await case.end()
 
@@ -131,11 +134,10 @@ def wanted_late() -> Any:
         case.source.watch(wanted=False)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(case.source.run)
-            await asyncio.sleep(0.01)
+            await settled()
             before = _sockets()
             case.source.watch(wanted=True)
-            while not case.emitted:
-                await asyncio.sleep(0.001)
+            await until(lambda: case.emitted, "it is told")
             case.emitted.append(f"{before} and then {_sockets()} sockets")
             await case.end()
             tasks.cancel_scope.cancel()
@@ -149,8 +151,8 @@ def overflow(changes: int, buffer_bytes: int) -> Any:
         interface = Interface("ib0")
         for number in range(changes):  # the loop does not run meanwhile: nothing is read
             interface.up(up=number % 2 == 0)
-        while case.emitted[-1:] != ["resync"]:  # until then there may be no room for what follows
-            await asyncio.sleep(0.001)
+        # until then there may be no room for what follows
+        await until(lambda: case.emitted[-1:] == ["resync"], "the overflow is told", lambda: case.emitted)
         interface.rename("ib7")
         await case.end()
         interface.remove()

@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+import asyncio
 import threading
+from functools import partial
 
+import pytest
+
+from agent.devices import survey as module
+from agent.devices.discovery import Discoverer
 from agent.devices.survey import survey
 from backends.base import Discovery, Problem, Signal, Verdict
 from tests.devices.fakes import KIND, Fake, device, resource
+from tests.wait import PATIENCE, limit, pass_time, settled
 
 A = "a.example/one"
 
@@ -35,12 +42,20 @@ async def test_problems_come_with_their_backend() -> None:
     assert (await survey([], {KIND: backend}, 5.0)).problems == ((KIND, odd),)
 
 
-async def test_a_backend_that_hangs_is_said_to_be_slow_and_the_others_are_shown() -> None:
+async def test_a_backend_that_hangs_is_said_to_be_slow_and_the_others_are_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "Discoverer", partial(Discoverer, unit_deadline=1e6))
     gate, hanging, well = threading.Event(), Fake(), Fake(resource(A, "well"))
-    hanging.listed = lambda: gate.wait(10) and []
+    hanging.listed = lambda: gate.wait(PATIENCE) and []
     well.hardware = {"u": (device("u", A),)}
-    found = await survey([resource(A, "well")], {"hangs": hanging, "well": well}, 1.0)
+    looking = asyncio.ensure_future(survey([resource(A, "well")], {"hangs": hanging, "well": well}, 1000.0))
+    await settled()
+    assert not looking.done()
+    pass_time(1000.0)
+    async with limit("its patience ends"):
+        found = await looking
     gate.set()
     assert list(found.inventory.slots(A)) == ["u"]
-    sentence = "its scan did not end within 1 s; what is shown may be incomplete"
+    sentence = "its scan did not end within 1000 s; what is shown may be incomplete"
     assert found.problems == (("hangs", Problem("hangs", sentence)),)

@@ -13,6 +13,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Callable
 from typing import Final, Literal
 
 import pyudev
@@ -49,6 +50,7 @@ class UeventSource:
         buffer_bytes: int = BUFFER_BYTES,
         beat: Beat = nobody,
         counts: Counts | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counts = counts or Counts()
         """Has the wanted events, and how often the kernel said that it dropped some."""
@@ -58,6 +60,7 @@ class UeventSource:
         self._dev = host.host(host.dev)
         self._mode: Mode = mode
         self._buffer_bytes = buffer_bytes
+        self._clock = clock
         self._wanted: frozenset[str] = frozenset()
         self._facts: frozenset[str] = frozenset()
         self._dropped = False
@@ -129,7 +132,7 @@ class UeventSource:
             self._emit(hint)
             return
         sequence = int(number) if (number := properties.get("SEQNUM", "")).isdecimal() else 0
-        self._emit(Record("uevent", self._boot, sequence, time.monotonic(), devpath, properties))
+        self._emit(Record("uevent", self._boot, sequence, self._clock(), devpath, properties))
         # what a record does to health is sent before anybody looks
         asyncio.get_running_loop().call_soon(self._emit, hint)
 
