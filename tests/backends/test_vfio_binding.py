@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from backends.base import AllocationRefused, Device, Host, HostPath, NotReady, Released
 from backends.linux import pci
 from backends.vfio import Vfio, VfioResource
+from backends.vfio import kernel as module
 from backends.vfio.binding import NOTES
 from backends.vfio.kernel import Kernel
 from tests.backends.pci_trees import function
@@ -443,9 +444,16 @@ def test_a_host_without_modprobe_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
         Kernel(Host()).load("vfio-pci")
 
 
-def test_waiting_ends_when_it_is_so_or_the_time_is_up() -> None:
+def test_waiting_ends_when_it_is_so_or_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
     kernel, looks = Kernel(Host()), iter([False, False, True])
     assert kernel.wait(lambda: next(looks), 10.0)
-    began = time.monotonic()
-    assert not kernel.wait(lambda: False, 0.02)
-    assert time.monotonic() - began >= 0.02
+    assert 0 < now - 1000.0 < 1.0
+    assert not kernel.wait(lambda: False, 10.0)
+    assert 1010.0 <= now < 1012.0

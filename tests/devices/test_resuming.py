@@ -220,7 +220,8 @@ async def test_what_another_backend_gave_under_that_name_is_left_alone(house: Ho
     with capture_logs() as logs:
         async with house.running():
             await some_tries()
-    assert house.backend.told == logs == []
+    assert house.backend.told == []
+    assert logs == []
 
 
 async def test_it_waits_for_whoever_acts_on_what_was_learnt_of_a_claim_later(house: House) -> None:
