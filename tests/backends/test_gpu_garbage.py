@@ -18,6 +18,7 @@ from backends.gpu import Gpu, nvml
 from tests.backends.fake_nvml import FakeGpu, FakeMig, FakeNvml
 from tests.backends.gpus import backend, look, resource
 from tests.backends.machines import CONTROLS, MI300X, intel_gpu, kfd_node, mi300x_cpx, mig, nvidia_gpu, uuid
+from tests.backends.trees import entries, restored
 
 pytestmark = pytest.mark.root  # device nodes
 
@@ -161,15 +162,19 @@ def test_what_the_driver_says_and_cannot_be_read_is_not_taken_for_missing(machin
     assert problem.sentence.endswith("/information cannot be read: input/output error")
 
 
-@settings(max_examples=40, deadline=None)
-@given(data=st.data())
-def test_any_files_may_be_missing(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    root = tmp_path_factory.mktemp("machine")
+def test_any_files_may_be_missing(tmp_path: Path) -> None:
+    root = tmp_path / "machine"
     backend(root, CONTROLS + nvidia_gpu(NVIDIA, 0) + mig(0, [(1, 0)]) + mi300x_cpx() + intel_gpu(INTEL, 40, "xe"))
-    everything = sorted(path for path in root.rglob("*") if not path.is_dir() or path.is_symlink())
-    for path in data.draw(st.sets(st.sampled_from(everything))):
-        path.unlink()
-    devices, _, signals = seen(root)
-    for device in devices.values():
-        assert device.unusable or device.nodes
-    assert not [signal for signal in signals if signal.measure is None and signal.verdict.value == "now"]
+
+    @settings(max_examples=40, deadline=None)
+    @given(st.sets(st.sampled_from(entries(root))))
+    def check(missing: set[Path]) -> None:
+        with restored(root) as take:
+            for path in missing:
+                take(path)
+            devices, _, signals = seen(root)
+        for device in devices.values():
+            assert device.unusable or device.nodes
+        assert not [signal for signal in signals if signal.measure is None and signal.verdict.value == "now"]
+
+    check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from tests.backends.fake_nvml import FakeGpu, FakeMig, FakeNvml
 from tests.backends.gpus import backend, devices, given, look, nodes, offered, resource
 from tests.backends.machines import CONTROLS, hgx_h100, information, mig, nvidia_gpu, uuid
 from tests.backends.trees import plant
+from tests.wait import PATIENCE, settled
 
 pytestmark = pytest.mark.root  # device nodes
 
@@ -204,13 +206,13 @@ def test_two_looks_at_once_both_hear_what_the_library_says(
         over.wait()
 
     monkeypatch.setattr(library, "nvmlInit", slow)
-    monkeypatch.setattr(nvml, "_PATIENCE", 20.0)
+    monkeypatch.setattr(nvml, "_PATIENCE", PATIENCE)
     gpu = backend(tmp_path, DIVIDED)
     threads = [threading.Thread(target=lambda: seen.append(offered(gpu))) for _ in range(2)]
     threads[0].start()
     inside.wait()
     threads[1].start()
-    threads[1].join(0.2)
+    asyncio.run(settled())
     over.set()
     for thread in threads:
         thread.join()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.devices.health import HealthBook
@@ -22,7 +22,7 @@ from backends.linux.rdma import Port
 from backends.linux.rdma_ports import Physical, PortState, State
 from tests.backends.rdma_trees import DOWN, ETHERNET, PortTree, adapter, exclusive, hca, rxe
 from tests.backends.test_infiniband import PF, VF, resource, take_away
-from tests.backends.trees import planted_host
+from tests.backends.trees import entries, planted_host, restored
 
 NOW, DELAYED, DEGRADED = Verdict.NOW, Verdict.DELAYED, Verdict.DEGRADED
 
@@ -459,17 +459,20 @@ def test_a_pod_that_took_its_adapter_along_keeps_it_and_nobody_else_is_offered_i
 # --- whatever is there ---
 
 
-@given(data=st.data())
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @pytest.mark.root
-def test_garbage_never_makes_ports_unhealthy(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    found, device = made(tmp_path_factory.mktemp("host"), adapter("mlx4_0", PF, (PortTree(), ETHERNET)))
-    at_ports = found.host.local(rdma.INFINIBAND / "mlx4_0/ports")
-    files = sorted(path for path in at_ports.rglob("*") if path.is_file())
-    for path in data.draw(st.lists(st.sampled_from(files), unique=True)):
-        if data.draw(st.booleans()):
-            path.unlink()
-        else:
-            path.write_bytes(b"?" + data.draw(st.binary(max_size=64)))
-    assert probed(found, device) == {}
-    found.discover(PF)
+def test_garbage_never_makes_ports_unhealthy(tmp_path: Path) -> None:
+    found, device = made(tmp_path / "host", adapter("mlx4_0", PF, (PortTree(), ETHERNET)))
+    files = [path for path in entries(found.host.local(rdma.INFINIBAND / "mlx4_0/ports")) if path.is_file()]
+
+    @given(st.dictionaries(st.sampled_from(files), st.none() | st.binary(max_size=64)))
+    @settings(max_examples=40, deadline=None)
+    def check(spoilt: dict[Path, bytes | None]) -> None:
+        with restored(tmp_path / "host") as take:
+            for path, garbage in spoilt.items():
+                take(path)
+                if garbage is not None:
+                    path.write_bytes(b"?" + garbage)
+            assert probed(found, device) == {}
+            found.discover(PF)
+
+    check()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.devices.inventory import Inventory
@@ -17,6 +16,7 @@ from agent.devices.survey import survey
 from backends.base import AllocationRefused, Device, Verdict
 from backends.vfio import Vfio, VfioResource
 from tests.backends.pci_trees import function
+from tests.backends.trees import entries, restored
 from tests.backends.vfio_node import GPU, ROOT, SOUND, backend, devices, gpu, grant, only, own_node, resource, sound
 
 pytestmark = pytest.mark.root  # the nodes of the trees are made with mknod
@@ -399,23 +399,26 @@ SPOILS: list[Callable[[Path, random.Random], object]] = [
 ]
 
 
-def files(root: Path) -> Iterable[Path]:
-    return sorted(path for path in root.rglob("*") if path.is_symlink() or path.is_file())
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.integers(0, 2**32), st.floats(0.02, 0.6))
-def test_whatever_is_missing_or_garbage_nothing_is_raised(tmp_path_factory: Any, seed: int, share: float) -> None:
-    root, chance = tmp_path_factory.mktemp("node"), random.Random(seed)
+def test_whatever_is_missing_or_garbage_nothing_is_raised(tmp_path: Path) -> None:
+    root = tmp_path / "node"
     tree = gpu() + sound("snd_hda_intel") + function(OTHER, "10de:1eb8", driver="nvidia", drm=["card0"], group=13)
     found = backend(root, tree + NEW, resource(bind="allocate"), resource("b/never", {"vendor": ("10de",)}))
-    for path in files(root):
-        if chance.random() < share:
-            is_file = path.is_file() and not path.is_symlink()
-            path.unlink()
-            if is_file:
-                chance.choice(SPOILS)(path, chance)
-    everything(found)
+    files = [path for path in entries(root) if path.is_symlink() or path.is_file()]
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.integers(0, 2**32), st.floats(0.02, 0.6))
+    def check(seed: int, share: float) -> None:
+        chance = random.Random(seed)
+        with restored(root) as take:
+            for path in files:
+                if chance.random() < share:
+                    is_file = not path.is_symlink()
+                    take(path)
+                    if is_file:
+                        chance.choice(SPOILS)(path, chance)
+            everything(found)
+
+    check()
 
 
 @pytest.mark.parametrize("spoilt", ["uevent", "driver", "iommu_group", "numa_node", "vfio-dev/vfio9"])

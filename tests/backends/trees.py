@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from backends.base import Host
@@ -29,6 +32,36 @@ def planted_host(root: Path, text: str = "") -> Host:
         (root / name).mkdir(parents=True, exist_ok=True)
     plant(root, text)
     return Host.below(root)
+
+
+def entries(root: Path) -> list[Path]:
+    """All that is no directory, in a fixed order."""
+    found = (Path(at) / name for at, names, files in os.walk(root) for name in (*names, *files))
+    return sorted(path for path in found if path.is_symlink() or not path.is_dir())
+
+
+@contextmanager
+def restored(root: Path) -> Iterator[Callable[[Path], None]]:
+    """Yields what takes an entry away; in the end each is in its place again, whatever is there by then.
+
+    Many times faster than planting the tree again.
+    """
+    taken: list[Path] = []
+    with tempfile.TemporaryDirectory(dir=root.parent) as aside:
+
+        def take(path: Path) -> None:
+            path.rename(Path(aside, str(len(taken))))
+            taken.append(path)
+
+        try:
+            yield take
+        finally:
+            for number, path in reversed(list(enumerate(taken))):
+                if path.is_dir() and not path.is_symlink():
+                    path.rmdir()
+                else:
+                    path.unlink(missing_ok=True)
+                Path(aside, str(number)).rename(path)
 
 
 def make_node(path: Path, kind: str, major: int, minor: int) -> None:

@@ -16,7 +16,7 @@ from agent.devices import features as module
 from agent.devices.features import LIFETIME, MOST_BYTES, NAMESPACE, FeatureFile, content, features
 from agent.devices.model import HEALTHY, Health, Slot, State
 from backends.base import Device
-from tests.kubelet.plugins import until
+from tests.wait import until
 
 GPU = "nvidia.com/gpu"
 ILL = Health(State.UNHEALTHY, "xid-79", "It fell.")

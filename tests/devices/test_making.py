@@ -16,7 +16,7 @@ from agent.devices.workers import Workers
 from backends import registry
 from backends.base import Host
 from tests.devices.fakes import Fake, resource
-from tests.kubelet.plugins import until
+from tests.wait import until
 
 
 class Broken(Fake):

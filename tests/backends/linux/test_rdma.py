@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.base import Host
@@ -15,7 +15,7 @@ from backends.linux import rdma, rdma_ports
 from backends.linux.rdma import Port
 from backends.linux.rdma_ports import Physical, PortState, State
 from tests.backends.rdma_trees import DOWN, ETHERNET, PortTree, adapter, exclusive, hca, rxe
-from tests.backends.trees import plant, planted_host
+from tests.backends.trees import entries, plant, planted_host, restored
 
 PF = "0000:3b:00.0"
 BELOW = "pci0000:3a/0000:3a:01.0"
@@ -227,30 +227,31 @@ def test_a_firmware_that_does_not_answer_is_told_and_an_adapter_that_leaves_is_n
 # --- anything may be missing, or be garbage ---
 
 
-def _entries(root: Path) -> list[Path]:
-    """All files and links below sysfs, in a fixed order."""
-    found = (Path(at) / name for at, names, files in os.walk(root / "sys") for name in (*names, *files))
-    return sorted(path for path in found if path.is_symlink() or path.is_file())
-
-
-@given(data=st.data())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_any_files_may_be_missing_or_garbage(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    root = tmp_path_factory.mktemp("host")
+def test_any_files_may_be_missing_or_garbage(tmp_path: Path) -> None:
+    root = tmp_path / "host"
     host = planted_host(root, adapter("mlx4_0", PF, (PortTree(), ETHERNET), netdevs=["ib0"]) + rxe(number=5))
-    every = _entries(root)
-    for path in data.draw(st.lists(st.sampled_from(every), max_size=40, unique=True)):
-        path.unlink(missing_ok=True)
-    left = [path for path in _entries(root) if not path.is_symlink()]
-    for path in data.draw(st.lists(st.sampled_from(left), max_size=20, unique=True)) if left else ():
-        path.write_bytes(data.draw(st.binary(max_size=64)))
-    for place in {*rdma.places(host), PF, "rxe0"}:
-        if (found := rdma.read(host, place)) is None:
-            continue
-        for port in (port for one in found.hcas for port in one.ports):
-            assert port.link_layer in ("", "InfiniBand", "Ethernet")
-            assert not rdma_ports.read(host, port, ["symbol_error"]).fault
-        assert all(node.path.parent == rdma.NODES for node in found.nodes)
+    every = entries(root / "sys")
+
+    @given(
+        st.lists(st.sampled_from(every), max_size=40, unique=True),
+        st.dictionaries(st.sampled_from([path for path in every if not path.is_symlink()]), st.binary(max_size=64)),
+    )
+    @settings(max_examples=60, deadline=None)
+    def check(missing: list[Path], garbage: dict[Path, bytes]) -> None:
+        with restored(root) as take:
+            for path in {*missing, *garbage}:
+                take(path)
+            for path, content in garbage.items():
+                path.write_bytes(content)
+            for place in {*rdma.places(host), PF, "rxe0"}:
+                if (found := rdma.read(host, place)) is None:
+                    continue
+                for port in (port for one in found.hcas for port in one.ports):
+                    assert port.link_layer in ("", "InfiniBand", "Ethernet")
+                    assert not rdma_ports.read(host, port, ["symbol_error"]).fault
+                assert all(node.path.parent == rdma.NODES for node in found.nodes)
+
+    check()
 
 
 def test_a_half_removed_adapter_is_what_is_left_of_it(tmp_path: Path) -> None:
