@@ -10,6 +10,7 @@ import struct
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import anyio
 
@@ -161,7 +162,6 @@ def overflow(changes: int, buffer_bytes: int) -> Any:
 
 
 def burst(changes: int, batch: int) -> Any:
-    links._BATCH = batch  # type: ignore[misc]
     turn, taken_in = 0, list[int]()
 
     async def body(case: Case) -> None:
@@ -182,7 +182,8 @@ def burst(changes: int, batch: int) -> Any:
         await case.end()
         interface.remove()
 
-    case = _run(body)
+    with mock.patch.object(links, "_BATCH", batch):
+        case = _run(body)
     return {"emitted": case.emitted, "taken": len(taken_in), "most in one turn": max(map(taken_in.count, taken_in))}
 
 

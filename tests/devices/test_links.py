@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,15 +12,27 @@ from hypothesis import strategies as st
 
 from agent.devices.sources.links import LinkSource, parse
 from backends.base import LinkChange
+from tests.devices import one_child
 from tests.devices.links_in_child import link_message
-from tests.e2e import hermetic
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)
 indexes = st.integers(1, (1 << 31) - 1)
 
 
-def in_child(function: str, *arguments: object) -> Any:
-    return hermetic.call(f"tests.devices.links_in_child:{function}", *arguments)
+CASES: dict[str, Sequence[object]] = {
+    "changes": (),
+    "unwanted": (),
+    "wanted_late": (),
+    "overflow": (1000, 4096),
+    "burst": (40, 4),
+    "impostors": (),
+    "run_again": (),
+}
+
+
+@pytest.fixture(scope="module")
+def cases() -> dict[str, Any]:
+    return one_child.run("tests.devices.links_in_child", CASES)
 
 
 @given(st.lists(st.tuples(st.sampled_from([16, 17]), names, indexes)))
@@ -43,32 +56,32 @@ def test_of_a_message_that_was_cut_off_the_name_is_enough() -> None:
 
 @pytest.mark.root
 class TestRealInterfaces:
-    def test_they_are_seen_coming_going_up_down_and_renamed(self) -> None:
-        assert in_child("changes") == {
+    def test_they_are_seen_coming_going_up_down_and_renamed(self, cases: dict[str, Any]) -> None:
+        assert cases["changes"] == {
             "emitted": ["ib0", "then", "ib0", "then", "ib0", "then", "ib7", "then", "ib7"],
             "right index": True,
         }
 
-    def test_what_is_not_wanted_is_not_handed_on(self) -> None:
-        assert in_child("unwanted") == []
+    def test_what_is_not_wanted_is_not_handed_on(self, cases: dict[str, Any]) -> None:
+        assert cases["unwanted"] == []
 
-    def test_a_socket_is_opened_when_it_is_wanted_and_then_everything_is_looked_at(self) -> None:
-        assert in_child("wanted_late") == ["resync", "0 and then 1 sockets"]
+    def test_a_socket_is_opened_when_it_is_wanted_and_then_everything_is_looked_at(self, cases: dict[str, Any]) -> None:
+        assert cases["wanted_late"] == ["resync", "0 and then 1 sockets"]
 
-    def test_an_overflow_is_told_once_after_what_was_saved_and_before_what_follows(self) -> None:
-        assert in_child("overflow", 1000, 4096) == ["ib0", "resync", "ib7"]
+    def test_an_overflow_is_told_once_after_what_was_saved_and_before_what_follows(self, cases: dict[str, Any]) -> None:
+        assert cases["overflow"] == ["ib0", "resync", "ib7"]
 
-    def test_a_burst_leaves_the_loop_its_turns(self) -> None:
-        seen = in_child("burst", 40, 4)
+    def test_a_burst_leaves_the_loop_its_turns(self, cases: dict[str, Any]) -> None:
+        seen = cases["burst"]
         assert seen["emitted"] == ["ib0"]
         assert seen["taken"] >= 40
         assert seen["most in one turn"] == 4
 
-    def test_only_the_kernel_is_believed(self) -> None:
-        assert in_child("impostors") == []
+    def test_only_the_kernel_is_believed(self, cases: dict[str, Any]) -> None:
+        assert cases["impostors"] == []
 
-    def test_running_again_asks_for_a_full_look_and_leaves_no_socket(self) -> None:
-        assert in_child("run_again") == {"emitted": ["resync"], "open sockets": 0}
+    def test_running_again_asks_for_a_full_look_and_leaves_no_socket(self, cases: dict[str, Any]) -> None:
+        assert cases["run_again"] == {"emitted": ["resync"], "open sockets": 0}
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EAFNOSUPPORT])

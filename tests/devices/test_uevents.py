@@ -5,7 +5,7 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from agent.devices.sources.base import Said
 from agent.devices.sources.uevents import Mode, UeventSource, parse_kernel, parse_udev
 from backends.base import Host, HostPath, Record, Uevent
+from tests.devices import one_child
 from tests.e2e import hermetic
 from tests.wait import block_until, limit
 
@@ -29,8 +30,23 @@ keys = st.text(st.characters(codec="ascii", exclude_characters="=\0"), min_size=
 values = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
 
 
-def in_child(function: str, *arguments: object) -> Any:
-    return hermetic.call(f"tests.devices.uevents_in_child:{function}", *arguments)
+CASES: dict[str, Sequence[object]] = {
+    "hints": (),
+    "facts": (),
+    "filter_changes": (),
+    "wanted_is_never_lost_while_the_filter_changes": (500,),
+    "overflow": (5000, 4096),
+    "burst": (10_000,),
+    "impostors": (),
+    "run_again": (),
+    "udev_without_udevd": (),  # from here on /dev and /run are others
+    "udev": (),
+}
+
+
+@pytest.fixture(scope="module")
+def cases() -> dict[str, Any]:
+    return one_child.run("tests.devices.uevents_in_child", CASES)
 
 
 @settings(deadline=None)
@@ -69,8 +85,8 @@ async def test_what_follows_from_a_record_is_sent_before_its_hint_has_anybody_lo
 @pytest.mark.root
 @needs_root
 class TestInjected:
-    def test_events_become_hints_with_their_node(self) -> None:
-        assert in_child("hints") == {
+    def test_events_become_hints_with_their_node(self, cases: dict[str, Any]) -> None:
+        assert cases["hints"] == {
             "emitted": [
                 ["add", "block", "/devices/virtual/block/loop9", "/dev/loop9"],
                 ["add", "usb", "/devices/pci0/usb1/1-2", "/dev/bus/usb/001/002"],
@@ -80,8 +96,8 @@ class TestInjected:
             "received": {"block add": 1, "usb add": 1, "pci change": 1, "pci remove": 1, "last change": 1},
         }
 
-    def test_an_event_with_a_wanted_fact_is_a_record_and_then_a_hint(self) -> None:
-        seen = in_child("facts")
+    def test_an_event_with_a_wanted_fact_is_a_record_and_then_a_hint(self, cases: dict[str, Any]) -> None:
+        seen = cases["facts"]
         (record, *hints) = seen["emitted"]
         assert (record[0], record[2]) == ("record", "/devices/pci0")
         assert hints == [
@@ -92,8 +108,8 @@ class TestInjected:
         assert seen["time"] == 4711.5
         assert UeventSource(print, Host())._clock is time.monotonic
 
-    def test_a_filter_change_on_a_live_socket_takes_effect(self) -> None:
-        assert in_child("filter_changes") == [
+    def test_a_filter_change_on_a_live_socket_takes_effect(self, cases: dict[str, Any]) -> None:
+        assert cases["filter_changes"] == [
             ["/devices/0", "pci"],
             ["/devices/1", "pci"],
             ["/devices/1", "usb"],
@@ -103,12 +119,12 @@ class TestInjected:
             ["/devices/3", "usb"],
         ]
 
-    def test_what_is_wanted_throughout_is_never_lost_while_the_filter_changes(self) -> None:
-        found = in_child("wanted_is_never_lost_while_the_filter_changes", 500)
+    def test_what_is_wanted_throughout_is_never_lost_while_the_filter_changes(self, cases: dict[str, Any]) -> None:
+        found = cases["wanted_is_never_lost_while_the_filter_changes"]
         assert found == [f"/devices/{number}" for number in range(500)]
 
-    def test_an_overflow_is_told_once_after_what_was_saved_and_before_what_follows(self) -> None:
-        seen = in_child("overflow", 5000, 4096)
+    def test_an_overflow_is_told_once_after_what_was_saved_and_before_what_follows(self, cases: dict[str, Any]) -> None:
+        seen = cases["overflow"]
         assert seen["overflows"] == 1
         *saved, resync, after, (_, overflown_at) = seen["emitted"]
         assert [devpath for _, _, devpath, _ in saved] == [f"/devices/{number}" for number in range(len(saved))]
@@ -116,24 +132,24 @@ class TestInjected:
         assert overflown_at == len(saved) + 1
         assert after[2] == "/devices/after"
 
-    def test_a_burst_of_10_000_is_received_whole_and_leaves_the_loop_its_turns(self) -> None:
-        seen = in_child("burst", 10_000)
+    def test_a_burst_of_10_000_is_received_whole_and_leaves_the_loop_its_turns(self, cases: dict[str, Any]) -> None:
+        seen = cases["burst"]
         assert seen["emitted"] == 10_000
         assert seen["overflows"] == 0
         assert seen["turns"] > 10_000 / 200
 
-    def test_only_the_kernel_is_believed(self) -> None:
-        assert in_child("impostors") == []
+    def test_only_the_kernel_is_believed(self, cases: dict[str, Any]) -> None:
+        assert cases["impostors"] == []
 
-    def test_on_request_udevs_own_events_are_read(self) -> None:
-        assert in_child("udev") == [["add", "block", "/devices/virtual/block/loop9", "/dev/loop9"]]
+    def test_on_request_udevs_own_events_are_read(self, cases: dict[str, Any]) -> None:
+        assert cases["udev"] == [["add", "block", "/devices/virtual/block/loop9", "/dev/loop9"]]
 
-    def test_a_missing_udevd_is_told_in_a_sentence(self) -> None:
-        (sentence,) = in_child("udev_without_udevd")
+    def test_a_missing_udevd_is_told_in_a_sentence(self, cases: dict[str, Any]) -> None:
+        (sentence,) = cases["udev_without_udevd"]
         assert "no udevd runs here" in sentence
 
-    def test_running_again_asks_for_a_full_look_and_leaves_no_socket(self) -> None:
-        assert in_child("run_again") == {"emitted": [["resync"]], "open sockets": 0}
+    def test_running_again_asks_for_a_full_look_and_leaves_no_socket(self, cases: dict[str, Any]) -> None:
+        assert cases["run_again"] == {"emitted": [["resync"]], "open sockets": 0}
 
 
 @pytest.mark.parametrize(

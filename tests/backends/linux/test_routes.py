@@ -11,24 +11,27 @@ from hypothesis import strategies as st
 
 from backends.base import Host
 from backends.linux import routes
-from tests.e2e import hermetic
+from tests.devices import one_child
 
 
-def in_child(function: str, *arguments: object) -> Any:
-    return hermetic.call(f"tests.backends.linux.routes_in_child:{function}", *arguments)
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    names = ("several_hops", "other_table", "many")
+    roots = {name: [str(tmp_path_factory.mktemp(name))] for name in names}
+    return one_child.run("tests.backends.linux.routes_in_child", roots)
 
 
 @pytest.mark.root
 class TestTheKernel:
-    def test_every_next_hop_of_a_route_with_several_is_told(self, tmp_path: Path) -> None:
+    def test_every_next_hop_of_a_route_with_several_is_told(self, cases: dict[str, Any]) -> None:
         """/proc shows the first alone, which is all there is to be had from another network namespace."""
-        assert in_child("several_hops", str(tmp_path)) == [[], ["t0", "t1"], ["t0"]]
+        assert cases["several_hops"] == [[], ["t0", "t1"], ["t0"]]
 
-    def test_a_default_route_in_another_table_counts_and_one_that_rejects_does_not(self, tmp_path: Path) -> None:
-        assert in_child("other_table", str(tmp_path)) == ["t1"]
+    def test_a_default_route_in_another_table_counts_and_one_that_rejects_does_not(self, cases: dict[str, Any]) -> None:
+        assert cases["other_table"] == ["t1"]
 
-    def test_more_routes_than_one_message_holds_are_all_told(self, tmp_path: Path) -> None:
-        assert in_child("many", str(tmp_path)) == ["t0", "t1"]
+    def test_more_routes_than_one_message_holds_are_all_told(self, cases: dict[str, Any]) -> None:
+        assert cases["many"] == ["t0", "t1"]
 
 
 @given(st.binary(max_size=200))
