@@ -37,9 +37,9 @@ def pci_event(devpath: str, action: str = "bind", ids: str = "10DE:2330", kind: 
     return Uevent(action, "pci", devpath, properties={"PCI_ID": ids, "PCI_CLASS": kind})
 
 
-@pytest.fixture
-def machine(tmp_path: Path) -> Gpu:
-    return backend(tmp_path, hgx_h100())
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Gpu:
+    return backend(tmp_path_factory.mktemp("machine"), hgx_h100())
 
 
 @pytest.mark.parametrize("action", ["bind", "unbind", "remove", "add"])

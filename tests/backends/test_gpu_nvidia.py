@@ -133,9 +133,9 @@ def test_the_key_is_the_uuid_wherever_the_card_is(tmp_path: Path) -> None:
 # --- what a container gets: NVIDIA's k8s-device-plugin ---
 
 
-@pytest.fixture
-def h100s(tmp_path: Path) -> Gpu:
-    return backend(tmp_path, hgx_h100())
+@pytest.fixture(scope="module")
+def h100s(tmp_path_factory: pytest.TempPathFactory) -> Gpu:
+    return backend(tmp_path_factory.mktemp("machine"), hgx_h100())
 
 
 def test_envvar(h100s: Gpu) -> None:

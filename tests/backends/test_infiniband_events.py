@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
 
@@ -22,14 +21,14 @@ POOL = "pool:rdma/shared"
 pytestmark = pytest.mark.root
 
 
-@pytest.fixture
-def found(tmp_path: Path) -> InfiniBand:
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> InfiniBand:
     tree = adapter("mlx5_0", PF, below=BELOW, netdevs=["ib0"])
     tree += adapter("mlx5_1", VF, below=BELOW, physical=PF, number=1)
     tree += hca("mlx5_2", f"{BELOW}/{SF}", number=2)
     tree += rxe("rxe0", "eth0", number=3)
     shared = resource("rdma/shared", shared=2, select=[{"hca": ("mlx5_0",)}], poll=Seconds(1))
-    return InfiniBand(planted_host(tmp_path, tree), [shared, resource()])
+    return InfiniBand(planted_host(tmp_path_factory.mktemp("node"), tree), [shared, resource()])
 
 
 def affected(found: InfiniBand, hint: Hint) -> set[str] | All:
