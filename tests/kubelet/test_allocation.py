@@ -33,7 +33,7 @@ from backends.base import (
     Resource,
     ResourceSpec,
 )
-from tests.passing import pass_time
+from tests.wait import pass_time
 
 TOY = "example.com/toy"
 KIND = "toy"

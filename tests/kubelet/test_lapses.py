@@ -17,8 +17,9 @@ from agent.kubelet.podresources import PodResourcesError
 from agent.kubelet.registration import Kubelet
 from agent.kubelet.wire import Allocatable
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
-from tests.kubelet.plugins import TOY, Lists, nothing, served, until
+from tests.kubelet.plugins import TOY, Lists, nothing, served
 from tests.kubelet.test_registration import SECONDS, Agent, running, settled
+from tests.wait import until
 
 OTHER = "example.com/other"
 

@@ -11,8 +11,9 @@ from structlog.testing import capture_logs
 from agent.kubelet import registration
 from agent.simulation.endpoint import PluginClient
 from agent.simulation.kubelet import Kubelet
-from tests.kubelet.plugins import TOY, until
+from tests.kubelet.plugins import TOY
 from tests.kubelet.test_registration import noticed_to_die, running, well
+from tests.wait import until
 
 
 @pytest.mark.parametrize("earlier", [True, False], ids=["in their order", "the other way round"])

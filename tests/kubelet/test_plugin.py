@@ -39,7 +39,6 @@ from agent.kubelet.plugin import COALESCE, Plugin, _EncodedList
 from agent.kubelet.server import SocketServer
 from backends.base import AllocationRefused
 from tests.kubelet.plugins import (
-    PATIENCE,
     SICK,
     TOY,
     Client,
@@ -52,9 +51,9 @@ from tests.kubelet.plugins import (
     nothing,
     received,
     served,
-    until,
 )
 from tests.kubelet.test_server import RawClient
+from tests.wait import PATIENCE, until
 
 METHODS = (
     "GetDevicePluginOptions",

@@ -22,8 +22,7 @@ from agent.kubelet.api.v1 import (
 from agent.kubelet.podresources import PodResourcesError, list_pods
 from agent.kubelet.server import SocketServer
 from agent.kubelet.wire import Encoded, PodDevices, PodList
-from tests.kubelet.plugins import PATIENCE
-from tests.passing import pass_time
+from tests.wait import PATIENCE, pass_time
 
 Answer = Callable[["grpclib.server.Stream[Any, Any]"], Awaitable[None]]
 

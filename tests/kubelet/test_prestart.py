@@ -33,8 +33,8 @@ from backends.base import (
     Verdict,
 )
 from tests.devices.said import latch
-from tests.kubelet.plugins import until
 from tests.kubelet.test_allocation import KIND, PATIENCE, TOY, Options, Plain, nothing, toy
+from tests.wait import until
 
 OTHER = "example.com/other"
 XID = Signal("toy:a", "xid-48", Verdict.NOW, "XID 48: its memory is bad.", clears_on=frozenset({Clears.OUR_RESET}))

@@ -32,8 +32,8 @@ from agent.kubelet.wire import Encoded, PreferredRequest
 from agent.simulation.changes import Change, Kind
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
 from agent.simulation.pods import Container, Phase, Pod
-from tests.kubelet.plugins import TOY, Lists, nothing, until
-from tests.passing import pass_time
+from tests.kubelet.plugins import TOY, Lists, nothing
+from tests.wait import pass_time, until
 
 SECONDS = 20.0  # on a busy machine; what would come later by itself takes longer
 

@@ -26,7 +26,7 @@ from grpclib.exceptions import StreamTerminatedError
 from agent.kubelet.api.v1beta1 import Empty, PreStartContainerRequest
 from agent.kubelet.server import SocketServer, listen
 from agent.kubelet.wire import Codec, Encoded
-from tests.passing import pass_time
+from tests.wait import pass_time
 
 Stream = grpclib.server.Stream[Any, Any]
 Message = PreStartContainerRequest  # any message with bytes in it

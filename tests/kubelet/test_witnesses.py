@@ -22,10 +22,11 @@ from agent.simulation.changes import Kind
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
 from agent.simulation.pods import Container, Pod
 from backends.base import Device
-from tests.kubelet.plugins import PATIENCE, TOY, device, until
+from tests.kubelet.plugins import TOY, device
 from tests.kubelet.test_podresources import Lister
 from tests.simulation.manual_clock import ManualClock
 from tests.simulation.plugin import ToyPlugin, devices
+from tests.wait import PATIENCE, until
 
 OTHER = "example.com/not-ours"
 KIND = "toy"

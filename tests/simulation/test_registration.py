@@ -12,10 +12,9 @@ from agent.simulation.changes import Kind
 from agent.simulation.clock import Clock
 from agent.simulation.kubelet import Kubelet
 from agent.simulation.naming import is_extended_resource
-from tests.kubelet.plugins import until
-from tests.passing import pass_time
 from tests.simulation.manual_clock import ManualClock
 from tests.simulation.plugin import ToyPlugin, devices, register
+from tests.wait import pass_time, until
 
 TOY = "example.com/toy"
 

@@ -13,10 +13,10 @@ from agent.kubelet.wire import device_head, device_tail, join_list, list_item
 from agent.simulation.changes import Change, Kind, ResourceView
 from agent.simulation.kubelet import Kubelet
 from agent.simulation.pods import Container, Phase, Pod
-from tests.kubelet.plugins import PATIENCE
-from tests.kubelet.plugins import until as eventually
 from tests.simulation.manual_clock import ManualClock
 from tests.simulation.plugin import ToyPlugin, devices
+from tests.wait import PATIENCE
+from tests.wait import until as eventually
 
 TOY = "example.com/toy"
 NEVER = 3600.0  # a delay that no test waits for
