@@ -54,13 +54,27 @@ def block_until(holds: Callable[[], object], what: str = "", seen: Callable[[], 
 
 @asynccontextmanager
 async def limit(what: str = "", seen: Callable[[], object] | None = None) -> AsyncIterator[None]:
-    """End what is awaited inside if it never comes.
+    """End what is awaited inside if it never comes; `pass_time` does not bring that about.
 
     Raises:
         TimeoutError: it never came; the message has `what`, and what `seen` returns then.
     """
-    with anyio.move_on_after(PATIENCE) as scope:
-        yield
+    end, loop = time.monotonic() + PATIENCE, asyncio.get_running_loop()
+    with anyio.CancelScope() as scope:
+        timer = asyncio.Handle(int, (), loop)
+
+        def look() -> None:
+            nonlocal timer
+            if time.monotonic() < end:
+                timer = loop.call_later(end - time.monotonic(), look)
+            else:
+                scope.cancel()
+
+        look()
+        try:
+            yield
+        finally:
+            timer.cancel()
     if scope.cancelled_caught:
         raise TimeoutError(_report(what, seen))
 
@@ -135,7 +149,7 @@ class _Ahead:
 async def at_once(what: Awaitable[T]) -> T:
     """Await something; whenever this process can only wait, the time until the event loop's next timer passes.
 
-    Not for what another process does, nor within `limit`: its timer is one of them.
+    Not for what another process does: it is not waited for.
 
     Raises:
         TimeoutError: it never comes.
