@@ -131,3 +131,8 @@ async def connected(path: Path) -> AsyncIterator[Client]:
 
 def healthy(ids: Iterable[str]) -> dict[str, str]:
     return dict.fromkeys(ids, "Healthy")
+
+
+def more_than_fits() -> list[str]:
+    """IDs whose list is longer than what sockets hold for a client that does not read."""
+    return [f"device-{n:04}-{'x' * 500}" for n in range(4000)]
