@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from agent.kubelet import lapses
+from agent.kubelet import lapses, registration
 from agent.kubelet.lapses import INTERVAL, SETTLED, Lapses
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.podresources import PodResourcesError
-from agent.kubelet.registration import _CLOSED_WITHIN, Kubelet
+from agent.kubelet.registration import Kubelet
 from agent.kubelet.wire import Allocatable
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
 from tests.kubelet.plugins import TOY, Lists, nothing, served
-from tests.kubelet.test_registration import Agent, running, stays_well
+from tests.kubelet.test_registration import HOURS, Agent, running, stays_well
 from tests.wait import pass_time, settled, until
 
 OTHER = "example.com/other"
@@ -62,7 +62,10 @@ async def rival(node: SimulatedKubelet, resource: str = TOY) -> AsyncIterator[No
         await until(lambda: not plugin.streaming)
 
 
-async def test_what_another_plugin_took_and_left_is_registered_once_more(node: SimulatedKubelet) -> None:
+async def test_what_another_plugin_took_and_left_is_registered_once_more(
+    node: SimulatedKubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registration, "_CLOSED_WITHIN", HOURS)
     async with running(node, TOY, OTHER) as agent:
         await stays_well(node, agent)
         async with rival(node):
@@ -73,7 +76,7 @@ async def test_what_another_plugin_took_and_left_is_registered_once_more(node: S
             await looking(agent, node, Clock(agent)).look()
             await settled()
             assert node.registrations[TOY] == 2, "the kubelet has forgotten our connection, and does not close it"
-            pass_time(_CLOSED_WITHIN)
+            pass_time(HOURS)
             await until(lambda: agent.plugins[TOY].streams == 2)
         await stays_well(node, agent)
         assert [line["resource"] for line in lines if line["event"] == "registration-lost"] == [TOY]

@@ -541,8 +541,8 @@ async def test_a_stream_that_ends_is_followed_by_a_registration(
 async def test_it_registers_only_when_the_kubelet_has_closed_the_old_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registration, "_CLOSED_WITHIN", HOURS)
-    node = SimulatedKubelet(tmp_path, disconnect_delay=60.0)
+    monkeypatch.setattr(registration, "_CLOSED_WITHIN", 10 * HOURS)
+    node = SimulatedKubelet(tmp_path, disconnect_delay=HOURS)
     node.plugin_dir.mkdir()
     await node.start()
     async with running(node) as agent:
@@ -552,14 +552,17 @@ async def test_it_registers_only_when_the_kubelet_has_closed_the_old_connection(
             await until(lambda: node.streams(TOY) == 0)
             await settled()
             assert node.registrations[TOY] == n - 1, "the kubelet has not closed the old connection"
-            pass_time(60.0)
+            pass_time(HOURS)
             await until(lambda n=n: node.registrations[TOY] == n)  # type: ignore[misc]
             await stays_well(node, agent)
         await noticed_to_die(node, agent)
 
 
-async def test_a_kubelet_that_never_closes_it_had_forgotten_us_and_is_registered_with(tmp_path: Path) -> None:
-    node = SimulatedKubelet(tmp_path, disconnect_delay=HOURS)
+async def test_a_kubelet_that_never_closes_it_had_forgotten_us_and_is_registered_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registration, "_CLOSED_WITHIN", HOURS)
+    node = SimulatedKubelet(tmp_path, disconnect_delay=10 * HOURS)
     node.plugin_dir.mkdir()
     await node.start()
     async with running(node) as agent:
@@ -568,7 +571,7 @@ async def test_a_kubelet_that_never_closes_it_had_forgotten_us_and_is_registered
         await until(lambda: node.streams(TOY) == 0)
         await settled()
         assert node.registrations[TOY] == 1
-        pass_time(registration._CLOSED_WITHIN)
+        pass_time(HOURS)
         await until(lambda: node.registrations[TOY] == 2)
         await until(lambda: len(agent.registrar._server._connections) == 1)
 
@@ -591,8 +594,11 @@ async def test_a_kubelet_that_drops_us_again_and_again_is_not_hammered(
     assert tries.delays[TOY][:18] == [*doubling(30.0, 17), 0.001], "a registration that has lasted is one that works"
 
 
-async def test_a_stalled_clients_connection_is_reset_after_a_second(tmp_path: Path) -> None:
+async def test_a_stalled_clients_connection_is_reset_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The kubelet's process stands still; a new one comes."""
+    monkeypatch.setattr(registration, "_TRAILERS_WITHIN", HOURS)
     node = SimulatedKubelet(tmp_path)
     node.plugin_dir.mkdir()
     stalling = SocketServer([_Stalling(node.plugin_dir)], node.socket)
@@ -603,7 +609,7 @@ async def test_a_stalled_clients_connection_is_reset_after_a_second(tmp_path: Pa
         await node.start()
         await settled()
         assert node.registrations[TOY] == 0, "its trailers have not left"
-        pass_time(registration._TRAILERS_WITHIN)
+        pass_time(HOURS)
         await until(lambda: node.streams(TOY) == 1 and TOY in node.resources)
         await until(lambda: node.resources[TOY].capacity == len(more_than_fits()))
     await stalling.shut_down(0)
