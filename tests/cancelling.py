@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-PATIENCE: Final = 20.0
+from tests.wait import at_once, until
 
 
 class Cut:
@@ -43,7 +43,8 @@ async def cancelled_everywhere(
 ) -> int:
     """Run it again and again, cut off one wait later each time, until it ends by itself or has waited `most` times.
 
-    After each, `after` says whether all is as it should be; no task and no file is left open.
+    The time that it waits for passes at once. After each, `after` says whether all is as it should be; no task and no
+    file is left open.
 
     Returns:
         how often it was cut off.
@@ -55,14 +56,13 @@ async def cancelled_everywhere(
             await Cut(make(), at)
 
         task = asyncio.ensure_future(run())
-        async with asyncio.timeout(PATIENCE):
-            await asyncio.wait([task])
+        await at_once(asyncio.wait([task]))
         if not task.cancelled():
             task.result()
             return at - 1
         await after()
-        await _eventually(lambda: asyncio.all_tasks() <= tasks, f"no task is left after wait {at}")
-        await _eventually(lambda: _open_files() <= files, f"no file is left open after wait {at}")
+        await until(lambda: asyncio.all_tasks() <= tasks, f"no task is left after wait {at}", asyncio.all_tasks)
+        await until(lambda: _open_files() <= files, f"no file is left open after wait {at}", _open_files)
         if at == most:
             return at
     raise AssertionError
@@ -76,11 +76,3 @@ def _open_files() -> set[str]:
         with suppress(FileNotFoundError):  # that of the listing
             found.add(f"{descriptor.name} {descriptor.readlink()}")
     return found
-
-
-async def _eventually(reached: Callable[[], bool], what: str) -> None:
-    for _ in range(2000):
-        if reached():
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError(f"{what}: {asyncio.all_tasks()}, {_open_files()}")

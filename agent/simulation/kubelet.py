@@ -181,7 +181,7 @@ class Kubelet:
         """Every change from now on, in a queue."""
         return self._feed.queue()
 
-    async def wait_for(self, predicate: Callable[[Kubelet], bool], timeout: float = 20.0) -> None:  # noqa: ASYNC109
+    async def wait_for(self, predicate: Callable[[Kubelet], bool], timeout: float = 120.0) -> None:  # noqa: ASYNC109
         """Wait until the predicate holds; it is asked again after each change.
 
         Raises:

@@ -1,15 +1,3 @@
-import asyncio
-import gc
-from collections.abc import AsyncIterator
+from tests.left_behind import nothing_left_behind
 
-import pytest
-
-
-@pytest.fixture(autouse=True)
-async def nothing_left_behind(anyio_backend: str) -> AsyncIterator[None]:
-    """No task outlives a test, and no connection is left to the garbage collector (a ResourceWarning is an error)."""
-    yield
-    await asyncio.sleep(0)
-    left = {task for task in asyncio.all_tasks() if "TestRunner" not in repr(task.get_coro())}
-    assert not left
-    gc.collect()
+__all__ = ["nothing_left_behind"]

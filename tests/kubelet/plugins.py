@@ -18,11 +18,13 @@ from agent.kubelet.plugin import Plugin
 from agent.kubelet.server import SocketServer
 from agent.kubelet.wire import Codec, DeviceList, Encoded, encode_allocate
 from backends.base import ContainerEdits, Device
+from tests import wait
+from tests.wait import limit
 
 TOY = "example.com/toy"
 SICK = Health(State.UNHEALTHY, "node-missing", "/dev/toy does not exist")
 SERVICE = "/v1beta1.DevicePlugin/"
-PATIENCE = 20.0
+until = wait.until  # for tests that have not moved to tests.wait
 
 
 def device(key: str, numa_node: int | None = None) -> Device:
@@ -76,7 +78,7 @@ class Client:
         self.channel.close()
 
     async def call(self, method: str, request: Any, reply: type[Any]) -> Any:
-        async with asyncio.timeout(PATIENCE):
+        async with limit():
             return await UnaryUnaryMethod(self.channel, SERVICE + method, type(request), reply)(request)
 
     async def allocate(self, *ids: str) -> AllocateResponse:
@@ -95,7 +97,7 @@ class Client:
 
 
 async def received(stream: Any) -> Any:
-    async with asyncio.timeout(PATIENCE):
+    async with limit():
         return await stream.recv_message()
 
 
@@ -127,12 +129,10 @@ async def connected(path: Path) -> AsyncIterator[Client]:
         await asyncio.sleep(0)
 
 
-async def until(reached: Callable[[], bool], within: float = PATIENCE) -> None:
-    """Poll until it is so; for what sets no event."""
-    async with asyncio.timeout(within):
-        while not reached():
-            await asyncio.sleep(0.001)
-
-
 def healthy(ids: Iterable[str]) -> dict[str, str]:
     return dict.fromkeys(ids, "Healthy")
+
+
+def more_than_fits() -> list[str]:
+    """IDs whose list is longer than what sockets hold for a client that does not read."""
+    return [f"device-{n:04}-{'x' * 500}" for n in range(4000)]

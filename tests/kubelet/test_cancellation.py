@@ -21,10 +21,11 @@ from agent.kubelet.registration import Kubelet, Registrar
 from agent.kubelet.server import SocketServer
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
 from tests.cancelling import cancelled_everywhere
-from tests.kubelet.plugins import PATIENCE, TOY, Lists, nothing, until
+from tests.kubelet.plugins import TOY, Lists, nothing
 from tests.kubelet.test_allocation import Claiming
 from tests.kubelet.test_allocation import House as Allocating
 from tests.kubelet.test_prestart import House as Starting
+from tests.wait import PATIENCE, limit, until
 
 
 async def test_an_allocate_gives_its_turn_back_and_leaves_the_claim_with_the_ledger() -> None:
@@ -32,7 +33,7 @@ async def test_an_allocate_gives_its_turn_back_and_leaves_the_claim_with_the_led
 
     async def busy() -> None:
         async with house.turns.take({"toy:a"}):
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
 
     async def allocate() -> None:
         waiting = asyncio.ensure_future(busy())
@@ -137,7 +138,7 @@ async def test_a_lock_that_is_given_up_is_free(tmp_path: Path, taken: bool) -> N
                     pass
 
     async def after() -> None:
-        async with asyncio.timeout(PATIENCE), exclusive(tmp_path / "lock", lambda _: None) as waited:
+        async with limit(), exclusive(tmp_path / "lock", lambda _: None) as waited:
             assert not waited
 
     assert await cancelled_everywhere(hold, after, most=5) >= 1

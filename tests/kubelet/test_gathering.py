@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agent.kubelet.gathering import GatheringChannel, GatheringTransport
+from tests.wait import limit
 
 Ends = tuple[GatheringTransport, socket.socket]
 
@@ -31,7 +32,7 @@ async def ends() -> AsyncIterator[Ends]:
 
 
 async def received(theirs: socket.socket) -> bytes:
-    async with asyncio.timeout(5):
+    async with limit():
         return await asyncio.get_running_loop().sock_recv(theirs, 1024)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,15 +9,16 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from agent.kubelet import lapses
+from agent.kubelet import lapses, registration
 from agent.kubelet.lapses import INTERVAL, SETTLED, Lapses
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.podresources import PodResourcesError
 from agent.kubelet.registration import Kubelet
 from agent.kubelet.wire import Allocatable
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
-from tests.kubelet.plugins import TOY, Lists, nothing, served, until
-from tests.kubelet.test_registration import SECONDS, Agent, running, settled
+from tests.kubelet.plugins import TOY, Lists, nothing, served
+from tests.kubelet.test_registration import HOURS, Agent, running, stays_well
+from tests.wait import pass_time, settled, until
 
 OTHER = "example.com/other"
 
@@ -33,13 +33,14 @@ async def node(tmp_path: Path) -> AsyncIterator[SimulatedKubelet]:
 
 
 class Clock:
-    """Ahead of the real one, by what a test lets pass."""
+    """Stands still, so long after the last list was sent, but for what a test lets pass."""
 
-    def __init__(self) -> None:
-        self.ahead = SETTLED
+    def __init__(self, agent: Agent) -> None:
+        self.start = max(plugin.sent_at for plugin in agent.plugins.values())
+        self.now = self.start + SETTLED
 
     def __call__(self) -> float:
-        return time.monotonic() + self.ahead
+        return self.now
 
 
 def looking(agent: Agent, node: SimulatedKubelet, clock: Clock) -> Lapses:
@@ -61,25 +62,31 @@ async def rival(node: SimulatedKubelet, resource: str = TOY) -> AsyncIterator[No
         await until(lambda: not plugin.streaming)
 
 
-async def test_what_another_plugin_took_and_left_is_registered_once_more(node: SimulatedKubelet) -> None:
+async def test_what_another_plugin_took_and_left_is_registered_once_more(
+    node: SimulatedKubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registration, "_CLOSED_WITHIN", HOURS)
     async with running(node, TOY, OTHER) as agent:
-        await settled(node, agent)
+        await stays_well(node, agent)
         async with rival(node):
             pass
         await until(lambda: node.resources[TOY].allocatable == 0)
         assert agent.plugins[TOY].streaming, "nothing else would tell us"
         with capture_logs() as lines:
-            await looking(agent, node, Clock()).look()
-            await until(lambda: agent.plugins[TOY].streams == 2, SECONDS)
-        await settled(node, agent)
+            await looking(agent, node, Clock(agent)).look()
+            await settled()
+            assert node.registrations[TOY] == 2, "the kubelet has forgotten our connection, and does not close it"
+            pass_time(HOURS)
+            await until(lambda: agent.plugins[TOY].streams == 2)
+        await stays_well(node, agent)
         assert [line["resource"] for line in lines if line["event"] == "registration-lost"] == [TOY]
         assert agent.plugins[OTHER].streams == 1
 
 
 async def test_what_the_kubelet_has_is_left_alone(node: SimulatedKubelet) -> None:
     async with running(node) as agent:
-        await settled(node, agent)
-        await looking(agent, node, Clock()).look()
+        await stays_well(node, agent)
+        await looking(agent, node, Clock(agent)).look()
         assert not agent.registrar._is_outdated
 
 
@@ -95,12 +102,12 @@ async def test_a_list_that_is_under_way_or_empty_and_a_resource_that_waits_prove
 
     monkeypatch.setattr(lapses, "list_allocatable", none)
     async with running(node) as agent:
-        await settled(node, agent)
-        clock = Clock()
+        await stays_well(node, agent)
+        clock = Clock(agent)
         looks = looking(agent, node, clock)
-        clock.ahead = -SECONDS  # the list was sent a moment ago
+        clock.now = clock.start + SETTLED - 0.1
         await looks.look()
-        clock.ahead = SETTLED
+        clock.now = clock.start + SETTLED
         agent.registrar.registered = False
         await looks.look()
         agent.registrar.registered = True
@@ -113,9 +120,9 @@ async def test_a_list_that_was_sent_while_the_kubelet_answered_proves_nothing(
     node: SimulatedKubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(node) as agent:
-        await settled(node, agent)
-        clock = Clock()
-        clock.ahead = INTERVAL
+        await stays_well(node, agent)
+        clock = Clock(agent)
+        clock.now = clock.start + INTERVAL
 
         async def late(*_: object) -> Allocatable:
             agent.plugin.sent_at += 1
@@ -134,8 +141,8 @@ async def test_a_kubelet_that_does_not_say_what_it_offers_is_not_troubled(
 
     monkeypatch.setattr(lapses, "list_allocatable", refused)
     async with running(node) as agent:
-        await settled(node, agent)
-        await looking(agent, node, Clock()).look()
+        await stays_well(node, agent)
+        await looking(agent, node, Clock(agent)).look()
         assert not agent.registrar._is_outdated
 
 
@@ -150,17 +157,17 @@ async def test_what_is_lost_again_and_again_is_registered_less_and_less_often(
 
     monkeypatch.setattr(lapses, "list_allocatable", said)
     async with running(node) as agent:
-        await settled(node, agent)
-        clock = Clock()
+        await stays_well(node, agent)
+        clock = Clock(agent)
         looks, renewed = looking(agent, node, clock), list[int]()
-        monkeypatch.setattr(agent.registrar, "renew", lambda: renewed.append(round(clock.ahead - SETTLED)))
+        monkeypatch.setattr(agent.registrar, "renew", lambda: renewed.append(round(clock.now - clock.start - SETTLED)))
         for _ in range(16):
             await looks.look()
-            clock.ahead += INTERVAL
+            clock.now += INTERVAL
         assert renewed == [0, 60, 180, 420, 900]
         offered = frozenset({TOY})
         await looks.look()
         offered = frozenset()
-        clock.ahead += INTERVAL
+        clock.now += INTERVAL
         await looks.look()
         assert len(renewed) == 6, "it was well in between"

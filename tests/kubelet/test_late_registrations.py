@@ -11,8 +11,9 @@ from structlog.testing import capture_logs
 from agent.kubelet import registration
 from agent.simulation.endpoint import PluginClient
 from agent.simulation.kubelet import Kubelet
-from tests.kubelet.plugins import TOY, until
+from tests.kubelet.plugins import TOY
 from tests.kubelet.test_registration import noticed_to_die, running, well
+from tests.wait import pass_time, settled, until
 
 
 @pytest.mark.parametrize("earlier", [True, False], ids=["in their order", "the other way round"])
@@ -22,28 +23,36 @@ async def test_a_registration_that_is_taken_up_late_does_not_cost_the_resource(
     """The kubelet stood still (its disk did) until our patience was over, and one before 1.36 then deals with both."""
     node = Kubelet(tmp_path, version="1.32")
     node.plugin_dir.mkdir()
-    monkeypatch.setattr(registration, "_REGISTER_DEADLINE", 0.05)
     gates = _stand_still(monkeypatch)
     await node.start()
     async with running(node) as agent:
+        await until(lambda: len(gates) == 1)
+        pass_time(registration._REGISTER_DEADLINE)
         await until(lambda: len(gates) == 2)
         first, second = gates if earlier else reversed(gates)
         first.set()
         await until(lambda: agent.plugin.streams >= 1)
         second.set()
+        await until(lambda: agent.plugin.refused == 1)
+        await give_up_on_the_old_connection()
         await until(lambda: agent.plugin.streams >= 2 and well(agent)(node))
         await noticed_to_die(node, agent)
         await until(lambda: well(agent)(node))
 
 
+async def give_up_on_the_old_connection() -> None:
+    """The kubelet has forgotten it, and does not close it."""
+    await settled()
+    pass_time(registration._CLOSED_WITHIN)
+
+
 def _stand_still(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.Event]:
-    """Let the kubelet's first two dials wait until each is allowed to go on, and us for the second as long as it takes."""
+    """Let the kubelet's first two dials wait until each is allowed to go on."""
     gates: list[asyncio.Event] = []
     dial = PluginClient.dial
 
     async def late(self: PluginClient) -> None:
         if len(gates) < 2:
-            monkeypatch.setattr(registration, "_REGISTER_DEADLINE", 30.0)
             gates.append(gate := asyncio.Event())
             await gate.wait()
         await dial(self)
@@ -65,10 +74,11 @@ async def test_a_stream_that_is_refused_waits_for_an_allocate_to_be_answered(tmp
             await refused.dial()
             assert "Unavailable" in await refused.watch(lambda: None, _never)
             await until(lambda: agent.plugin.refused == 1)
-            await asyncio.sleep(0.02)
+            await settled()
             assert agent.registrar.registered
             agent.plugin.allocating -= 1
             agent.plugin.on_call()
+            await give_up_on_the_old_connection()
             await until(lambda: agent.plugin.streams == 2 and well(agent)(node))
             refused.close()
     assert [line["resource"] for line in lines if line["event"] == "stream-refused"] == [TOY]

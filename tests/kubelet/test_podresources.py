@@ -22,8 +22,7 @@ from agent.kubelet.api.v1 import (
 from agent.kubelet.podresources import PodResourcesError, list_pods
 from agent.kubelet.server import SocketServer
 from agent.kubelet.wire import Encoded, PodDevices, PodList
-from tests.kubelet.plugins import PATIENCE
-from tests.passing import pass_time
+from tests.wait import PATIENCE, at_once, pass_time
 
 Answer = Callable[["grpclib.server.Stream[Any, Any]"], Awaitable[None]]
 
@@ -125,7 +124,7 @@ async def test_a_socket_that_accepts_and_says_nothing_is_told_in_a_sentence(tmp_
         mute.bind(str(tmp_path / "s"))
         mute.listen()
         with pytest.raises(PodResourcesError, match="did not answer"):
-            await list_pods(tmp_path / "s", 0.05)
+            await at_once(list_pods(tmp_path / "s", 5))
 
 
 async def test_a_kubelet_that_hangs_up_is_told_in_a_sentence(tmp_path: Path) -> None:
@@ -152,7 +151,7 @@ async def test_who_asks_is_not_taken_for_cancelled_when_the_kubelet_hangs_up_or_
     async with kubelet(tmp_path / "s", hang) as server:
         with anyio.CancelScope() as scope:
             with pytest.raises(PodResourcesError):
-                await list_pods(tmp_path / "s", 5 if hangs_up else 0.05)
+                await at_once(list_pods(tmp_path / "s", 5))
             scope.cancel()
             await anyio.sleep_forever()
         assert scope.cancelled_caught

@@ -17,7 +17,6 @@ from agent.devices.inventory import Inventory
 from agent.devices.model import Held
 from agent.devices.turns import Turns
 from agent.devices.waiting import LookError
-from agent.kubelet import prestart
 from agent.kubelet.errands import ROOMS, Errands
 from agent.kubelet.prestart import PRE_START_DEADLINE, Starter
 from backends.base import (
@@ -33,8 +32,8 @@ from backends.base import (
     Verdict,
 )
 from tests.devices.said import latch
-from tests.kubelet.plugins import until
-from tests.kubelet.test_allocation import KIND, PATIENCE, TOY, Options, Plain, nothing, toy
+from tests.kubelet.test_allocation import KIND, TOY, Options, Plain, nothing, toy
+from tests.wait import at_once, limit, until
 
 OTHER = "example.com/other"
 XID = Signal("toy:a", "xid-48", Verdict.NOW, "XID 48: its memory is bad.", clears_on=frozenset({Clears.OUR_RESET}))
@@ -65,7 +64,7 @@ class House:
         self.inventory = Inventory([self.resource, other], {KIND: self.backend})
         self.ledger, self.book, self.turns = Ledger(), HealthBook(), Turns()
         self.errands = Errands(self.turns, self._look)
-        self.on_look: Callable[[], Awaitable[None]] = nothing
+        self.on_look: Callable[[], Awaitable[object]] = nothing
         self.resets: list[Set[str]] = []
         self.starter = Starter(
             self.inventory,
@@ -109,7 +108,7 @@ class House:
         self.inventory.set_health(self.book.cleared(Clears.OUR_RESET, hardware, 0.0))
 
     async def start(self, *ids: str, name: str = TOY) -> None:
-        async with asyncio.timeout(PATIENCE):
+        async with limit():
             await self.starter.start(name, ids)
 
     async def refusal(self, *ids: str) -> str:
@@ -146,11 +145,6 @@ async def house(request: pytest.FixtureRequest) -> AsyncIterator[House]:
     house = House(request.param)
     yield house
     house.errands.close()
-
-
-def may_take(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind in ("_CHECK", "_RESET"):
-        monkeypatch.setattr(prestart, kind, replace(getattr(prestart, kind), seconds=seconds))
 
 
 def after_looks(house: House, number: int, happens: Callable[[], None]) -> None:
@@ -290,7 +284,9 @@ async def test_a_device_of_parts_that_cannot_itself_be_looked_at_is_refused(pool
         raise LookError("listing its units has hung for 5 s")
 
     pool.on_look = look
-    assert "could not be looked at before the container's start: listing its units has hung" in await pool.refusal("p")
+    assert "could not be looked at before the container's start: listing its units has hung" in await at_once(
+        pool.refusal("p")
+    )
 
 
 async def test_a_resource_that_retires_lets_its_containers_start(house: House) -> None:
@@ -299,14 +295,10 @@ async def test_a_resource_that_retires_lets_its_containers_start(house: House) -
     assert house.asked == []
 
 
-async def test_a_look_that_hangs_is_answered_in_time(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    may_take(0.02, monkeypatch)
-
-    async def hang() -> None:
-        await asyncio.sleep(60)
-
-    house.on_look = hang
-    assert "before the container's start: looking at it has not ended within 0.02 s" in await house.refusal("a")
+async def test_a_look_that_hangs_is_answered_in_time(house: House) -> None:
+    house.on_look = asyncio.Event().wait
+    hangs = await at_once(house.refusal("a"))
+    assert f"before the container's start: looking at it has not ended within {PRE_START_DEADLINE:g} s" in hangs
 
 
 async def test_why_a_container_does_not_start_is_logged_once_and_that_it_does(house: House) -> None:
@@ -341,7 +333,7 @@ async def test_more_containers_that_start_at_once_than_there_are_threads_wait_fo
     for key in keys:
         resetting.look(resetting.device(key))
     resetting.hold(*keys)
-    resetting.backend.on_prepare = lambda: gate.wait(PATIENCE) and ()
+    resetting.backend.on_prepare = lambda: gate.wait() and ()
     starts = [asyncio.ensure_future(resetting.start(key)) for key in keys]
     await until(lambda: [call for call, _ in resetting.asked].count("prepare") == ROOMS)
     await resetting.errands.workers(KIND).start(lambda: None)  # a claim finds a thread all the same
@@ -407,20 +399,17 @@ async def test_a_claim_that_begins_while_the_reset_waits_prevents_it(resetting: 
         await waits
 
 
-async def test_a_reset_that_hangs_costs_one_thread_and_is_answered_in_time(
-    resetting: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    may_take(0.02, monkeypatch)
+async def test_a_reset_that_hangs_costs_one_thread_and_is_answered_in_time(resetting: House) -> None:
     let_go = threading.Event()
-    resetting.backend.on_prepare = lambda: let_go.wait(PATIENCE) and ()
+    resetting.backend.on_prepare = lambda: let_go.wait() and ()
+    hangs = await at_once(resetting.refusal("a"))
     assert (
-        "a of example.com/toy could not be reset before the container's start: not done within 0.02 s. The start"
-        in (await resetting.refusal("a"))
-    )
+        "a of example.com/toy could not be reset before the container's start: "
+        f"not done within {PRE_START_DEADLINE:g} s. The start"
+    ) in hangs
     for _ in range(6):  # the kubelet's tries
-        assert "an earlier call for the same hardware has not ended" in await resetting.refusal("a")
+        assert "an earlier call for the same hardware has not ended" in await at_once(resetting.refusal("a"))
     assert [call for call, _ in resetting.asked].count("prepare") == 1
-    may_take(PRE_START_DEADLINE, monkeypatch)
     resetting.backend.on_prepare = lambda: ()
     await resetting.start("b")
     let_go.set()
@@ -460,13 +449,12 @@ async def test_a_backend_that_raises_is_named_to_the_administrator(resetting: Ho
 
 async def test_a_caller_that_hangs_up_leaves_the_turn_to_the_reset(resetting: House) -> None:
     let_go = threading.Event()
-    resetting.backend.on_prepare = lambda: let_go.wait(PATIENCE) and ()
+    resetting.backend.on_prepare = lambda: let_go.wait() and ()
     call = asyncio.ensure_future(resetting.start("a"))
-    while ("prepare", ["a"]) not in resetting.asked:
-        await asyncio.sleep(0.001)
+    await until(lambda: ("prepare", ["a"]) in resetting.asked)
     call.cancel()
     await asyncio.wait([call])
     assert resetting.turns.is_taken({"toy:a"})
     let_go.set()
-    async with asyncio.timeout(PATIENCE), resetting.turns.take({"toy:a"}):
+    async with limit(), resetting.turns.take({"toy:a"}):
         assert resetting.resets == []

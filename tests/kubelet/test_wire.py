@@ -109,6 +109,7 @@ def test_a_registration_is_written_as_betterproto_writes_it(
     )
 
 
+@quick
 @given(st.lists(st.lists(long_text, max_size=5), max_size=3))
 def test_an_allocate_request_is_read_as_betterproto_wrote_it(containers: list[list[str]]) -> None:
     request = api.AllocateRequest(container_requests=[api.ContainerAllocateRequest(ids) for ids in containers])

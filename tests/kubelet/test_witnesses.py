@@ -23,10 +23,11 @@ from agent.simulation.changes import Kind
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
 from agent.simulation.pods import Container, Pod
 from backends.base import Device
-from tests.kubelet.plugins import PATIENCE, TOY, device, until
+from tests.kubelet.plugins import TOY, device
 from tests.kubelet.test_podresources import Lister
 from tests.simulation.manual_clock import ManualClock
 from tests.simulation.plugin import ToyPlugin, devices
+from tests.wait import at_once, limit, pass_time, settled, until
 
 OTHER = "example.com/not-ours"
 KIND = "toy"
@@ -61,7 +62,7 @@ class House:
 
     async def ask(self, after: float = 0.0) -> None:
         self.now += after
-        async with asyncio.timeout(PATIENCE):
+        async with limit():
             await self.witnesses.ask()
 
     @property
@@ -263,9 +264,7 @@ async def test_a_corrupt_or_missing_checkpoint_ends_nothing(house: House, pods: 
     assert [line["witness"] for line in lines] == ([] if content is None else ["checkpoint"])
 
 
-async def test_a_slow_podresources_ends_nothing(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LIST_DEADLINE", 0.02)
-
+async def test_a_slow_podresources_ends_nothing(house: House, tmp_path: Path) -> None:
     async def never(stream: object) -> None:
         await asyncio.Event().wait()
 
@@ -274,7 +273,7 @@ async def test_a_slow_podresources_ends_nothing(house: House, tmp_path: Path, mo
     house.ledger.allocate([held("a")], house.now)
     for _ in range(3):
         house.write()
-        await house.ask(after=MIN_AGE)
+        await at_once(house.ask(after=MIN_AGE))
     assert house.holds == ["a"]
     await server.shut_down(0)
 
@@ -283,12 +282,11 @@ async def test_a_checkpoint_whose_reading_hangs_ends_nothing_and_costs_two_threa
     house: House, pods: Pods, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     let_go = threading.Event()
-    monkeypatch.setattr(module, "_READ_DEADLINE", 0.02)
-    monkeypatch.setattr(module, "read_checkpoint", lambda _: let_go.wait(10))
+    monkeypatch.setattr(module, "read_checkpoint", lambda _: let_go.wait())
     house.ledger.allocate([held("a")], house.now)
     before = threading.active_count()
     for _ in range(5):
-        await house.ask(after=MIN_AGE)
+        await at_once(house.ask(after=MIN_AGE))
     assert house.holds == ["a"]
     assert threading.active_count() <= before + 2
     let_go.set()
@@ -300,7 +298,7 @@ async def test_a_checkpoint_whose_reading_hangs_ends_nothing_and_costs_two_threa
 async def test_it_asks_soon_after_an_allocate_and_again_when_that_comes_of_age(
     house: House, pods: Pods, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_AFTER_ALLOCATE", 0.02)
+    monkeypatch.setattr(module, "IDLE", 36_000.0)
     asked: list[float] = []
     original = Witnesses.ask
 
@@ -312,13 +310,19 @@ async def test_it_asks_soon_after_an_allocate_and_again_when_that_comes_of_age(
 
     monkeypatch.setattr(Witnesses, "ask", ask)
     running = asyncio.ensure_future(house.witnesses.run())
-    await until(lambda: len(asked) == 1)
-    await asyncio.sleep(0.1)
-    assert len(asked) == 1, "nothing happens, so it waits for a minute"
-    house.witnesses.allocated()
-    await until(lambda: len(asked) == 3)
-    await asyncio.sleep(0.1)
-    assert len(asked) == 3
+    for seconds, allocates, count in (
+        (0.0, False, 1),
+        (module.IDLE / 2, False, 1),  # nothing happens, so it waits
+        (0.0, True, 1),
+        (module._AFTER_ALLOCATE, False, 2),
+        (module._AFTER_ALLOCATE, False, 3),
+        (module.IDLE / 4, False, 3),
+    ):
+        if allocates:
+            house.witnesses.allocated()
+        pass_time(seconds)
+        await settled()
+        assert len(asked) == count, (seconds, allocates)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

@@ -1,20 +1,12 @@
-import asyncio
-import gc
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from agent.simulation.kubelet import Kubelet
+from tests.left_behind import nothing_left_behind
 
-
-@pytest.fixture(autouse=True)
-async def nothing_left_behind(anyio_backend: str) -> AsyncIterator[None]:
-    """No task outlives a test, and no connection is left to the garbage collector (a ResourceWarning is an error)."""
-    yield
-    left = {task for task in asyncio.all_tasks() if "TestRunner" not in repr(task.get_coro())}
-    assert not left
-    gc.collect()
+__all__ = ["kubelet", "nothing_left_behind"]
 
 
 @pytest.fixture

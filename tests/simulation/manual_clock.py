@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable
 
 from agent.simulation.clock import Clock
+from tests.wait import limit
 
 
 class ManualClock(Clock):
@@ -45,7 +46,7 @@ class ManualClock(Clock):
 
     async def awaited(self, seconds: float) -> None:
         """Wait until a timer for `seconds` from now is on."""
-        async with asyncio.timeout(20):
+        async with limit(f"a timer for {seconds} s", self.pending):
             while seconds not in self.pending():
                 self._news.clear()
                 await self._news.wait()

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import os
 import random
-import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from agent.simulation import hardware
 from agent.simulation.hardware import LoopDevice, write_stub_file
 
 
@@ -31,10 +32,18 @@ def test_a_loop_device_comes_and_goes(loop_device: LoopDevice) -> None:
 
 
 @pytest.mark.root
-def test_a_loop_device_that_udevd_reads_is_removed_when_it_has(loop_device: LoopDevice) -> None:
-    reader = os.open(f"/dev/{loop_device.name}", os.O_RDONLY)
-    threading.Timer(0.02, os.close, [reader]).start()
+def test_a_loop_device_that_udevd_reads_is_removed_when_it_has(
+    loop_device: LoopDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers = [os.open(f"/dev/{loop_device.name}", os.O_RDONLY)]
+
+    def sleep(seconds: float) -> None:
+        while readers:
+            os.close(readers.pop())
+
+    monkeypatch.setattr(hardware, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=sleep))
     loop_device.remove()
+    assert not readers
     assert not Path("/dev", loop_device.name).exists()
 
 

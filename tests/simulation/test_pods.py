@@ -15,6 +15,7 @@ from agent.simulation.manager import KubeletPanicError
 from agent.simulation.pods import Container, Phase, Pod, State
 from tests.simulation.manual_clock import ManualClock
 from tests.simulation.plugin import ToyPlugin, devices
+from tests.wait import settled
 
 TOY = "example.com/toy"
 IDS = [f"d{n}" for n in range(8)]
@@ -215,7 +216,7 @@ async def test_pre_start_has_a_deadline_of_thirty_seconds(tmp_path: Path) -> Non
         admission = asyncio.create_task(kubelet.admit(pod("p")))
         await asked.wait()
         clock.advance(29.0)
-        await asyncio.sleep(0.01)
+        await settled()
         assert not admission.done()
         clock.advance(1.0)
         assert "DeadlineExceeded" in (await admission).containers["main"].message
@@ -233,7 +234,7 @@ async def test_a_slow_allocate_delays_unrelated_pods(kubelet: Kubelet) -> None:
         plugin.on_allocate = slow
         first = asyncio.create_task(kubelet.admit(pod("p")))
         other = asyncio.create_task(kubelet.admit(Pod("other", (Container("main"),))))
-        await asyncio.sleep(0.01)
+        await settled()
         assert not other.done()
         go.set()
         assert (await first).phase is (await other).phase is Phase.RUNNING

@@ -2,7 +2,7 @@
 
 import random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.simulation import checkpoint, state
@@ -12,9 +12,11 @@ from agent.simulation.changes import Change, Kind, ResourceView
 IDS = st.text("abcdef", min_size=1, max_size=2)
 HEALTH = st.sampled_from(["Healthy", "Unhealthy", "healthy", ""])
 NODES = st.lists(st.integers(0, 3), max_size=2).map(tuple)
+quick = settings(deadline=None, max_examples=50)
 LISTS = st.lists(st.tuples(IDS, HEALTH, NODES), max_size=12)
 
 
+@quick
 @given(LISTS)
 def test_a_list_counts_entries_and_its_loss_keeps_capacity(devices: list[tuple[str, str, tuple[int, ...]]]) -> None:
     resource = state.listed("r", devices)
@@ -25,6 +27,7 @@ def test_a_list_counts_entries_and_its_loss_keeps_capacity(devices: list[tuple[s
     assert lost.unhealthy == {device for device, _, _ in devices}
 
 
+@quick
 @given(LISTS, LISTS)
 def test_the_devices_of_a_change_lead_from_before_to_after(
     first: list[tuple[str, str, tuple[int, ...]]], second: list[tuple[str, str, tuple[int, ...]]]
@@ -36,6 +39,7 @@ def test_the_devices_of_a_change_lead_from_before_to_after(
     assert {i for i, h in changed.items() if h == "gone"}.isdisjoint(known)
 
 
+@quick
 @given(
     healthy=st.frozensets(IDS, min_size=1, max_size=8),
     used=st.frozensets(IDS, max_size=4),
@@ -66,6 +70,7 @@ def test_a_choice_has_the_size_asked_for_reuses_first_and_takes_nothing_in_use(
         assert choice.free & preferred <= chosen
 
 
+@quick
 @given(
     st.dictionaries(
         st.tuples(IDS, IDS, IDS),

@@ -9,15 +9,14 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from agent.simulation.changes import Kind
-from agent.simulation.clock import Clock
 from agent.simulation.kubelet import Kubelet
 from agent.simulation.naming import is_extended_resource
-from tests.kubelet.plugins import until
-from tests.passing import pass_time
 from tests.simulation.manual_clock import ManualClock
 from tests.simulation.plugin import ToyPlugin, devices, register
+from tests.wait import pass_time, settled, until
 
 TOY = "example.com/toy"
+DEADLINE = 60.0  # seconds, of which none passes but by a test
 
 
 async def refusal(kubelet: Kubelet, resource: str, endpoint: str, version: str = "v1beta1") -> str:
@@ -98,7 +97,7 @@ async def test_an_empty_absolute_or_missing_endpoint_fails_after_the_dial_timeou
         call = asyncio.create_task(refusal(kubelet, TOY, endpoint))
         await clock.awaited(10.0)
         clock.advance(9.9)
-        await asyncio.sleep(0.01)
+        await settled()
         assert not call.done()
         clock.advance(0.1)
         assert "failed to dial device plugin" in await call
@@ -116,11 +115,17 @@ async def test_a_socket_that_appears_while_the_kubelet_dials_is_found(tmp_path: 
 
 
 async def test_a_socket_that_listens_but_does_not_serve_costs_the_dial_timeout(tmp_path: Path) -> None:
-    async with Kubelet(tmp_path, clock=Clock(speed=200)) as kubelet:
+    clock = ManualClock()
+    async with Kubelet(tmp_path, clock=clock) as kubelet:
         with socket.socket(socket.AF_UNIX) as mute:
             mute.bind(str(kubelet.plugin_dir / "toy.sock"))
             mute.listen()
-            assert "failed to dial" in await refusal(kubelet, TOY, "toy.sock")
+            call = asyncio.create_task(refusal(kubelet, TOY, "toy.sock"))
+            await clock.awaited(10.0)
+            await settled()
+            assert not call.done()
+            clock.advance(10.0)
+            assert "failed to dial" in await call
 
 
 async def test_an_error_from_the_options_call_fails_register(kubelet: Kubelet) -> None:
@@ -134,9 +139,9 @@ async def test_an_error_from_the_options_call_fails_register(kubelet: Kubelet) -
 
 async def give_up_while_it_dials(kubelet: Kubelet, clock: ManualClock) -> None:
     """Call Register with a deadline that passes when the kubelet has found nobody to dial, and tries again later."""
-    call = asyncio.create_task(register(kubelet.socket, TOY, "toy.sock", timeout=60))
+    call = asyncio.create_task(register(kubelet.socket, TOY, "toy.sock", timeout=DEADLINE))
     await clock.awaited(1.0)
-    pass_time(60)
+    pass_time(DEADLINE)
     with pytest.raises((GRPCError, TimeoutError)):
         await call
 
@@ -148,7 +153,7 @@ async def test_from_1_36_the_callers_deadline_ends_the_dial_back(tmp_path: Path)
         await until(lambda: clock.pending() == [])
         async with ToyPlugin(kubelet.plugin_dir, TOY, devices("a")) as plugin:
             clock.advance(1.0)
-            await asyncio.sleep(0.01)
+            await settled()
             assert plugin.calls == []
 
 

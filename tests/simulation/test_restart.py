@@ -17,9 +17,9 @@ from agent.simulation.changes import ResourceView
 from agent.simulation.kubelet import Kubelet
 from agent.simulation.pods import Container, Phase, Pod
 from agent.simulation.sockets import Version
-from tests.kubelet.plugins import PATIENCE, until
 from tests.simulation.manual_clock import ManualClock
 from tests.simulation.plugin import ToyPlugin, devices, register
+from tests.wait import PATIENCE, until
 
 TOY = "example.com/toy"
 POD = Pod("p", (Container("main", {TOY: 1}),))

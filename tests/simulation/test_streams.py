@@ -2,21 +2,22 @@
 
 import asyncio
 import random
-import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from grpclib.exceptions import GRPCError
 
 from agent.kubelet.wire import device_head, device_tail, join_list, list_item
+from agent.simulation import endpoint
 from agent.simulation.changes import Change, Kind, ResourceView
 from agent.simulation.kubelet import Kubelet
 from agent.simulation.pods import Container, Phase, Pod
-from tests.kubelet.plugins import PATIENCE
-from tests.kubelet.plugins import until as eventually
 from tests.simulation.manual_clock import ManualClock
 from tests.simulation.plugin import ToyPlugin, devices
+from tests.wait import PATIENCE, at_once, pass_time, settled
+from tests.wait import until as eventually
 
 TOY = "example.com/toy"
 NEVER = 3600.0  # a delay that no test waits for
@@ -60,7 +61,8 @@ async def test_the_old_streams_end_disconnects_the_new_client_and_nothing_recove
         assert await new.server.wait_disconnected(PATIENCE)
         await kubelet.wait_for(lambda k: k.streams(TOY) == 0)
         new.publish(devices("a", "b", "c"))
-        await asyncio.sleep(0.02)
+        pass_time(1.0)
+        await settled()
         assert kubelet.resources[TOY].allocatable == 0
         assert kubelet.streams(TOY) == 0
 
@@ -91,10 +93,11 @@ async def test_a_register_that_overtakes_the_end_of_stream_drops_the_new_client(
         await kubelet.wait_for(lambda k: k.streams(TOY) == 0)
         await new.register()
         await until(kubelet, 2)
-        assert not await old.server.wait_disconnected(0.02), "nobody closes the old connection any more"
+        assert not await at_once(old.server.wait_disconnected()), "nobody closes the old connection any more"
         new.die()
         await kubelet.wait_for(lambda k: k.streams(TOY) == 0)
-        await asyncio.sleep(0.02)
+        pass_time(1.0)
+        await settled()
         assert kubelet.resources[TOY].allocatable == 2, "the death of the dropped client goes unnoticed"
 
 
@@ -155,7 +158,7 @@ async def test_a_failed_register_forgets_the_client_but_keeps_endpoint_and_strea
         assert len(old.allocations) == 1
         old.end_streams()
         await kubelet.wait_for(lambda k: k.streams(TOY) == 0)
-        assert not await old.server.wait_disconnected(0.02)
+        assert not await at_once(old.server.wait_disconnected())
         assert kubelet.resources[TOY].allocatable == 3, "nothing is marked unhealthy"
 
 
@@ -174,7 +177,8 @@ async def test_a_hand_over_without_a_moment_of_zero(kubelet: Kubelet) -> None:
             await new.register()
         old.end_streams()
         await kubelet.wait_for(lambda k: k.streams(TOY) == 0)
-        await asyncio.sleep(0.01)
+        pass_time(1.0)
+        await settled()
         new.fail_options = None
         await new.register()
         await kubelet.wait_for(lambda k: bool(lowest))
@@ -189,7 +193,8 @@ async def test_the_kubelet_never_opens_a_stream_again(kubelet: Kubelet) -> None:
         await until(kubelet, 1)
         plugin.die()
         await until(kubelet, 0)
-        await asyncio.sleep(0.02)
+        pass_time(1.0)
+        await settled()
         assert plugin.calls.count("ListAndWatch") == 1
 
 
@@ -293,17 +298,19 @@ async def test_a_plugin_that_returns_in_time_ends_the_grace_period(tmp_path: Pat
 # --- what an observer sees ---
 
 
-async def test_a_change_names_the_devices_that_differ_and_when_the_message_arrived(kubelet: Kubelet) -> None:
+async def test_a_change_names_the_devices_that_differ_and_when_the_message_arrived(
+    kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with ToyPlugin(kubelet.plugin_dir, TOY, devices("a", "b", "c")) as plugin:
         await plugin.register()
         await until(kubelet, 3)
+        monkeypatch.setattr(endpoint, "time", SimpleNamespace(perf_counter=lambda: 7.0))
         with kubelet.changes() as changes:
-            sent = time.perf_counter()
             plugin.publish(devices("a", "d", unhealthy=["b"]))
             while (change := await changes.get()).kind is not Kind.LIST:
                 pass
         assert change.devices() == {"d": "Healthy", "b": "Unhealthy", "c": "gone"}
-        assert sent <= change.at <= time.perf_counter()
+        assert change.at == 7.0
 
 
 async def test_waiting_in_vain_says_what_the_node_shows(kubelet: Kubelet) -> None:
@@ -311,7 +318,7 @@ async def test_waiting_in_vain_says_what_the_node_shows(kubelet: Kubelet) -> Non
         await plugin.register()
         await until(kubelet, 1)
         with pytest.raises(TimeoutError, match=r"example.com/toy 1/1 \(1 streams\)"):
-            await kubelet.wait_for(lambda k: False, timeout=0.01)
+            await kubelet.wait_for(lambda k: False, timeout=0)
 
 
 async def test_ten_thousand_devices_are_taken_in_promptly(kubelet: Kubelet) -> None:
