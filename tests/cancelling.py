@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-PATIENCE: Final = 20.0
+from tests.wait import limit, until
 
 
 class Cut:
@@ -55,14 +55,14 @@ async def cancelled_everywhere(
             await Cut(make(), at)
 
         task = asyncio.ensure_future(run())
-        async with asyncio.timeout(PATIENCE):
+        async with limit(f"it ends, cut off at wait {at}"):
             await asyncio.wait([task])
         if not task.cancelled():
             task.result()
             return at - 1
         await after()
-        await _eventually(lambda: asyncio.all_tasks() <= tasks, f"no task is left after wait {at}")
-        await _eventually(lambda: _open_files() <= files, f"no file is left open after wait {at}")
+        await until(lambda: asyncio.all_tasks() <= tasks, f"no task is left after wait {at}", asyncio.all_tasks)
+        await until(lambda: _open_files() <= files, f"no file is left open after wait {at}", _open_files)
         if at == most:
             return at
     raise AssertionError
@@ -76,11 +76,3 @@ def _open_files() -> set[str]:
         with suppress(FileNotFoundError):  # that of the listing
             found.add(f"{descriptor.name} {descriptor.readlink()}")
     return found
-
-
-async def _eventually(reached: Callable[[], bool], what: str) -> None:
-    for _ in range(2000):
-        if reached():
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError(f"{what}: {asyncio.all_tasks()}, {_open_files()}")
