@@ -92,6 +92,8 @@ class Node:
         self._listed: dict[str, bool] = {}  # of each stream that the agent of now has: has a list come?
         self.ours = self.kubelet.plugin_dir / "fairlead"
         self._passed = 0.0
+        self.clock, self.wall = self._later(time.monotonic), self._later(time.time)
+        """Those of the agents here."""
         self.state = root / "state"
         self.notified = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.notified.bind(str(root / "notify"))
@@ -118,13 +120,9 @@ class Node:
         notifier = Notifier(str(self.root / "notify"))
         return Agent(self.config(*resources), made, notifier, clock=self.clock, wall=self.wall)
 
-    def clock(self) -> float:
-        """Monotonic seconds, as the agents here have them."""
-        return time.monotonic() + self._passed
-
-    def wall(self) -> float:
-        """Seconds since the epoch, as the agents here have them."""
-        return time.time() + self._passed
+    def _later(self, clock: Callable[[], float]) -> Callable[[], float]:
+        """A clock, with the time that `pass_time` lets pass."""
+        return lambda: clock() + self._passed
 
     def pass_time(self, seconds: float) -> None:
         """So many seconds pass at once, for the agents here and on the event loop."""
