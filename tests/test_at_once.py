@@ -40,7 +40,7 @@ from backends.base import (
 )
 from tests.devices.fakes import FakeOptions
 from tests.test_supervisor import NEVER, Node, node, pod
-from tests.wait import PATIENCE, limit, settled, until
+from tests.wait import limit, settled, until
 
 __all__ = ["node"]  # a fixture
 
@@ -304,7 +304,6 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-@pytest.mark.timeout(3 * PATIENCE)
 @pytest.mark.parametrize("seed", range(3))
 async def test_whatever_happens_at_once_it_ends_well(node: Node, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     world, dial = World(seed), PluginClient.dial

@@ -165,4 +165,5 @@ async def test_a_delayed_signal_is_among_the_signals_before_it_counts(node: Node
         after = time.time()
         (signal,) = agent.control.explain("card 0").signals
         assert (signal.reason, signal.counts, agent.control.explain("card 0").state) == ("flaky", False, "Healthy")
+        assert signal.changes is not None
         assert before <= signal.changes - 3600.0 <= after

@@ -73,7 +73,7 @@ async def test_a_reload_and_one_that_is_refused(client: Client, daemon: FakeDaem
 
 async def test_events_are_told_from_the_past_and_on(client: Client, daemon: FakeDaemon) -> None:
     daemon.events = [Event(n, 1.0, "device-changed") for n in (1, 2, 3)]
-    seen = []
+    seen: list[int] = []
     async with limit("the news comes", lambda: seen):
         async for event in client.watch(2, follow=True):
             seen.append(event.number)

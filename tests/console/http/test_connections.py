@@ -32,21 +32,21 @@ async def _is_cut(reader: asyncio.StreamReader) -> bool:
     return True
 
 
-@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nX: x"], ids=["nothing", "a byte each second"])
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nX: x"], ids=["nothing", "a byte each hour"])
 async def test_a_request_has_its_time_whether_nothing_comes_or_it_trickles_in(
     face: Served, said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "REQUEST_WITHIN", 60.0)
+    monkeypatch.setattr(connections, "REQUEST_WITHIN", 60 * 3600.0)
     reader, writer = await face.connect()
     await settled()
-    for second in range(59):
-        writer.write(said[second : second + 1])
+    for hour in range(59):
+        writer.write(said[hour : hour + 1])
         await settled()
-        pass_time(1.0)
+        pass_time(3600.0)
     await settled()
     assert not reader.at_eof()
     writer.write(said[59:])
-    pass_time(1.0)
+    pass_time(3600.0)
     assert await _is_cut(reader)
 
 
@@ -158,8 +158,8 @@ async def test_where_all_are_busy_the_next_is_told_so(face: Served, monkeypatch:
 
 async def test_who_hammers_is_let_in_at_a_pace(face: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many wait, others have their turn between any two of them."""
-    monkeypatch.setattr(connections, "_PACE", 60.0)
-    monkeypatch.setattr(connections, "REQUEST_WITHIN", 3600.0)
+    monkeypatch.setattr(connections, "_PACE", 2 * 3600.0)
+    monkeypatch.setattr(connections, "REQUEST_WITHIN", 24 * 3600.0)
     begin, made = connections.Connection.connection_made, 0
 
     def count(self: connections.Connection, transport: asyncio.Transport) -> None:
@@ -173,10 +173,10 @@ async def test_who_hammers_is_let_in_at_a_pace(face: Served, monkeypatch: pytest
     for number in range(1, 5):
         await settled()
         assert made == number
-        pass_time(59.0)
+        pass_time(3600.0)
         await settled()
         assert made == number
-        pass_time(1.0)
+        pass_time(3600.0)
 
 
 @pytest.mark.parametrize(("path", "pieces"), [("/metrics", 3), ("/status.json", 2), ("/", 6)])
