@@ -70,9 +70,22 @@ class Agent:
         backends: Mapping[str, Backend[Any]],
         notifier: Notifier,
         events: Events | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare; `backends` has an instance for every kind that the config names, `events` are what the log tells."""
+        """Prepare.
+
+        Args:
+            config: what is configured.
+            backends: an instance for every kind that the config names.
+            notifier: is told how the service is doing.
+            events: what the log tells.
+            clock: monotonic seconds.
+            wall: seconds since the epoch.
+        """
         settings = config.agent
+        self._clock, self._wall = clock, wall
         self.config = config
         self.watchdog = Watchdog(notifier)
         self.counts = Counts()
@@ -86,9 +99,9 @@ class Agent:
         self._health = HealthBook(boot_id(config.host))
         self._health_changed = asyncio.Event()
         self._ledger = Ledger()
-        self._errands = Errands(Turns(), self._look_at)
+        self._errands = Errands(Turns(clock), self._look_at)
         self._releaser = Releaser(config.host, backends, self._ledger, self._errands.turns, self._keep_state)
-        self._keeper = Keeper(StateFile(settings.state_dir), self._ledger, self._releaser, self.inventory, self._health)
+        self._keeper = self._make_keeper(settings)
         self._adopter = Adopter(backends, self._errands.turns, self._look_at)
         self._notifier = notifier
         features = settings.nfd_features.path
@@ -119,6 +132,17 @@ class Agent:
         """What the faces ask."""
         self._tasks: TaskGroup  # of the running agent
 
+    def _make_keeper(self, settings: AgentConfig) -> Keeper:
+        return Keeper(
+            StateFile(settings.state_dir),
+            self._ledger,
+            self._releaser,
+            self.inventory,
+            self._health,
+            clock=self._clock,
+            wall=self._wall,
+        )
+
     def _make_starter(self, backends: Mapping[str, Backend[Any]]) -> Starter:
         return Starter(
             self.inventory,
@@ -126,7 +150,7 @@ class Agent:
             backends,
             self._errands,
             health=lambda hardware, reset: self._health.to_holder(
-                hardware, time.monotonic(), Clears.OUR_RESET if reset else None
+                hardware, self._clock(), Clears.OUR_RESET if reset else None
             ),
             was_reset=self._was_reset,
         )
@@ -141,6 +165,7 @@ class Agent:
             began=self._claims_began,
             ended=self._claims_ended,
             resend=self._resend,
+            clock=self._clock,
         )
 
     def _make_applier(self) -> Applier:
@@ -172,7 +197,9 @@ class Agent:
                 undrain=self.undrain,
                 reload=self.reload,
                 unkept=self._keeper.unkept,
-            )
+            ),
+            clock=self._clock,
+            wall=self._wall,
         )
 
     def _plugin(self, name: str) -> Plugin:
@@ -242,7 +269,7 @@ class Agent:
 
     def _recorded(self, signals: Sequence[Signal], record: Record) -> None:
         """The kernel told a fact that means this."""
-        self.inventory.set_health(self._health.recorded(signals, record, time.monotonic()))
+        self.inventory.set_health(self._health.recorded(signals, record, self._clock()))
         self._flush()
         asyncio.get_running_loop().call_soon(self._health_changed.set)  # a turn later: the streams send first
 
@@ -255,7 +282,7 @@ class Agent:
 
     def _learn(self, news: News) -> None:
         self.inventory.update(news.backend, news.units, news.links)
-        now = time.monotonic()
+        now = self._clock()
         ours = self._errands.turns.have_effects()
         found = self._health.found(news.backend, news.units, now, beside=news.beside, anew=news.anew, ours=ours)
         self.inventory.set_health(found)
@@ -264,8 +291,8 @@ class Agent:
     async def _ripen(self) -> None:
         """Let time pass for what is delayed, drained or quarantined; have what must be kept written."""
         while True:
-            now = time.monotonic()
-            self.inventory.set_health(self._health.ripen(now, time.time()))
+            now = self._clock()
+            self.inventory.set_health(self._health.ripen(now, self._wall()))
             self._flush()
             self._tasks.start_soon(self._keeper.write_health)
             self._health_changed.clear()
@@ -275,7 +302,7 @@ class Agent:
 
     def _flush(self, since: float | None = None) -> None:
         """What has changed goes to the kubelet and the log; since when, if an event was the cause."""
-        if self._publisher.publish(time.monotonic(), since):
+        if self._publisher.publish(self._clock(), since):
             self._tasks.start_soon(self._adopt_what_is_new)
 
     # --- another configuration ---
@@ -335,7 +362,7 @@ class Agent:
 
     async def _record(self, given: Sequence[Held]) -> None:
         """An Allocate is about to give these."""
-        changed = self._ledger.allocate(given, time.monotonic())
+        changed = self._ledger.allocate(given, self._clock())
         self.inventory.claim(given)
         if changed:
             await self._keeper.write_claims()
@@ -367,7 +394,7 @@ class Agent:
             await discoverer.look_at(units)
 
     def _was_reset(self, hardware: Set[str]) -> None:
-        self.inventory.set_health(self._health.cleared(Clears.OUR_RESET, hardware, time.monotonic()))
+        self.inventory.set_health(self._health.cleared(Clears.OUR_RESET, hardware, self._clock()))
         self._flush()
         self._health_changed.set()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 
@@ -15,9 +14,9 @@ from agent.devices.model import Health, Slot, Snapshot, State
 from agent.supervisor import Agent
 from backends.base import Signal, Verdict
 from tests.devices.fakes import device
-from tests.kubelet.plugins import until
 from tests.test_supervisor import TOY, Node, pod, toys
 from tests.test_supervisor_health import CARDS, Cards, cards
+from tests.wait import until
 
 
 @pytest.fixture
@@ -34,6 +33,7 @@ def shown(agent: Agent, name: str = TOY) -> Resource:
 
 
 async def test_a_resource_is_shown_with_its_devices_and_their_place(node: Node) -> None:
+    before = time.time()
     async with node.running(toys(2)) as agent:
         await node.has(TOY, healthy=2)
         await until(lambda: shown(agent).registered)  # the kubelet may have the list before it answers the registration
@@ -50,28 +50,32 @@ async def test_a_resource_is_shown_with_its_devices_and_their_place(node: Node) 
         ]
         status = agent.control.status()
         assert (status.kubelet.present, status.kubelet.waiting_for) == (True, "")
-        assert status.started <= status.now == pytest.approx(time.time(), abs=20)
+        assert before <= status.started <= status.now
 
 
 async def test_a_device_that_fails_says_why_and_since_when(node: Node) -> None:
     async with node.running(toys(2)) as agent:
         await node.has(TOY, healthy=2)
+        before = time.time()
         node.say("stub-1 unhealthy its fan is stuck")
         await node.has(TOY, healthy=1, unhealthy=1)
         bad = shown(agent).devices[1]
         assert (bad.key, bad.state, bad.message) == ("stub-1", "Unhealthy", "its fan is stuck")
-        assert bad.since == pytest.approx(time.time(), abs=20)
+        after = time.time()
+        assert before <= bad.since <= after
 
 
 async def test_a_device_that_a_pod_holds_and_that_is_gone_says_since_when(node: Node) -> None:
     async with node.running(toys(1)) as agent:
         await node.has(TOY, healthy=1)
         await node.kubelet.admit(pod("p", 1, TOY))
+        before = time.time()
         node.say("stub-0 gone")
         await node.has(TOY, healthy=0, unhealthy=1)
+        after = time.time()
         for it in shown(agent).devices[0], agent.control.explain("stub-0"):
             assert it.reason == "gone"
-            assert it.since == pytest.approx(time.time(), abs=20)
+            assert before <= it.since <= after
     async with node.running(toys(1)) as agent:
         await node.has(TOY, healthy=0, unhealthy=1)
         for it in shown(agent).devices[0], agent.control.explain("stub-0"):
@@ -154,12 +158,12 @@ async def test_a_delayed_signal_is_among_the_signals_before_it_counts(node: Node
     backend = Cards()
     async with node.running(cards(), backends={"cards": backend}) as agent:
         await node.has(CARDS, healthy=4)
-        backend.said = (Signal("pci:0", "flaky", Verdict.DELAYED, "It flickers.", after=60.0),)
+        backend.said = (Signal("pci:0", "flaky", Verdict.DELAYED, "It flickers.", after=3600.0),)
+        before = time.time()
         agent.discoverers["cards"].rescan()
-        async with asyncio.timeout(20):
-            while not (signals := agent.control.explain("card 0").signals):
-                await asyncio.sleep(0)
-        assert (signals[0].reason, signals[0].counts, agent.control.explain("card 0").state) == (
-            "flaky", False, "Healthy",
-        )  # fmt: skip
-        assert signals[0].changes == pytest.approx(time.time() + 60, abs=20)
+        await until(lambda: agent.control.explain("card 0").signals, "it is said")
+        after = time.time()
+        (signal,) = agent.control.explain("card 0").signals
+        assert (signal.reason, signal.counts, agent.control.explain("card 0").state) == ("flaky", False, "Healthy")
+        assert signal.changes is not None
+        assert before <= signal.changes - 3600.0 <= after

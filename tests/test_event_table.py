@@ -6,6 +6,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -41,6 +42,7 @@ def _names(node: ast.expr) -> tuple[str, ...]:
     return (str(node.value),)
 
 
+@cache
 def said() -> dict[str, Event]:
     """Every event of the sources, over all the places that log it."""
     levels, fields = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)

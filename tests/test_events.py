@@ -11,6 +11,7 @@ import pytest
 
 from agent.console.views import Event
 from agent.events import Events
+from tests.wait import limit, until
 
 
 def noted(line: dict[str, Any]) -> Event:
@@ -104,13 +105,12 @@ async def test_who_follows_hears_of_each_also_from_other_threads() -> None:
                 if len(heard) == 4:
                     return
 
-    async with asyncio.timeout(20):
+    async with limit("all four are heard", lambda: heard):
         watching = asyncio.create_task(follow())
         await asyncio.sleep(0)
         events.note({"event": "x"})
         events.note({"event": "x"})
-        while len(heard) < 2:
-            await asyncio.sleep(0)
+        await until(lambda: len(heard) == 2)
         thread = threading.Thread(target=note_two, args=(events,))
         thread.start()
         await watching

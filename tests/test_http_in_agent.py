@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, MutableMapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
-import anyio
 import pytest
+import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
+from agent.console.http import viewers
 from agent.devices.making import make_backends
+from agent.events import Events
+from agent.kubelet import witnesses
 from agent.notify import Notifier
 from agent.supervisor import Agent
 from tests.console.fakes import FakeDaemon
-from tests.console.http.serving import Served
-from tests.kubelet.plugins import until
-from tests.test_supervisor import TOY, Node, pod, toys
+from tests.console.http.serving import Answer, Served
+from tests.test_supervisor import NEVER, TOY, Node, ended, pod, toys
+from tests.wait import limit, until
 
 
 @pytest.fixture
@@ -34,7 +38,14 @@ async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
 async def running(node: Node) -> AsyncIterator[Served]:
     path = node.root / "http.sock"
     config = replace(node.config(toys()), http_listen=f"unix:{path}")
-    agent = Agent(config, make_backends(node.host, config.resources), Notifier(None))
+    backends, events = make_backends(node.host, config.resources), Events()
+
+    def note(_logger: object, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        events.note(dict(line))
+        return line
+
+    structlog.configure(processors=[note, *structlog.get_config()["processors"]])
+    agent = Agent(config, backends, Notifier(None), events, clock=node.clock, wall=node.wall)
     task = asyncio.ensure_future(agent.run())
     face = Served(path, FakeDaemon())
     try:
@@ -43,9 +54,16 @@ async def running(node: Node) -> AsyncIterator[Served]:
     finally:
         for writer in face.writers:
             writer.close()
-        task.cancel()
-        await asyncio.wait([task])
+        await ended(task)
         assert not path.exists()
+
+
+async def shows(face: Served, path: str, text: str) -> None:
+    """Wait until this is in what is served there."""
+    seen: list[Answer] = []
+    async with limit(f"{text!r} is in {path}", lambda: seen[-1]):
+        while not seen or text not in seen[-1].body:
+            seen.append(await face.get(path))
 
 
 async def test_it_is_ready_once_the_kubelet_has_everything(node: Node) -> None:
@@ -55,19 +73,17 @@ async def test_it_is_ready_once_the_kubelet_has_everything(node: Node) -> None:
         assert answer.status == 503
         assert answer.body.startswith(f"{TOY} is not registered: ")
         await node.kubelet.start()
-        with anyio.fail_after(20):
-            while (await face.get("/readyz")).status != 200:
-                await anyio.sleep(0.01)
+        await shows(face, "/readyz", "ready\n")
+        assert (await face.get("/readyz")).status == 200
 
 
-async def test_what_a_pod_holds_is_in_metrics_and_on_the_page(node: Node) -> None:
+async def test_what_a_pod_holds_is_in_metrics_and_on_the_page(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(witnesses, "_AFTER_ALLOCATE", 0.0)
     await node.kubelet.start()
     async with running(node) as face:
         await node.has(TOY, healthy=3)
         await node.kubelet.admit(pod())
-        with anyio.fail_after(20):
-            while 'pod="' not in (await face.get("/metrics")).body:
-                await anyio.sleep(0.01)
+        await shows(face, "/metrics", 'pod="')
         text = (await face.get("/metrics")).body
         found = {family.name: family for family in text_string_to_metric_families(text)}
         (holder,) = found["fairlead_device_assigned"].samples
@@ -77,7 +93,9 @@ async def test_what_a_pod_holds_is_in_metrics_and_on_the_page(node: Node) -> Non
         assert f"in use by {holder.labels['pod']}" in (await face.get("/")).body
 
 
-async def test_the_page_hears_of_a_device_that_fails(node: Node) -> None:
+async def test_the_page_hears_of_a_device_that_fails(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(viewers, "_POLL", NEVER)  # an event tells of it
+    monkeypatch.setattr(viewers, "_COALESCE", 0.0)
     await node.kubelet.start()
     async with running(node) as face:
         await node.has(TOY, healthy=3)
@@ -85,7 +103,7 @@ async def test_the_page_hears_of_a_device_that_fails(node: Node) -> None:
         writer.write(b"GET /events HTTP/1.1\r\nHost: node\r\n\r\n")
         await reader.readuntil(b"event: hello\n")
         node.say("stub-0 unhealthy It is on fire.")
-        with anyio.fail_after(20):
+        async with limit("the page hears of it"):
             await reader.readuntil(b"It is on fire.")
 
 

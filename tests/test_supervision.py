@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from agent import supervision
 from agent.supervision import supervise
+from tests.wait import limit
 
 
 class Enough(BaseException):
@@ -95,5 +96,6 @@ async def test_cancellation_goes_through() -> None:
     task = asyncio.create_task(supervise("part", run))
     await started.wait()
     task.cancel()
-    await asyncio.wait([task], timeout=5)
+    async with limit("it ends"):
+        await asyncio.wait([task])
     assert task.cancelled()

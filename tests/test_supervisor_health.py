@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Iterable, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -17,6 +16,7 @@ from agent.config import Difference
 from agent.devices.health.flapping import FAILURES
 from agent.devices.workers import Workers
 from agent.errors import FairleadError
+from agent.kubelet import plugin
 from agent.reloading import Change
 from agent.simulation.changes import Kind
 from agent.simulation.pods import Phase
@@ -36,8 +36,8 @@ from backends.base import (
     Verdict,
     Watches,
 )
-from tests.kubelet.plugins import until
-from tests.test_supervisor import Node, pod
+from tests.test_supervisor import Node, ended, pod
+from tests.wait import settled, until
 
 CARDS = "example.com/card"
 
@@ -84,6 +84,12 @@ def cards() -> Resource[Any]:
 
 def xid(sequence: int = 1) -> Record:
     return Record("kmsg", "", sequence, 0.0, "NVRM: XID 79")
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list goes out as soon as it is another."""
+    monkeypatch.setattr(plugin, "COALESCE", 0.0)
 
 
 @pytest.fixture
@@ -148,8 +154,12 @@ async def test_a_drain_ends_by_itself(node: Node) -> None:
     async with node.running(cards(), backends={"cards": Cards()}) as agent:
         await node.has(CARDS, healthy=4)
         with capture_logs() as lines:
-            await agent.drain(["pci:0", "pci:1"], "", time.time() + 0.5)
-            # the log, since the kubelet need not see it where that takes longer than the drain
+            await agent.drain(["pci:0", "pci:1"], "", node.wall() + 7200)
+            await node.has(CARDS, healthy=0, unhealthy=4)
+            node.pass_time(3600)
+            await settled()
+            assert reasons(lines) == ["drained", "drained"]
+            node.pass_time(3600)
             await until(lambda: reasons(lines) == ["drained", "drained", "", ""])
         await node.has(CARDS, healthy=4)
         await until(lambda: kept(node)["drains"] == [])
@@ -158,7 +168,7 @@ async def test_a_drain_ends_by_itself(node: Node) -> None:
 async def test_a_drain_that_has_ended_before_it_began_is_refused(node: Node) -> None:
     agent = node.agent(cards(), backends={"cards": Cards()})
     with pytest.raises(FairleadError, match="later than now"):
-        await agent.drain(["pci:0"], "", time.time() - 1.0)
+        await agent.drain(["pci:0"], "", node.wall() - 1.0)
 
 
 async def test_what_was_drained_or_latched_is_never_healthy_after_a_restart(node: Node) -> None:
@@ -203,13 +213,12 @@ async def test_a_second_agent_takes_over_what_the_first_was_told_and_writes_noth
             await until(lambda: any(line["event"] == "another-agent-runs" for line in lines))
             second._watching.take(xid())
             await until(lambda: second._health.of("pci:0").reason == "xid-79")
-            await asyncio.sleep(0.05)
+            await settled()
             assert not (node.state / "state.json").exists()
             await first.drain(["pci:1"], "the fan")
         await node.has(CARDS, healthy=0, unhealthy=4)
         await until(lambda: len(kept(node)["latches"]) == len(kept(node)["drains"]) == 1)
-        running.cancel()
-        await asyncio.wait([running])
+        await ended(running)
 
 
 async def test_flapping_hardware_is_logged_once_and_left_alone(node: Node) -> None:
@@ -220,10 +229,8 @@ async def test_flapping_hardware_is_logged_once_and_left_alone(node: Node) -> No
             for n in range(30):
                 backend.said = () if n % 2 else (Signal("pci:0", "sick", Verdict.NOW, "It is sick."),)
                 agent.discoverers["cards"].rescan()
-                await until(
-                    lambda: (agent._health.to_holder("pci:0", time.monotonic()).reason == "") == (not backend.said)
-                )
-            await asyncio.sleep(0.05)
+                await until(lambda: (agent._health.to_holder("pci:0", node.clock()).reason == "") == (not backend.said))
+            await settled()
         await node.has(CARDS, healthy=2, unhealthy=2)
         assert reasons(lines) == ["sick", "", "sick", "", "sick", "", "sick", "", "flapping"]
         await until(lambda: len(kept(node)["quarantines"]) == 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import threading
@@ -27,8 +26,8 @@ from tests.backends.trees import plant
 from tests.backends.vfio_node import BUS, GPU, SOUND, ActingKernel, acting, gpu, resource, sound
 from tests.devices.fakes import KIND, Fake, by_unit, device
 from tests.devices.fakes import resource as fake_resource
-from tests.kubelet.plugins import until
-from tests.test_supervisor import Node, hurry, pod
+from tests.test_supervisor import Node, come_of_age, hurry, pod
+from tests.wait import settled, until
 
 pytestmark = pytest.mark.root  # the nodes of the trees are made with mknod
 
@@ -83,8 +82,9 @@ async def test_a_pod_gets_what_is_bound_for_it_and_the_host_gets_it_back(
         assert [spec.host_path for spec in answer.devices] == ["/dev/vfio/vfio", "/dev/vfio/12"]
         assert answer.envs == {"PCI_RESOURCE_NVIDIA_COM_T4": GPU}
         assert drivers(node.root) == ["vfio-pci", "vfio-pci"]
+        come_of_age(monkeypatch)
         node.kubelet.end(pod(resource=T4))
-        await until(lambda: drivers(node.root) == ["nvidia", "snd_hda_intel"], within=10)
+        await until(lambda: drivers(node.root) == ["nvidia", "snd_hda_intel"])
         await node.has(T4, healthy=1)
 
 
@@ -102,7 +102,8 @@ async def test_what_was_bound_before_a_claim_failed_is_given_back(node: Node, mo
         assert status.phase is Phase.FAILED
         assert f"{second} of {T4} cannot be made ready: the kernel did not bind {second} to vfio-pci" in status.message
         assert (f"/sys/bus/pci/devices/{GPU}/driver/unbind", GPU) in kernel.written
-        await until(lambda: drivers(node.root) == ["nvidia", "snd_hda_intel"], within=10)
+        come_of_age(monkeypatch)
+        await until(lambda: drivers(node.root) == ["nvidia", "snd_hda_intel"])
         await node.has(T4, healthy=2)
 
 
@@ -118,6 +119,7 @@ async def test_what_a_pod_had_before_a_reboot_is_bound_for_it_again(
         await node.kubelet.admit(pod(resource=T4))
         assert drivers(node.root) == ["vfio-pci", "vfio-pci"]
     found = Vfio(node.host, [made], ActingKernel(node.host, {GPU: "nvidia", SOUND: "snd_hda_intel"}))
+    come_of_age(monkeypatch)
     found.release([], frozenset({f"pci:{GPU}", f"pci:{SOUND}"}))  # all that a reboot undoes, notes and all
     assert drivers(node.root) == ["nvidia", "snd_hda_intel"]
     with capture_logs() as logs:
@@ -125,7 +127,7 @@ async def test_what_a_pod_had_before_a_reboot_is_bound_for_it_again(
             await until(lambda: drivers(node.root) == ["vfio-pci", "vfio-pci"])
             await until(lambda: any(line["event"] == "resumed" for line in logs))
             node.kubelet.end(pod(resource=T4))
-            await until(lambda: drivers(node.root) == ["nvidia", "snd_hda_intel"], within=10)
+            await until(lambda: drivers(node.root) == ["nvidia", "snd_hda_intel"])
 
 
 async def test_what_is_to_be_bound_at_the_start_is_unhealthy_until_it_is(node: Node) -> None:
@@ -183,13 +185,13 @@ async def test_what_another_resource_has_is_not_bound_at_the_start(node: Node) -
 async def test_nothing_is_bound_at_the_start_before_every_backend_has_looked(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "SETTLE", 0.05)
+    monkeypatch.setattr(supervisor, "SETTLE", 0.0)
     made, theirs, go_on = resource(T4, bind="start"), fake_resource(GPUS), threading.Event()
     slow = Gpus(theirs).show(node)
-    slow.listed = lambda: go_on.wait(25) and [GPU]
+    slow.listed = lambda: go_on.wait() and [GPU]
     async with node.running(theirs, made, backends={KIND: slow, **vfio(node, made)}):
         await node.has(T4, healthy=0, unhealthy=1)
-        await asyncio.sleep(0.05)
+        await settled()
         assert drivers(node.root) == ["nvidia", "snd_hda_intel"]
         go_on.set()
         await node.has(GPUS, healthy=1)

@@ -21,7 +21,7 @@ from agent.notify import Notifier
 from agent.supervision import supervise
 from agent.watchdog import BEAT, FAILING, RECOVERED, SILENCE, Pulse, Watchdog, beating
 from backends.base import Host, HostPath
-from tests.kubelet.plugins import until
+from tests.wait import until
 
 
 class Clock:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from agent.console.service import served
 from tests.console.fakes import FakeDaemon
+from tests.wait import PATIENCE
 
 
 @contextmanager
@@ -27,9 +28,9 @@ def running(daemon: FakeDaemon, socket: Path) -> Iterator[None]:
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
     thread.start()
     try:
-        assert ready.wait(20)
+        assert ready.wait(PATIENCE)
         yield
     finally:
         loop.call_soon_threadsafe(done.set)
-        thread.join(20)
+        thread.join(PATIENCE)
         loop.close()

@@ -229,12 +229,17 @@ def test_a_device_is_drained_and_put_back(daemon: FakeDaemon, run: Run) -> None:
     assert daemon.asked == [("drain", "GPU-1", "new fan", None), ("undrain", "GPU-1")]
 
 
-@pytest.mark.parametrize("until", ["2h30m", "2999-01-01T00:00"])
-def test_a_drain_may_end_by_itself(daemon: FakeDaemon, run: Run, until: str) -> None:
+@pytest.mark.parametrize(
+    ("until", "seconds"), [("2h30m", 9000.0), ("2030-01-01T00:01", 60.0)], ids=["a duration", "a moment"]
+)
+def test_a_drain_may_end_by_itself(
+    daemon: FakeDaemon, run: Run, until: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_year = datetime.fromisoformat("2030-01-01T00:00").timestamp()  # as this machine's clock shows it
+    monkeypatch.setattr(output, "now", lambda: new_year)
     assert run("drain", "GPU-1", "--until", until).output.startswith("Drained until ")
     (_, _, reason, when) = daemon.asked[0]
-    assert isinstance(when, float)
-    assert when > time.time()
+    assert when == new_year + seconds
     assert str(reason).endswith(" gave no reason")
 
 

@@ -21,6 +21,7 @@ from agent.errors import ExitCode, FairleadError
 from agent.kubelet.server import SocketServer
 from agent.kubelet.wire import Codec
 from tests.console.fakes import FakeDaemon, status
+from tests.wait import limit
 
 
 @pytest.fixture
@@ -72,8 +73,8 @@ async def test_a_reload_and_one_that_is_refused(client: Client, daemon: FakeDaem
 
 async def test_events_are_told_from_the_past_and_on(client: Client, daemon: FakeDaemon) -> None:
     daemon.events = [Event(n, 1.0, "device-changed") for n in (1, 2, 3)]
-    seen = []
-    with anyio.fail_after(20):
+    seen: list[int] = []
+    async with limit("the news comes", lambda: seen):
         async for event in client.watch(2, follow=True):
             seen.append(event.number)
             if len(seen) == 2:
@@ -85,7 +86,7 @@ async def test_events_are_told_from_the_past_and_on(client: Client, daemon: Fake
 
 async def test_a_watch_that_does_not_follow_ends_with_the_past(client: Client, daemon: FakeDaemon) -> None:
     daemon.events = [Event(n, 1.0, "device-changed") for n in (1, 2, 3)]
-    with anyio.fail_after(20):
+    async with limit("it ends"):
         assert [event.number async for event in client.watch(9, follow=False)] == [1, 2, 3]
 
 

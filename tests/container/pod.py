@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import tomllib
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
@@ -24,12 +23,16 @@ from typing import Any, Final
 
 from tests.container import inside
 from tests.deploy.manifests import KUSTOMIZATIONS, REPOSITORY, Manifests, kustomize
+from tests.wait import PATIENCE, block_until
 
 _THIS_MACHINES: Final = frozenset({"/dev", "/sys", "/proc", "/run/udev", "/lib/modules"})
 _OF_THIS_MACHINE: Final = frozenset({"modules", "hardware"})  # checks that find what a test machine lacks
 _FAILURE: Final = 2
-_PATIENCE: Final = 180  # seconds for one pod; it takes two, where nothing else runs
-_GET: Final = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=20).read().decode())"
+_LONGEST: Final = int(2 * PATIENCE)  # seconds for one pod; it takes two, where nothing else runs
+_GET: Final = (
+    "import sys, urllib.request; url, seconds = sys.argv[1:]; "
+    "print(urllib.request.urlopen(url, timeout=float(seconds)).read().decode())"
+)
 _NEW: Final = "example.com/added"
 _ADDED: Final = f'\n[[resource]]\nname = "{_NEW}"\nbackend = "stub"\ndevices = 1\n'
 _SHORT: Final = "/tmp"  # TMPDIR may be too long for the paths of sockets
@@ -76,7 +79,6 @@ class Pod:
         """`runner` is unshare(1), whose only child is the container's first process."""
         self._runner = runner
         self._manifests = manifests
-        self.started = time.perf_counter()
 
     @property
     def pid(self) -> int:
@@ -99,20 +101,22 @@ class Pod:
     def get(self, path: str) -> str:
         """What HTTP has there; asked within its network, where the kubelet's probes of either kind arrive."""
         (port,) = (one["containerPort"] for one in self._manifests.container["ports"])
-        return self.run("python3", "-c", _GET, f"http://127.0.0.1:{port}{path}")
+        return self.run("python3", "-c", _GET, f"http://127.0.0.1:{port}{path}", str(PATIENCE))
 
     def probe(self, name: str) -> None:
-        """Ask one of its probes as often as the kubelet would before it gives up, with shorter pauses."""
-        probe = self._manifests.container[name]
-        for last in [False] * (probe.get("failureThreshold", 3) - 1) + [True]:
+        """Ask one of its probes until it succeeds."""
+        path = self._manifests.container[name]["httpGet"]["path"]
+        refusals: list[object] = []
+
+        def succeeds() -> bool:
             try:
-                self.get(probe["httpGet"]["path"])
-            except SystemExit:
-                if last:
-                    raise
-                time.sleep(1)
-            else:
-                return
+                self.get(path)
+            except SystemExit as refusal:
+                refusals.append(refusal)
+                return False
+            return True
+
+        block_until(succeeds, f"the {name} succeeds", lambda: refusals[-1])
 
     def memory(self) -> dict[str, float]:
         """Resident memory in MiB: RssAnon is its own, RssFile is shared with other processes of the image."""
@@ -123,14 +127,11 @@ class Pod:
             if name in ("VmRSS", "VmHWM", "RssAnon")
         }
 
-    def end(self) -> float:
-        """Stop it as the kubelet does; the seconds that it took."""
-        began = time.perf_counter()
+    def end(self) -> None:
+        """Stop it as the kubelet does."""
         os.kill(self.pid, signal.SIGTERM)
-        code = self._runner.wait(self._manifests.pod["terminationGracePeriodSeconds"])
-        if code:
+        if code := self._runner.wait(PATIENCE):
             raise SystemExit(f"it ended with {code}")
-        return time.perf_counter() - began
 
 
 @contextmanager
@@ -173,7 +174,7 @@ def try_out(node: Node, root: Path, image: Mapping[str, Any]) -> None:
     with kubelet(node.host("/var/lib/kubelet")) as lines:
         next(line for line in lines if line["change"] == "started")
         with running(node, root, image) as pod:
-            registered = until_registered(wanted, lines) - pod.started
+            until_registered(wanted, lines)
             for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
                 pod.probe(probe)
             check_status(wanted, pod)
@@ -183,23 +184,22 @@ def try_out(node: Node, root: Path, image: Mapping[str, Any]) -> None:
             json.loads(pod.run("fairlead", "schema"))
             findings = json.loads(pod.run("fairlead", "doctor", "--json", codes=(0, 1, 2)))["findings"]
             memory = pod.memory()
-            ended = pod.end()
+            pod.end()
     found = [(one["check"], one["level"], one["found"]) for one in findings if one["level"]]
     if failures := [one for one in found if one[1] == _FAILURE and one[0] not in _OF_THIS_MACHINE]:
         raise SystemExit(f"The doctor finds that something does not work: {failures}")
-    print(f"{node.manifests.name}: {version}, registered {registered:.2f} s after its start, ended in {ended:.2f} s")
+    print(f"{node.manifests.name}: {version} registered everything, took in another configuration and ended")
     print("  " + ", ".join(f"{name} {value:.1f} MiB" for name, value in memory.items()))
     print(f"  the doctor warns: {', '.join(dict.fromkeys(check for check, _, _ in found))}")
 
 
-def until_registered(wanted: Set[str], lines: Lines) -> float:
-    """Wait until the kubelet knows all of these; when the last came."""
+def until_registered(wanted: Set[str], lines: Lines) -> None:
+    """Wait until the kubelet knows all of these."""
     missing = set(wanted)
     while missing:
         line = next(lines)
         if line["change"] == "registered":
             missing.discard(line["resource"])
-    return float(line["at"])
 
 
 def check_status(wanted: Set[str], pod: Pod) -> None:
@@ -215,7 +215,7 @@ def check_status(wanted: Set[str], pod: Pod) -> None:
 
 
 def _give_up(*_: object) -> None:
-    raise TimeoutError(f"it was not done within {_PATIENCE} s")
+    raise TimeoutError(f"it was not done within {_LONGEST} s")
 
 
 def main() -> None:
@@ -227,7 +227,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     for name in KUSTOMIZATIONS:
         with tempfile.TemporaryDirectory(dir=_SHORT) as scratch:
-            signal.alarm(_PATIENCE)
+            signal.alarm(_LONGEST)
             node = Node(Path(scratch), Manifests.of(name, tool))
             try:
                 try_out(node, root, image)

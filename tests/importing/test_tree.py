@@ -44,7 +44,7 @@ def test_an_alias_stands_for_what_it_names() -> None:
         ("? [a]\n: b", 1, "a key is a list or a table"),
         ("&a [*a]", 1, "the file's aliases make it too large"),
         ('a: "\\ud800"', 1, "a text has half of a surrogate pair"),
-        ("[" * 5_000, None, "the file has lists or tables that are nested too deeply"),
+        ("[" * 1_000, None, "the file has lists or tables that are nested too deeply"),
     ],
 )
 def test_what_is_not_read_is_said_with_its_line(text: str, line: int | None, sentence: str) -> None:

@@ -17,12 +17,13 @@ from agent.console.doctor.http import http
 from backends.base import Host
 from tests.console.fakes import FakeDaemon
 from tests.console.http.serving import free_port, served
+from tests.wait import PATIENCE
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine is nobody's silence."""
-    monkeypatch.setattr("agent.console.doctor.http._PATIENCE", 20.0)
+    monkeypatch.setattr("agent.console.doctor.http._PATIENCE", PATIENCE)
 
 
 def look(listen: str | None) -> Finding:
@@ -44,7 +45,7 @@ def another() -> Iterator[int]:
         thread = threading.Thread(target=answer)
         thread.start()
         yield listener.getsockname()[1]
-        thread.join(10)
+        thread.join(PATIENCE)
 
 
 def test_it_may_be_off() -> None:

@@ -15,6 +15,7 @@ import anyio
 from agent.console.http.serving import serve
 from agent.counting import Counts
 from tests.console.fakes import FakeDaemon
+from tests.wait import limit, until
 
 
 @dataclass
@@ -53,7 +54,8 @@ class Served:
         reader, writer = await self.connect()
         try:
             writer.write(data)
-            return await asyncio.wait_for(reader.read(-1), 100)
+            async with limit("the answer ends"):
+                return await reader.read(-1)
         finally:
             writer.close()
 
@@ -83,9 +85,7 @@ async def served(path: Path, daemon: FakeDaemon, port: int = 0) -> AsyncIterator
     it = Served(path / "http.sock", daemon, port=port)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(serve, daemon, it.health, it.counts, f"127.0.0.1:{port}" if port else f"unix:{it.path}")
-        with anyio.fail_after(20):
-            while not (is_listening(port) if port else it.path.exists()):
-                await anyio.sleep(0.001)
+        await until(lambda: is_listening(port) if port else it.path.exists(), "it is served")
         try:
             yield it
         finally:

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
-import anyio
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -23,6 +22,7 @@ from agent.console.views import Resource, Status
 from tests.console.fakes import FakeDaemon
 from tests.console.http import nodes
 from tests.console.http.serving import Answer, Served, served
+from tests.wait import limit
 
 _HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}  # before any is served
 
@@ -144,7 +144,7 @@ async def test_a_failure_of_ours_is_told_once_and_costs_one_answer(face: Served)
 
 async def _news(reader: asyncio.StreamReader) -> dict[str, str]:
     """The parts of the next message that completes a version."""
-    with anyio.fail_after(20):
+    async with limit("a version is complete"):
         await reader.readuntil(b"\nid: ")
         await reader.readuntil(b"data: ")
         parts: dict[str, str] = json.loads(await reader.readuntil(b"\n"))
@@ -181,8 +181,9 @@ async def test_the_end_cuts_everybody_off_and_removes_the_socket(tmp_path: Path)
         reader, writer = await face.connect()
         writer.write(b"GET /events HTTP/1.1\r\nHost: node\r\n\r\n")
         await reader.readuntil(b"event: hello\n")
-    with anyio.fail_after(20), suppress(ConnectionError):
-        await reader.read(-1)
+    async with limit("it is cut off"):
+        with suppress(ConnectionError):
+            await reader.read(-1)
     assert os.listdir(tmp_path) == []  # noqa: PTH208
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from msgspec.structs import replace
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
+from agent.console.http import viewers
 from agent.console.http.serving import serve
 from agent.console.names import node_name
 from agent.console.views import Event, Status
@@ -22,17 +22,26 @@ from agent.counting import Counts
 from tests.console.fakes import FakeDaemon
 from tests.console.http import nodes
 from tests.console.http.serving import Health, free_port, is_listening
+from tests.wait import PATIENCE, block_until
 
 CHROMIUM = Path("/usr/bin/chromium")
-_PATIENCE = 25_000  # milliseconds
+_PATIENCE = PATIENCE * 1000  # milliseconds
 EXPECTED_WHILE_LOST = "Failed to load resource: net::ERR_"
 
 
+def well() -> Status:
+    return nodes.node(nodes.gpus())
+
+
+def fallen() -> Status:
+    return nodes.node(nodes.gpus(**nodes.FALLEN))
+
+
 class Node:
-    """A made-up node that serves its page from a thread."""
+    """A made-up node, of whose GPUs one has fallen off the bus; it serves its page from a thread."""
 
     def __init__(self) -> None:
-        self.daemon = FakeDaemon(shown=nodes.busy(), events=list(nodes.EVENTS))
+        self.daemon = FakeDaemon(shown=fallen(), events=list(nodes.EVENTS))
         self.port = free_port()
         self._loop = asyncio.new_event_loop()
         self._thread: threading.Thread | None = None
@@ -45,9 +54,7 @@ class Node:
     def start(self) -> None:
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
-        while not is_listening(self.port):
-            assert self._thread.is_alive()
-            time.sleep(0.001)
+        block_until(lambda: is_listening(self.port), "the page is served")
 
     def _serve(self) -> None:
         async def serving() -> None:
@@ -60,7 +67,7 @@ class Node:
     def stop(self) -> None:
         if self._thread is not None:
             self._loop.call_soon_threadsafe(self._serving.cancel)
-            self._thread.join(20)
+            self._thread.join(PATIENCE)
             self._thread = None
 
     def close(self) -> None:
@@ -80,7 +87,8 @@ class Node:
 
 
 @pytest.fixture
-def node() -> Iterator[Node]:
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    monkeypatch.setattr(viewers, "_COALESCE", 0.0)
     it = Node()
     it.start()
     try:
@@ -94,7 +102,7 @@ def chromium() -> Iterator[Browser]:
     if not CHROMIUM.exists():
         pytest.skip("needs Debian's chromium")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=3 * _PATIENCE)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=_PATIENCE)
         expect.set_options(timeout=_PATIENCE)
         yield browser
         browser.close()
@@ -103,15 +111,20 @@ def chromium() -> Iterator[Browser]:
 class Visit:
     """An operator in front of the page, and everything that the browser complains of."""
 
-    def __init__(self, browser: Browser, node: Node, **about: Any) -> None:
+    def __init__(self, browser: Browser, node: Node, *, manual_clock: bool = False, **about: Any) -> None:
+        """Go there; with a manual clock, time passes on the page when the test says so."""
         self.complaints: list[str] = []
         self.elsewhere: list[str] = []
         self.loads = 0
         self.page: Page = browser.new_page(**about)
+        self.page.set_default_timeout(_PATIENCE)
         self.page.on("console", self._said)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("request", lambda request: self._asked(request.url, node.url))
         self.page.on("load", self._loaded)
+        if manual_clock:
+            self.page.clock.install(time=nodes.NOW)
+            self.page.clock.pause_at(nodes.NOW + 3600)
         self.page.goto(node.url)
 
     def _said(self, message: ConsoleMessage) -> None:
@@ -138,14 +151,6 @@ def visit(chromium: Browser, node: Node) -> Iterator[Visit]:
 
 
 GPU = nodes.gpu(3).key
-
-
-def well() -> Status:
-    return nodes.node(nodes.gpus())
-
-
-def fallen() -> Status:
-    return nodes.node(nodes.gpus(**nodes.FALLEN))
 
 
 def test_a_gpu_fails_and_recovers_without_a_reload(node: Node, visit: Visit) -> None:
@@ -206,9 +211,8 @@ def test_places_of_one_kind_are_equally_wide(node: Node, visit: Visit) -> None:
     assert len(set(widths)) == 1
 
 
-def test_by_keyboard(node: Node, visit: Visit) -> None:
+def test_by_keyboard(visit: Visit) -> None:
     page = visit.page
-    node.show(fallen())
     expect(page.locator("#verdict")).to_contain_text("1 of 8")
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to what needs attention")).to_be_focused()
@@ -244,6 +248,7 @@ def test_what_is_open_and_focused_stays_so_when_it_changes(node: Node, visit: Vi
 
 def test_what_a_screen_reader_is_told(node: Node, visit: Visit) -> None:
     page = visit.page
+    node.show(nodes.busy())
     expect(page.get_by_role("main")).to_be_visible()
     expect(page.get_by_role("navigation", name="Sections")).to_be_visible()
     for name in ("Needs attention", "Resources", "Devices in their place", "Recent events"):
@@ -254,43 +259,47 @@ def test_what_a_screen_reader_is_told(node: Node, visit: Visit) -> None:
     expect(page.locator("#verdict")).to_have_attribute("aria-live", "polite")
 
 
-@pytest.mark.parametrize("shown", [nodes.busy(), nodes.node(nodes.kvm(1000, 1000)), nodes.node(nodes.vfs(128, 128))])
-def test_on_a_phone_nothing_is_wider_than_the_screen(chromium: Browser, node: Node, shown: Status) -> None:
-    node.show(shown)
+def test_on_a_phone_nothing_is_wider_than_the_screen(chromium: Browser, node: Node) -> None:
     visit = Visit(chromium, node, viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
-    expect(visit.page.locator("#live")).to_have_text("Live")
-    visit.page.evaluate("document.querySelectorAll('details').forEach(it => it.open = true)")
-    assert visit.page.evaluate("document.documentElement.scrollWidth") == 360
-    too_wide = "[...document.querySelectorAll('body *')].filter(it => it.getBoundingClientRect().right > 361).length"
-    assert visit.page.evaluate(too_wide) == 0
+    kvm, vfs = nodes.node(nodes.kvm(1000, 1000)), nodes.node(nodes.vfs(128, 128))
+    for shown, tiles in ((kvm, 1), (vfs, 128), (nodes.busy(), 137)):
+        node.show(shown)
+        expect(visit.page.locator(".tile .key")).to_have_count(tiles)
+        visit.page.evaluate("document.querySelectorAll('details').forEach(it => it.open = true)")
+        assert visit.page.evaluate("document.documentElement.scrollWidth") == 360
+        too_wide = (
+            "[...document.querySelectorAll('body *')].filter(it => it.getBoundingClientRect().right > 361).length"
+        )
+        assert visit.page.evaluate(too_wide) == 0
     visit.leave()
 
 
-@pytest.mark.parametrize("width", [1280, 360, 320])
-def test_no_number_and_no_heading_is_broken_in_two(chromium: Browser, node: Node, width: int) -> None:
+def test_no_number_and_no_heading_is_broken_in_two(node: Node, visit: Visit) -> None:
     long = f"hardware.example.com/{'an-accelerator-' * 4}one"
     node.show(nodes.node(replace(nodes.gpus(), name=long), replace(nodes.kvm(1000, 1000), name=long[:-3])))
-    visit = Visit(chromium, node, viewport={"width": width, "height": 740})
-    expect(visit.page.locator("#live")).to_have_text("Live")
+    expect(visit.page.locator("#resources tbody tr")).to_have_count(2)
     lines = "cells => Math.max(...cells.map(it => it.getBoundingClientRect().height)) / 21.75"  # 15px/1.45
-    assert visit.page.locator("#resources .number").evaluate_all(lines) < (3 if width > 640 else 2.1)
-    assert visit.page.locator("#resources thead th").evaluate_all(lines) < (2 if width > 640 else 99)
-    assert visit.page.evaluate("document.documentElement.scrollWidth") == width
-    visit.leave()
+    for width in (1280, 360, 320):
+        visit.page.set_viewport_size({"width": width, "height": 740})
+        assert visit.page.locator("#resources .number").evaluate_all(lines) < (3 if width > 640 else 2.1)
+        assert visit.page.locator("#resources thead th").evaluate_all(lines) < (2 if width > 640 else 99)
+        assert visit.page.evaluate("document.documentElement.scrollWidth") == width
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_in_light_and_dark(chromium: Browser, node: Node, scheme: Any) -> None:
-    visit = Visit(chromium, node, color_scheme=scheme)
-    expect(visit.page.locator("#live")).to_have_text("Live")
-    dark = visit.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(15, 18, 22)"
-    assert dark == (scheme == "dark")
-    poorest = visit.page.evaluate(_CONTRAST)
-    assert poorest["ratio"] >= 4.5, poorest  # WCAG 2.2, 1.4.3
-    visit.leave()
+def test_text_stands_out_in_light_and_dark(node: Node, visit: Visit) -> None:
+    node.show(nodes.busy())
+    expect(visit.page.locator(".tile .key")).to_have_count(137)
+    visit.page.emulate_media(color_scheme="light")
+    light, poorest_in_light = visit.page.evaluate(_CONTRAST)
+    visit.page.emulate_media(color_scheme="dark")
+    dark, poorest_in_dark = visit.page.evaluate(_CONTRAST)
+    assert light != dark == "rgb(15, 18, 22)"
+    for poorest in (poorest_in_light, poorest_in_dark):
+        assert poorest["ratio"] >= 4.5, poorest  # WCAG 2.2, 1.4.3
 
 
-def test_the_connection_is_lost_and_comes_back(node: Node, visit: Visit) -> None:
+def test_the_connection_is_lost_and_comes_back(chromium: Browser, node: Node) -> None:
+    visit = Visit(chromium, node, manual_clock=True, viewport={"width": 1280, "height": 900})
     page = visit.page
     expect(page.locator("#live")).to_have_text("Live")
     node.stop()
@@ -299,10 +308,12 @@ def test_the_connection_is_lost_and_comes_back(node: Node, visit: Visit) -> None
     expect(page).to_have_title(re.compile("^Disconnected"))
     node.daemon.shown = well()
     node.start()
+    page.clock.run_for(2_000)  # milliseconds, after which it tries again
     expect(page.locator("#live")).to_have_text("Live")
     expect(page.locator("#verdict")).to_contain_text("All is well")
     assert visit.loads == 1
     visit.complaints[:] = [it for it in visit.complaints if not it.startswith(EXPECTED_WHILE_LOST)]
+    visit.leave()
 
 
 def test_a_thousand_tokens_are_one_tile(node: Node, visit: Visit) -> None:
@@ -325,7 +336,9 @@ def test_128_virtual_functions_fit_on_two_screens(node: Node, visit: Visit) -> N
 
 
 def test_without_a_script_it_is_a_page_all_the_same(chromium: Browser, node: Node) -> None:
+    node.daemon.shown = nodes.busy()
     page = chromium.new_page(java_script_enabled=False)
+    page.set_default_timeout(_PATIENCE)
     page.goto(node.url)
     expect(page.locator("#live")).to_contain_text("loads itself again every 30 s")
     expect(page.locator("#verdict")).to_contain_text("1 of 137 devices is unhealthy")
@@ -353,5 +366,5 @@ _CONTRAST = """() => {
     const ratio = (a + 0.05) / (b + 0.05);
     if (ratio < poorest.ratio) poorest = { ratio, text: it.textContent, name: it.className };
   }
-  return poorest;
+  return [getComputedStyle(document.body).backgroundColor, poorest];
 }"""
