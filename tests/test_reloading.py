@@ -20,7 +20,7 @@ from agent.console.control import RefusedError
 from agent.console.views import Reloaded
 from agent.notify import Notifier
 from agent.reloading import Change, Reloader
-from tests.wait import PATIENCE, limit, until
+from tests.wait import PATIENCE, limit, pass_time, settled, until
 
 STUB = '[[resource]]\nname = "{name}"\nbackend = "stub"\ndevices = [{{ count = 1 }}]\n'
 A, B = "a.example/x", "b.example/x"
@@ -201,6 +201,38 @@ async def test_a_configuration_that_another_program_made_up_cannot_be_read_again
 
 
 # --- the file ---
+
+
+async def test_a_file_is_read_once_it_has_been_left_alone_and_an_empty_one_later_still(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hour = 3600.0
+    for name, seconds in (("_QUIET", 2 * hour), ("_QUIET_IF_EMPTY", 20 * hour), ("_RESTLESS", 1000 * hour)):
+        monkeypatch.setattr(reloading, name, seconds)
+
+    async def after(hours: float) -> int:
+        """How often it has been read when so many hours have passed."""
+        await settled()
+        pass_time(hours * hour)
+        await settled()
+        return len(house.applied)
+
+    async with house.running(), anyio.create_task_group() as tasks:
+        house.write(A, B)
+        tasks.start_soon(house.it.watch)
+        assert await after(1) == 0
+        house.write(A)  # it is still being written
+        assert await after(1) == 0
+        house.write()
+        assert await after(2) == 0
+        assert await after(10) == 0, "it is empty"
+        house.write(B)
+        for hours in (10, 10, 1):
+            assert await after(hours) == 0
+        await after(1)
+        await until(lambda: house.applied)
+        tasks.cancel_scope.cancel()
+    assert [change.difference.added for change in house.applied] == [(B,)]
 
 
 async def test_a_file_that_changes_all_the_time_is_read_all_the_same(

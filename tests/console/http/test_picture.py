@@ -18,7 +18,7 @@ from agent.console.http.viewers import Viewers
 from agent.console.views import Event, Status
 from tests.console.fakes import FakeDaemon
 from tests.console.http import nodes
-from tests.wait import limit, settled
+from tests.wait import limit, pass_time, settled
 
 
 class Eyes:
@@ -116,6 +116,22 @@ async def test_what_is_drawn_for_who_loads_the_page_is_news_for_who_has_it_open(
     await viewers._look()
     async with limit("the news comes"):
         assert b"-2\n" in await news
+    await messages.aclose()
+
+
+async def test_a_viewer_hears_from_us_though_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(viewers_module, "PING", 7200.0)
+    picture = Eyes(nodes.node()).picture()
+    await picture.refresh()
+    messages = Viewers(FakeDaemon(), picture, "assets").messages("")
+    await anext(messages), await anext(messages)  # hello, and all that there is
+    ping = asyncio.create_task(anext(messages))
+    for _ in range(2):
+        await settled()
+        assert not ping.done()
+        pass_time(3600.0)
+    async with limit("it comes"):
+        assert (await ping).startswith(b"event: ping\n")
     await messages.aclose()
 
 
