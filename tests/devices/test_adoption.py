@@ -184,9 +184,9 @@ async def test_one_that_hangs_holds_up_no_other_and_is_told(house: House) -> Non
 
 
 async def test_it_waits_for_whoever_acts_on_the_hardware(house: House) -> None:
-    house.show(device("x", A, hardware=("pci:1",)))
     async with house.running():
         async with house.turns.take(frozenset({"pci:1"})):
+            house.show(device("x", A, hardware=("pci:1",)))
             await settled()
             assert house.backend.told == []
         await until(lambda: bool(house.looked))

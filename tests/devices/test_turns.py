@@ -25,6 +25,7 @@ async def test_who_wants_the_same_hardware_waits_and_others_do_not() -> None:
         asyncio.ensure_future(take(turns, noted, name, things, lambda: gate))
         for name, things in {"first": "ab", "second": "bc", "other": "d", "third": "a"}.items()
     ]
+    await until(lambda: len(noted) == 2)
     await settled()
     assert noted == ["first acts", "other acts"]
     assert turns.is_taken({"a", "x"})
