@@ -95,7 +95,7 @@ STEPS = st.lists(st.one_of(st.tuples(NODES, NODES), st.integers(0, 9), st.intege
 """What is there now, or which ID is allocated, or (odd) which is given back."""
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(STEPS)
 def test_no_node_is_ever_given_to_two_pods_nor_changed_under_one(steps: list[tuple[frozenset[int], ...] | int]) -> None:
     it = inventory(*_bundles(frozenset(range(5)), frozenset(range(5))))

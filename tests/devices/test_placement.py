@@ -88,7 +88,7 @@ def machines(draw: st.DrawFn, most: int = 8) -> Machine:
     return Machine(slots.found, draw(st.lists(links, max_size=12)) if len(slots.found) > 1 else ())
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=75)
 @given(machines(), st.data())
 def test_the_choice_is_as_good_as_exhaustive_search_on_any_topology(machine: Machine, data: st.DataObject) -> None:
     slots = machine.slots()
@@ -101,7 +101,7 @@ def test_the_choice_is_as_good_as_exhaustive_search_on_any_topology(machine: Mac
     assert oracle.key(found) == oracle.best(size, must)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(machines(most=4), st.integers(2, 3), st.sampled_from(["spread", "pack"]), st.data())
 def test_shared_devices_are_placed_as_well_as_by_exhaustive_search(
     machine: Machine, replicas: int, placement: Placement, data: st.DataObject

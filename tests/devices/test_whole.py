@@ -462,5 +462,5 @@ class Whole(RuleBasedStateMachine):
         assert shown == self.places.keys(), "nothing is forgotten"
 
 
-Whole.TestCase.settings = settings(max_examples=150, stateful_step_count=25, deadline=None, report_multiple_bugs=False)
+Whole.TestCase.settings = settings(max_examples=75, stateful_step_count=25, deadline=None, report_multiple_bugs=False)
 test_whatever_happens = Whole.TestCase
