@@ -166,6 +166,8 @@ async def test_a_slow_client_skips_generations(stage: Stage, monkeypatch: pytest
             clock.now += COALESCE
             pass_time(COALESCE)
             assert await frames.next_sick() == ids[:count]
+            clock.now += COALESCE
+            pass_time(COALESCE)
             await settled()
             stage.lists.put(ids[count], health=SICK)
 
