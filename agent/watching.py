@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from agent.devices.discovery import Discoverer
 from agent.devices.looks import Walk
 from agent.devices.making import is_made
 from agent.devices.news import News
-from agent.devices.records import wants
+from agent.devices.records import Sightings, wants
 from agent.devices.sources.base import Resync, Said
 from agent.devices.sources.kmsg import KmsgSource
 from agent.devices.sources.links import LinkSource
@@ -62,8 +63,9 @@ class Watching:
         self.backends = dict(backends)
         """By their kinds, as they are now."""
         self._settings = settings
-        self._publish = digest
+        self._digest = digest
         self._recorded = recorded
+        self._sightings = Sightings()
         self._counts = counts
         self._watches: dict[str, Watches] = {}
         self._tasks: TaskGroup  # of the running agent
@@ -154,6 +156,8 @@ class Watching:
             news.append(discoverer.exchange(outlook.backend, outlook.found))
             if is_new:
                 self._start(discoverer)
+        for told in news:
+            asyncio.get_running_loop().call_soon(self._sight, told)  # once the caller has made it known
         return news
 
     def _leave(self, kind: str) -> News:
@@ -180,8 +184,19 @@ class Watching:
     def _take_record(self, record: Record) -> None:
         """The kernel told a fact: what it means holds until something ends it."""
         for kind, discoverer in self.discoverers.items():
-            if wants(self._watches[kind], record) and (signals := discoverer.signals(record)):
-                self._recorded(signals, record)
+            if wants(self._watches[kind], record):
+                signals = self._sightings.known(discoverer.signals(record), record)
+                if signals:
+                    self._recorded(signals, record)
+
+    def _publish(self, news: News) -> None:
+        """Looking has found something: what was said of that before comes first, so that it is not Healthy for a moment."""
+        self._sight(news)
+        self._digest(news)
+
+    def _sight(self, news: News) -> None:
+        for signal, record in list(self._sightings.found(news)):
+            self._recorded([signal], record)
 
     def _rescan(self) -> None:
         for discoverer in self.discoverers.values():

@@ -356,7 +356,7 @@ class Watches:
     facts: frozenset[str] = frozenset()
     """Properties that make an event of the wanted subsystems a `Record` too: ERROR_EVENT, WEDGED."""
     kernel_lines: frozenset[str] = frozenset()
-    """A line of the kernel's log with any of these in it becomes a `Record`."""
+    """A line of the kernel's log that begins with any of these becomes a `Record`."""
     links: bool = False
     """Network interfaces, as `LinkChange`s."""
     poll: float | None = None

@@ -83,7 +83,7 @@ def cards() -> Resource[Any]:
 
 
 def xid(sequence: int = 1) -> Record:
-    return Record("kmsg", "", sequence, 0.0, "NVRM: XID 79")
+    return Record("kmsg", "", sequence, 0.0, "XID 79")
 
 
 @pytest.fixture(autouse=True)

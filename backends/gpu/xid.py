@@ -13,10 +13,11 @@ from typing import Final
 from backends.base import Record, Selector, Signal, Verdict
 from backends.gpu.functions import NVIDIA
 from backends.gpu.options import GpuOptions, GpuResource
+from backends.linux import kernel_log
 from backends.linux.pci_recovery import LATCHED
 
 LINE: Final = "NVRM: Xid"
-"""In each of the lines."""
+"""Each of the lines begins so."""
 
 CRITICAL: Final = frozenset({48, 63, 64, 74, 79, 94, 95, 119, 120, 123, 140})
 IGNORED: Final = frozenset({13, 31, 43, 45, 68, 109})
@@ -51,9 +52,12 @@ def signals(record: Record, resources: Sequence[GpuResource]) -> Iterator[Signal
     A line names an address and nothing else. So the sets of every resource count that might select an NVIDIA GPU at
     that address, and the strictest of them decides.
     """
-    if (found := _FOUND.search(record.text)) is None:
+    if (found := _FOUND.match(kernel_log.message(record))) is None:
         return
     address = f"{int(found[1], 16):04x}:{found[2]}:{found[3]}.0".lower()
+    told = kernel_log.device_of(record) if record.properties.get("SUBSYSTEM") == "pci" else ""
+    if told and told.rpartition(".")[0] != address.rpartition(".")[0]:  # the line names no function
+        return
     xid = int(found[5])
     verdicts = [verdict(r.spec.options, xid) for r in resources if _may_take(r, address)]
     worst = max(verdicts, key=_SEVERITY.index, default=None)

@@ -49,7 +49,6 @@ def verdicts(number: int, *resources: GpuResource) -> list[Verdict]:
         "NVRM: Xid (PCI:0000:3b:00.0): 79, GPU has fallen off the bus.",
         "NVRM: Xid (PCI:00000000:3B:00): 79",
         "NVRM: Xid (0000:3b:00): 79, Channel 00000001",
-        "nvidia 0000:3b:00.0: NVRM: Xid (PCI:0000:3b:00): 79, pid=7",
     ],
 )
 def test_every_form_of_the_line_is_understood(text: str) -> None:
@@ -57,6 +56,14 @@ def test_every_form_of_the_line_is_understood(text: str) -> None:
     assert (signal.hardware, signal.reason, signal.verdict) == (f"pci:{GPU}", "xid-79", Verdict.NOW)
     assert signal.message == f"the NVIDIA driver has reported XID 79 of {GPU}: the GPU has fallen off the bus"
     assert signal.clears_on == ALL_ENDS
+
+
+def test_the_driver_and_the_device_that_dev_printk_puts_first_are_understood_where_the_tags_agree() -> None:
+    text = f"nvidia {GPU}: NVRM: Xid (PCI:0000:3b:00): 79, pid=7"
+    for device, count in ((f"+pci:{GPU}", 1), ("+pci:0000:5e:00.0", 0), ("n3", 0)):
+        record = replace(kmsg(text), properties={"SUBSYSTEM": "pci", "DEVICE": device})
+        assert len(signals(record)) == count
+    assert not signals(kmsg(text))
 
 
 def test_a_domain_of_more_than_four_digits() -> None:
@@ -130,7 +137,15 @@ def test_a_resource_that_excludes_the_gpu_decides_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["NVRM: Xid (PCI:garbage): 79", "NVRM: Xid", "NVRM: loading", "", "\0\xff NVRM: Xid ("]
+    "text",
+    [
+        "NVRM: Xid (PCI:garbage): 79",
+        "tmpfs: Unknown parameter 'NVRM: Xid (PCI:0000:3b:00): 79'",
+        "NVRM: Xid",
+        "NVRM: loading",
+        "",
+        "\0\xff NVRM: Xid (",
+    ],
 )
 def test_other_lines_say_nothing(text: str) -> None:
     assert signals(kmsg(text)) == []

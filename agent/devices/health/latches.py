@@ -13,6 +13,10 @@ from backends.base import Clears, Record, Signal, Verdict
 UNSAID: Final = frozenset({Clears.BOOT, Clears.OPERATOR})
 """What ends a signal of a record that does not say what does: nothing holds for ever."""
 
+_OF_ONE: Final = 32
+_HARDWARE: Final = 16384
+"""Pieces of hardware with latches, and latches of each: more than any node has; what a log says may have no end."""
+
 _REBOOT: Final = frozenset({Clears.BOOT, Clears.REBIND})
 """What a boot of the machine is: it binds every driver anew, too, perhaps with the inode numbers of last time."""
 
@@ -56,6 +60,10 @@ class Latch:
         return self.boot != boot and bool(self.waits_for & _REBOOT)
 
 
+_MILD: Final = frozenset({Verdict.DEGRADED, Verdict.INFO})
+"""Where there is no more room, these give way to what makes hardware unhealthy."""
+
+
 class Latches:
     """The latched signals of all hardware, and the bindings of the hardware that is there."""
 
@@ -82,11 +90,10 @@ class Latches:
             return self.clear(signal.clears_on, signal.hardware)
         bindings = dict(self._bindings.get(signal.hardware, {}))
         latch = Latch(signal, now, record.source, record.boot, record.sequence, bindings)
-        known = self._latched[signal.hardware].get(latch.key)
+        known = self._latched.get(signal.hardware, {}).get(latch.key)
         if known is not None:
             latch = replace(latch, signal=known.signal, since=known.since)
-        self._put(latch)
-        return known is None
+        return self._put(latch) and known is None
 
     def replace_all(self, latches: Iterable[Latch]) -> None:
         """Have these latched and no others, as far as the hardware is not bound anew already."""
@@ -136,9 +143,19 @@ class Latches:
                 over.append(latch)
         return self._drop(over)
 
-    def _put(self, latch: Latch) -> None:
+    def _put(self, latch: Latch) -> bool:
+        """Keep this latch; False if there is no room for it."""
+        of_one = self._latched.get(latch.signal.hardware)
+        if of_one is None and len(self._latched) >= _HARDWARE:
+            return False
+        if of_one is not None and latch.key not in of_one and len(of_one) >= _OF_ONE:
+            mild = next((it for it in of_one.values() if it.signal.verdict in _MILD), None)
+            if mild is None or latch.signal.verdict in _MILD:
+                return False
+            self._drop([mild])
         self._latched[latch.signal.hardware][latch.key] = latch
         self.revision += 1
+        return True
 
     def _drop(self, over: list[Latch]) -> bool:
         for latch in over:

@@ -2,7 +2,9 @@
 
 Each read of /dev/kmsg is one record (Documentation/ABI/testing/dev-kmsg): `level,sequence,microseconds,flags;text`,
 then lines ` KEY=value` with what it is about. Only the kernel's own count: root may write to the log too, but what it
-writes bears another facility. A line shows once it has ended: the kernel keeps one without a newline open for more.
+writes bears another facility. Only lines that begin with a wanted text count: users choose much of what lines quote. So
+a fragment (flag `c`) never counts, since what is before it is in another record. A line shows once it has ended: the
+kernel keeps one without a newline open for more.
 A FIFO does in the log's place, for tests and pretend nodes: several records may come with one read.
 """
 
@@ -25,6 +27,7 @@ from anyio.lowlevel import checkpoint
 from agent.devices.sources.base import Beat, Emit, boot_id, nobody
 from agent.watchdog import beating
 from backends.base import Host, HostPath, Record
+from backends.linux import kernel_log
 
 _READ_BYTES: Final = 8192  # CONSOLE_EXT_LOG_MAX until Linux 6.3; PRINTK_MESSAGE_MAX, 2048, since
 _BATCH: Final = 256  # lines between two turns of the event loop: 1 ms
@@ -34,7 +37,7 @@ _ADVICE: Final = (
     "show the host's /dev/kmsg to this process (device 1:11) and give it CAP_SYSLOG"
 )
 
-_HEADER: Final = re.compile(rb"(\d{1,9}),(\d{1,20}),(\d{1,20}),[^;\n]*;(.*)")
+_HEADER: Final = re.compile(rb"(\d{1,9}),(\d{1,20}),(\d{1,20}),([^;\n]*);(.*)")
 _ESCAPE: Final = re.compile(rb"\\x([0-9a-fA-F]{2})")
 
 _log = structlog.get_logger()
@@ -50,6 +53,8 @@ class Line:
     time: float
     text: str
     properties: dict[str, str] = field(default_factory=dict)
+    is_fragment: bool = False
+    """The rest of a line whose beginning another record has (KERN_CONT)."""
 
 
 def split(data: bytes) -> tuple[list[bytes], bytes]:
@@ -65,14 +70,15 @@ def split(data: bytes) -> tuple[list[bytes], bytes]:
 
 
 def parse(record: bytes) -> Line | None:
-    """Read one record; None if it has not the format of one. Flags and whatever else a header may bear are not used."""
+    """Read one record; None if it has not the format of one. Whatever else a header may bear is not used."""
     head, *more = record.split(b"\n")
     if (found := _HEADER.fullmatch(head)) is None:
         return None
-    priority, sequence, microseconds, text = found.groups()
+    priority, sequence, microseconds, flags, text = found.groups()
     pairs = (line[1:].partition(b"=") for line in more)
     properties = {_text(key): _text(value) for key, is_pair, value in pairs if is_pair}
-    return Line(int(priority) >> 3, int(sequence), int(microseconds) / 1e6, _text(text), properties)
+    is_fragment = flags.startswith((b"c", b"+"))  # "+" until Linux 4.9
+    return Line(int(priority) >> 3, int(sequence), int(microseconds) / 1e6, _text(text), properties, is_fragment)
 
 
 def _text(data: bytes) -> str:
@@ -83,7 +89,7 @@ def _text(data: bytes) -> str:
 
 
 class KmsgSource:
-    """Hands on the kernel's lines with a wanted text, from the oldest that the log still has, each of them once."""
+    """Hands on the kernel's lines that begin with a wanted text, from the oldest that the log still has, each of them once."""
 
     def __init__(self, emit: Emit, host: Host, after: tuple[str, int] | None = None, beat: Beat = nobody) -> None:
         self.after = after
@@ -103,7 +109,7 @@ class KmsgSource:
         self._said: set[str] = set()
 
     def watch(self, texts: frozenset[str]) -> None:
-        """From now on hand on the lines with any of these in them; also those that came before it was wanted."""
+        """From now on hand on the lines that begin with any of these; also those that came before it was wanted."""
         if texts != self._texts:
             self._texts = texts
             self._pass.cancel()
@@ -171,16 +177,18 @@ class KmsgSource:
             self._said.add(reason)
             _log.warning("kernel-lines-lost", file=str(self._path), reason=reason)
 
-    def _take(self, record: bytes) -> None:
-        if (line := parse(record)) is None:
+    def _take(self, data: bytes) -> None:
+        if (line := parse(data)) is None:
             self._say_lost("it has lines that are not as the kernel writes them; they are passed over")
             return
         self._position = line.sequence
-        if line.facility:
+        if line.facility or line.is_fragment or not any(text in line.text for text in self._texts):
             return
-        found = [text for text in self._texts if text in line.text]
+        record = Record("kmsg", self._boot, line.sequence, line.time, line.text, line.properties)
+        message = kernel_log.message(record)
+        found = [text for text in self._texts if message.startswith(text)]
         if found and line.sequence > max(self._passed(), *(self._told.get(text, -1) for text in found)):
-            self._emit(Record("kmsg", self._boot, line.sequence, line.time, line.text, line.properties))
+            self._emit(record)
 
     def _passed(self) -> int:
         """The line up to which an earlier run has handled them; of a boot that nobody can tell, none."""

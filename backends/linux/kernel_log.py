@@ -1,0 +1,30 @@
+"""What a line of the kernel's log is about, and where its driver's own words begin.
+
+Much of the log quotes what users choose: mount options, names of USB devices and of processes. So a text anywhere in a line
+proves nothing; a line is a driver's if it begins as that driver prints it. dev_printk puts `<driver> <device>: ` before
+that, and names the device in the record's tags too, which no text in a line can forge (dev_printk_emit,
+drivers/base/core.c; Documentation/ABI/testing/dev-kmsg).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from backends.base import Record
+
+_BEFORE: Final = re.compile(r"[^\s:]+ ([^\s]+): ")
+"""What dev_printk puts before a message."""
+
+
+def message(record: Record) -> str:
+    """The line as its driver wrote it: without driver and device before it, where the tags name that device."""
+    device = device_of(record)
+    found = _BEFORE.match(record.text) if device else None
+    return record.text[found.end() :] if found is not None and found[1] == device else record.text
+
+
+def device_of(record: Record) -> str:
+    """The name of the device that the kernel says the line is about: `0000:3b:00.0`; empty if it names none."""
+    subsystem, tag = record.properties.get("SUBSYSTEM", ""), record.properties.get("DEVICE", "")
+    return tag.removeprefix(f"+{subsystem}:") if subsystem and tag.startswith(f"+{subsystem}:") else ""

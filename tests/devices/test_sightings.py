@@ -1,0 +1,81 @@
+"""What records say of hardware that no scan has seen yet waits for it, a little of it."""
+
+from __future__ import annotations
+
+from agent.devices.health import latches
+from agent.devices.health.latches import Latches
+from agent.devices.news import News
+from agent.devices.records import Sightings
+from backends.base import Clears, Device, Record, Signal, Verdict
+
+RECORD = Record("kmsg", "b", 1, 1.0, "text")
+
+
+def signal(hardware: str = "pci:a", reason: str = "xid-79", verdict: Verdict = Verdict.NOW) -> Signal:
+    return Signal(hardware, reason, verdict, "It is out.", clears_on=frozenset({Clears.BOOT}))
+
+
+def news(*hardware: str, unit: str = "u", backend: str = "b") -> News:
+    devices = (Device("d", unit, frozenset(hardware)),) if hardware else ()
+    return News(backend, {unit: devices}, {})
+
+
+def test_a_signal_counts_while_any_backend_sees_its_hardware() -> None:
+    it = Sightings()
+    assert not it.known([signal()], RECORD)
+    assert list(it.found(news("pci:a"))) == [(signal(), RECORD)]
+    assert list(it.found(news("pci:a", backend="other"))) == []
+    assert it.known([signal(), signal("pci:b")], RECORD) == [signal()]
+    assert list(it.found(news())) == []
+    assert it.known([signal()], RECORD) == [signal()]
+    list(it.found(news(backend="other")))
+    assert not it.known([signal()], RECORD)
+
+
+def test_hardware_that_is_beside_what_can_be_had_or_depended_on_is_seen() -> None:
+    it = Sightings()
+    device = Device("d", "u", frozenset({"pci:a"}), depends=frozenset({"pci:up"}))
+    beside = Device("e", "u", frozenset({"pci:b"}))
+    assert not list(it.found(News("b", {"u": (device,)}, {}, beside={"u": (beside,)})))
+    for name in ("pci:a", "pci:up", "pci:b"):
+        assert it.known([signal(name)], RECORD)
+
+
+def test_what_was_said_last_of_each_reason_is_told_in_that_order() -> None:
+    it = Sightings()
+    begin, end = signal(reason="begin"), signal(reason="end")
+    for said in (begin, end, begin):
+        it.known([said], RECORD)
+    assert [said.reason for said, _ in it.found(news("pci:a"))] == ["end", "begin"]
+
+
+def test_a_flood_about_hardware_that_does_not_exist_leaves_the_last_of_it() -> None:
+    it = Sightings()
+    for number in range(10_000):
+        it.known([signal(f"pci:{number}"), signal("pci:a", f"xid-{number}")], RECORD)
+    told = list(it.found(news("pci:a", "pci:0", "pci:9999")))
+    assert len([said for said, _ in told if said.hardware == "pci:a"]) == 16
+    assert [said.hardware for said, _ in told if said.hardware != "pci:a"] == ["pci:9999"]
+
+
+def test_latches_have_an_end_and_what_is_mild_gives_way() -> None:
+    it = Latches()
+    assert all(it.take(signal(reason=f"mild-{n}", verdict=Verdict.INFO), RECORD, 1.0) for n in range(32))
+    assert not it.take(signal(reason="one more", verdict=Verdict.DEGRADED), RECORD, 1.0)
+    assert it.take(signal(reason="bad"), RECORD, 1.0)
+    reasons = {latch.signal.reason for latch in it.of("pci:a")}
+    assert len(reasons) == 32
+    assert "bad" in reasons
+    assert "mild-0" not in reasons
+    for number in range(1, 32):
+        assert it.take(signal(reason=f"bad-{number}"), RECORD, 1.0)
+    assert not it.take(signal(reason="too bad"), RECORD, 1.0)
+
+
+def test_latches_of_more_hardware_than_any_node_has_are_refused() -> None:
+    it = Latches()
+    for number in range(latches._HARDWARE + 10):
+        it.take(signal(f"pci:{number}"), RECORD, 1.0)
+    assert len(it.all()) == latches._HARDWARE
+    assert it.clear({Clears.BOOT}, "pci:0")
+    assert it.take(signal("pci:new"), RECORD, 1.0)
