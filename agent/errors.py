@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import enum
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, Final
 
 _LISTED: Final = 20  # names in one sentence; a node may have thousands
+_LONGEST: Final = 400  # characters of a name in a sentence: a resource's has 316 at most, a device's hardly ever 100
 
 
 class ExitCode(enum.IntEnum):
@@ -38,11 +39,23 @@ def unknown(what: str, name: str, known: Iterable[str], others: Iterable[str] = 
     Where none is near, those that are known are listed, without the `others` that are known too.
     """
     choices = sorted(known)
+    name = brief(name)  # comparing a megabyte with every name takes minutes
     if near := difflib.get_close_matches(name, [*choices, *sorted(others)], n=1):
         return f"there is no {what} {name!r}; did you mean {near[0]!r}?"
     shown = ", ".join(map(repr, choices[:_LISTED])) or "none at all"
     more = f" and {len(choices) - _LISTED} more" if len(choices) > _LISTED else ""
     return f"there is no {what} {name!r}; there are {shown}{more}"
+
+
+def brief(text: str, most: int = _LONGEST) -> str:
+    """The text, without the rest of one that is longer than anybody reads: others may have written it."""
+    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
+
+
+def brief_list(texts: Sequence[str]) -> list[str]:
+    """The first of them, each brief, and how many more there are."""
+    more = [f"and {len(texts) - _LISTED} more"] if len(texts) > _LISTED else []
+    return [*map(brief, texts[:_LISTED]), *more]
 
 
 def words(error: BaseException) -> str:

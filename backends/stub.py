@@ -40,8 +40,10 @@ from backends.base import (
     Watches,
 )
 from backends.errors import reason_of
+from backends.linux import files
 
 _VERDICTS: Final = {"unhealthy": Verdict.NOW, "degraded": Verdict.DEGRADED}
+_MOST_BYTES: Final = 1 << 20  # of a file of states
 _STATES: Final = ("healthy", *_VERDICTS, "gone")
 
 
@@ -151,7 +153,9 @@ class Stub(Backend[StubOptions]):
         if resource.spec.options.file is None:
             return _States()
         try:
-            text = self.host.local(HostPath(resource.spec.options.file)).read_text(errors="replace")
+            text = files.read(self.host.local(HostPath(resource.spec.options.file)), _MOST_BYTES).decode(
+                errors="replace"
+            )
         except FileNotFoundError:
             return _States()
         except OSError as error:

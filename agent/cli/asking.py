@@ -12,9 +12,11 @@ import click
 
 from agent.console.client import Client, NoDaemonError
 from agent.errors import words
+from backends.linux import files
 
 _DEFAULT: Final = Path("/run/fairlead/admin.sock")
 _CONFIG: Final = Path("/etc/fairlead/config.toml")
+_CONFIG_BYTES: Final = 4 << 20
 
 _Answer = TypeVar("_Answer")
 
@@ -57,7 +59,7 @@ def admin_socket(config: Path | None) -> Path:
     It is not loaded as a whole: that takes as long as all the rest, and a daemon runs on with an earlier one.
     """
     try:
-        tables: dict[str, Any] = tomllib.loads((config or _CONFIG).read_text())
+        tables: dict[str, Any] = tomllib.loads(_text(config or _CONFIG))
         return Path(tables["agent"]["admin_socket"])
     except (OSError, ValueError, KeyError, TypeError):
         return _DEFAULT
@@ -67,9 +69,13 @@ def _unreadable(config: Path | None) -> str:
     """Why the configuration does not say where the daemon is, if it could; empty if it was read, or need not be there."""
     file = config or _CONFIG
     try:
-        tomllib.loads(file.read_text())
+        tomllib.loads(_text(file))
     except FileNotFoundError:
         return f"there is no {file}" if config else ""
     except (OSError, ValueError) as error:
         return f"{file} cannot be read ({words(error)})"
     return ""
+
+
+def _text(file: Path) -> str:
+    return files.read(file, _CONFIG_BYTES).decode()

@@ -18,6 +18,10 @@ from agent.errors import unknown
 from agent.limits import plugin_directory_problem
 from backends import registry as installed
 from backends.base import Host
+from backends.linux import files
+
+MOST_BYTES: Final = 4 << 20
+"""Of a configuration: a ConfigMap has 1 MiB at most."""
 
 DEFAULT_PATH: Final = Path("/etc/fairlead/config.toml")
 
@@ -36,7 +40,7 @@ def load(path: Path | None = None, registry: Registry = installed, default: Path
     """
     now = time.time()  # before reading: what is written later is another one
     try:
-        data = (path or default).read_bytes()
+        data = files.read(path or default, MOST_BYTES)
     except FileNotFoundError as error:
         if path is None:
             return replace(read_tables(kubevirt.TABLES, Problems(default, ""), registry, source=None), read_at=now)

@@ -25,6 +25,7 @@ import structlog
 from agent.devices.model import Slot, State
 from agent.devices.workers import Workers
 from backends.base import Device
+from backends.linux import files
 
 NAMESPACE: Final = "fairlead.feature.node.kubernetes.io"
 """Below the one namespace of kubernetes.io that NFD allows to others."""
@@ -38,6 +39,7 @@ MOST_BYTES: Final = 64_000
 """What NFD reads of a file."""
 
 _HEADER: Final = "# Written by Fairlead; it is overwritten at every change.\n"
+_MOST_READ: Final = 1 << 20  # bytes of a file that is ours or another's
 _LONGEST: Final = 63  # characters of a label's name, and of its value
 _DIGEST: Final = 4  # bytes
 
@@ -167,7 +169,7 @@ def replace(path: Path, text: str) -> None:
         OSError: it cannot be written, or is somebody else's.
     """
     with suppress(FileNotFoundError):
-        if not path.read_bytes().startswith(_HEADER.encode()):
+        if not files.read(path, _MOST_READ, follow=False).startswith(_HEADER.encode()):
             raise FileExistsError(f"{path} is not Fairlead's; move it away, or name another file as agent.nfd_features")
     fresh = path.with_name(f".{path.name}.fairlead")
     try:

@@ -25,12 +25,14 @@ from msgspec import structs
 from agent.devices.health import KeptHealth
 from agent.devices.model import Held
 from agent.errors import words
+from backends.linux import files
 
 _FORMAT: Final = 2
 
 _READABLE: Final = frozenset({1, _FORMAT})
 """1 had claims in every line, and nothing else."""
 
+_MOST_READ: Final = 64 << 20  # bytes of a file that is ours; a node's state has some 100 kB
 _MOST_BYTES: Final = 256 << 10  # of the file, before it is replaced by one with a single line
 _WRITE_PATIENCE: Final = 0.1  # seconds that an Allocate waits for its claim to be in the file
 _RETRY: Final = 30.0  # seconds before what could not be written is tried again, though nothing changes
@@ -77,7 +79,7 @@ class StateFile:
         What is not written anew stays in the file.
         """
         try:
-            kept = _last_of_each(self.path.read_bytes())
+            kept = _last_of_each(files.read(self.path, _MOST_READ, follow=False))
         except FileNotFoundError:
             return Kept()
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, _FormatError) as error:

@@ -15,6 +15,7 @@ import structlog
 
 from agent.devices.inventory import Inventory
 from agent.devices.model import Held, Slot
+from agent.errors import brief
 from agent.kubelet import wire
 from agent.kubelet.errands import Errands, Kind, broken
 from backends.base import AllocationRefused, Backend, ContainerEdits, Device, Grant, Resource
@@ -96,7 +97,7 @@ class Allocator:
         slot = self._inventory.slot(name, device_id)
         if slot is None or not told(device_id):
             raise AllocationRefused(
-                f"{name} has no device {device_id} on this node at the moment: it is gone, or it has come back "
+                f"{name} has no device {brief(device_id)} on this node at the moment: it is gone, or it has come back "
                 "only just now. Create the pod again."
             )
         if slot.device is None or not slot.health.offered:

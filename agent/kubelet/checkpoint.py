@@ -5,7 +5,6 @@ It is rewritten with every list that a plugin sends, and may be stale; podresour
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,12 @@ from typing import Final
 
 import msgspec
 
+from backends.linux import files
+
 FILE_NAME: Final = "kubelet_internal_checkpoint"
+
+_MOST_BYTES: Final = 64 << 20  # 16 resources of 4 MiB each
+_MOST_IDS: Final = 50_000  # that pods have; a list of 4 MiB has no more of them
 
 Version = tuple[int, int, int]
 """Of one writing of the file: inode, modification time in ns, size."""
@@ -56,6 +60,11 @@ class _Entry(msgspec.Struct, rename="pascal"):
             return tuple(sorted({id_ for ids in self.device_ids.values() for id_ in ids or ()}))
         return tuple(sorted(self.device_ids or ()))
 
+    def count(self) -> int:
+        """At least as many as there are."""
+        by_node = self.device_ids.values() if isinstance(self.device_ids, dict) else (self.device_ids,)
+        return sum(len(ids or ()) for ids in by_node)
+
 
 class _Data(msgspec.Struct, rename="pascal"):
     pod_device_entries: list[_Entry] | None = None
@@ -81,11 +90,13 @@ def parse(data: bytes) -> tuple[CheckpointEntry, ...]:
     """The entries of a checkpoint file.
 
     Raises:
-        msgspec.MsgspecError: it is no JSON, or of another shape.
+        msgspec.MsgspecError: it is no JSON, of another shape, or says more than can be.
     """
+    found = _decoder.decode(data).data.pod_device_entries or ()
+    if (count := max(len(found), sum(entry.count() for entry in found))) > _MOST_IDS:
+        raise msgspec.ValidationError(f"it says that pods have {count} devices, and {_MOST_IDS} is the most")
     return tuple(
-        CheckpointEntry(entry.pod_uid, entry.container_name, entry.resource_name, entry.ids())
-        for entry in _decoder.decode(data).data.pod_device_entries or ()
+        CheckpointEntry(entry.pod_uid, entry.container_name, entry.resource_name, entry.ids()) for entry in found
     )
 
 
@@ -97,27 +108,26 @@ def read(plugin_dir: Path) -> Checkpoint | None:
     """
     path = plugin_dir / FILE_NAME
     try:
-        with path.open("rb") as file:
-            found = os.fstat(file.fileno())
-            data = file.read()
+        with files.opened(path, follow=False) as (file, found):
+            data = files.contents(file, _MOST_BYTES, path)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise CheckpointError(
-            f"{path} cannot be read: {os.strerror(error.errno or 0)}; Fairlead needs to read it as root"
-        ) from error
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}; Fairlead needs to read it as root") from error
     try:
-        return Checkpoint((found.st_ino, found.st_mtime_ns, found.st_size), parse(data))
+        entries = parse(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CheckpointError(
             f"{path} is damaged: {error}; the kubelet writes it anew with the next list of devices"
         ) from error
+    return Checkpoint((found.st_ino, found.st_mtime_ns, found.st_size), entries)
 
 
 def registered(plugin_dir: Path) -> Mapping[str, frozenset[str]]:
     """Resource → the IDs that the kubelet has as healthy, by the same file; empty if that cannot be read; blocks."""
     try:
-        data = msgspec.json.decode((plugin_dir / FILE_NAME).read_bytes(), type=_RegisteredFile).data
-    except (OSError, msgspec.MsgspecError):
+        content = files.read(plugin_dir / FILE_NAME, _MOST_BYTES, follow=False)
+        data = msgspec.json.decode(content, type=_RegisteredFile).data
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return {}
     return {name: frozenset(ids or ()) for name, ids in (data.registered_devices or {}).items()}

@@ -7,10 +7,12 @@ Each is a system call and wakes the other side, which can do nothing with a part
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final
 
 from grpclib.client import Channel
 from grpclib.protocol import H2Protocol
+from h2.events import AlternativeServiceAvailable, Event, UnknownFrameReceived
 
 _MOST_BYTES: Final = 64 << 10
 """Gathered before they are sent all the same: asyncio's high-water mark, so that a client that does not read still
@@ -25,12 +27,23 @@ class GatheringTransport(asyncio.Transport):
         self._transport = transport
         self._loop = asyncio.get_running_loop()
         self._written = bytearray()
+        self.on_write: Callable[[int], None] = lambda _: None
+        """Told how many bytes are written."""
+
+    def pause_reading(self) -> None:
+        """Leave what comes with the kernel."""
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        self._transport.resume_reading()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Have this sent at the end of this turn."""
         if not self._written:
             self._loop.call_soon(self._send)
         self._written += data
+        self.on_write(len(data))
         if len(self._written) >= _MOST_BYTES:
             self._send()
 
@@ -61,7 +74,7 @@ class GatheringTransport(asyncio.Transport):
 class GatheringProtocol(H2Protocol):
     """A connection, made from one that grpclib prepared, that sends so."""
 
-    transport: asyncio.Transport
+    transport: GatheringTransport
     """What it sends by; grpclib forgets its own when it closes."""
 
     def __init__(self, prepared: H2Protocol) -> None:
@@ -72,6 +85,12 @@ class GatheringProtocol(H2Protocol):
         assert isinstance(transport, asyncio.Transport)
         self.transport = GatheringTransport(transport)
         super().connection_made(self.transport)
+        for event in (UnknownFrameReceived, AlternativeServiceAvailable):  # grpclib ends the connection on these
+            self.processor.processors[event] = _ignore
+
+
+def _ignore(_: Event) -> None:
+    """Frames of types that we do not know mean nothing to us (RFC 9113, 5.5)."""
 
 
 class GatheringChannel(Channel):

@@ -19,6 +19,7 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 
 from agent.counting import Counts
+from agent.errors import brief_list
 from agent.kubelet import wire
 from agent.kubelet.api.v1beta1 import DevicePluginOptions, PreStartContainerResponse
 from agent.kubelet.preference import Prefer, plain
@@ -246,7 +247,7 @@ class Plugin:
             given = await self._allocate_ids(self.resource, ids, self._was_told)
         except AllocationRefused as refusal:
             self._counts.allocations[self.resource, "refused"] += 1
-            log.warning("allocation-refused", resource=self.resource, ids=list(ids), reason=refusal.sentence)
+            log.warning("allocation-refused", resource=self.resource, ids=brief_list(ids), reason=refusal.sentence)
             raise GRPCError(Status.FAILED_PRECONDITION, refusal.sentence) from None
         self._counts.allocations[self.resource, "granted"] += 1
         return given

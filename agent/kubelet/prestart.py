@@ -17,6 +17,7 @@ from agent.devices.claims import Ledger, SlotKey
 from agent.devices.conditions import condition
 from agent.devices.inventory import Inventory
 from agent.devices.model import REPLACED, Health, State
+from agent.errors import brief, brief_list
 from agent.kubelet.errands import Errand, Errands, Kind
 from agent.kubelet.plugin import PreStart
 from backends.base import AllocationRefused, Backend, Device, Grant, Resource
@@ -24,6 +25,7 @@ from backends.base import AllocationRefused, Backend, Device, Grant, Resource
 PRE_START_DEADLINE: Final = 27.0
 """Seconds that all of it may take; the kubelet waits 30 (A4), and then nobody reads our sentence."""
 
+_SAID: Final = 10_000  # slots whose refusals are remembered; others may be told twice
 _AGAIN: Final = "The start is tried again by itself"
 _CHECK: Final = Kind("probe", "could not be looked at before the container's start", _AGAIN, PRE_START_DEADLINE)
 _RESET: Final = Kind("prepare", "could not be reset before the container's start", _AGAIN, PRE_START_DEADLINE, True)
@@ -168,12 +170,14 @@ class Starter:
         """Tell the log once why a container does not start, however often that is tried, and when it does."""
         if all(self._said.get(slot, "") == refusal for slot in slots):
             return
+        if len(self._said) > _SAID:
+            self._said.clear()
         for slot in slots:
             self._said[slot] = refusal
             if not refusal:
                 del self._said[slot]
         if refusal:
-            log.warning("start-refused", resource=slots[0][0], ids=_ids(slots), reason=refusal)
+            log.warning("start-refused", resource=slots[0][0], ids=brief_list(_ids(slots)), reason=refusal)
         else:
             log.info("start-allowed", resource=slots[0][0], ids=_ids(slots))
 
@@ -184,7 +188,7 @@ def _ids(slots: Sequence[SlotKey]) -> list[str]:
 
 def _refusal(slot: SlotKey, what: str, until: str) -> AllocationRefused:
     return AllocationRefused(
-        f"Device {slot[1]} of {slot[0]} {what.rstrip('.')}. The container starts once it {until}; "
+        f"Device {brief(slot[1])} of {slot[0]} {what.rstrip('.')}. The container starts once it {until}; "
         "a new pod may get another one."
     )
 

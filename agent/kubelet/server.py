@@ -13,26 +13,42 @@ import os
 import secrets
 import socket
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
+import structlog
+from grpclib.exceptions import GRPCError
 from grpclib.protocol import H2Protocol
 from grpclib.server import Server
+from h2.errors import ErrorCodes
+from h2.events import DataReceived
 from h2.exceptions import ProtocolError
 
+from agent.errors import brief
+from agent.kubelet.flood import PER_TURN, Allowance, FrameCutter
 from agent.kubelet.gathering import GatheringProtocol
 from agent.kubelet.wire import Codec
-from agent.limits import SOCKET_PATH_LIMIT
+from agent.limits import MESSAGE_LIMIT, SOCKET_PATH_LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Awaitable, Callable, Collection, Iterator
 
     from grpclib._typing import IServable
+    from grpclib.server import Stream
+
+    _Call = Callable[[Stream[Any, Any]], Awaitable[None]]
 
 _CLOSE_TIMEOUT: Final = 0.2  # seconds in which a connection's last bytes must have left
 _BACKLOG: Final = 64
+_SENTENCE: Final = 2000
+"""Characters of a refusal. hpack takes a minute for a megabyte of them, and a request may name a device as long as that."""
+
+_REQUEST_BYTES: Final = 5 + MESSAGE_LIMIT
 _ACCEPT_TURNS: Final = 4  # of the event loop, from a connection's arrival to its transport
+
+log = structlog.get_logger()
 
 _FileId = tuple[int, int]
 """Device and inode: no other file has them while our socket is open."""
@@ -80,19 +96,61 @@ def _identify(path: Path) -> _FileId:
 
 
 class _Connection(GatheringProtocol):
-    """One client's connection; tells its server when it is made and lost."""
+    """One client's connection; tells its server when it is made and lost.
+
+    What the client sends is bounded: frames in all and in one turn of the loop, and the bytes of a request.
+    """
 
     def __init__(self, prepared: H2Protocol, server: SocketServer) -> None:
         super().__init__(prepared)
         self._server = server
+        self._cutter, self._allowance = FrameCutter(), Allowance()
+        self._pieces: Iterator[tuple[bytes, int]] = iter(())
+        self._is_busy = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self.transport.on_write = self._allowance.sent
+        self.processor.processors[DataReceived] = self._take_data
         self._server.connected(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
         self._server.disconnected(self)
+
+    def data_received(self, data: bytes) -> None:
+        pieces = self._cutter.cut(data)
+        self._pieces = chain(self._pieces, pieces) if self._is_busy else pieces
+        if not self._is_busy:
+            self._read()
+
+    def _read(self) -> None:
+        """Take in what one turn of the loop may, and the rest in others."""
+        for data, frames in self._pieces:
+            if self.transport.is_closing():
+                return
+            if not self._allowance.take(frames):
+                self._server.flooded(self)
+                return
+            super().data_received(data)
+            if frames == PER_TURN:
+                if not self._is_busy:
+                    self._is_busy = True
+                    self.transport.pause_reading()
+                asyncio.get_running_loop().call_soon(self._read)
+                return
+        if self._is_busy:
+            self._is_busy = False
+            if not self.transport.is_closing():
+                self.transport.resume_reading()
+
+    def _take_data(self, event: DataReceived) -> None:
+        """A request goes on; one that is longer than any may be ends with its stream."""
+        stream = self.processor.streams.get(event.stream_id)
+        self.processor.process_data_received(event)
+        if stream is not None and stream.data_received > _REQUEST_BYTES and stream.closable:
+            stream.reset_nowait(ErrorCodes.ENHANCE_YOUR_CALM)
+            self.processor.handler.cancel(stream)
 
     def say_goodbye(self) -> None:
         """GOAWAY and close; the transport still sends what it holds."""
@@ -106,11 +164,26 @@ class _Connection(GatheringProtocol):
         self.connection.close()
 
 
+def _refusing_briefly(call: _Call) -> _Call:
+    """The same call; a refusal that repeats what was asked is cut to what fits into a header."""
+
+    async def briefly(stream: Stream[Any, Any]) -> None:
+        try:
+            await call(stream)
+        except GRPCError as error:
+            if error.message is None or len(error.message) <= _SENTENCE:
+                raise
+            raise GRPCError(error.status, brief(error.message, _SENTENCE)) from error
+
+    return briefly
+
+
 class SocketServer(Server):
     """Serves on one unix socket; remembers its connections so that it can end them well."""
 
     def __init__(self, handlers: Collection[IServable], path: Path) -> None:
         super().__init__(handlers, codec=Codec())
+        self._mapping = {name: it._replace(func=_refusing_briefly(it.func)) for name, it in self._mapping.items()}
         self.path = path
         self._connections: set[_Connection] = set()
         self._disconnected = asyncio.Event()
@@ -124,6 +197,11 @@ class SocketServer(Server):
         self._connections.add(connection)
         if self._server is None:
             connection.transport.abort()
+
+    def flooded(self, connection: _Connection) -> None:
+        """A client sends more frames than any use of it needs: its connection ends."""
+        log.warning("connection-flooded", socket=str(self.path), then="its connection was broken")
+        connection.transport.abort()
 
     def disconnected(self, connection: _Connection) -> None:
         """A client's connection is gone."""

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from backends.base import Host, HostPath
-from backends.linux import sysfs
+from backends.linux import files, sysfs
 from backends.linux.sysfs import KernelNode
 
 DATABASE: Final = HostPath("/run/udev/data")
 
 _ENTRY: Final = re.compile(r"([bc])(\d{1,10}:\d{1,10})")
-_MOST: Final = 1 << 20  # characters read of an entry; it has some kilobytes
+_MOST: Final = 1 << 20  # bytes of an entry; it has some kilobytes
 _USB_FACTS: Final = {"ID_VENDOR_ID": "idVendor", "ID_MODEL_ID": "idProduct", "ID_USB_SERIAL_SHORT": "serial"}
 """What udev's usb_id copies from these files of a stick."""
 
@@ -101,8 +101,7 @@ def driver(host: Host, device: HostPath) -> str | None:
 
 def _record(host: Host, path: HostPath) -> list[str] | None:
     try:
-        with host.local(path).open(encoding="utf-8", errors="replace") as file:
-            return file.read(_MOST).splitlines()
+        return files.read(host.local(path), _MOST, follow=False).decode(errors="replace").splitlines()
     except OSError:
         return None
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from backends.base import Host, HostPath, Node
 from backends.errors import reason_of
-from backends.linux import iommu, pci, udev
+from backends.linux import files, iommu, pci, udev
 from backends.linux.nodes import NoNodeError, device_node
 from backends.linux.uses import busy_disks, uses
 from backends.vfio.kernel import MODULE, Kernel
@@ -24,6 +24,7 @@ NOTES: Final = HostPath("/run/fairlead/vfio")
 
 _DRIVER: Final = HostPath(f"/sys/bus/pci/drivers/{MODULE}")
 _PROBE: Final = HostPath("/sys/bus/pci/drivers_probe")
+_NOTE_BYTES: Final = 4096
 _NOBODYS: Final = "\n"  # what ends an override
 _NODES_APPEAR: Final = 2.0  # seconds; devtmpfs has them at once, another /dev when its udev is done
 _NODES_SETTLE: Final = 1.0  # seconds that udev has to set owner and mode: container runtimes copy the mode
@@ -84,7 +85,7 @@ class Binder:
         """
         note = self._host.local(NOTES / address)
         try:
-            before = note.read_text(errors="replace").strip()
+            before = files.read(note, _NOTE_BYTES, follow=False).decode(errors="replace").strip()
         except FileNotFoundError:
             return False
         except OSError as error:

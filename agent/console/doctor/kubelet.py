@@ -14,6 +14,7 @@ from agent.console.doctor.findings import Finding, Patient, failure, fine, warni
 from agent.kubelet.checkpoint import FILE_NAME
 from agent.limits import SOCKET_DIRECTORY
 from backends.errors import reason_of
+from backends.linux import files
 
 _PATIENCE: Final = 1.0  # seconds for a connection; a kubelet that runs takes it at once
 _START: Final = "Start it: systemctl start fairlead, or fairlead run."
@@ -68,8 +69,8 @@ def checkpoint(patient: Patient) -> Iterator[Finding]:
     """Can the kubelet's own record of what pods hold be read?"""
     name, file = "checkpoint", patient.config.agent.plugin_dir / FILE_NAME
     try:
-        with file.open("rb") as opened:
-            opened.read(1)
+        with files.opened(file, follow=False) as (opened, _):
+            os.read(opened, 1)
     except FileNotFoundError:
         yield fine(name, f"{file} is not there yet; the kubelet writes it with the first list of devices.")
     except OSError as error:
@@ -87,7 +88,7 @@ def agent(patient: Patient) -> Iterator[Finding]:
     directory = patient.config.agent.plugin_dir
     lock = directory / SOCKET_DIRECTORY / "lock"
     try:
-        opened = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+        opened = os.open(lock, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         if directory.is_dir():
             yield failure("agent", "No Fairlead has run on this plugin directory yet.", _START)
