@@ -6,7 +6,9 @@ Validation and the inventory ask here, so that neither has to import the kubelet
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
+import itertools
 import os
 import re
 from pathlib import Path
@@ -43,6 +45,19 @@ def slot_bytes(device_id: str, numa_node: int | None) -> int:
     if numa_node is not None:
         size += _field_bytes(_field_bytes(1 + _varint_bytes(numa_node) if numa_node else 0))
     return _field_bytes(size)
+
+
+@functools.cache
+def most_tokens() -> int:
+    """How many IDs one device can have at most: as many as a list holds where they are as short as they can be."""
+    room, count = MESSAGE_LIMIT, 0
+    for digits in itertools.count(1):
+        size, numbers = slot_bytes("9" * digits, None), 10**digits - count
+        if size * numbers > room:
+            return count + room // size
+        room -= size * numbers
+        count += numbers
+    raise AssertionError
 
 
 def _varint_bytes(value: int) -> int:

@@ -164,6 +164,14 @@ class Backend(ABC, Generic[Options]):
         """
         return ()
 
+    @classmethod
+    def tokens(cls, resource: Resource[Options]) -> Iterable[tuple[tuple[str | int, ...], int]]:
+        """How many IDs one device has, and the key that says so, as in `OptionsError`.
+
+        Validation refuses more than a list can hold before any ID is made.
+        """
+        yield ("replicas",), resource.spec.replicas
+
     @abstractmethod
     def units(self) -> Iterable[str]:
         """Name, cheaply, every unit there is to look at now."""

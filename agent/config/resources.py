@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Protocol, TypeVar
 
@@ -13,7 +14,7 @@ from agent.config import typed
 from agent.config.problems import Problems
 from agent.config.toml_lines import KeyPath
 from agent.errors import unknown
-from agent.limits import MESSAGE_LIMIT, slot_bytes
+from agent.limits import MESSAGE_LIMIT, most_tokens, slot_bytes
 from agent.naming import can_meet, is_template, name_problem
 from backends.base import Backend, OptionsError, Placement, PreStart, Resource, ResourceSpec, Selector
 from backends.registry import BrokenBackendError, UnknownBackendError
@@ -180,9 +181,21 @@ class _Table:
         return (*self.at, *path)
 
     def _check(self, backend: type[Backend[Any]], resource: Resource[Any]) -> None:
+        before, fits = len(self.problems), None
         try:
-            backend.check(resource)
-            fits = _how_many_fit(backend.fixed_ids(resource))
+            for path, count in backend.tokens(resource):
+                if count > most_tokens():
+                    self.problems.add(
+                        self._place(path),
+                        f"is {count:,}; a kubelet receives 4 MiB, and at most {most_tokens():,} IDs of one device fit",
+                    )
+            if len(self.problems) > before:
+                return  # what is not to be made need not be compared
+            with suppress(Exception):  # of options that `check` refuses
+                fits = _how_many_fit(backend.fixed_ids(resource))
+            if fits is None:
+                backend.check(resource)
+                fits = _how_many_fit(backend.fixed_ids(resource))
         except Exception as error:  # noqa: BLE001  # anyone's code; the other resources are still read
             for one in error.exceptions if isinstance(error, ExceptionGroup) else (error,):
                 self._refused(resource, one)

@@ -80,6 +80,12 @@ class CharDev(Backend[CharDevOptions]):
                     )
 
     @classmethod
+    def tokens(cls, resource: CharDevResource) -> Iterable[tuple[tuple[str | int, ...], int]]:
+        """The `count` of each group."""
+        for group in groups_of(resource):
+            yield ("groups", group.number - 1, "count") if group.number else ("count",), group.options.count
+
+    @classmethod
     def fixed_ids(cls, resource: CharDevResource) -> Iterable[str]:
         """Those of all groups."""
         return (

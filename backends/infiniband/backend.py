@@ -47,6 +47,11 @@ class InfiniBand(Backend[InfiniBandOptions]):
         OptionsError.raise_all(OptionsError(path, why) for path, why in complaints(resource))
 
     @classmethod
+    def tokens(cls, resource: InfiniBandResource) -> Iterable[tuple[tuple[str | int, ...], int]]:
+        """Those of a shared resource."""
+        yield ("shared",), resource.spec.options.shared or 1
+
+    @classmethod
     def fixed_ids(cls, resource: InfiniBandResource) -> Iterable[str]:
         """A shared resource's tokens."""
         return _tokens(resource)

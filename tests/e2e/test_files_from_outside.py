@@ -13,7 +13,6 @@ from agent.kubelet.checkpoint import FILE_NAME
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import AgentProcess, finish
 
-
 PATIENT = """
 from agent.kubelet import witnesses
 witnesses._READ_DEADLINE = 3600.0
