@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -187,6 +188,8 @@ class Serving:
             self._directory_news.clear()
             try:
                 ours.mkdir(mode=0o750, exist_ok=True)
+                if ours.is_symlink():
+                    raise OSError(errno.ELOOP, "It is a symbolic link", str(ours))
             except OSError as error:
                 if words(error) != complaint:
                     complaint = words(error)

@@ -171,12 +171,4 @@ def replace(path: Path, text: str) -> None:
     with suppress(FileNotFoundError):
         if not files.read(path, _MOST_READ, follow=False).startswith(_HEADER.encode()):
             raise FileExistsError(f"{path} is not Fairlead's; move it away, or name another file as agent.nfd_features")
-    fresh = path.with_name(f".{path.name}.fairlead")
-    try:
-        fresh.write_text(text)
-        fresh.chmod(0o644)  # NFD's worker is not root
-        fresh.rename(path)
-    except OSError:
-        with suppress(OSError):
-            fresh.unlink()
-        raise
+    files.replace(path, text.encode(), 0o644)  # NFD's worker is not root

@@ -161,16 +161,12 @@ class StateFile:
         self._file = self._replace(every_line)
 
     def _replace(self, data: bytes) -> int:
-        fresh = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-        try:
-            fresh.write_bytes(data)
-            fresh.rename(self.path)
-        except OSError:
+        for left in self.path.parent.glob(f".{self.path.name}.[0-9]*"):  # by versions that were killed while they wrote
             with suppress(OSError):
-                fresh.unlink()  # a full disk is no place to leave half a file
-            raise
-        return os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+                left.unlink()
+        files.replace(self.path, data)
+        return os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def _finish(self, number: int, complaint: str) -> None:
         for _, done in [waiter for waiter in self._waiters if waiter[0] <= number]:

@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from backends.linux import files
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
@@ -23,9 +25,9 @@ async def exclusive(path: Path, waits_for: Callable[[str], None]) -> AsyncIterat
     for it has it open.
 
     Raises:
-        OSError: the file cannot be made.
+        OSError: the file cannot be made, or is a link: what it leads to is not written.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = files.open_ours(path)
     try:
         waits = not _try_lock(fd)
         if waits:

@@ -8,6 +8,7 @@ closed that connection, register.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import time
 from collections import Counter
@@ -258,7 +259,10 @@ class Registrar:
             return
         await self._end_streams()
         await self._server.shut_down(_STOP_PATIENCE)
-        self._server.path.parent.mkdir(mode=0o750, exist_ok=True)
+        ours = self._server.path.parent
+        ours.mkdir(mode=0o750, exist_ok=True)
+        if ours.is_symlink():
+            raise OSError(errno.ELOOP, "It is a symbolic link", str(ours))
         await self._server.open()
 
     async def _register(self) -> None:

@@ -12,6 +12,7 @@ import errno
 import os
 import secrets
 import socket
+import stat
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -75,10 +76,10 @@ def _listen(path: Path, mode: int) -> tuple[socket.socket, _FileId]:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         sock.setblocking(False)
+        os.fchmod(sock.fileno(), mode)  # the file's, without what the umask takes
         sock.bind(str(fresh))
-        fresh.chmod(mode)
+        made = _set_mode(fresh, mode)
         sock.listen(_BACKLOG)
-        made = _identify(fresh)
         fresh.rename(path)
     except BaseException as error:
         sock.close()
@@ -88,6 +89,20 @@ def _listen(path: Path, mode: int) -> tuple[socket.socket, _FileId]:
             error.filename = str(path)
         raise
     return sock, made
+
+
+def _set_mode(path: Path, mode: int) -> _FileId:
+    """Set the mode of the socket itself: never of what a link leads to that somebody put in its place."""
+    file = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(file)
+        if not stat.S_ISSOCK(found.st_mode):
+            raise OSError(errno.EEXIST, "Something else is in the place of the socket", str(path))
+        if stat.S_IMODE(found.st_mode) != mode:
+            Path(f"/proc/self/fd/{file}").chmod(mode)
+        return found.st_dev, found.st_ino
+    finally:
+        os.close(file)
 
 
 def _identify(path: Path) -> _FileId:

@@ -1,5 +1,7 @@
 """Reads files that others write: never longer than they can be, and no FIFO or device that would make a reader wait.
 
+Writes ours where others may write too: into no file that a link of theirs leads to.
+
 The kernel's own files in /sys and /proc are read elsewhere (`sysfs`): nobody else can write there.
 """
 
@@ -9,7 +11,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -30,10 +32,32 @@ def opened(path: Path, *, follow: bool) -> Iterator[tuple[int, os.stat_result]]:
         OSError: it cannot be opened, or is something else; the reason is in words.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    file, found = _open(path, flags)
     try:
-        file = os.open(path, flags)
+        yield file, found
+    finally:
+        os.close(file)
+
+
+def open_ours(path: Path, mode: int = 0o600) -> int:
+    """A regular file that is ours, made if it is not there, open for reading and writing.
+
+    Raises:
+        OSError: it cannot be opened or made, or is something else: a symbolic link, or another file by a hard link.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    file, found = _open(path, flags, mode)
+    if found.st_nlink > 1:
+        os.close(file)
+        raise OSError(errno.EMLINK, "It has other names, too", str(path))
+    return file
+
+
+def _open(path: Path, flags: int, mode: int = 0o600) -> tuple[int, os.stat_result]:
+    try:
+        file = os.open(path, flags, mode)
     except OSError as error:
-        if error.errno == errno.ELOOP and not follow:
+        if error.errno == errno.ELOOP and flags & os.O_NOFOLLOW:
             raise OSError(errno.ELOOP, "It is a symbolic link", str(path)) from error
         if error.errno == errno.ENXIO:  # as a socket answers
             raise OSError(errno.EINVAL, "It is no regular file", str(path)) from error
@@ -45,9 +69,30 @@ def opened(path: Path, *, follow: bool) -> Iterator[tuple[int, os.stat_result]]:
         if not stat.S_ISREG(found.st_mode):
             kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
             raise OSError(errno.EINVAL, f"It is {kind}, not a regular file", str(path))
-        yield file, found
-    finally:
+    except BaseException:
         os.close(file)
+        raise
+    return file, found
+
+
+def replace(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Put a file of ours in the place of whatever is there; a write that was cut off leaves one `.<name>.new` at most.
+
+    Raises:
+        OSError: what was there before is there still.
+    """
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(file, "wb") as opened:
+            os.fchmod(file, mode)  # whatever the umask
+            opened.write(data)
+        fresh.rename(path)
+    except OSError:
+        with suppress(OSError):
+            fresh.unlink()  # a full disk is no place to leave half a file
+        raise
 
 
 def read(path: Path, most: int, *, follow: bool = True) -> bytes:

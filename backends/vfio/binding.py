@@ -163,7 +163,7 @@ class Binder:
         path = NOTES / address
         try:
             self._host.local(NOTES).mkdir(mode=0o755, parents=True, exist_ok=True)
-            self._host.local(path).write_text(f"{before}\n")
+            files.replace(self._host.local(path), f"{before}\n".encode())
         except OSError as error:
             raise BindError(
                 f"{address} cannot be noted in {NOTES} as one to give back: {reason_of(error)}; let Fairlead write there, "

@@ -208,7 +208,7 @@ async def test_a_reader_never_sees_half_of_it(house: House, monkeypatch: pytest.
     monkeypatch.setattr(Path, "rename", look)
     async with house.running():
         await until(lambda: house.says(1))
-    assert seen == [".fairlead.fairlead"]
+    assert seen == [".fairlead.new"]
 
 
 async def test_that_it_cannot_be_written_is_said_once_and_so_is_the_end_of_it(house: House) -> None:

@@ -1,0 +1,91 @@
+"""Who can write beside our sockets and our state can make us write into no other file, and serve from no other place."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.node import Node, chardev, pod
+from tests.e2e.process import AgentProcess
+from tests.wait import until
+
+PRECIOUS = b"root:x:0:0:root:/root:/bin/sh\n"
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """A file that is nobody's to write but its owner's."""
+    file = tmp_path / "victim"
+    file.write_bytes(PRECIOUS)
+    return file
+
+
+def is_untouched(victim: Path) -> bool:
+    return victim.read_bytes() == PRECIOUS and stat.S_IMODE(victim.stat().st_mode) == 0o644
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+async def test_a_lock_that_is_a_link_is_refused_until_it_is_gone(node: Node, victim: Path, link: object) -> None:
+    node.mknod("w1")
+    node.sockets.mkdir()
+    assert callable(link)
+    link(victim, node.sockets / "lock")
+    async with AgentProcess(node.config(chardev())) as agent:
+        line = await agent.says("part-restarts", part="kubelet")
+        assert "It is a symbolic link" in line["reason"] or "It has other names" in line["reason"]
+        assert is_untouched(victim)
+        (node.sockets / "lock").unlink()
+        await node.healthy("w1")
+    assert is_untouched(victim)
+    assert stat.S_ISREG((node.sockets / "lock").lstat().st_mode)
+
+
+async def test_a_directory_of_ours_that_is_a_link_is_refused_until_it_is_gone(node: Node, tmp_path: Path) -> None:
+    node.mknod("w1")
+    (tmp_path / "elsewhere").mkdir()
+    node.sockets.symlink_to(tmp_path / "elsewhere")
+    async with AgentProcess(node.config(chardev())) as agent:
+        line = await agent.says("plugin-directory-unusable")
+        assert "It is a symbolic link" in line["reason"]
+        node.sockets.unlink()
+        await node.healthy("w1")
+        assert not list((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.parametrize("name", ["state.json", ".state.json.new"])
+async def test_the_state_is_written_into_no_file_that_a_link_leads_to(node: Node, victim: Path, name: str) -> None:
+    node.mknod("w1")
+    node.state.mkdir()
+    (node.state / name).symlink_to(victim)
+    async with node.agent() as agent:
+        await node.admit(pod())
+        state = node.state / "state.json"
+        await until(lambda: state.exists() and not state.is_symlink() and b"w1" in state.read_bytes(), "the state")
+        assert stat.S_IMODE(state.lstat().st_mode) == 0o600
+        assert is_untouched(victim)
+        assert bool(agent.said("state-unreadable")) == (name == "state.json")
+    assert [path.name for path in node.state.iterdir()] == ["state.json"]
+
+
+async def test_the_file_for_feature_discovery_is_written_through_no_link(node: Node, victim: Path) -> None:
+    node.mknod("w1")
+    features = node.root / "features.d"
+    features.mkdir()
+    (features / ".fairlead.new").symlink_to(victim)
+    async with node.agent(nfd_features=str(features / "fairlead")):
+        await until((features / "fairlead").exists, "the features")
+    assert is_untouched(victim)
+    assert stat.S_IMODE((features / "fairlead").lstat().st_mode) == 0o644
+
+
+async def test_what_versions_left_that_were_killed_while_they_wrote_is_removed(node: Node) -> None:
+    node.mknod("w1")
+    node.state.mkdir()
+    for name in (".state.json.4711", ".state.json.new"):
+        (node.state / name).write_bytes(b"{")
+    async with node.agent():
+        await node.admit(pod())
+        await until(lambda: [path.name for path in node.state.iterdir()] == ["state.json"], "nothing but the state")
