@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Protocol, TypeVar
 
@@ -183,18 +182,14 @@ class _Table:
     def _check(self, backend: type[Backend[Any]], resource: Resource[Any]) -> None:
         before, fits = len(self.problems), None
         try:
+            backend.check(resource)
             for path, count in backend.tokens(resource):
                 if count > most_tokens():
                     self.problems.add(
                         self._place(path),
                         f"is {count:,}; a kubelet receives 4 MiB, and at most {most_tokens():,} IDs of one device fit",
                     )
-            if len(self.problems) > before:
-                return  # what is not to be made need not be compared
-            with suppress(Exception):  # of options that `check` refuses
-                fits = _how_many_fit(backend.fixed_ids(resource))
-            if fits is None:
-                backend.check(resource)
+            if len(self.problems) == before:  # else none of them is to be made
                 fits = _how_many_fit(backend.fixed_ids(resource))
         except Exception as error:  # noqa: BLE001  # anyone's code; the other resources are still read
             for one in error.exceptions if isinstance(error, ExceptionGroup) else (error,):

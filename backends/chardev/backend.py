@@ -29,7 +29,7 @@ from backends.chardev.finder import Finder
 from backends.chardev.groups import Group, groups_of
 from backends.chardev.matches import UdevMatches
 from backends.chardev.nodes import Nodes
-from backends.chardev.options import CharDevOptions, CharDevResource, GroupOptions, complaints
+from backends.chardev.options import MOST_TOKENS, CharDevOptions, CharDevResource, GroupOptions, complaints
 from backends.chardev.stick_sets import StickSets
 from backends.chardev.sticks import usb_env
 from backends.chardev.usb import UsbSticks
@@ -72,6 +72,8 @@ class CharDev(Backend[CharDevOptions]):
         first: dict[str, int] = {}
         for group in groups_of(resource) if resource.spec.options.groups else ():
             for device_id in way_of_finding(group.options).fixed_ids(group):
+                if len(first) > MOST_TOKENS:
+                    return  # no list holds them, whatever they are
                 if first.setdefault(device_id, group.number) != group.number:
                     raise OptionsError(
                         ("groups", group.number - 1),

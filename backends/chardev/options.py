@@ -19,8 +19,8 @@ from backends.chardev.selectors import (
 _Item = TypeVar("_Item")
 _Path: TypeAlias = tuple[str | int, ...]
 
-MOST_TOKENS: Final = 4 * 1024 * 1024 // 16
-"""No kubelet accepts a list of more: it reads 4 MiB (kubelet contract: A1), and a slot takes 16 bytes or more."""
+MOST_TOKENS: Final = 205_019
+"""No kubelet accepts a list of more: it reads 4 MiB (kubelet contract: A1), in which so many of the shortest IDs fit."""
 
 
 class PathOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
