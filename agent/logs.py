@@ -19,6 +19,8 @@ from typing import Any, Final, Literal, TextIO
 
 import msgspec
 
+from backends.printable import printable_lines
+
 
 @contextmanager
 def _without_rich() -> Iterator[None]:
@@ -65,7 +67,10 @@ def set_up(
     last: list[Any]
     if stream.isatty():
         colors = not environment.get("NO_COLOR")
-        last = [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)]
+        last = [
+            _escaped,
+            structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback),
+        ]
     else:
         last = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_json)]
     structlog.configure(
@@ -99,6 +104,17 @@ class _Noting:
         if number < self._level:
             raise structlog.DropEvent
         return line
+
+
+def _escaped(_logger: object, _name: str, line: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """For a terminal, on which what devices are called is to do nothing."""
+    return {key: _printable(value) for key, value in line.items()}
+
+
+def _printable(value: object) -> object:
+    if isinstance(value, str):
+        return printable_lines(value)
+    return [_printable(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _json(event: dict[str, Any], **_: Any) -> bytes:

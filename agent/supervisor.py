@@ -250,7 +250,7 @@ class Agent:
     async def _serve_http(self, listen: str) -> None:
         from agent.console.http import serving  # noqa: PLC0415  # 4 MB and 60 ms that most nodes can do without
 
-        await serving.serve(self.control, self.watchdog, self.counts, listen)
+        await serving.serve(self.control, self.watchdog, self.counts, listen, self.config.http_hosts)
 
     async def _settle(self) -> None:
         """Give the kubelet's memory and every backend's first scan their time."""

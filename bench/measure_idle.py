@@ -131,7 +131,7 @@ def _asked(home: Path, path: str) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(_ANSWERS_WITHIN)
         client.connect(str(home / "http.sock"))
-        client.sendall(f"GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n".encode())
+        client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         yield client
 
 

@@ -10,6 +10,7 @@ from typing import Final
 import click
 
 from agent.errors import FairleadError, unknown
+from backends.printable import printable_lines
 
 _COMMANDS: Final = {
     "run": "Find hardware, offer it to the kubelet, hand it to pods.",
@@ -64,5 +65,5 @@ def main() -> None:
     try:
         fairlead(prog_name="fairlead")
     except FairleadError as error:
-        click.echo(error.sentence, err=True)
+        click.echo(printable_lines(error.sentence), err=True)
         sys.exit(error.exit_code)

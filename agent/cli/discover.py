@@ -9,11 +9,10 @@ from typing import Any, Final
 
 import anyio
 import click
-import msgspec
 
 from agent import logs
 from agent.cli import options
-from agent.cli.output import wrapped
+from agent.cli.output import echo, echo_json, wrapped
 from agent.config import load
 from agent.console.views import NAMES_NOTHING
 from agent.devices.inventory import Inventory
@@ -39,10 +38,10 @@ def discover(config: Path | None, as_json: bool) -> None:
     loaded = load(config)
     found = anyio.run(survey, loaded.resources, make_backends(loaded.host, loaded.resources), PATIENCE)
     if as_json:
-        click.echo(msgspec.json.encode(_document(found)))
+        echo_json(_document(found))
     else:
         for line in _lines(found):
-            click.echo(line)
+            echo(line)
 
 
 def _document(found: Survey) -> dict[str, Any]:

@@ -8,8 +8,8 @@ import click
 
 from agent.errors import ExitCode
 from agent.importing import FORMATS, ImportRefusedError, import_text
-from agent.importing.toml import printable
 from agent.importing.tree import MOST_BYTES
+from backends.printable import printable
 
 
 @click.command(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -14,25 +16,35 @@ from typing import Any, Final
 import click
 import msgspec
 
+from backends.printable import printable
+
 _COLORS: Final = {"Healthy": "green", "Degraded": "yellow", "Unhealthy": "red"}
 _MOST_COLUMNS: Final = 120  # longer lines are hard to read
 _USUAL_COLUMNS: Final = 80
+_OURS: Final = re.compile(r"(\x1b\[(?:0|1|31|32|33)m|\n)")
 _NAMED: Final = 8  # names in one sentence
 
 
 def echo(text: str = "") -> None:
-    """Print a line; click takes the colours out where there is no terminal."""
-    click.echo(text, color=False if os.environ.get("NO_COLOR") else None)
+    """Print lines; click takes the colours out where there is no terminal. Only colours of ours reach one."""
+    click.echo(_shown(text), color=False if os.environ.get("NO_COLOR") else None)
 
 
 def note(text: str) -> None:
     """Say something beside the output."""
-    click.echo("\n".join(_lines(text)), err=True)
+    click.echo(_shown("\n".join(_lines(text))), err=True)
+
+
+def _shown(text: str) -> str:
+    """What does no more to a terminal than show itself: our colours, line breaks, and what can be printed."""
+    parts = _OURS.split(text)
+    return "".join(part if n % 2 else printable(part) for n, part in enumerate(parts))
 
 
 def echo_json(document: Any) -> None:
-    """Print one JSON document on one line."""
-    click.echo(msgspec.json.encode(document))
+    """Print one JSON document on one line; what a terminal would obey is escaped there too."""
+    text = msgspec.json.encode(document).decode()
+    click.echo(text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text))
 
 
 def columns() -> int:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
 from agent.cli import options
+from agent.cli.output import echo, echo_json
 from agent.config import Config, ConfigError, ConfigProblem, load
 from agent.errors import ExitCode
 
@@ -30,10 +30,10 @@ def validate(config: Path | None, as_json: bool) -> None:
     except ConfigError as error:
         problems = error.problems
     if as_json:
-        click.echo(msgspec.json.encode(_document(loaded, problems)))
+        echo_json(_document(loaded, problems))
     else:
         for line in map(str, problems) if loaded is None else _meaning(loaded):
-            click.echo(line)
+            echo(line)
     if problems:
         raise click.exceptions.Exit(ExitCode.USAGE)
 

@@ -49,7 +49,7 @@ def compare(before: Config, after: Config) -> Difference:
     live, restart = _agent_settings(before, after)
     kept = replace(after.agent, **{name: getattr(before.agent, name) for name in restart})
     return Difference(
-        replace(after, agent=kept, host=before.host, http_listen=before.http_listen),
+        replace(after, agent=kept, host=before.host, http_listen=before.http_listen, http_hosts=before.http_hosts),
         added=tuple(name for name in new if name not in old),
         removed=tuple(name for name in old if name not in new),
         changed=tuple(name for name in new if name in old and (new[name] != old[name] or name in moved)),
@@ -71,6 +71,8 @@ def _other_settings(before: Config, after: Config) -> Iterator[str]:
     for field in fields(before.host):
         if getattr(before.host, field.name) != getattr(after.host, field.name):
             yield f"host.{field.name}"
+    if before.http_hosts != after.http_hosts:
+        yield "http.hosts"
     if before.http_listen != after.http_listen:
         yield "http.listen"
 

@@ -69,7 +69,7 @@ def read_tables(tables: Mapping[str, Any], problems: Problems, registry: Registr
     assert agent is not None
     assert host is not None
     assert http is not None
-    return Config(agent, host, None if http.listen == "off" else str(http.listen), resources, source)
+    return Config(agent, host, None if http.listen == "off" else str(http.listen), resources, source, http.hosts)
 
 
 def _section(tables: Mapping[str, Any], name: str, wanted: type[_Section], problems: Problems) -> _Section | None:

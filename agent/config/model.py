@@ -108,6 +108,8 @@ class HttpConfig:
 
     listen: Listen = _OFF
     """Where metrics, probes and the live page are served."""
+    hosts: tuple[str, ...] = ()
+    """Names of this node in requests, beside its own, its addresses and localhost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,5 +124,7 @@ class Config:
     """In the file's order: a device joins the first that takes it."""
     source: Path | None = None
     """The file it came from; None is the built-in set."""
+    http_hosts: tuple[str, ...] = ()
+    """Names of this node in HTTP requests, beside its own."""
     read_at: float = field(default=0.0, compare=False)
     """When it was read, in seconds since 1970; 0 if it was not: it cannot be read again."""

@@ -8,15 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from agent.importing.model import Value
+from backends.printable import printable
 
 _WIDTH: Final = 118
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 _ESCAPES: Final = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
-
-
-def printable(text: str) -> str:
-    """A text for a terminal or a comment: what cannot be printed is shown as Python escapes it."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def comment(text: str) -> Iterator[str]:

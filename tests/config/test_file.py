@@ -163,7 +163,7 @@ pathss = 1
 
 
 def test_a_name_with_nothing_near_it_is_answered_with_all_there_are(told: Told) -> None:
-    assert told("[http]\nzzz = 1\n") == ["2: http.zzz: there is no key 'zzz'; there are 'listen'"]
+    assert told("[http]\nzzz = 1\n") == ["2: http.zzz: there is no key 'zzz'; there are 'hosts', 'listen'"]
 
 
 _KVM = '[[resource]]\nname = "a.b/kvm"\nbackend = "chardev"\npaths = [{ path = "/dev/kvm" }]\n'

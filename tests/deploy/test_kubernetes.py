@@ -158,6 +158,7 @@ def test_the_network_policy_lets_scrapers_in(hardened: Manifests) -> None:
     policy = hardened.one("NetworkPolicy")["spec"]
     template = hardened.one("DaemonSet")["spec"]["template"]["metadata"]
     (rule,) = policy["ingress"]
+    assert rule["from"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
     assert [one["port"] for one in rule["ports"]] == [one["containerPort"] for one in hardened.container["ports"]]
     assert policy["podSelector"]["matchLabels"].items() <= template["labels"].items()
     assert policy["egress"] == []

@@ -43,7 +43,7 @@ def _metrics(listen: str) -> bytes:
     """The beginning of what is answered to a scraper."""
     with _connected(listen) as link:
         link.settimeout(_PATIENCE)
-        link.sendall(b"GET /metrics HTTP/1.1\r\nHost: doctor\r\nConnection: close\r\n\r\n")
+        link.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         return b"".join(link.recv(4096) for _ in range(_READS))
 
 

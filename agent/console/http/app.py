@@ -1,4 +1,4 @@
-"""What is served at which path. Only GET and HEAD, whatever the Host header says; nothing here changes anything."""
+"""What is served at which path. Only GET and HEAD; nothing here changes anything."""
 
 from __future__ import annotations
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import anyio
 import structlog
 
 from agent.console.control import Control
 from agent.console.http.app import Face, Health
 from agent.console.http.connections import Reception
+from agent.console.http.hosts import Hosts, OnlyFor, own_names
 from agent.console.http.listening import listening
 from agent.counting import Counts
 from agent.supervision import supervise
@@ -15,8 +18,8 @@ from agent.supervision import supervise
 log = structlog.get_logger()
 
 
-async def serve(control: Control, health: Health, counts: Counts, listen: str) -> None:
-    """Serve at "host:port" or "unix:/path" until cancelled.
+async def serve(control: Control, health: Health, counts: Counts, listen: str, hosts: Sequence[str] = ()) -> None:
+    """Serve at "host:port" or "unix:/path" until cancelled; `hosts` are names of this node beside its own.
 
     Raises:
         OSError: one cannot listen there.
@@ -25,4 +28,4 @@ async def serve(control: Control, health: Health, counts: Counts, listen: str) -
     async with listening(listen) as sockets, anyio.create_task_group() as tasks:
         tasks.start_soon(supervise, "live page", face.viewers.run)
         log.info("http-served", listen=listen)
-        await Reception(face).receive(sockets)
+        await Reception(OnlyFor(face, Hosts(own_names(listen, hosts)))).receive(sockets)

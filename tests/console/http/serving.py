@@ -60,7 +60,7 @@ class Served:
             writer.close()
 
     async def get(self, path: str, method: str = "GET") -> Answer:
-        return Answer.parse(await self.say(f"{method} {path} HTTP/1.1\r\nHost: node\r\n\r\n".encode()))
+        return Answer.parse(await self.say(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()))
 
 
 @dataclass(frozen=True)

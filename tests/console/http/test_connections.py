@@ -57,8 +57,8 @@ async def test_a_request_has_its_time_whether_nothing_comes_or_it_trickles_in(
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\r\n\r\n",  # TLS
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"GET / HTTP/1.1\r\n\r\n",  # no Host
-        b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 100_000,
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000,
         b"GET /" + b"x" * 100_000,
     ],
 )
@@ -74,7 +74,7 @@ async def test_garbage_is_refused_and_makes_no_noise(
 
 
 async def test_a_body_that_nobody_wants_is_not_read(face: Served) -> None:
-    head = b"POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000000\r\n\r\n"
+    head = b"POST /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000\r\n\r\n"
     reader, writer = await face.connect()
     writer.write(head + b"x" * 1000)
     assert (await reader.readline()).startswith(b"HTTP/1.1 405 ")
@@ -82,7 +82,7 @@ async def test_a_body_that_nobody_wants_is_not_read(face: Served) -> None:
 
 
 async def test_a_connection_carries_one_request(face: Served) -> None:
-    one = b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"
+    one = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     assert (await face.say(one * 50)).count(b"HTTP/1.1 ") == 1
 
 
@@ -94,7 +94,7 @@ async def test_who_does_not_read_the_answer_is_cut_off(
     face.daemon.shown = nodes.many(1000)
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as stalled:
         stalled.connect(str(face.path))
-        stalled.sendall(f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+        stalled.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         await until(lambda: _is_hung_up(stalled), "it is cut off")
     assert (await face.get("/healthz")).status == 200
 
@@ -121,14 +121,14 @@ async def test_who_came_first_and_asked_nothing_makes_room(face: Served) -> None
     first = await face.connect()
     others = [await face.connect() for _ in range(connections.MOST)]
     assert await _is_cut(first[0])
-    others[-1][1].write(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
+    others[-1][1].write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert (await others[-1][0].readline()).startswith(b"HTTP/1.1 200 ")
 
 
 async def _open_page(face: Served) -> asyncio.StreamWriter:
     """It asks as soon as it has connected: if the last of many waited for all others, its time might be up."""
     reader, writer = await face.connect()
-    writer.write(b"GET /events HTTP/1.1\r\nHost: a\r\n\r\n")
+    writer.write(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
     await reader.readuntil(b"event: hello\n")
     return writer
 
