@@ -18,6 +18,7 @@ from backends.errors import reason_of
 from backends.linux import files, iommu, pci, udev
 from backends.linux.nodes import NoNodeError, device_node
 from backends.linux.uses import busy_disks, uses
+from backends.linux.vgpu import vgpus
 from backends.vfio.kernel import MODULE, Kernel
 
 NOTES: Final = HostPath("/run/fairlead/vfio")
@@ -53,8 +54,7 @@ class Binder:
             BindError: the host needs one of them, or the kernel refuses. What was already bound stays so.
         """
         for function in functions:
-            if function.address not in forced:
-                self._check(function.address)
+            self._check(function.address, forced=function.address in forced)
         if functions:
             self._load()
         for function in functions:
@@ -99,13 +99,17 @@ class Binder:
 
     # --- one function ---
 
-    def _check(self, address: str) -> None:
-        """Look once more whether the host needs it: a disk may have been mounted since."""
+    def _check(self, address: str, *, forced: bool) -> None:
+        """Look once more whether the host needs it: a disk may have been mounted since. No force ends virtual GPUs."""
         function = pci.read(self._host, address)
         if function is None:
             raise BindError(f"{address} is gone")
-        need = next(uses(self._host, function), None) or next(busy_disks(self._host, function), None)
-        if need is not None and not iommu.is_vfio(function):
+        if iommu.is_vfio(function):
+            return
+        need = vgpus(self._host, function)
+        if need is None and not forced:
+            need = next(uses(self._host, function), None) or next(busy_disks(self._host, function), None)
+        if need is not None:
             raise BindError(f"{address} {need}")
 
     def _load(self) -> None:

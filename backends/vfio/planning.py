@@ -9,6 +9,7 @@ from backends.base import Host
 from backends.linux import iommu, pci
 from backends.linux.iommu import Group, Member
 from backends.linux.uses import uses
+from backends.linux.vgpu import vgpus
 from backends.vfio.options import VfioOptions
 
 
@@ -88,6 +89,8 @@ def _refusal(host: Host, function: pci.Function, options: VfioOptions) -> str:
     """Why a selected function that is not on a vfio driver cannot be had."""
     if iommu.is_vfio(function):
         return ""
+    if (why := vgpus(host, function)) is not None:
+        return f"it {why}, which would go with another driver: offer it as what the driver made of it"
     if options.bind == "never":
         if function.driver is None:
             return ""  # between two drivers, it may be; its health says so
@@ -98,5 +101,7 @@ def _refusal(host: Host, function: pci.Function, options: VfioOptions) -> str:
 
 
 def _need(host: Host, function: pci.Function, options: VfioOptions) -> str | None:
-    """What the host needs a function for, unless it is to be had by force."""
+    """What the host needs a function for, unless it is to be had by force; virtual GPUs go before that."""
+    if (why := vgpus(host, function)) is not None:
+        return why
     return None if function.address in options.force else next(uses(host, function), None)
