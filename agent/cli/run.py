@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from agent.config import load
 from agent.devices.making import make_backends
 from agent.events import Events
 from agent.notify import Notifier
+from agent.runtime.shortage import Shortage
 from agent.supervisor import Agent
 
 
@@ -30,6 +32,7 @@ def run(config: Path | None, log_level: logs.Level) -> None:
     loaded = load(config)
 
     async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(Shortage().handle)
         agent = Agent(loaded, make_backends(loaded.host, loaded.resources), Notifier.from_environment(), events)
         await agent.run_until_signal()
 

@@ -21,6 +21,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from agent.runtime.shortage import AGAIN, Shortage, is_short
+
 MOST: Final = 64
 """Connections at a time."""
 
@@ -124,6 +126,7 @@ class Reception:
         self._state = ServerState()
         self._present: dict[Connection, None] = {}
         self._most = most
+        self._shortage = Shortage()
         # what it would say of garbage comes once for every client that sends some; our own failures the app reports
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
 
@@ -145,6 +148,12 @@ class Reception:
                 accepted, _ = await loop.sock_accept(sock)
             except ConnectionAbortedError:
                 continue  # it was gone before its turn came
+            except OSError as error:
+                if not is_short(error):
+                    raise
+                self._shortage.tell(error)
+                await asyncio.sleep(AGAIN)
+                continue
             if self._make_room():
                 _limit(accepted)
                 await loop.connect_accepted_socket(
