@@ -6,12 +6,13 @@ import os
 from pathlib import Path
 from typing import TypeVar
 
-from grpclib.client import Channel, UnaryUnaryMethod
+from grpclib.client import UnaryUnaryMethod
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from agent.kubelet.api.v1 import AllocatableResourcesRequest, ListPodResourcesRequest
 from agent.kubelet.calling import apart
+from agent.kubelet.gathering import GatheringChannel
 from agent.kubelet.wire import SENSELESS, Allocatable, Codec, PodList
 
 _Request = TypeVar("_Request")
@@ -53,7 +54,7 @@ async def _ask(
     answer: type[_Answer],
     timeout: float,  # noqa: ASYNC109  # as above
 ) -> _Answer:
-    channel = Channel(path=str(socket), codec=Codec())
+    channel = GatheringChannel(path=str(socket), codec=Codec())
     try:
         call = UnaryUnaryMethod[_Request, _Answer](channel, f"/v1.PodResourcesLister/{method}", type(request), answer)
         return await apart(call(request, timeout=timeout))

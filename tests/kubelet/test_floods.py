@@ -23,11 +23,12 @@ from agent.errors import brief, brief_list, unknown
 from agent.kubelet import flood
 from agent.kubelet.flood import Allowance, FrameCutter
 from agent.kubelet.plugin import Plugin
-from agent.kubelet.wire import Encoded
+from agent.kubelet.podresources import list_pods
+from agent.kubelet.wire import Encoded, PodList
 from agent.limits import MESSAGE_LIMIT
 from backends.base import AllocationRefused
 from tests.kubelet.plugins import SERVICE, TOY, connected, nothing, served
-from tests.wait import limit
+from tests.wait import PATIENCE, limit
 
 PING = b"\0\0\x08\x06\0\0\0\0\0" + b"fairlead"
 UNKNOWN = b"\0\0\x04\xf0\0\0\0\0\0" + b"what"
@@ -100,6 +101,27 @@ async def test_frames_of_unknown_types_are_passed_over(path: Path) -> None:
         client.ask()
         await client.send(UNKNOWN)
         await client.until(h2.events.TrailersReceived)
+
+
+async def test_frames_of_unknown_types_from_a_kubelet_are_passed_over_too(tmp_path: Path) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        kubelet = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False, header_encoding="utf-8"))
+        kubelet.initiate_connection()
+        answered = False
+        while not answered:
+            for event in kubelet.receive_data(await reader.read(1 << 16)):
+                if isinstance(event, h2.events.RequestReceived):
+                    kubelet.send_headers(1, [(":status", "200"), ("content-type", "application/grpc")])
+                    kubelet.send_data(1, bytes(5))
+                    kubelet.send_headers(1, [("grpc-status", "0")], end_stream=True)
+                    answered = True
+            writer.write(UNKNOWN + kubelet.data_to_send())
+        await reader.read(-1)
+        writer.close()
+
+    server = await asyncio.start_unix_server(answer, tmp_path / "k.sock")
+    async with server:
+        assert await list_pods(tmp_path / "k.sock", PATIENCE) == PodList(())
 
 
 @pytest.mark.parametrize("frame", [PING, UNKNOWN, EMPTY_DATA], ids=["ping", "unknown", "empty data"])
