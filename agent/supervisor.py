@@ -110,8 +110,8 @@ class Agent:
         self._allocator = Allocator(self.inventory, backends, self._errands, self._record)
         self._starter = self._make_starter(backends)
         self._witnesses = self._make_witnesses(settings)
-        acting = self._errands.turns, self._look_at
-        self._resumer = Resumer(backends, self.inventory, self._ledger, *acting, self._witnesses.know)
+        acting = self._errands.turns, self._look_at, self._witnesses.know
+        self._resumer = Resumer(backends, self.inventory, self._ledger, *acting)
         self._kubelet_watch = self.watchdog.pulse("kubelet's directory")
         self._serving = Serving(
             settings.plugin_dir,
@@ -160,6 +160,7 @@ class Agent:
             self._ledger,
             settings.pod_resources,
             settings.plugin_dir,
+            names=self.inventory.names,
             served=self.inventory.kind,
             devices=lambda slot: found.device if (found := self.inventory.slot(*slot)) else None,
             began=self._claims_began,
@@ -203,8 +204,8 @@ class Agent:
         )
 
     def _plugin(self, name: str) -> Plugin:
-        allocator, starter = self._allocator, self._starter
-        return Plugin(name, allocator.allocate, self._preferences.of(name), starter.of(name), counts=self.counts)
+        hooks = self._allocator.allocate, self._preferences.of(name), self._starter.of(name)
+        return Plugin(name, *hooks, confirm=self._witnesses.confirm, counts=self.counts)
 
     # --- start and stop ---
 

@@ -5,7 +5,8 @@ It is rewritten with every list that a plugin sends, and may be stale; podresour
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -43,6 +44,8 @@ class Checkpoint:
 
     version: Version
     entries: tuple[CheckpointEntry, ...]
+    held: Mapping[str, frozenset[str]]
+    """Resource → the IDs that containers have."""
 
 
 class _Entry(msgspec.Struct, rename="pascal"):
@@ -120,7 +123,14 @@ def read(plugin_dir: Path) -> Checkpoint | None:
         raise CheckpointError(
             f"{path} is damaged: {error}; the kubelet writes it anew with the next list of devices"
         ) from error
-    return Checkpoint((found.st_ino, found.st_mtime_ns, found.st_size), entries)
+    return Checkpoint((found.st_ino, found.st_mtime_ns, found.st_size), entries, _held(entries))
+
+
+def _held(entries: Iterable[CheckpointEntry]) -> Mapping[str, frozenset[str]]:
+    held: defaultdict[str, set[str]] = defaultdict(set)
+    for entry in entries:
+        held[entry.resource].update(entry.ids)
+    return {resource: frozenset(ids) for resource, ids in held.items()}
 
 
 def registered(plugin_dir: Path) -> Mapping[str, frozenset[str]]:

@@ -60,6 +60,10 @@ Raises AllocationRefused with a sentence for the pod's owner.
 """
 
 
+Confirm = Callable[[str, Callable[[], "Mapping[str, Slot]"]], Awaitable[None]]
+"""Takes in, before a list of a resource is sent, what pods hold of it and these slots lack (kubelet contract: A7.2)."""
+
+
 class Plugin:
     """One resource as the kubelet sees it."""
 
@@ -70,6 +74,7 @@ class Plugin:
         prefer: Prefer | None = None,
         pre_start: PreStart | None = None,
         *,
+        confirm: Confirm | None = None,
         counts: Counts | None = None,
     ) -> None:
         """Prepare; the kubelet is told to ask which devices a pod should get, and before a container starts, if given."""
@@ -87,6 +92,7 @@ class Plugin:
         self._allocate_ids = allocate
         self._prefer_ids = prefer
         self._check_start = pre_start
+        self._confirm = confirm
         self._list = _EncodedList()
         self._snapshot: Snapshot | None = None
         self._since: float | None = None
@@ -180,6 +186,9 @@ class Plugin:
             elif (wait := next_message - time.monotonic()) > 0:
                 await self._pause(wait)
             else:
+                snapshot = await self._confirmed(snapshot)
+                if self._ending.is_set():
+                    break
                 # No timeout around a send: one that is cut off corrupts the stream. A client that
                 # does not read holds up this stream alone; registration breaks its connection.
                 self._sending = snapshot.slots
@@ -191,6 +200,13 @@ class Plugin:
                 self._sent, self._sending = snapshot.slots, None
                 self.sent_at = time.monotonic()
                 sent, next_message = snapshot, self.sent_at + COALESCE
+
+    async def _confirmed(self, snapshot: Snapshot) -> Snapshot:
+        """The list to send: by now there may be a later one, with what is known to be held since."""
+        if self._confirm is None:
+            return snapshot
+        await self._confirm(self.resource, lambda: (self._snapshot or snapshot).slots)
+        return self._snapshot or snapshot
 
     def _count_list(self, since: float | None) -> None:
         self._counts.updates += 1

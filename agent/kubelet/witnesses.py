@@ -2,6 +2,9 @@
 
 Asked after an Allocate, while a claim may be ending, else every `IDLE` seconds. A witness that cannot be
 reached ends nothing (design, "claims").
+
+Before each list the checkpoint is read, and before the first of a resource both are asked: a list that lacks an ID which
+the checkpoint says a pod holds may put the next kubelet into a crash loop, whoever gave the ID (kubelet contract: A7.2).
 """
 
 from __future__ import annotations
@@ -9,8 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,9 +21,8 @@ import structlog
 
 from agent.devices.claims import Ledger, SlotKey, names_of
 from agent.devices.model import Held
-from agent.devices.workers import NoWorkerError, Workers
 from agent.kubelet.checkpoint import Checkpoint, CheckpointError
-from agent.kubelet.checkpoint import read as read_checkpoint
+from agent.kubelet.checkpoint_reader import CheckpointReader
 from agent.kubelet.podresources import PodResourcesError, list_pods
 from agent.kubelet.wire import PodDevices, PodList
 from backends.base import Device
@@ -32,7 +33,8 @@ IDLE: Final = 60.0
 _AFTER_ALLOCATE: Final = 1.0  # seconds: the kubelet knows the pod by then
 _WHILE_ENDING: Final = 2.0  # seconds between looks for the second witness
 _LIST_DEADLINE: Final = 5.0  # seconds
-_READ_DEADLINE: Final = 5.0  # seconds
+_LIST_WAITS: Final = 1.0  # seconds at most that a list waits for the checkpoint
+_FIRST_LIST_WAITS: Final = 2.0  # seconds at most that a resource's first list waits for both witnesses
 
 log = structlog.get_logger()
 
@@ -46,6 +48,7 @@ class Witnesses:
         pod_resources: Path,
         plugin_dir: Path,
         *,
+        names: Callable[[], Iterable[str]] = tuple,
         served: Callable[[str], str | None],
         devices: Callable[[SlotKey], Device | None],
         began: Callable[[Sequence[Held]], None],
@@ -59,6 +62,7 @@ class Witnesses:
             ledger: whom to tell.
             pod_resources: the podresources socket.
             plugin_dir: where the checkpoint lies.
+            names: of the resources that are ours.
             served: the backend of a resource, if it is ours.
             devices: the device behind a slot now.
             began: told of claims that only the kubelet remembered.
@@ -67,11 +71,13 @@ class Witnesses:
             clock: monotonic seconds.
         """
         self._ledger = ledger
-        self._socket, self._plugin_dir = pod_resources, plugin_dir
-        self._served, self._devices = served, devices
+        self._socket = pod_resources
+        self._names, self._served, self._devices = names, served, devices
         self._began, self._ended, self._resend = began, ended, resend
         self._clock = clock
-        self._workers = Workers("witnesses", limit=2)
+        self._checkpoint = CheckpointReader(plugin_dir)
+        self._asked_about: frozenset[str] = frozenset()  # the resources that were ours when both had been asked
+        self._asking = asyncio.Lock()
         self._allocated = asyncio.Event()
         self._complaints: dict[str, str] = {}
         self.holders: Mapping[SlotKey, tuple[PodDevices, ...]] = {}
@@ -85,6 +91,10 @@ class Witnesses:
         """An Allocate was answered: ask soon."""
         self._allocated.set()
 
+    def close(self) -> None:
+        """Let the threads end; others are made if there is more to ask."""
+        self._checkpoint.close()
+
     async def run(self) -> None:
         """Ask for ever."""
         try:
@@ -93,7 +103,7 @@ class Witnesses:
                 await self.ask()
                 await self._wait()
         finally:
-            self._workers.close()
+            self.close()
 
     async def _wait(self) -> None:
         wait = _WHILE_ENDING if self._ledger.ending() else IDLE
@@ -105,13 +115,23 @@ class Witnesses:
 
     async def ask(self) -> None:
         """One round: List, then the checkpoint that lay there after it."""
+        async with self._asking:
+            await self._round()
+
+    async def _round(self) -> None:
+        try:
+            await self._ask()
+        finally:  # who does not answer is not asked once more by each first list
+            self._asked_about = frozenset(self._names())
+
+    async def _ask(self) -> None:
         asked = self._clock()
         present = await self._ask_pod_resources()
         try:
-            checkpoint = await self._read_checkpoint()
-        except (CheckpointError, OSError, NoWorkerError) as error:
+            checkpoint = await self._checkpoint.read()
+        except CheckpointError as error:
             # without knowing which checkpoint lay there, no later one can be told from it: judge nothing
-            self._complain("checkpoint", str(error) or "reading it hangs")
+            self._complain("checkpoint", str(error))
             self._adopt(present or set())
         else:
             self._complain("checkpoint", "")
@@ -119,8 +139,37 @@ class Witnesses:
         for resource in self._ledger.awaiting_checkpoint(self._clock()):
             self._resend(resource)
 
+    async def confirm(self, resource: str, listed: Callable[[], Container[str]]) -> None:
+        """Take in what pods hold of a resource, as the checkpoint of this moment says, and the list that is due lacks.
+
+        Args:
+            resource: of ours.
+            listed: the IDs of the list, as it is when called.
+        """
+        if resource not in self._asked_about:
+            with anyio.move_on_after(_FIRST_LIST_WAITS):
+                await self._ask_about(resource)
+        if self._checkpoint.under_way and self._complaints.get("checkpoint"):
+            return  # it hangs, as has been said
+        try:
+            with anyio.fail_after(_LIST_WAITS):
+                checkpoint = await self._checkpoint.read()
+        except (TimeoutError, CheckpointError) as error:
+            self._complain("checkpoint", str(error) or "reading it hangs")
+            return
+        held, listed_now = checkpoint.held.get(resource, frozenset()) if checkpoint else frozenset[str](), listed()
+        if missing := {(resource, device_id) for device_id in held if device_id not in listed_now}:
+            self._adopt(missing)
+
+    async def _ask_about(self, resource: str) -> None:
+        async with self._asking:
+            if resource not in self._asked_about:  # by another's first list, meanwhile
+                await self._round()
+
     def _judge(self, present: set[SlotKey] | None, asked: float, checkpoint: Checkpoint | None) -> None:
-        slots = _slots(checkpoint) if checkpoint else set()
+        slots = (
+            {(name, device_id) for name, ids in checkpoint.held.items() for device_id in ids} if checkpoint else set()
+        )
         self._adopt(slots | (present or set()))  # a List leaves out init containers (A5)
         version = checkpoint.version if checkpoint else None
         if present is not None:
@@ -147,10 +196,6 @@ class Witnesses:
         self.holders = _holders(pods)
         return set(self.holders)
 
-    async def _read_checkpoint(self) -> Checkpoint | None:
-        with anyio.fail_after(_READ_DEADLINE):
-            return await self._workers.start(partial(read_checkpoint, self._plugin_dir))
-
     def _complain(self, witness: str, complaint: str) -> None:
         """Say once that a witness is silent, and once that it is back."""
         if self._complaints.get(witness, "") == complaint:
@@ -168,7 +213,3 @@ def _holders(pods: PodList) -> dict[SlotKey, tuple[PodDevices, ...]]:
         for device_id in entry.ids:
             holders[entry.resource, device_id] += (entry,)
     return dict(holders)
-
-
-def _slots(checkpoint: Checkpoint) -> set[SlotKey]:
-    return {(entry.resource, device_id) for entry in checkpoint.entries for device_id in entry.ids}
