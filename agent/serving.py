@@ -20,6 +20,7 @@ from agent.devices.model import Snapshot
 from agent.devices.sources.base import Beat, nobody
 from agent.devices.sources.paths import Change, DirectoryWatch
 from agent.errors import words
+from agent.kubelet.lapses import Lapses
 from agent.kubelet.lock import exclusive, remove_leftovers
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.registration import Kubelet, Registrar
@@ -44,6 +45,7 @@ class Serving:
         catch_up: Callable[[], Awaitable[None]],
         alongside: Callable[[], Awaitable[None]],
         counts: Counts,
+        lapses: Lapses,
         beat: Beat = nobody,
     ) -> None:
         """Prepare.
@@ -55,6 +57,7 @@ class Serving:
             catch_up: learns what an agent before us gave while we waited for it to go.
             alongside: what only the one agent of a node may do; runs as long as we are that.
             counts: has the registrations.
+            lapses: looks after the resources that another plugin takes.
             beat: the sign of life of `watch`.
         """
         self.kubelet = Kubelet(plugin_dir / "kubelet.sock")
@@ -66,6 +69,8 @@ class Serving:
         self._catch_up = catch_up
         self._alongside = alongside
         self._counts = counts
+        self.lapses = lapses
+        lapses.registrars = self.every_registrar
         self._directory = DirectoryWatch(self._directory_changed, self.kubelet.look, beat)
         self._directory.watch(frozenset({plugin_dir}))
         self._directory_news = asyncio.Event()
@@ -177,6 +182,7 @@ class Serving:
 
     def _directory_changed(self, path: Path, change: Change) -> None:
         self._directory_news.set()
+        self.lapses.changed(path)
         if path == self.kubelet.socket and change is Change.CREATED:
             self.kubelet.look()
 

@@ -120,9 +120,9 @@ class Agent:
             catch_up=self._catch_up,
             alongside=self._mind_claims,
             counts=self.counts,
+            lapses=Lapses(settings.pod_resources, settings.plugin_dir),
             beat=self._kubelet_watch.beat,
         )
-        self._lapses = Lapses(settings.pod_resources, self._serving.every_registrar)
         self._publisher = Publisher(
             self.inventory, self._serving, self._adopter, self._oddities, self._features, self.counts
         )
@@ -409,7 +409,7 @@ class Agent:
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(supervise, "claims", self._witnesses.run)
-                tasks.start_soon(supervise, "lapses", self._lapses.run)
+                tasks.start_soon(supervise, "lapses", self._serving.lapses.run)
                 tasks.start_soon(supervise, "releases", self._releaser.run)
                 tasks.start_soon(supervise, "adoption", self._adopt)
                 tasks.start_soon(self._resumer.run, self._watching.looked)

@@ -133,11 +133,14 @@ def _held(entries: Iterable[CheckpointEntry]) -> Mapping[str, frozenset[str]]:
     return {resource: frozenset(ids) for resource, ids in held.items()}
 
 
-def registered(plugin_dir: Path) -> Mapping[str, frozenset[str]]:
-    """Resource → the IDs that the kubelet has as healthy, by the same file; empty if that cannot be read; blocks."""
+def record(plugin_dir: Path) -> tuple[float, Mapping[str, frozenset[str]]]:
+    """When the same file was written (seconds since 1970), and resource → the IDs that the kubelet has as healthy; blocks.
+
+    Nothing if it cannot be read.
+    """
     try:
-        content = files.read(plugin_dir / FILE_NAME, _MOST_BYTES, follow=False)
-        data = msgspec.json.decode(content, type=_RegisteredFile).data
+        with files.opened(plugin_dir / FILE_NAME, follow=False) as (file, found):
+            data = msgspec.json.decode(files.contents(file, _MOST_BYTES, plugin_dir / FILE_NAME), type=_RegisteredFile).data
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-        return {}
-    return {name: frozenset(ids or ()) for name, ids in (data.registered_devices or {}).items()}
+        return 0.0, {}
+    return found.st_mtime, {name: frozenset(ids or ()) for name, ids in (data.registered_devices or {}).items()}

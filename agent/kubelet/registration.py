@@ -185,6 +185,8 @@ class Registrar:
         self._server = SocketServer([plugin], directory / endpoint)
         self.complaint = ""
         """Why the last registration did not work, if it was this resource's own fault; empty once one did."""
+        self.rival = ""
+        """Which other plugin has registered the name since, if one has."""
         self._attention = asyncio.Event()
         self._is_outdated = False
         self._refused = 0  # streams, before this registration
@@ -305,7 +307,7 @@ class Registrar:
         return _FIRST_DELAY
 
     def _set_registered(self, registered: bool) -> None:
-        self.registered = registered
+        self.registered, self.rival = registered, ""
         if registered:
             self.complaint = ""
             self._count("registered")
