@@ -19,6 +19,7 @@ from anyio.abc import TaskGroup
 
 from agent import garbage
 from agent.applying import Applier
+from agent.claims.traces import Tracer
 from agent.config import AgentConfig, Config
 from agent.console import views
 from agent.console.service import serve
@@ -123,9 +124,8 @@ class Agent:
             lapses=Lapses(settings.pod_resources, settings.plugin_dir),
             beat=self._kubelet_watch.beat,
         )
-        self._publisher = Publisher(
-            self.inventory, self._serving, self._adopter, self._oddities, self._features, self.counts
-        )
+        told = self._adopter, self._oddities, self._features, self.counts
+        self._publisher = Publisher(self.inventory, self._serving, *told)
         self._applier = self._make_applier()
         self._reloader = Reloader(lambda: self.config, self._apply, notifier, lambda: self._serving.status)
         self.control = self._make_control(backends, events or Events())
@@ -162,6 +162,7 @@ class Agent:
             settings.plugin_dir,
             names=self.inventory.names,
             served=self.inventory.kind,
+            tracer=Tracer(self.inventory),
             devices=lambda slot: found.device if (found := self.inventory.slot(*slot)) else None,
             began=self._claims_began,
             ended=self._claims_ended,
@@ -235,9 +236,8 @@ class Agent:
             self._tasks.start_soon(supervise, self._kubelet_watch.part, self._serving.watch, self._kubelet_watch)
             self._tasks.start_soon(supervise, "watchdog", self.watchdog.run)
             self._tasks.start_soon(supervise, "health", self._ripen)
-            self._tasks.start_soon(
-                supervise, "admin socket", partial(serve, self.control, self.config.agent.admin_socket)
-            )
+            admin = partial(serve, self.control, self.config.agent.admin_socket)
+            self._tasks.start_soon(supervise, "admin socket", admin)
             if self.config.http_listen is not None:
                 self._tasks.start_soon(supervise, "HTTP", partial(self._serve_http, self.config.http_listen))
             await self._settle()

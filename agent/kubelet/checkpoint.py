@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from agent.claims.traces import Trace
+from agent.kubelet.wire import SENSELESS, messages, strings
 from backends.linux import files
 
 FILE_NAME: Final = "kubelet_internal_checkpoint"
@@ -36,6 +38,20 @@ class CheckpointEntry:
     container: str
     resource: str
     ids: tuple[str, ...]
+    response: bytes = field(default=b"null", compare=False, repr=False)
+    """The plugin's answer, a ContainerAllocateResponse, as JSON has bytes."""
+
+    def trace(self) -> Trace:
+        """What the container was given; nothing where that makes no sense."""
+        try:
+            answer = msgspec.json.decode(self.response, type=bytes | None) or b""
+            nodes = [path for node in messages(answer, 3) for path in strings(node, 2)]
+            mounts = [path for mount in messages(answer, 2) for path in strings(mount, 2)]
+            values = [value for pair in messages(answer, 1) for text in strings(pair, 2) for value in text.split(",")]
+            cdi = [name.rpartition("=")[2] for device in messages(answer, 5) for name in strings(device, 1)]
+        except (msgspec.MsgspecError, *SENSELESS):
+            return Trace()
+        return Trace(frozenset(nodes + mounts), frozenset(values + cdi))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +73,8 @@ class _Entry(msgspec.Struct, rename="pascal"):
 
     Go writes an empty list as null.
     """
+
+    alloc_resp: msgspec.Raw = msgspec.field(default=msgspec.Raw(b"null"), name="AllocResp")
 
     def ids(self) -> tuple[str, ...]:
         if isinstance(self.device_ids, dict):
@@ -99,7 +117,8 @@ def parse(data: bytes) -> tuple[CheckpointEntry, ...]:
     if (count := max(len(found), sum(entry.count() for entry in found))) > _MOST_IDS:
         raise msgspec.ValidationError(f"it says that pods have {count} devices, and {_MOST_IDS} is the most")
     return tuple(
-        CheckpointEntry(entry.pod_uid, entry.container_name, entry.resource_name, entry.ids()) for entry in found
+        CheckpointEntry(entry.pod_uid, entry.container_name, entry.resource_name, entry.ids(), bytes(entry.alloc_resp))
+        for entry in found
     )
 
 

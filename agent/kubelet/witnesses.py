@@ -19,6 +19,7 @@ from typing import Final
 import anyio
 import structlog
 
+from agent.claims.traces import Trace, Tracer
 from agent.devices.claims import Ledger, SlotKey, names_of
 from agent.devices.model import Held
 from agent.kubelet.checkpoint import Checkpoint, CheckpointError
@@ -51,6 +52,7 @@ class Witnesses:
         names: Callable[[], Iterable[str]] = tuple,
         served: Callable[[str], str | None],
         devices: Callable[[SlotKey], Device | None],
+        tracer: Tracer | None = None,
         began: Callable[[Sequence[Held]], None],
         ended: Callable[[Sequence[Held]], None],
         resend: Callable[[str], None],
@@ -65,6 +67,7 @@ class Witnesses:
             names: of the resources that are ours.
             served: the backend of a resource, if it is ours.
             devices: the device behind a slot now.
+            tracer: finds the hardware of claims whose IDs are another plugin's.
             began: told of claims that only the kubelet remembered.
             ended: told of claims that both witnesses leave out.
             resend: makes the kubelet write its checkpoint, by sending this resource's list again.
@@ -73,6 +76,10 @@ class Witnesses:
         self._ledger = ledger
         self._socket = pod_resources
         self._names, self._served, self._devices = names, served, devices
+        self._tracer = tracer
+        self._traces: dict[SlotKey, tuple[Trace, frozenset[SlotKey]]] = {}
+        """Of claims whose hardware is not known: what the container got, and the slots that it got it for."""
+        self._traced_at = -1  # the tracer's revision
         self._began, self._ended, self._resend = began, ended, resend
         self._clock = clock
         self._checkpoint = CheckpointReader(plugin_dir)
@@ -157,9 +164,10 @@ class Witnesses:
         except (TimeoutError, CheckpointError) as error:
             self._complain("checkpoint", str(error) or "reading it hangs")
             return
+        self._trace_again()
         held, listed_now = checkpoint.held.get(resource, frozenset()) if checkpoint else frozenset[str](), listed()
         if missing := {(resource, device_id) for device_id in held if device_id not in listed_now}:
-            self._adopt(missing)
+            self._adopt(missing, checkpoint)
 
     async def _ask_about(self, resource: str) -> None:
         async with self._asking:
@@ -170,21 +178,49 @@ class Witnesses:
         slots = (
             {(name, device_id) for name, ids in checkpoint.held.items() for device_id in ids} if checkpoint else set()
         )
-        self._adopt(slots | (present or set()))  # a List leaves out init containers (A5)
+        self._adopt(slots | (present or set()), checkpoint)  # a List leaves out init containers (A5)
         version = checkpoint.version if checkpoint else None
         if present is not None:
             self._ledger.listed(present, asked, self._clock(), version)
         if version is not None and (over := self._ledger.checkpoint(slots, version)):
             self._ended(over)
 
-    def _adopt(self, present: set[SlotKey]) -> None:
-        """Take in claims that we do not know: our own state was lost."""
+    def _adopt(self, present: set[SlotKey], checkpoint: Checkpoint | None = None) -> None:
+        """Take in claims that we do not know: our own state was lost, or another plugin's pods are still there."""
         kinds = {name: self._served(name) for name in {name for name, _ in present}}
         seen = {slot: kind for slot in sorted(present) if (kind := kinds[slot[0]]) is not None}
         devices = {slot: device for slot in seen if (device := self._devices(slot)) is not None}
-        if news := self._ledger.adopt(seen, devices, self._clock()):
+        bare = {slot: kind for slot, kind in seen.items() if slot not in devices and self._ledger.is_bare(slot)}
+        if news := self._ledger.adopt(seen, devices, self._clock(), self._trace(bare, checkpoint)):
             log.info("claims-adopted", count=len(news), slots=names_of(held.slot for held in news))
             self._began(news)
+
+    def _trace(self, bare: Mapping[SlotKey, str], checkpoint: Checkpoint | None) -> Mapping[SlotKey, frozenset[str]]:
+        """The hardware of claims that have no device under their IDs; `bare` has each one's backend."""
+        if self._tracer is None or not bare:
+            return {}
+        for entry in checkpoint.entries if checkpoint else ():
+            slots = frozenset((entry.resource, device_id) for device_id in entry.ids)
+            if any(slot in bare and slot not in self._traces for slot in slots):
+                self._traces |= dict.fromkeys(slots & bare.keys(), (entry.trace(), slots))
+        traced = {slot: self._traces[slot] for slot in bare if slot in self._traces}
+        found = self._tracer.hardware({slot: trace for slot, (trace, _) in traced.items()}, bare)
+        # the answer is about all IDs of a container: what one of them has under its own name is not another's
+        return {slot: hardware - self._known_of(traced[slot][1] - {slot}) for slot, hardware in found.items()}
+
+    def _known_of(self, slots: Iterable[SlotKey]) -> frozenset[str]:
+        devices = (self._devices(slot) for slot in slots)
+        return frozenset[str]().union(*(device.hardware for device in devices if device is not None))
+
+    def _trace_again(self) -> None:
+        """Other devices are there: what a pod holds of an earlier plugin may be among them."""
+        if self._tracer is None or self._traced_at == self._tracer.revision:
+            return
+        self._traced_at = self._tracer.revision
+        self._traces = {
+            slot: trace for slot, trace in self._traces.items() if self._ledger.is_bare(slot, unknown=False)
+        }
+        self._adopt(set(self._traces))
 
     async def _ask_pod_resources(self) -> set[SlotKey] | None:
         try:
