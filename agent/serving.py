@@ -18,7 +18,7 @@ from agent import limits
 from agent.counting import Counts
 from agent.devices.model import Snapshot
 from agent.devices.sources.base import Beat, nobody
-from agent.devices.sources.paths import Change, DirectoryWatch
+from agent.devices.sources.paths import POLL, Change, DirectoryWatch
 from agent.errors import words
 from agent.kubelet.lapses import Lapses
 from agent.kubelet.lock import exclusive, remove_leftovers
@@ -131,10 +131,12 @@ class Serving:
     # --- parts that run ---
 
     async def watch(self) -> None:
-        """See the kubelet's socket appear, for ever."""
+        """See the kubelet's socket appear, for ever; also where no event tells of it."""
         async with anyio.create_task_group() as tasks:
             await tasks.start(self._directory.run)
-            self.kubelet.look()
+            while True:
+                self.kubelet.look()
+                await anyio.sleep(POLL)
 
     async def run(self) -> None:
         """Serve every resource, in our directory, as the only agent there."""
