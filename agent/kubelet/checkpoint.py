@@ -159,7 +159,9 @@ def record(plugin_dir: Path) -> tuple[float, Mapping[str, frozenset[str]]]:
     """
     try:
         with files.opened(plugin_dir / FILE_NAME, follow=False) as (file, found):
-            data = msgspec.json.decode(files.contents(file, _MOST_BYTES, plugin_dir / FILE_NAME), type=_RegisteredFile).data
+            data = msgspec.json.decode(
+                files.contents(file, _MOST_BYTES, plugin_dir / FILE_NAME), type=_RegisteredFile
+            ).data
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return 0.0, {}
     return found.st_mtime, {name: frozenset(ids or ()) for name, ids in (data.registered_devices or {}).items()}
