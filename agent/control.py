@@ -112,7 +112,7 @@ class AgentControl:
         return views.Resource(
             name,
             configured.spec.backend if configured else "",
-            registered=registrar is not None and registrar[0].registered,
+            registered=registrar is not None and registrar[0].registered and not registrar[0].rival,
             streaming=plugin is not None and plugin.streaming,
             complaint="; ".join(self._complaints(name)),
             devices=self._devices(name),
@@ -120,7 +120,7 @@ class AgentControl:
 
     def _complaints(self, name: str) -> Iterator[str]:
         inventory, registrar = self._parts.inventory, self._parts.serving.registrars.get(name)
-        if registrar is not None and (complaint := registrar[0].complaint):
+        if registrar is not None and (complaint := registrar[0].rival or registrar[0].complaint):
             yield complaint
         if why := inventory.configured.broken.get(name):
             yield why

@@ -20,6 +20,7 @@ from agent.console.control import RefusedError
 from agent.console.views import Reloaded
 from agent.devices.making import make_backends
 from agent.devices.sources.files import FileWatch
+from agent.devices.sources.paths import POLL
 from agent.devices.workers import NoWorkerError, Workers
 from agent.notify import Notifier
 from backends.base import Backend
@@ -169,7 +170,10 @@ class Reloader:
             if watch.changed_since(self._current().read_at - _CLOCK_TICK):  # before we watched
                 self._touched.set()
             while True:
-                await self._touched.wait()
+                seen = watch.identity()
+                while not self._touched.is_set() and watch.identity() == seen:
+                    with anyio.move_on_after(POLL):
+                        await self._touched.wait()
                 with anyio.move_on_after(_RESTLESS):
                     await self._quiet()
                 watch.follow()

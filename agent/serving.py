@@ -18,9 +18,10 @@ from agent import limits
 from agent.counting import Counts
 from agent.devices.model import Snapshot
 from agent.devices.sources.base import Beat, nobody
-from agent.devices.sources.paths import Change, DirectoryWatch
+from agent.devices.sources.paths import POLL, Change, DirectoryWatch
 from agent.errors import words
-from agent.kubelet.lock import exclusive, remove_leftovers
+from agent.kubelet.lapses import Lapses
+from agent.kubelet.lock import exclusive, identity, remove_leftovers
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.registration import Kubelet, Registrar
 from agent.notify import Notifier
@@ -30,6 +31,10 @@ from backends.errors import reason_of
 _DIRECTORY_RETRY: Final = 1.0  # seconds
 
 log = structlog.get_logger()
+
+
+class _ReplacedError(Exception):
+    """The plugin directory was removed, and perhaps made again."""
 
 
 class Serving:
@@ -44,6 +49,7 @@ class Serving:
         catch_up: Callable[[], Awaitable[None]],
         alongside: Callable[[], Awaitable[None]],
         counts: Counts,
+        lapses: Lapses,
         beat: Beat = nobody,
     ) -> None:
         """Prepare.
@@ -55,6 +61,7 @@ class Serving:
             catch_up: learns what an agent before us gave while we waited for it to go.
             alongside: what only the one agent of a node may do; runs as long as we are that.
             counts: has the registrations.
+            lapses: looks after the resources that another plugin takes.
             beat: the sign of life of `watch`.
         """
         self.kubelet = Kubelet(plugin_dir / "kubelet.sock")
@@ -66,8 +73,12 @@ class Serving:
         self._catch_up = catch_up
         self._alongside = alongside
         self._counts = counts
+        self.lapses = lapses
+        lapses.registrars = self.every_registrar
         self._directory = DirectoryWatch(self._directory_changed, self.kubelet.look, beat)
-        self._directory.watch(frozenset({plugin_dir}))
+        self._ours = plugin_dir / limits.SOCKET_DIRECTORY
+        self._directory.watch(frozenset({plugin_dir, self._ours}))
+        self._lock_news = asyncio.Event()
         self._directory_news = asyncio.Event()
         self._names: tuple[str, ...] = ()
         self._names_changed = asyncio.Event()
@@ -126,15 +137,29 @@ class Serving:
     # --- parts that run ---
 
     async def watch(self) -> None:
-        """See the kubelet's socket appear, for ever."""
+        """See the kubelet's socket appear, for ever; also where no event tells of it."""
         async with anyio.create_task_group() as tasks:
             await tasks.start(self._directory.run)
-            self.kubelet.look()
+            while True:
+                self.kubelet.look()
+                await anyio.sleep(POLL)
 
     async def run(self) -> None:
-        """Serve every resource, in our directory, as the only agent there."""
+        """Serve every resource, in our directory, as the only agent there; in another one once it was made again."""
+        while True:
+            try:
+                await self._run()
+            except* _ReplacedError:
+                log.warning(
+                    "plugin-directory-replaced",
+                    directory=str(self._ours),
+                    then="starting over, as the only agent there",
+                )
+
+    async def _run(self) -> None:
         ours = await self._make_directory()
         async with self._alone(ours / "lock") as waited:
+            lock = identity(ours / "lock")
             remove_leftovers(ours)
             if waited:
                 await self._catch_up()
@@ -145,6 +170,7 @@ class Serving:
             try:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(supervise, "claims", self._alongside)
+                    tasks.start_soon(self._mind_lock, ours / "lock", lock)
                     while True:
                         self._names_changed.clear()
                         self._follow_names(tasks)
@@ -155,6 +181,20 @@ class Serving:
                 self._leaving.clear()
 
     # --- the directory ---
+
+    async def _mind_lock(self, lock: Path, ours: tuple[int, int] | None) -> None:
+        """See that the lock is the one that we have: in a directory that was made again, another agent may have another.
+
+        As long as there is no kubelet's socket, the streams that are open are all that pods can be given devices by.
+
+        Raises:
+            _ReplacedError: it is not.
+        """
+        while identity(lock) == ours or not self.kubelet.socket.exists():
+            self._lock_news.clear()
+            with anyio.move_on_after(POLL):
+                await self._lock_news.wait()
+        raise _ReplacedError
 
     @asynccontextmanager
     async def _alone(self, lock: Path) -> AsyncIterator[bool]:
@@ -177,6 +217,9 @@ class Serving:
 
     def _directory_changed(self, path: Path, change: Change) -> None:
         self._directory_news.set()
+        self._lock_news.set()
+        if path.parent == self._plugin_dir:
+            self.lapses.changed(path)
         if path == self.kubelet.socket and change is Change.CREATED:
             self.kubelet.look()
 

@@ -19,6 +19,7 @@ from anyio.abc import TaskGroup
 
 from agent import garbage
 from agent.applying import Applier
+from agent.claims.traces import Tracer
 from agent.config import AgentConfig, Config
 from agent.console import views
 from agent.console.service import serve
@@ -110,8 +111,8 @@ class Agent:
         self._allocator = Allocator(self.inventory, backends, self._errands, self._record)
         self._starter = self._make_starter(backends)
         self._witnesses = self._make_witnesses(settings)
-        acting = self._errands.turns, self._look_at
-        self._resumer = Resumer(backends, self.inventory, self._ledger, *acting, self._witnesses.know)
+        acting = self._errands.turns, self._look_at, self._witnesses.know
+        self._resumer = Resumer(backends, self.inventory, self._ledger, *acting)
         self._kubelet_watch = self.watchdog.pulse("kubelet's directory")
         self._serving = Serving(
             settings.plugin_dir,
@@ -120,12 +121,11 @@ class Agent:
             catch_up=self._catch_up,
             alongside=self._mind_claims,
             counts=self.counts,
+            lapses=Lapses(settings.pod_resources, settings.plugin_dir),
             beat=self._kubelet_watch.beat,
         )
-        self._lapses = Lapses(settings.pod_resources, self._serving.every_registrar)
-        self._publisher = Publisher(
-            self.inventory, self._serving, self._adopter, self._oddities, self._features, self.counts
-        )
+        told = self._adopter, self._oddities, self._features, self.counts
+        self._publisher = Publisher(self.inventory, self._serving, *told)
         self._applier = self._make_applier()
         self._reloader = Reloader(lambda: self.config, self._apply, notifier, lambda: self._serving.status)
         self.control = self._make_control(backends, events or Events())
@@ -160,7 +160,9 @@ class Agent:
             self._ledger,
             settings.pod_resources,
             settings.plugin_dir,
+            names=self.inventory.names,
             served=self.inventory.kind,
+            tracer=Tracer(self.inventory),
             devices=lambda slot: found.device if (found := self.inventory.slot(*slot)) else None,
             began=self._claims_began,
             ended=self._claims_ended,
@@ -203,8 +205,8 @@ class Agent:
         )
 
     def _plugin(self, name: str) -> Plugin:
-        allocator, starter = self._allocator, self._starter
-        return Plugin(name, allocator.allocate, self._preferences.of(name), starter.of(name), counts=self.counts)
+        hooks = self._allocator.allocate, self._preferences.of(name), self._starter.of(name)
+        return Plugin(name, *hooks, confirm=self._witnesses.confirm, counts=self.counts)
 
     # --- start and stop ---
 
@@ -234,9 +236,8 @@ class Agent:
             self._tasks.start_soon(supervise, self._kubelet_watch.part, self._serving.watch, self._kubelet_watch)
             self._tasks.start_soon(supervise, "watchdog", self.watchdog.run)
             self._tasks.start_soon(supervise, "health", self._ripen)
-            self._tasks.start_soon(
-                supervise, "admin socket", partial(serve, self.control, self.config.agent.admin_socket)
-            )
+            admin = partial(serve, self.control, self.config.agent.admin_socket)
+            self._tasks.start_soon(supervise, "admin socket", admin)
             if self.config.http_listen is not None:
                 self._tasks.start_soon(supervise, "HTTP", partial(self._serve_http, self.config.http_listen))
             await self._settle()
@@ -408,7 +409,7 @@ class Agent:
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(supervise, "claims", self._witnesses.run)
-                tasks.start_soon(supervise, "lapses", self._lapses.run)
+                tasks.start_soon(supervise, "lapses", self._serving.lapses.run)
                 tasks.start_soon(supervise, "releases", self._releaser.run)
                 tasks.start_soon(supervise, "adoption", self._adopt)
                 tasks.start_soon(self._resumer.run, self._watching.looked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
@@ -20,6 +21,7 @@ FAILING: Final = 300.0
 RECOVERED: Final = 60.0
 """Seconds without a failure after which a part counts as well again; twice what it waits at most for its next start."""
 
+_LATE: Final = 1.0  # seconds by which a look may be late before it counts as time in which the process stood still
 _CHECK: Final = 10.0  # seconds between two looks where systemd asks for none
 
 _Result = TypeVar("_Result")
@@ -70,6 +72,13 @@ class Pulse:
             self._failing_since = self._last if ours else None
         self._failed = self._last
 
+    def stood_still(self, seconds: float) -> None:
+        """For so long the whole process did not run: it was stopped, or its machine was. Nothing could be heard of it."""
+        self._due += seconds
+        self._failed += seconds
+        if self._failing_since is not None:
+            self._failing_since += seconds
+
     def _is_well(self) -> bool:
         return self._failing_since is None or self._clock() - self._failed >= RECOVERED
 
@@ -91,6 +100,7 @@ class Watchdog:
         self._clock = clock
         self._interval = _CHECK if notifier.watchdog is None else notifier.watchdog / 3
         self._turned = clock()
+        self._thread: int | None = None
         self._pulses: list[Pulse] = []
         self._complaint = ""
 
@@ -102,6 +112,8 @@ class Watchdog:
 
     def alive(self) -> str:
         """Empty while all is alive, else what is not, in one sentence; any thread may ask."""
+        if threading.get_ident() == self._thread:
+            self._turn()  # who asks may be faster than the look that is due
         stalled = self._clock() - self._turned
         if stalled > self._interval + SILENCE:
             return f"the event loop has not turned for {stalled:.0f} s"
@@ -109,13 +121,14 @@ class Watchdog:
 
     async def run(self) -> None:
         """Feed systemd's watchdog for ever, three times in its period."""
+        self._thread = threading.get_ident()
         while True:
             self.look()
             await anyio.sleep(self._interval)
 
     def look(self) -> None:
         """Feed it if all is alive; say once what is not."""
-        self._turned = self._clock()
+        self._turn()
         complaint = self.alive()
         if not complaint:
             self._notifier.feed()
@@ -124,6 +137,14 @@ class Watchdog:
         elif not self._complaint:
             log.error("not-alive", reason=complaint, then=self._threat())
         self._complaint = complaint
+
+    def _turn(self) -> None:
+        """The event loop turns; what it missed because the process stood still is held against no part of it."""
+        now = self._clock()
+        if (late := now - self._turned - self._interval) > _LATE:
+            for pulse in self._pulses:
+                pulse.stood_still(late)
+        self._turned = now
 
     def _threat(self) -> str:
         if self._notifier.watchdog is None:

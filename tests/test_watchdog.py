@@ -52,6 +52,13 @@ def dog(clock: Clock) -> Watchdog:
     return Watchdog(Fed(None, 30.0), clock)
 
 
+def turn(dog: Watchdog, clock: Clock, seconds: float) -> None:
+    """Let time pass in which the event loop turns."""
+    for _ in range(round(seconds)):
+        clock.now += 1
+        dog._turn()
+
+
 def events(dog: Watchdog) -> list[tuple[str, str]]:
     with capture_logs() as logs:
         dog.look()
@@ -75,7 +82,7 @@ def test_a_part_that_is_silent_is_named_once_and_fed_again_when_it_is_back(dog: 
     dog.pulse("uevents")
     inotify = dog.pulse("inotify")
     dog.look()
-    clock.now += SILENCE + 1
+    turn(dog, clock, SILENCE + 1)
     inotify.beat()
     silent = "uevents has shown no sign of life for 31 s"
     assert events(dog) == [("not-alive", silent)]
@@ -99,7 +106,7 @@ def test_a_part_that_never_began_is_silent_too(dog: Watchdog, clock: Clock) -> N
 def test_it_is_said_what_follows(clock: Clock, asked: float | None, threat: str) -> None:
     dog = Watchdog(Notifier(None, asked), clock)
     dog.pulse("uevents")
-    clock.now += SILENCE + 1
+    turn(dog, clock, SILENCE + 1)
     with capture_logs() as logs:
         dog.look()
     assert logs[0]["then"].startswith(threat)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -126,7 +126,7 @@ def _device(known: Knowledge, found: Found, others: Iterable[Found]) -> views.Ex
             *(it for other in others for it in _decisions(other, beside=_differ(found, other))),
         ),
         ids=ids,
-        held=held(known, resource, ids) if ids else (),
+        held=(*(held(known, resource, ids) if ids else ()), *_held_otherwise(known, device.hardware, resource, ids)),
         state=slot.health.state.value if slot else "",
         reason=slot.health.reason if slot else "",
         message=slot.health.message if slot else "",
@@ -204,6 +204,16 @@ def held(known: Knowledge, resource: str, ids: Iterable[str]) -> tuple[views.Hel
     """Those of a resource's IDs that pods hold, and who."""
     claims = known.inventory.claims(resource)
     return tuple(views.Held(i, known.holders((resource, i))) for i in ids if i in claims) if claims else ()
+
+
+def _held_otherwise(
+    known: Knowledge, hardware: frozenset[str], resource: str, ids: Collection[str]
+) -> Iterator[views.Held]:
+    """What pods hold of a device's hardware under IDs that it does not have: those of before, or of an earlier plugin."""
+    for name in known.inventory.names():
+        for claim in known.inventory.claims(name).values():
+            if not hardware.isdisjoint(claim.hardware) and not (name == resource and claim.id in ids):
+                yield views.Held(f"{name}/{claim.id}", known.holders(claim.slot))
 
 
 # --- what was decided ---

@@ -60,6 +60,11 @@ class Resource(msgspec.Struct, frozen=True):
     """Why it is not registered, or what is wrong with it."""
     devices: tuple[Device, ...] = ()
 
+    @property
+    def overtaken(self) -> bool:
+        """Has another plugin registered it since we did? Our stream is open then."""
+        return self.streaming and not self.registered and bool(self.complaint)
+
 
 class Template(msgspec.Struct, frozen=True):
     """A configured name with attributes, which stands for a resource for each of their values."""

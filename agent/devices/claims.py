@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final
 
 from agent.devices.model import Held
@@ -66,6 +67,11 @@ class Ledger:
         """Is this slot claimed?"""
         return slot in self._claims
 
+    def is_bare(self, slot: SlotKey, *, unknown: bool = True) -> bool:
+        """Is it claimed, and its hardware not known? What is not claimed at all is `unknown`."""
+        claim = self._claims.get(slot)
+        return unknown if claim is None else not claim.held.hardware
+
     def allocate(self, given: Iterable[Held], now: float) -> bool:
         """Record what an Allocate is about to give; True if the ledger changed in what must be kept.
 
@@ -84,13 +90,20 @@ class Ledger:
         for held in kept:
             self._claims[held.slot] = _Claim(held, now)
 
-    def adopt(self, seen: Mapping[SlotKey, str], devices: Mapping[SlotKey, Device], now: float) -> list[Held]:
+    def adopt(
+        self,
+        seen: Mapping[SlotKey, str],
+        devices: Mapping[SlotKey, Device],
+        now: float,
+        traced: Mapping[SlotKey, frozenset[str]] = MappingProxyType({}),
+    ) -> list[Held]:
         """Take in what a witness says is held and we did not know (our state was lost); returns what is new.
 
         Args:
             seen: the slots and the backend that serves each one's resource.
             devices: the devices behind them now, as far as they are there. Fills in claims without hardware too.
             now: monotonic seconds.
+            traced: the hardware of slots without a device, where what their pods were given leads to some.
         """
         news: list[Held] = []
         for slot, backend in seen.items():
@@ -101,7 +114,7 @@ class Ledger:
             held = Held(
                 *slot,
                 backend=claim.held.backend if claim else backend,
-                hardware=device.hardware if device else frozenset(),
+                hardware=device.hardware if device else traced.get(slot, frozenset()),
                 identity=device.identity if device else "",
             )
             if claim is None or held != claim.held:

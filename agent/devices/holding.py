@@ -79,9 +79,9 @@ def kept_back(
         claims: of its resource, by ID.
         tombstones: the resource's claimed IDs that have no device.
     """
-    former = sorted(i for i in tombstones if claims[i].hardware == device.hardware and is_same(claims[i], device))
-    if not former:
+    earlier = sorted(i for i in tombstones if claims[i].hardware >= device.hardware and is_same(claims[i], device))
+    if not earlier:
         return {}
     free = [device_id for device_id in ids if device_id not in claims]
-    why = Health(State.UNHEALTHY, "held", f"a pod holds the same hardware under an earlier ID, {', '.join(former)}")
-    return dict.fromkeys(free[-len(former) :], why)
+    why = Health(State.UNHEALTHY, "held", f"a pod holds the same hardware under an earlier ID, {', '.join(earlier)}")
+    return dict.fromkeys(free[-len(earlier) :], why)

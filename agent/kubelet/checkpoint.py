@@ -5,13 +5,16 @@ It is rewritten with every list that a plugin sends, and may be stale; podresour
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from agent.claims.traces import Trace
+from agent.kubelet.wire import SENSELESS, messages, strings
 from backends.linux import files
 
 FILE_NAME: Final = "kubelet_internal_checkpoint"
@@ -35,6 +38,20 @@ class CheckpointEntry:
     container: str
     resource: str
     ids: tuple[str, ...]
+    response: bytes = field(default=b"null", compare=False, repr=False)
+    """The plugin's answer, a ContainerAllocateResponse, as JSON has bytes."""
+
+    def trace(self) -> Trace:
+        """What the container was given; nothing where that makes no sense."""
+        try:
+            answer = msgspec.json.decode(self.response, type=bytes | None) or b""
+            nodes = [path for node in messages(answer, 3) for path in strings(node, 2)]
+            mounts = [path for mount in messages(answer, 2) for path in strings(mount, 2)]
+            values = [value for pair in messages(answer, 1) for text in strings(pair, 2) for value in text.split(",")]
+            cdi = [name.rpartition("=")[2] for device in messages(answer, 5) for name in strings(device, 1)]
+        except (msgspec.MsgspecError, *SENSELESS):
+            return Trace()
+        return Trace(frozenset(nodes + mounts), frozenset(values + cdi))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +60,8 @@ class Checkpoint:
 
     version: Version
     entries: tuple[CheckpointEntry, ...]
+    held: Mapping[str, frozenset[str]]
+    """Resource → the IDs that containers have."""
 
 
 class _Entry(msgspec.Struct, rename="pascal"):
@@ -54,6 +73,8 @@ class _Entry(msgspec.Struct, rename="pascal"):
 
     Go writes an empty list as null.
     """
+
+    alloc_resp: msgspec.Raw = msgspec.field(default=msgspec.Raw(b"null"), name="AllocResp")
 
     def ids(self) -> tuple[str, ...]:
         if isinstance(self.device_ids, dict):
@@ -96,7 +117,8 @@ def parse(data: bytes) -> tuple[CheckpointEntry, ...]:
     if (count := max(len(found), sum(entry.count() for entry in found))) > _MOST_IDS:
         raise msgspec.ValidationError(f"it says that pods have {count} devices, and {_MOST_IDS} is the most")
     return tuple(
-        CheckpointEntry(entry.pod_uid, entry.container_name, entry.resource_name, entry.ids()) for entry in found
+        CheckpointEntry(entry.pod_uid, entry.container_name, entry.resource_name, entry.ids(), bytes(entry.alloc_resp))
+        for entry in found
     )
 
 
@@ -120,14 +142,26 @@ def read(plugin_dir: Path) -> Checkpoint | None:
         raise CheckpointError(
             f"{path} is damaged: {error}; the kubelet writes it anew with the next list of devices"
         ) from error
-    return Checkpoint((found.st_ino, found.st_mtime_ns, found.st_size), entries)
+    return Checkpoint((found.st_ino, found.st_mtime_ns, found.st_size), entries, _held(entries))
 
 
-def registered(plugin_dir: Path) -> Mapping[str, frozenset[str]]:
-    """Resource → the IDs that the kubelet has as healthy, by the same file; empty if that cannot be read; blocks."""
+def _held(entries: Iterable[CheckpointEntry]) -> Mapping[str, frozenset[str]]:
+    held: defaultdict[str, set[str]] = defaultdict(set)
+    for entry in entries:
+        held[entry.resource].update(entry.ids)
+    return {resource: frozenset(ids) for resource, ids in held.items()}
+
+
+def record(plugin_dir: Path) -> tuple[float, Mapping[str, frozenset[str]]]:
+    """When the same file was written (seconds since 1970), and resource → the IDs that the kubelet has as healthy; blocks.
+
+    Nothing if it cannot be read.
+    """
     try:
-        content = files.read(plugin_dir / FILE_NAME, _MOST_BYTES, follow=False)
-        data = msgspec.json.decode(content, type=_RegisteredFile).data
+        with files.opened(plugin_dir / FILE_NAME, follow=False) as (file, found):
+            data = msgspec.json.decode(
+                files.contents(file, _MOST_BYTES, plugin_dir / FILE_NAME), type=_RegisteredFile
+            ).data
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-        return {}
-    return {name: frozenset(ids or ()) for name, ids in (data.registered_devices or {}).items()}
+        return 0.0, {}
+    return found.st_mtime, {name: frozenset(ids or ()) for name, ids in (data.registered_devices or {}).items()}

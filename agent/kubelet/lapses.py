@@ -1,33 +1,45 @@
-"""Finds resources that the kubelet has lost though their streams are open, and has them registered once more.
+"""Finds resources that the kubelet has lost to another plugin though their streams are open, and registers them once more.
 
-Another plugin that registers the same name takes the kubelet's client from us; when it goes, the kubelet marks every
-device unhealthy and listens to nobody, while our own stream stays open as if all were well (kubelet contract: A2). A vendor's
-plugin that is removed once Fairlead runs does just that.
+Another plugin that registers the same name takes the kubelet's client from us. While it serves, the kubelet's record has its
+devices; when it ends, the kubelet has none, and a list that still goes down our stream makes it show all of ours as healthy
+although it refuses every pod (kubelet contract: A2, A9.1). So no list is sent while another plugin has the name, and it is
+registered once more when that plugin has ended: two that live would take turns for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+import anyio
 import structlog
 
+from agent.devices.workers import NoWorkerError, Workers
+from agent.kubelet.checkpoint import FILE_NAME
 from agent.kubelet.podresources import PodResourcesError, list_allocatable
 from agent.kubelet.registration import Registrar
+from agent.kubelet.rivals import SETTLED, Observation, ended, observe, sentence, strange
 
 INTERVAL: Final = 60.0
-"""Seconds between two looks."""
+"""Seconds between two looks where no other plugin is."""
 
-SETTLED: Final = 5.0
-"""Seconds after a list for which the kubelet may not have taken it in: it waits for its disk meanwhile (A3)."""
-
+_BESIDE_OTHERS: Final = 2.0  # seconds between two looks where other plugins have sockets
+_UNSETTLED: Final = 1.0  # seconds until the next look while another plugin has a name, or the kubelet a list to take in
+_GATHER: Final = 0.3  # seconds from a sign to the look that it causes
+_STOPS_WITHIN: Final = 2.0  # seconds from the end of a plugin's stream to that of its socket
 _LONGEST: Final = 3600.0  # seconds between two registrations of a resource that the kubelet goes on losing
 _DEADLINE: Final = 5.0  # seconds for an answer
-_WHY: Final = "the kubelet offers none of its devices, as if another plugin had registered this name and were gone"
+_LOST: Final = "the kubelet offers none of its devices, as if another plugin had registered this name and were gone"
+_DOUBTED: Final = (
+    "another plugin ended when a list was sent: if it had registered this name, the kubelet refuses every pod"
+)
+_AGAIN: Final = "registering once more"
 
 log = structlog.get_logger()
 
@@ -42,58 +54,149 @@ class _Tried:
 
 
 class Lapses:
-    """Asks the kubelet what it would give to pods, and compares."""
+    """Compares what the kubelet has, and would give to pods, with what it was told."""
 
     def __init__(
         self,
         pod_resources: Path,
-        registrars: Callable[[], Iterable[Registrar]],
+        plugin_dir: Path,
+        registrars: Callable[[], Iterable[Registrar]] = tuple,
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         """Prepare.
 
         Args:
             pod_resources: the podresources socket.
+            plugin_dir: where the kubelet's record and the sockets of others lie.
             registrars: of the resources that are served.
             clock: monotonic seconds.
+            wall: seconds since 1970.
         """
-        self._socket, self._registrars, self._clock = pod_resources, registrars, clock
+        self._socket, self._plugin_dir, self.registrars = pod_resources, plugin_dir, registrars
+        self._clock, self._wall = clock, wall
+        self._workers = Workers("other plugins", limit=2)
         self._tried: dict[str, _Tried] = {}
+        self._overtaken: dict[str, int] = {}  # resource → how many Allocates had come when it was
+        self._observed = Observation()
+        self._looked = 0.0
+        self._moved: dict[str, float] = {}  # socket → when it came or went last, since the last look
+        self._doubts: dict[str, float] = {}  # resource → a list sent since then may hide that the kubelet had lost it
+        self._sign = asyncio.Event()
+
+    def changed(self, path: Path) -> None:
+        """Something happened to this entry of the plugin directory."""
+        if path.suffix == ".sock" and path.name != "kubelet.sock":
+            self._moved[path.name] = self._clock()
+            self._sign.set()
+        elif path.name == FILE_NAME:
+            self._sign.set()
 
     async def run(self) -> None:
         """Look for ever."""
-        while True:
-            await asyncio.sleep(INTERVAL)
-            await self.look()
+        try:
+            while True:
+                with anyio.move_on_after(self._pause()):
+                    await self._sign.wait()
+                    await asyncio.sleep(_GATHER)
+                self._sign.clear()
+                await self.look()
+        finally:
+            self._workers.close()
+
+    def _pause(self) -> float:
+        if self._overtaken or self._doubts:
+            return _UNSETTLED
+        settling = [it for it in self.registrars() if it.registered and self._clock() - it.plugin.sent_at < SETTLED]
+        return _BESIDE_OTHERS if self._observed.sockets or settling else INTERVAL
 
     async def look(self) -> None:
-        """Have registered once more what the kubelet should offer and does not."""
+        """Register once more what the kubelet should offer and does not."""
+        registered = [it for it in self.registrars() if it.registered]
+        self._overtaken = {n: it for n, it in self._overtaken.items() if n in {r.plugin.resource for r in registered}}
+        if not any(registrar.plugin.offers for registrar in registered):
+            return
+        over = await self._look_at_directory([registrar.plugin.sent_at for registrar in registered])
+        for registrar in registered:
+            self._compare(registrar)
+            if registrar.rival and registrar.plugin.began < over:
+                self._renew(registrar, _LOST)
+            elif registrar.plugin.sent_at >= self._doubts.get(registrar.plugin.resource, math.inf):
+                self._renew(registrar, _DOUBTED)
+        await self._look_for_lost()
+
+    async def _look_at_directory(self, sent: Sequence[float]) -> float:
+        """When another plugin ended, as far as that is news; 0.0 if none did. `sent` is when our last lists were."""
+        before, since, self._looked = self._observed, self._looked, self._clock()
+        moved, self._moved = self._moved, {}
+        try:
+            with anyio.fail_after(_DEADLINE):
+                job = partial(observe, self._plugin_dir, before, doubt=max(sent) >= since)
+                self._observed = await self._workers.start(job)
+        except (TimeoutError, NoWorkerError):
+            return 0.0  # the witnesses read there too, and say so
+        names = ended(before, self._observed) | (moved.keys() - self._observed.sockets.keys())
+        over = max((moved.get(name, since) for name in names), default=0.0)
+        for registrar in self.registrars():
+            if registrar.registered and registrar.plugin.began < over:  # else it was registered over that plugin
+                self._doubts.setdefault(registrar.plugin.resource, max(since, over - _STOPS_WITHIN))
+        return over
+
+    # --- another plugin that serves ---
+
+    def _compare(self, registrar: Registrar) -> None:
+        """Say that another plugin has the name, or has it no more."""
+        plugin, name = registrar.plugin, registrar.plugin.resource
+        if not registrar.registered or (offer := plugin.offer) is None:
+            return
+        offer = offer.on_wall_clock(self._wall() - self._clock())
+        theirs = strange(offer, self._observed, name, self._wall())
+        if theirs is not None and name not in self._overtaken:
+            self._overtaken[name] = plugin.asked
+            registrar.rival = sentence(self._observed, offer, theirs)
+            plugin.silence(True)
+            log.warning("overtaken", resource=name, reason=registrar.rival, then="sending no lists meanwhile")
+        elif name in self._overtaken and (theirs is None or plugin.asked > self._overtaken[name]):
+            del self._overtaken[name]
+            registrar.rival = ""
+            plugin.silence(False)
+            log.info("not-overtaken", resource=name)
+
+    # --- what nobody serves ---
+
+    async def _look_for_lost(self) -> None:
         asked = self._offering()
         if not asked:
             return
         try:
             allocatable = await list_allocatable(self._socket, _DEADLINE)
         except PodResourcesError:
+            self._doubts.clear()
             return  # the witnesses ask there too, and say so; and kubelets before 1.23 do not know the call
         still = self._offering()
-        lost = {name for name, sent_at in asked.items() if still.get(name) == sent_at} - allocatable.resources
+        known = {name for name, sent_at in asked.items() if still.get(name) == sent_at}
+        self._doubts = {name: since for name, since in self._doubts.items() if name in still.keys() - known}
+        lost = known - allocatable.resources
         self._tried = {name: tried for name, tried in self._tried.items() if name not in allocatable.resources}
-        for registrar in self._registrars():
+        for registrar in self.registrars():
             if registrar.plugin.resource in lost:
-                self._renew(registrar)
+                self._renew(registrar, _LOST)
 
     def _offering(self) -> Mapping[str, float]:
         """The resources that the kubelet should offer, with when their lists were sent."""
         now = self._clock()
-        plugins = [registrar.plugin for registrar in self._registrars() if registrar.registered]
+        plugins = [registrar.plugin for registrar in self.registrars() if registrar.registered]
         return {it.resource: it.sent_at for it in plugins if now - it.sent_at >= SETTLED and it.offers}
 
-    def _renew(self, registrar: Registrar) -> None:
+    def _renew(self, registrar: Registrar, why: str) -> None:
         name, now = registrar.plugin.resource, self._clock()
         before = self._tried.get(name)
         if before is not None and now < before.again:
             return
         delay = INTERVAL if before is None else min(before.delay * 2, _LONGEST)
         self._tried[name] = _Tried(delay, now + delay)
-        log.warning("registration-lost", resource=name, reason=_WHY, then="registering once more")
+        self._overtaken.pop(name, None)
+        self._doubts.pop(name, None)
+        registrar.plugin.silence(True)  # until the new stream
+        log.warning("registration-lost", resource=name, reason=why, then=_AGAIN)
         registrar.renew()

@@ -27,18 +27,36 @@ async def exclusive(path: Path, waits_for: Callable[[str], None]) -> AsyncIterat
     Raises:
         OSError: the file cannot be made, or is a link: what it leads to is not written.
     """
-    fd = files.open_ours(path)
+    fd, waits = files.open_ours(path), False
     try:
-        waits = not _try_lock(fd)
-        if waits:
-            waits_for(_owner(fd))
-            while not _try_lock(fd):  # noqa: ASYNC110  # another process sets no event of ours
-                await asyncio.sleep(_RETRY)
+        while not _try_lock(fd) or not _is_at(fd, path):
+            if not _is_at(fd, path):  # the directory was removed and made again: the file that lies there now counts
+                fd, before = files.open_ours(path), fd
+                os.close(before)
+                continue
+            if not waits:
+                waits = True
+                waits_for(_owner(fd))
+            await asyncio.sleep(_RETRY)
         os.ftruncate(fd, 0)
         os.pwrite(fd, str(os.getpid()).encode(), 0)
         yield waits
     finally:
         os.close(fd)
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    """Which file this is; None if there is none."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    found = os.fstat(fd)
+    return identity(path) == (found.st_dev, found.st_ino)
 
 
 def remove_leftovers(directory: Path) -> None:

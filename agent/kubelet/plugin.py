@@ -23,6 +23,7 @@ from agent.errors import brief_list
 from agent.kubelet import wire
 from agent.kubelet.api.v1beta1 import DevicePluginOptions, PreStartContainerResponse
 from agent.kubelet.preference import Prefer, plain
+from agent.kubelet.rivals import Offer
 from backends.base import AllocationRefused
 
 if TYPE_CHECKING:
@@ -60,6 +61,10 @@ Raises AllocationRefused with a sentence for the pod's owner.
 """
 
 
+Confirm = Callable[[str, Callable[[], "Mapping[str, Slot]"]], Awaitable[None]]
+"""Takes in, before a list of a resource is sent, what pods hold of it and these slots lack (kubelet contract: A7.2)."""
+
+
 class Plugin:
     """One resource as the kubelet sees it."""
 
@@ -70,6 +75,7 @@ class Plugin:
         prefer: Prefer | None = None,
         pre_start: PreStart | None = None,
         *,
+        confirm: Confirm | None = None,
         counts: Counts | None = None,
     ) -> None:
         """Prepare; the kubelet is told to ask which devices a pod should get, and before a container starts, if given."""
@@ -81,17 +87,23 @@ class Plugin:
         """How many were asked for while one was open or about to end, and refused."""
         self.allocating = 0
         """How many Allocates are under way."""
+        self.asked = 0
+        """How many have come."""
         self.on_call: Callable[[], None] = lambda: None
         """Called when a stream has opened or ended, or was refused, and when an Allocate has been answered."""
         self._counts = counts or Counts()
         self._allocate_ids = allocate
         self._prefer_ids = prefer
         self._check_start = pre_start
+        self._confirm = confirm
         self._list = _EncodedList()
         self._snapshot: Snapshot | None = None
         self._since: float | None = None
         self.sent_at = 0.0
         """When the last list was sent, in monotonic seconds."""
+        self.began = 0.0
+        """When the first list of the open stream was sent; 0: none was."""
+        self._is_silent = self._sends_again = False
         self._sent: Mapping[str, Slot] = {}
         self._sending: Mapping[str, Slot] | None = None
         self._left: dict[str, float] = {}  # ID → when the last list that lacked it was sent, if one before had it
@@ -112,6 +124,21 @@ class Plugin:
     def offers(self) -> bool:
         """Was the last list that was sent one with healthy devices?"""
         return any(slot.health.offered for slot in self._sent.values())
+
+    @property
+    def offer(self) -> Offer | None:
+        """What the open stream has told the kubelet; None as long as it is nothing."""
+        if not self.began:
+            return None
+        healthy = frozenset(device_id for device_id, slot in self._sent.items() if slot.health.offered)
+        listed = frozenset(self._sent.keys() | self._left.keys())
+        return Offer(healthy, listed, self.began, self.sent_at)
+
+    def silence(self, silent: bool) -> None:  # what it says is its name
+        """Send no list until told otherwise or a new stream opens; then send the list, whether it changed or not."""
+        self._sends_again = self._is_silent and not silent
+        self._is_silent = silent
+        self._news.set()
 
     def ask(self, prefer: Prefer | None, pre_start: PreStart | None) -> bool:
         """From now on answer with these; has the kubelet to be told, because it asks for something else now?"""
@@ -162,11 +189,13 @@ class Plugin:
         self.streaming = True
         self.streams += 1
         self._left.clear()
+        self.began, self._is_silent, self._sends_again = 0.0, False, False
         self.on_call()
         try:
             await self._send_lists(stream)
         finally:
             self.streaming = False
+            self.began = 0.0
             self._sending = None
             self.on_call()
 
@@ -174,12 +203,16 @@ class Plugin:
         sent, next_message = None, 0.0
         while not self._ending.is_set():
             snapshot = self._snapshot
-            if snapshot is None or snapshot is sent:
+            if snapshot is None or self._is_silent or (snapshot is sent and not self._sends_again):
                 self._news.clear()
                 await self._news.wait()
             elif (wait := next_message - time.monotonic()) > 0:
                 await self._pause(wait)
             else:
+                snapshot = await self._confirmed(snapshot)
+                if self._ending.is_set() or self._is_silent:
+                    continue
+                self._sends_again = False
                 # No timeout around a send: one that is cut off corrupts the stream. A client that
                 # does not read holds up this stream alone; registration breaks its connection.
                 self._sending = snapshot.slots
@@ -190,7 +223,15 @@ class Plugin:
                 self._note_left(left, snapshot.slots)
                 self._sent, self._sending = snapshot.slots, None
                 self.sent_at = time.monotonic()
+                self.began = self.began or self.sent_at
                 sent, next_message = snapshot, self.sent_at + COALESCE
+
+    async def _confirmed(self, snapshot: Snapshot) -> Snapshot:
+        """The list to send: by now there may be a later one, with what is known to be held since."""
+        if self._confirm is None:
+            return snapshot
+        await self._confirm(self.resource, lambda: (self._snapshot or snapshot).slots)
+        return self._snapshot or snapshot
 
     def _count_list(self, since: float | None) -> None:
         self._counts.updates += 1
@@ -219,6 +260,7 @@ class Plugin:
     async def _allocate(self, stream: Stream[wire.AllocateCall, Any]) -> None:
         call, began = await _receive(stream), time.monotonic()
         self.allocating += 1
+        self.asked += 1
         try:
             given = [await self._give(ids) for ids in call.containers]
             await stream.send_message(wire.Encoded(b"".join(given)))  # messages one after the other are merged

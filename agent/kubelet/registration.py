@@ -48,7 +48,7 @@ _ALLOCATE_PATIENCE: Final = 0.5  # seconds for Allocates under way when we stop,
 _STOP_PATIENCE: Final = 0.7  # seconds for running calls when we stop
 _FIRST_DELAY: Final = 0.001  # seconds before the second try: a new socket may not listen yet for 3 ms (A6); doubling
 _UNREACHABLE_DELAY: Final = 1.0  # seconds, at most, while nobody listens
-_REFUSED_DELAY: Final = 30.0  # seconds, at most, while the kubelet refuses us or drops us again and again
+_REFUSED_DELAY: Final = 5.0  # seconds, at most, while it refuses or drops us: no event tells when it is well
 _SETTLED_AFTER: Final = 5.0  # seconds after which a registration counts as one that works
 _TWICE: Final = "the kubelet asked for a second stream, and forgets the first as that is refused"
 _WORTH_SAYING: Final = 0.25  # seconds; a kubelet that does not answer for less is just starting
@@ -185,6 +185,8 @@ class Registrar:
         self._server = SocketServer([plugin], directory / endpoint)
         self.complaint = ""
         """Why the last registration did not work, if it was this resource's own fault; empty once one did."""
+        self.rival = ""
+        """Which other plugin has registered the name since, if one has."""
         self._attention = asyncio.Event()
         self._is_outdated = False
         self._refused = 0  # streams, before this registration
@@ -305,7 +307,7 @@ class Registrar:
         return _FIRST_DELAY
 
     def _set_registered(self, registered: bool) -> None:
-        self.registered = registered
+        self.registered, self.rival = registered, ""
         if registered:
             self.complaint = ""
             self._count("registered")

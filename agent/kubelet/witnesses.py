@@ -2,6 +2,9 @@
 
 Asked after an Allocate, while a claim may be ending, else every `IDLE` seconds. A witness that cannot be
 reached ends nothing (design, "claims").
+
+Before each list the checkpoint is read, and before the first of a resource both are asked: a list that lacks an ID which
+the checkpoint says a pod holds may put the next kubelet into a crash loop, whoever gave the ID (kubelet contract: A7.2).
 """
 
 from __future__ import annotations
@@ -9,19 +12,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import anyio
 import structlog
 
+from agent.claims.traces import Trace, Tracer
 from agent.devices.claims import Ledger, SlotKey, names_of
 from agent.devices.model import Held
-from agent.devices.workers import NoWorkerError, Workers
 from agent.kubelet.checkpoint import Checkpoint, CheckpointError
-from agent.kubelet.checkpoint import read as read_checkpoint
+from agent.kubelet.checkpoint_reader import CheckpointReader
 from agent.kubelet.podresources import PodResourcesError, list_pods
 from agent.kubelet.wire import PodDevices, PodList
 from backends.base import Device
@@ -32,7 +34,8 @@ IDLE: Final = 60.0
 _AFTER_ALLOCATE: Final = 1.0  # seconds: the kubelet knows the pod by then
 _WHILE_ENDING: Final = 2.0  # seconds between looks for the second witness
 _LIST_DEADLINE: Final = 5.0  # seconds
-_READ_DEADLINE: Final = 5.0  # seconds
+_LIST_WAITS: Final = 1.0  # seconds at most that a list waits for the checkpoint
+_FIRST_LIST_WAITS: Final = 2.0  # seconds at most that a resource's first list waits for both witnesses
 
 log = structlog.get_logger()
 
@@ -46,8 +49,10 @@ class Witnesses:
         pod_resources: Path,
         plugin_dir: Path,
         *,
+        names: Callable[[], Iterable[str]] = tuple,
         served: Callable[[str], str | None],
         devices: Callable[[SlotKey], Device | None],
+        tracer: Tracer | None = None,
         began: Callable[[Sequence[Held]], None],
         ended: Callable[[Sequence[Held]], None],
         resend: Callable[[str], None],
@@ -59,19 +64,27 @@ class Witnesses:
             ledger: whom to tell.
             pod_resources: the podresources socket.
             plugin_dir: where the checkpoint lies.
+            names: of the resources that are ours.
             served: the backend of a resource, if it is ours.
             devices: the device behind a slot now.
+            tracer: finds the hardware of claims whose IDs are another plugin's.
             began: told of claims that only the kubelet remembered.
             ended: told of claims that both witnesses leave out.
             resend: makes the kubelet write its checkpoint, by sending this resource's list again.
             clock: monotonic seconds.
         """
         self._ledger = ledger
-        self._socket, self._plugin_dir = pod_resources, plugin_dir
-        self._served, self._devices = served, devices
+        self._socket = pod_resources
+        self._names, self._served, self._devices = names, served, devices
+        self._tracer = tracer
+        self._traces: dict[SlotKey, tuple[Trace, frozenset[SlotKey]]] = {}
+        """Of claims whose hardware is not known: what the container got, and the slots that it got it for."""
+        self._traced_at = -1  # the tracer's revision
         self._began, self._ended, self._resend = began, ended, resend
         self._clock = clock
-        self._workers = Workers("witnesses", limit=2)
+        self._checkpoint = CheckpointReader(plugin_dir)
+        self._asked_about: frozenset[str] = frozenset()  # the resources that were ours when both had been asked
+        self._asking = asyncio.Lock()
         self._allocated = asyncio.Event()
         self._complaints: dict[str, str] = {}
         self.holders: Mapping[SlotKey, tuple[PodDevices, ...]] = {}
@@ -85,6 +98,10 @@ class Witnesses:
         """An Allocate was answered: ask soon."""
         self._allocated.set()
 
+    def close(self) -> None:
+        """Let the threads end; others are made if there is more to ask."""
+        self._checkpoint.close()
+
     async def run(self) -> None:
         """Ask for ever."""
         try:
@@ -93,7 +110,7 @@ class Witnesses:
                 await self.ask()
                 await self._wait()
         finally:
-            self._workers.close()
+            self.close()
 
     async def _wait(self) -> None:
         wait = _WHILE_ENDING if self._ledger.ending() else IDLE
@@ -105,13 +122,23 @@ class Witnesses:
 
     async def ask(self) -> None:
         """One round: List, then the checkpoint that lay there after it."""
+        async with self._asking:
+            await self._round()
+
+    async def _round(self) -> None:
+        try:
+            await self._ask()
+        finally:  # who does not answer is not asked once more by each first list
+            self._asked_about = frozenset(self._names())
+
+    async def _ask(self) -> None:
         asked = self._clock()
         present = await self._ask_pod_resources()
         try:
-            checkpoint = await self._read_checkpoint()
-        except (CheckpointError, OSError, NoWorkerError) as error:
+            checkpoint = await self._checkpoint.read()
+        except CheckpointError as error:
             # without knowing which checkpoint lay there, no later one can be told from it: judge nothing
-            self._complain("checkpoint", str(error) or "reading it hangs")
+            self._complain("checkpoint", str(error))
             self._adopt(present or set())
         else:
             self._complain("checkpoint", "")
@@ -119,23 +146,81 @@ class Witnesses:
         for resource in self._ledger.awaiting_checkpoint(self._clock()):
             self._resend(resource)
 
+    async def confirm(self, resource: str, listed: Callable[[], Container[str]]) -> None:
+        """Take in what pods hold of a resource, as the checkpoint of this moment says, and the list that is due lacks.
+
+        Args:
+            resource: of ours.
+            listed: the IDs of the list, as it is when called.
+        """
+        if resource not in self._asked_about:
+            with anyio.move_on_after(_FIRST_LIST_WAITS):
+                await self._ask_about(resource)
+        if self._checkpoint.under_way and self._complaints.get("checkpoint"):
+            return  # it hangs, as has been said
+        try:
+            with anyio.fail_after(_LIST_WAITS):
+                checkpoint = await self._checkpoint.read()
+        except (TimeoutError, CheckpointError) as error:
+            self._complain("checkpoint", str(error) or "reading it hangs")
+            return
+        self._trace_again()
+        held, listed_now = checkpoint.held.get(resource, frozenset()) if checkpoint else frozenset[str](), listed()
+        if missing := {(resource, device_id) for device_id in held if device_id not in listed_now}:
+            self._adopt(missing, checkpoint)
+
+    async def _ask_about(self, resource: str) -> None:
+        async with self._asking:
+            if resource not in self._asked_about:  # by another's first list, meanwhile
+                await self._round()
+
     def _judge(self, present: set[SlotKey] | None, asked: float, checkpoint: Checkpoint | None) -> None:
-        slots = _slots(checkpoint) if checkpoint else set()
-        self._adopt(slots | (present or set()))  # a List leaves out init containers (A5)
+        slots = (
+            {(name, device_id) for name, ids in checkpoint.held.items() for device_id in ids} if checkpoint else set()
+        )
+        self._adopt(slots | (present or set()), checkpoint)  # a List leaves out init containers (A5)
         version = checkpoint.version if checkpoint else None
         if present is not None:
             self._ledger.listed(present, asked, self._clock(), version)
         if version is not None and (over := self._ledger.checkpoint(slots, version)):
             self._ended(over)
 
-    def _adopt(self, present: set[SlotKey]) -> None:
-        """Take in claims that we do not know: our own state was lost."""
+    def _adopt(self, present: set[SlotKey], checkpoint: Checkpoint | None = None) -> None:
+        """Take in claims that we do not know: our own state was lost, or another plugin's pods are still there."""
         kinds = {name: self._served(name) for name in {name for name, _ in present}}
         seen = {slot: kind for slot in sorted(present) if (kind := kinds[slot[0]]) is not None}
         devices = {slot: device for slot in seen if (device := self._devices(slot)) is not None}
-        if news := self._ledger.adopt(seen, devices, self._clock()):
+        bare = {slot: kind for slot, kind in seen.items() if slot not in devices and self._ledger.is_bare(slot)}
+        if news := self._ledger.adopt(seen, devices, self._clock(), self._trace(bare, checkpoint)):
             log.info("claims-adopted", count=len(news), slots=names_of(held.slot for held in news))
             self._began(news)
+
+    def _trace(self, bare: Mapping[SlotKey, str], checkpoint: Checkpoint | None) -> Mapping[SlotKey, frozenset[str]]:
+        """The hardware of claims that have no device under their IDs; `bare` has each one's backend."""
+        if self._tracer is None or not bare:
+            return {}
+        for entry in checkpoint.entries if checkpoint else ():
+            slots = frozenset((entry.resource, device_id) for device_id in entry.ids)
+            if any(slot in bare and slot not in self._traces for slot in slots):
+                self._traces |= dict.fromkeys(slots & bare.keys(), (entry.trace(), slots))
+        traced = {slot: self._traces[slot] for slot in bare if slot in self._traces}
+        found = self._tracer.hardware({slot: trace for slot, (trace, _) in traced.items()}, bare)
+        # the answer is about all IDs of a container: what one of them has under its own name is not another's
+        return {slot: hardware - self._known_of(traced[slot][1] - {slot}) for slot, hardware in found.items()}
+
+    def _known_of(self, slots: Iterable[SlotKey]) -> frozenset[str]:
+        devices = (self._devices(slot) for slot in slots)
+        return frozenset[str]().union(*(device.hardware for device in devices if device is not None))
+
+    def _trace_again(self) -> None:
+        """Other devices are there: what a pod holds of an earlier plugin may be among them."""
+        if self._tracer is None or self._traced_at == self._tracer.revision:
+            return
+        self._traced_at = self._tracer.revision
+        self._traces = {
+            slot: trace for slot, trace in self._traces.items() if self._ledger.is_bare(slot, unknown=False)
+        }
+        self._adopt(set(self._traces))
 
     async def _ask_pod_resources(self) -> set[SlotKey] | None:
         try:
@@ -146,10 +231,6 @@ class Witnesses:
         self._complain("podresources", "")
         self.holders = _holders(pods)
         return set(self.holders)
-
-    async def _read_checkpoint(self) -> Checkpoint | None:
-        with anyio.fail_after(_READ_DEADLINE):
-            return await self._workers.start(partial(read_checkpoint, self._plugin_dir))
 
     def _complain(self, witness: str, complaint: str) -> None:
         """Say once that a witness is silent, and once that it is back."""
@@ -168,7 +249,3 @@ def _holders(pods: PodList) -> dict[SlotKey, tuple[PodDevices, ...]]:
         for device_id in entry.ids:
             holders[entry.resource, device_id] += (entry,)
     return dict(holders)
-
-
-def _slots(checkpoint: Checkpoint) -> set[SlotKey]:
-    return {(entry.resource, device_id) for entry in checkpoint.entries for device_id in entry.ids}

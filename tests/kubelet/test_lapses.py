@@ -10,10 +10,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.kubelet import lapses, registration
-from agent.kubelet.lapses import INTERVAL, SETTLED, Lapses
+from agent.kubelet.lapses import INTERVAL, Lapses
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.podresources import PodResourcesError
 from agent.kubelet.registration import Kubelet
+from agent.kubelet.rivals import SETTLED
 from agent.kubelet.wire import Allocatable
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
 from tests.kubelet.plugins import TOY, Lists, nothing, served
@@ -44,7 +45,7 @@ class Clock:
 
 
 def looking(agent: Agent, node: SimulatedKubelet, clock: Clock) -> Lapses:
-    return Lapses(node.pod_resources_socket, agent.registrars.values, clock)
+    return Lapses(node.pod_resources_socket, node.plugin_dir, agent.registrars.values, clock)
 
 
 @asynccontextmanager

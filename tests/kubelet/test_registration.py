@@ -214,7 +214,7 @@ async def test_a_socket_that_nobody_ever_listens_on_is_said_once_and_tried_every
         assert all(tries.delays[name][:13] == doubling(1.0, 13) for name in names)
 
 
-async def test_a_refusal_is_said_once_and_tried_again_every_half_minute_at_last(
+async def test_a_refusal_is_said_once_and_tried_again_every_five_seconds_at_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Refusing(RegistrationBase):
@@ -228,7 +228,7 @@ async def test_a_refusal_is_said_once_and_tried_again_every_half_minute_at_last(
         async with Agent(tmp_path, TOY) as agent:
             await until(lambda: len(tries.delays[TOY]) > 17)
             assert not agent.registrar.registered
-    assert tries.delays[TOY][:17] == doubling(30.0, 17)
+    assert tries.delays[TOY][:17] == doubling(5.0, 17)
     assert [line["reason"] for line in lines if line["event"] == "not-registered"] == ["the kubelet refused: not today"]
     await server.shut_down()
 
@@ -591,7 +591,7 @@ async def test_a_kubelet_that_drops_us_again_and_again_is_not_hammered(
         agent.registrar.on_change = drop
         await until(lambda: len(tries.delays[TOY]) >= 18 and well(agent)(node), "it is well", lambda: tries.delays)
         tries.held = True  # the kubelet goes
-    assert tries.delays[TOY][:18] == [*doubling(30.0, 17), 0.001], "a registration that has lasted is one that works"
+    assert tries.delays[TOY][:18] == [*doubling(5.0, 17), 0.001], "a registration that has lasted is one that works"
 
 
 async def test_a_stalled_clients_connection_is_reset_in_the_end(

@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 
 from agent.devices.claims import MIN_AGE, Ledger
 from agent.devices.model import Held
+from agent.kubelet import checkpoint_reader
 from agent.kubelet import witnesses as module
 from agent.kubelet.api.v1 import ContainerDevices, ContainerResources, ListPodResourcesResponse, PodResources
 from agent.kubelet.checkpoint import FILE_NAME
@@ -119,7 +120,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
     (tmp_path / "plugins").mkdir()
     house = House(tmp_path / "podresources.sock", tmp_path / "plugins")
     yield house
-    house.witnesses._workers.close()
+    house.witnesses.close()
 
 
 # --- adoption ---
@@ -282,7 +283,7 @@ async def test_a_checkpoint_whose_reading_hangs_ends_nothing_and_costs_two_threa
     house: House, pods: Pods, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     let_go = threading.Event()
-    monkeypatch.setattr(module, "read_checkpoint", lambda _: let_go.wait())
+    monkeypatch.setattr(checkpoint_reader, "read", lambda _: let_go.wait())
     house.ledger.allocate([held("a")], house.now)
     before = threading.active_count()
     for _ in range(5):
@@ -410,7 +411,7 @@ async def test_a_long_init_container_keeps_its_claims_as_long_as_it_runs(tmp_pat
         node.end(pod)
         await rounds(house, node, clock, plugin, 60, each=3.0)
         assert sorted(house.ended) == before
-    house.witnesses._workers.close()
+    house.witnesses.close()
 
 
 async def test_a_restarted_kubelet_that_learns_of_its_pods_slowly_costs_no_claim(tmp_path: Path) -> None:
@@ -431,4 +432,4 @@ async def test_a_restarted_kubelet_that_learns_of_its_pods_slowly_costs_no_claim
         await rounds(house, node, clock, plugin, 40, each=3.0)
         assert sorted(house.holds) == before
         assert len(before) == 2
-    house.witnesses._workers.close()
+    house.witnesses.close()

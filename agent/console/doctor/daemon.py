@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agent.console.doctor.findings import Finding, failure, fine, warning
+from agent.console.doctor.rivals import MEND
 from agent.console.views import Status
 
 
@@ -33,7 +34,9 @@ def daemon(said: Status | str) -> Iterator[Finding]:
         yield failure(
             "daemon",
             f"{resource.name} is not registered with the kubelet{why}.",
-            "Look at the kubelet's log for the name; the checks above say whether it answers.",
+            MEND
+            if resource.overtaken
+            else "Look at the kubelet's log for the name; the checks above say whether it answers.",
         )
     if not missing:
         yield fine(

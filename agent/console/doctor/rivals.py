@@ -12,15 +12,15 @@ from typing import Final
 from agent.console.doctor.findings import Finding, Patient, failure, fine, warning
 from agent.console.views import Status
 from agent.devices.model import State
-from agent.kubelet.checkpoint import registered
+from agent.kubelet.checkpoint import record
 from agent.naming import is_distinctive
 from backends.base import PLACEHOLDER
 
 _NAME: Final = "other-plugins"
 _PATIENCE: Final = 1.0  # seconds for a connection
 _SHOWN: Final = 4  # IDs in one sentence
-_MEND: Final = (
-    "Remove the other plugin: its DaemonSet, or its static pod. Fairlead registers anew within two minutes of its end."
+MEND: Final = (
+    "Remove the other plugin: its DaemonSet, or its static pod. Fairlead registers once more within seconds of its end."
 )
 
 
@@ -34,7 +34,7 @@ def sockets(patient: Patient) -> Iterator[Finding]:
             _NAME,
             f"{', '.join(names)}, beside the kubelet's socket, may be another plugin for {resource}: the kubelet listens "
             "to whoever registered last.",
-            _MEND,
+            MEND,
         )
     if not alike:
         known = f"Others serve here, by their names for other resources: {', '.join(others)}."
@@ -46,10 +46,10 @@ def told(said: Status, plugin_dir: Path) -> dict[str, str]:
 
     A list that is on its way differs too: ask again before believing it.
     """
-    record = registered(plugin_dir)
+    _, registered = record(plugin_dir)
     found = {}
     for resource in said.resources:
-        theirs = record.get(resource.name)
+        theirs = registered.get(resource.name)
         if theirs is None or not (resource.registered and resource.streaming):
             continue
         ours = {i for it in resource.devices if it.state != State.UNHEALTHY.value for i in it.ids}
@@ -67,7 +67,7 @@ def findings(different: Mapping[str, str]) -> Iterator[Finding]:
             _NAME,
             f"The kubelet {how}, among its healthy devices of {resource}: another plugin has registered this name, or "
             "had and is gone.",
-            _MEND,
+            MEND,
         )
 
 

@@ -17,7 +17,7 @@ _USUAL_REASONS: Final = ("healthy", "gone")  # the others are the backends' own
 def exposition(status: Status, counts: Counts) -> Iterator[str]:
     """All metrics, in pieces of a few lines; label values that are known in advance are there from the start."""
     yield from _about_us(status)
-    for metric in (_devices, _device_healthy, _device_info, _device_assigned, _registered):
+    for metric in (_devices, _device_healthy, _device_info, _device_assigned, _registered, _overtaken):
         yield from metric(status.resources)
     yield from _streams(status, counts)
     yield from _transitions(status.resources, counts)
@@ -96,6 +96,12 @@ def _registered(resources: Iterable[Resource]) -> Iterator[str]:
     yield head("registered", "gauge", "Whether the kubelet has the resource, with an open stream.")
     for resource in resources:
         yield sample("registered", int(resource.registered and resource.streaming), resource_name=resource.name)
+
+
+def _overtaken(resources: Iterable[Resource]) -> Iterator[str]:
+    yield head("overtaken", "gauge", "Whether another plugin has registered the resource since we did.")
+    for resource in resources:
+        yield sample("overtaken", int(resource.overtaken), resource_name=resource.name)
 
 
 # --- what happened ---

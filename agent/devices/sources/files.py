@@ -7,6 +7,7 @@ over the old one, or writes into it: all of that is an entry of some directory o
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from stat import S_ISDIR
 
@@ -45,6 +46,16 @@ class FileWatch:
     def _changed(self, path: Path, _change: Change) -> None:
         if path in self._entries and not self._following:
             self._on_change()
+
+    def identity(self) -> tuple[tuple[str, int, int], ...]:
+        """Another one whenever the file is, or a link to it."""
+        found = []
+        for place, name in trail(self._file).steps:
+            with suppress(OSError):
+                status = Path(place, name).lstat()
+                if not S_ISDIR(status.st_mode):
+                    found.append((f"{place}/{name}", status.st_ino, status.st_ctime_ns))
+        return tuple(found)
 
     def changed_since(self, time: float) -> bool:
         """Is it, or a link to it, another one than at this time, in seconds since 1970?"""

@@ -8,7 +8,6 @@ something else is seen.
 from __future__ import annotations
 
 import asyncio
-import enum
 import errno
 import os
 import stat
@@ -18,14 +17,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import anyio
 import structlog
 from anyio import TASK_STATUS_IGNORED, to_thread
 from anyio.abc import TaskStatus
 from inotify_simple import INotify, flags, parse_events
 
 from agent.devices.sources.base import Beat, Emit, Resync, nobody
+from agent.devices.sources.entries import Change, Entries, differences, entries_of
 from agent.watchdog import beating
 from backends.base import Host, HostPath, PathChange
+
+__all__ = ["POLL", "Change", "DirectoryWatch", "PathSource", "Trail", "trail"]
 
 _log = structlog.get_logger()
 
@@ -35,15 +38,10 @@ _ON_THE_WAY: Final = _APPEARED | _VANISHED
 _WANTED: Final = _ON_THE_WAY | int(flags.ATTRIB | flags.CLOSE_WRITE)
 _OPTIONS: Final = int(flags.ONLYDIR | flags.MASK_ADD)  # one inode may be wanted and on the way: add, never replace
 _READ_BYTES: Final = 16 << 10  # some 300 events between two turns of the event loop: 2 ms
+POLL: Final = 5.0
+"""Seconds between two looks at directories that inotify does not watch."""
+
 _MAX_LINKS: Final = 40  # symbolic links in one path, as the kernel's MAXSYMLINKS
-
-
-class Change(enum.Enum):
-    """What happened to an entry, or to a watched directory itself."""
-
-    CREATED = "created"  # it appeared under this name: made, or renamed to it (perhaps over another)
-    REMOVED = "removed"  # nothing has this name any more, or had for a moment
-    CHANGED = "changed"  # its owner, permissions or links changed, or a writer closed it
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +96,8 @@ class DirectoryWatch:
 
     When a wanted directory vanishes it is itself reported REMOVED, once, for all that was in it. When it
     appears it is reported CREATED, and then every entry that is already in it. One that exists when it is
-    first wanted is reported CREATED itself, without its entries: look at it then.
+    first wanted is reported CREATED itself, without its entries: look at it then. Where inotify has no instances or
+    watches left, the directories are looked at every `POLL` seconds, and the same is told.
     """
 
     def __init__(
@@ -112,6 +111,7 @@ class DirectoryWatch:
         self._watched = _Watched()
         self._vanished: set[Path] = set()
         self._complained: set[tuple[str, int]] = set()
+        self._unwatched: dict[Path, Entries] = {}
 
     def watch(self, directories: frozenset[Path]) -> None:
         """Watch these, all of them absolute, and no others; they need not exist."""
@@ -121,28 +121,64 @@ class DirectoryWatch:
             self._settle(self._inotify, fresh)
 
     async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
-        """Watch until cancelled; `started` once no later change can be missed.
+        """Watch until cancelled; `started` once no later change can be missed."""
+        is_started = False
 
-        Raises:
-            OSError: there can be no more inotify instances; the message says what to do.
-        """
-        # The first time looks for the C library with ldconfig; what a thread opened would be lost with who waits for it.
-        await to_thread.run_sync(lambda: _open().close())
-        self._inotify = inotify = _open()
+        def start() -> None:
+            nonlocal is_started
+            if not is_started:
+                is_started = True
+                task_status.started()
+
+        self._inotify = inotify = await self._instance(start)
         loop = asyncio.get_running_loop()
         failed: asyncio.Future[None] = loop.create_future()
         try:
             self._settle(inotify, self._wanted)
             # not wait_readable: a task that is woken for each event takes 0.1 ms longer
             loop.add_reader(inotify.fileno(), self._receive, inotify, failed)
-            task_status.started()
-            await beating(lambda: asyncio.wait([failed]), self._beat)  # which, cancelled, leaves it as it is
-            failed.result()
+            start()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._poll_for_ever, inotify)
+                await beating(lambda: asyncio.wait([failed]), self._beat)  # which, cancelled, leaves it as it is
+                failed.result()
         finally:
             loop.remove_reader(inotify.fileno())
             inotify.close()
             self._inotify = None
             self._watched = _Watched()
+
+    async def _instance(self, start: Callable[[], None]) -> INotify:
+        """An inotify instance; until there is one, the directories are looked at now and then."""
+        while True:
+            try:
+                # The first time looks for the C library with ldconfig; what a thread opened would be lost with who waits.
+                await to_thread.run_sync(lambda: _open().close())
+                return _open()
+            except OSError as error:
+                self._complain("/", error)
+            self._poll()
+            start()
+            self._beat()
+            await asyncio.sleep(POLL)
+
+    async def _poll_for_ever(self, inotify: INotify) -> None:
+        while True:
+            await asyncio.sleep(POLL)
+            if self._wanted - self._watched.directories.keys():
+                self._settle(inotify, frozenset())  # what could not be watched may be by now
+            self._poll()
+
+    def _poll(self) -> None:
+        """Report what came, went or changed in the directories that are not watched since the look before."""
+        before = self._unwatched
+        self._unwatched = {it: entries_of(it) for it in self._wanted - self._watched.directories.keys()}
+        for directory, now in self._unwatched.items():
+            if directory in before:
+                for name, change in differences(before[directory], now):
+                    self._on_change(directory / name, change)
+            elif now is not None:
+                self._on_change(directory, Change.CREATED)
 
     def _receive(self, inotify: INotify, failed: asyncio.Future[None]) -> None:
         """Read one batch; if there is more, the loop calls again."""
@@ -228,11 +264,10 @@ class DirectoryWatch:
         if (place, error.errno or 0) in self._complained:
             return
         self._complained.add((place, error.errno or 0))
-        advice = (
-            "raise fs.inotify.max_user_watches"
-            if error.errno == errno.ENOSPC
-            else "changes there are seen only when something else has us look"
-        )
+        advice = f"it is looked at every {POLL:g} s"
+        if error.errno in (errno.ENOSPC, errno.EMFILE):
+            what = "watches" if error.errno == errno.ENOSPC else "instances"
+            advice += f"; raise fs.inotify.max_user_{what}"
         _log.warning("directory-unwatched", directory=place, reason=os.strerror(error.errno or 0), then=advice)
 
     def _appeared(self, directory: Path, *, with_entries: bool) -> None:
@@ -244,14 +279,7 @@ class DirectoryWatch:
 
 
 def _open() -> INotify:
-    try:
-        return INotify(nonblocking=True)
-    except OSError as error:
-        raise OSError(
-            error.errno,
-            f"changes of directories cannot be seen: {os.strerror(error.errno or 0)}; "
-            "raise fs.inotify.max_user_instances",
-        ) from error
+    return INotify(nonblocking=True)
 
 
 class PathSource:

@@ -1,0 +1,1 @@
+"""Who holds what: the claims of pods, and the hardware that they lead to."""

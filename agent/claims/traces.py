@@ -1,0 +1,94 @@
+"""Which hardware an earlier plugin gave to a pod: what its answer names, compared with the devices that are there.
+
+The kubelet's checkpoint keeps each answer. Its IDs are that plugin's own and mean nothing here, but its device nodes, and
+the names in its environment and among its CDI devices, are the hardware's.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from agent.devices.claims import SlotKey
+from agent.devices.inventory import Inventory
+from backends.base import Device
+
+_OF_DRIVERS: Final = frozenset(
+    f"/dev/{name}"
+    for name in (
+        "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "kfd", "vfio/vfio", "iommu", "infiniband/rdma_cm",
+    )
+)  # fmt: skip
+"""Nodes of a driver, not of one device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a container got with its devices."""
+
+    nodes: frozenset[str] = frozenset()
+    """The host's paths of device nodes and mounts."""
+    names: frozenset[str] = frozenset()
+    """Values of environment variables, and names of CDI devices."""
+
+
+class Tracer:
+    """Finds the hardware of traces among the devices of an inventory."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        self._inventory = inventory
+        self._revision = -1
+        self._leads: Mapping[str, Mapping[str, frozenset[str]]] = {}
+
+    @property
+    def revision(self) -> int:
+        """Another number when other devices are there, and a trace may lead to them."""
+        return self._inventory.revision
+
+    def hardware(
+        self, traces: Mapping[SlotKey, Trace], backends: Mapping[SlotKey, str]
+    ) -> dict[SlotKey, frozenset[str]]:
+        """The hardware that each trace leads to, of those that lead to any.
+
+        Args:
+            traces: by resource and ID.
+            backends: which backend has the resource of each.
+        """
+        found = {}
+        for slot, trace in traces.items():
+            leads = self._leads_of(backends[slot])
+            if hardware := frozenset[str]().union(*(leads.get(it, ()) for it in trace.nodes | trace.names)):
+                found[slot] = hardware
+        return found
+
+    def _leads_of(self, backend: str) -> Mapping[str, frozenset[str]]:
+        if self._revision != self._inventory.revision:
+            self._revision, self._leads = self._inventory.revision, {}
+        if (leads := self._leads.get(backend)) is None:
+            leads = leads_to(self._inventory.devices(backend))
+            self._leads = {**self._leads, backend: leads}
+        return leads
+
+
+def leads_to(devices: Iterable[Device]) -> Mapping[str, frozenset[str]]:
+    """Path or name → the hardware of the one device that has it; what several have tells nothing."""
+    owners: defaultdict[str, set[frozenset[str]]] = defaultdict(set)
+    for device in devices:
+        for clue in _clues(device):
+            owners[clue].add(device.hardware)
+    return {clue: next(iter(found)) for clue, found in owners.items() if len(found) == 1 and clue not in _OF_DRIVERS}
+
+
+def _clues(device: Device) -> Iterator[str]:
+    for node in device.nodes:
+        yield node.path.text
+    for mount in device.mounts:
+        yield mount.path.text
+    if device.identity:
+        yield device.identity
+    for hardware in device.hardware:
+        kind, _, address = hardware.partition(":")
+        if kind == "pci":
+            yield address

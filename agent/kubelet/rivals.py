@@ -1,0 +1,135 @@
+"""What betrays that another plugin has registered a name of ours: the kubelet's record, and sockets that come and go.
+
+The kubelet listens to the plugin that registered a name last, and tells no other (kubelet contract: A2, A9.1). Pure but
+for `observe`, which reads the plugin directory.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from agent.kubelet.checkpoint import record
+
+SETTLED: Final = 1.0
+"""Seconds after a list in which the kubelet takes it in."""
+
+_CONNECT_WITHIN: Final = 0.2  # seconds
+_SHOWN: Final = 4  # IDs or sockets in one sentence
+
+SocketId = tuple[int, int]
+"""Inode, and time of its last change in ns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a resource's open stream has told the kubelet."""
+
+    healthy: frozenset[str]
+    listed: frozenset[str]
+    """Every ID that the kubelet may know from us."""
+    began: float
+    """When its first list was sent, in seconds on some clock."""
+    sent: float
+    """When its last list was sent."""
+
+    def on_wall_clock(self, ahead: float) -> Offer:
+        """The same in seconds since 1970, of which the clock is so many behind."""
+        return replace(self, began=self.began + ahead, sent=self.sent + ahead)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What lies in the plugin directory."""
+
+    written: float = 0.0
+    """When the kubelet wrote its record, in seconds since 1970."""
+    registered: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Resource → the IDs that the kubelet has as healthy."""
+    sockets: Mapping[str, SocketId] = field(default_factory=dict)
+    """Of other plugins."""
+    answering: frozenset[str] = frozenset()
+    """Those of them that were tried and answer."""
+
+
+def strange(offer: Offer, observed: Observation, resource: str, now: float) -> frozenset[str] | None:
+    """The kubelet's IDs of a resource if another plugin told it of them, after we told it of ours; None if it has ours.
+
+    Its record is believed only where it was written after our list: with a full disk it is an old one.
+    """
+    theirs = observed.registered.get(resource)
+    if theirs is None:
+        return None
+    if theirs - offer.listed and observed.written > offer.began and now - offer.began >= SETTLED:
+        return theirs
+    if theirs and theirs != offer.healthy and observed.written > offer.sent and now - offer.sent >= SETTLED:
+        return theirs
+    return None
+
+
+def ended(before: Observation, now: Observation) -> frozenset[str]:
+    """The plugins that have ended between two observations: their sockets are gone, are others, or answer no more."""
+    return frozenset(
+        name
+        for name, identity in before.sockets.items()
+        if now.sockets.get(name) != identity or (name in before.answering and name not in now.answering)
+    )
+
+
+def sentence(observed: Observation, offer: Offer, theirs: Iterable[str]) -> str:
+    """Who has a name of ours, as far as can be told."""
+    later = [name for name, (_, changed) in observed.sockets.items() if changed / 1e9 > offer.began]
+    names = sorted(later or observed.sockets)
+    whose = "whose socket is not in the plugin directory"
+    if names:
+        whose = f"with the socket {_some(names)}" if len(names) == 1 else f"with one of the sockets {_some(names)}"
+    return (
+        f"another plugin, {whose}, has registered this name, and the kubelet has its devices: {_some(sorted(theirs))}; "
+        "Fairlead registers once more when that has ended"
+    )
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def observe(plugin_dir: Path, before: Observation, *, doubt: bool) -> Observation:
+    """The plugin directory as it is; blocks.
+
+    Args:
+        plugin_dir: the kubelet's.
+        before: what was observed last.
+        doubt: try every socket, not only those that are new.
+    """
+    written, registered = record(plugin_dir)
+    sockets = {}
+    try:
+        with os.scandir(plugin_dir) as entries:
+            for entry in entries:
+                if entry.name != "kubelet.sock" and not entry.name.startswith("."):
+                    found = entry.stat(follow_symlinks=False)
+                    if stat.S_ISSOCK(found.st_mode):
+                        sockets[entry.name] = found.st_ino, found.st_ctime_ns
+    except OSError:
+        pass  # the directory is gone, or an entry is since this moment: the next look sees more
+    tried = {it for it, identity in sockets.items() if doubt or before.sockets.get(it) != identity}
+    answering = {it for it in tried if _answers(plugin_dir / it)}
+    return Observation(written, registered, sockets, frozenset(answering | (before.answering & sockets.keys() - tried)))
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as link:
+        link.settimeout(_CONNECT_WITHIN)
+        try:
+            link.connect(str(path))
+        except TimeoutError:
+            return True  # it is busy
+        except OSError:
+            return False
+    return True

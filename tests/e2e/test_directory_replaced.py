@@ -1,0 +1,64 @@
+"""The plugin directory is removed and made again: one agent serves, and each resource has one stream."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+
+from tests.e2e.node import WIDGET, Node, chardev
+from tests.e2e.process import AgentProcess
+
+
+async def test_two_agents_never_serve_a_directory_that_was_made_again(node: Node) -> None:
+    node.mknod("w1")
+    async with node.agent() as first:
+        await node.healthy("w1")
+        await node.kubelet.stop()
+        shutil.rmtree(node.plugin_dir)
+        node.plugin_dir.mkdir()
+        async with AgentProcess(node.config(chardev())) as second:
+            await second.says("waiting-for-kubelet")
+            await node.kubelet.start()
+            await first.says("plugin-directory-replaced")
+            assert (await first.says("another-agent-runs"))["pid"] == str(second.pid)
+            await second.says("registered")
+            await node.registered()
+            await second.takes_turns(20)
+            assert node.kubelet.streams(WIDGET) == 1
+            await node.healthy("w1")
+            second.signal(signal.SIGTERM)
+            await second.ended()
+            await first.says("took-over")
+            await node.registered()
+            await node.healthy("w1")
+
+
+async def test_an_agent_alone_serves_in_the_directory_that_was_made_again(node: Node) -> None:
+    node.mknod("w1")
+    async with node.agent() as agent:
+        await node.healthy("w1")
+        await node.kubelet.stop()
+        shutil.rmtree(node.plugin_dir)
+        await node.kubelet.start()
+        await agent.says("plugin-directory-replaced")
+        await node.registered()
+        await node.healthy("w1")
+        assert not agent.said("another-agent-runs")
+
+
+async def test_of_two_agents_that_run_one_serves_the_directory_that_was_made_again(node: Node) -> None:
+    """Whichever it is; and the other one serves when that is gone, though it waited for a lock that is gone."""
+    node.mknod("w1")
+    async with node.agent() as first, AgentProcess(node.config(chardev())) as second:
+        await second.says("another-agent-runs")
+        await node.kubelet.stop()
+        node.plugin_dir.rename(node.root / "before")
+        await node.kubelet.start()
+        await first.says("plugin-directory-replaced")
+        await node.registered()
+        await second.takes_turns(20)
+        assert node.kubelet.streams(WIDGET) == 1
+        await first.kill()
+        await second.says("registered")
+        await node.registered()
+        await node.healthy("w1")

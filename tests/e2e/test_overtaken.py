@@ -1,0 +1,77 @@
+"""Kubelet contract: A9.1; another plugin registers a resource of ours and ends, and pods get our devices again."""
+
+from __future__ import annotations
+
+import json
+
+from agent.simulation.pods import Phase
+from tests.e2e.foreign import hold, other_plugin
+from tests.e2e.node import WIDGET, Node, chardev, pod
+from tests.e2e.process import AgentProcess, finish
+
+SELDOM = "from agent.kubelet import lapses\nlapses.INTERVAL = 3600.0\n"
+"""Nothing is found by looking every minute: what is found is found by a sign."""
+
+
+async def status(node: Node) -> dict[str, object]:
+    code, out, err = await finish("status", "--json", "--config", str(node.root / "config.toml"))
+    assert code == 0, err
+    (resource,) = json.loads(out)["resources"]
+    return resource  # type: ignore[no-any-return]
+
+
+async def registered_again(node: Node, agent: AgentProcess, before: int) -> None:
+    """Once the kubelet asks us, it gives our devices to pods."""
+    await node.kubelet.wait_for(lambda k: k.registrations[WIDGET] > before)
+    await node.registered()
+    await node.shows(lambda k: bool(k.resources[WIDGET].healthy))
+    assert (await node.admit(pod("later"))).phase == Phase.RUNNING
+
+
+async def test_another_plugin_is_told_left_alone_and_followed(node: Node) -> None:
+    node.mknod("w1")
+    async with node.agent(prelude=SELDOM) as agent:
+        await node.healthy("w1")
+        async with other_plugin(node, WIDGET, "theirs-0", "theirs-1", name="rival.sock"):
+            said = await agent.says("overtaken", resource=WIDGET)
+            assert "rival.sock" in said["reason"]
+            assert "theirs-0, theirs-1" in said["reason"]
+            shown = await status(node)
+            assert not shown.get("registered")
+            assert "rival.sock" in str(shown["complaint"])
+            before, lists = node.kubelet.registrations[WIDGET], len(node.lists)
+            node.mknod("w2")
+            await hold(node, WIDGET, "served-by-theirs")
+            await agent.takes_turns(20)
+            assert (node.kubelet.registrations[WIDGET], len(node.lists)) == (before, lists), "two would take turns"
+        await agent.says("registration-lost", resource=WIDGET)
+        await registered_again(node, agent, before)
+        await node.shows(lambda k: k.resources[WIDGET].healthy == {"w1", "w2"})
+        assert not (await status(node)).get("complaint")
+    assert node.kubelet.panics == []
+
+
+async def test_a_device_that_comes_when_another_plugin_ends_does_not_hide_its_end(node: Node) -> None:
+    """It has the same IDs, so that the kubelet's record looks as ever, and the list makes the kubelet show them healthy."""
+    node.mknod("w1")
+    async with node.agent(prelude=SELDOM) as agent:
+        await node.healthy("w1")
+        async with other_plugin(node, WIDGET, "w1", name="rival.sock"):
+            before = node.kubelet.registrations[WIDGET]
+            await agent.takes_turns(20)
+        node.mknod("w2")
+        await registered_again(node, agent, before)
+    assert node.kubelet.panics == []
+
+
+async def test_another_plugin_that_was_there_first_and_ends_costs_nothing(node: Node) -> None:
+    node.mknod("w1")
+    async with other_plugin(node, WIDGET, "theirs-0", name="rival.sock"):
+        agent = AgentProcess(node.config(chardev()), SELDOM)
+        await agent.__aenter__()
+        await node.shows(lambda k: k.resources[WIDGET].healthy == {"w1"})
+        before = node.kubelet.registrations[WIDGET]
+    try:
+        await registered_again(node, agent, before)
+    finally:
+        await agent.kill()

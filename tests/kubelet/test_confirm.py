@@ -1,0 +1,156 @@
+"""What is read of the kubelet before each list that it gets."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from agent.devices.claims import Ledger
+from agent.devices.model import Held
+from agent.kubelet import checkpoint_reader, witnesses
+from agent.kubelet.checkpoint import Checkpoint, CheckpointError
+from agent.kubelet.checkpoint_reader import CheckpointReader
+from agent.kubelet.witnesses import Witnesses
+from tests.wait import limit, until
+
+TOY = "example.com/toy"
+KIND = "stub"
+
+
+class Readings:
+    """Stands for the reading of a checkpoint: each waits until it is let go, and counts."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun = 0
+        self.found: Checkpoint | None = None
+        self.error: Exception | None = None
+        self.go = threading.Event()
+        self.go.set()
+        monkeypatch.setattr(checkpoint_reader, "read", self._read)
+
+    def hold(self, *ids: str) -> None:
+        self.found = Checkpoint((1, 1, 1), (), {TOY: frozenset(ids)})
+
+    def _read(self, _: Path) -> Checkpoint | None:
+        self.begun += 1
+        found = self.found
+        self.go.wait()
+        if self.error is not None:
+            raise self.error
+        return found
+
+
+@pytest.fixture
+def readings(monkeypatch: pytest.MonkeyPatch) -> Readings:
+    return Readings(monkeypatch)
+
+
+@pytest.fixture
+async def reader(tmp_path: Path) -> AsyncIterator[CheckpointReader]:
+    reader = CheckpointReader(tmp_path)
+    yield reader
+    reader.close()
+
+
+async def test_those_who_ask_during_a_reading_share_the_next(reader: CheckpointReader, readings: Readings) -> None:
+    readings.go.clear()
+    first = asyncio.create_task(reader.read())
+    await until(lambda: readings.begun == 1, "the first reading")
+    readings.hold("a")
+    later = [asyncio.create_task(reader.read()) for _ in range(5)]
+    await asyncio.sleep(0)
+    readings.go.set()
+    async with limit("the readings"):
+        assert await first is None
+        assert await asyncio.gather(*later) == [readings.found] * 5
+    assert readings.begun == 2
+
+
+class House:
+    def __init__(self, root: Path) -> None:
+        self.began: list[Held] = []
+        self.listed: set[str] = set()
+        self.witnesses = Witnesses(
+            Ledger(),
+            root / "podresources.sock",
+            root,
+            names=lambda: [TOY],
+            served={TOY: KIND}.get,
+            devices=lambda _: None,
+            began=self.began.extend,
+            ended=lambda _: None,
+            resend=lambda _: None,
+        )
+
+    async def confirm(self) -> None:
+        async with limit("a list's confirmation"):
+            await self.witnesses.confirm(TOY, lambda: self.listed)
+
+    @property
+    def ids(self) -> list[str]:
+        return sorted(held.id for held in self.began)
+
+
+@pytest.fixture
+async def house(tmp_path: Path, readings: Readings) -> AsyncIterator[House]:
+    house = House(tmp_path)
+    await house.witnesses.ask()
+    yield house
+    readings.go.set()
+    house.witnesses.close()
+
+
+async def test_what_a_list_lacks_is_taken_in_and_what_it_has_is_not(house: House, readings: Readings) -> None:
+    readings.hold("a", "b")
+    house.listed = {"b"}
+    await house.confirm()
+    assert house.ids == ["a"]
+
+
+async def test_a_damaged_checkpoint_is_told_and_holds_no_list_up(house: House, readings: Readings) -> None:
+    readings.error = CheckpointError("it is damaged")
+    await house.confirm()
+    assert house.witnesses._complaints["checkpoint"] == "it is damaged"
+    readings.error = None
+    readings.hold("a")
+    await house.confirm()
+    assert house.ids == ["a"]
+
+
+async def test_a_reading_that_hangs_holds_up_one_list_and_no_other(
+    house: House, readings: Readings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(witnesses, "_LIST_WAITS", 0)
+    readings.go.clear()
+    await house.confirm()
+    await until(lambda: readings.begun == 2, "the reading that hangs")
+    begun = readings.begun
+    await house.confirm()
+    assert readings.begun == begun
+    assert house.witnesses._complaints["checkpoint"] == "reading it hangs"
+    monkeypatch.setattr(witnesses, "_LIST_WAITS", 3600.0)
+    readings.hold("a")
+    readings.go.set()
+    await until(lambda: not house.witnesses._checkpoint.under_way, "the end of what hung")
+    await house.confirm()
+    assert house.ids == ["a"]
+
+
+async def test_first_lists_of_many_resources_cost_one_question(tmp_path: Path, readings: Readings) -> None:
+    house = House(tmp_path)
+    asked = 0
+    original: Callable[..., object] = house.witnesses._ask
+
+    async def ask() -> None:
+        nonlocal asked
+        asked += 1
+        await original()  # type: ignore[misc]
+
+    house.witnesses._ask = ask  # type: ignore[method-assign]
+    await asyncio.gather(*(house.confirm() for _ in range(5)))
+    house.witnesses.close()
+    assert asked == 1
