@@ -373,8 +373,6 @@ async def test_no_inotify_instance_is_told_in_a_sentence(monkeypatch: pytest.Mon
         await DirectoryWatch(lambda path, change: None, lambda: None).run()
 
 
-@pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_an_unmounted_directory_is_told_as_another(tmp_path: Path) -> None:
     assert hermetic.call("tests.devices.paths_in_child:unmount", str(tmp_path)) == [
         [".", "created"],
