@@ -16,8 +16,10 @@ VERSION_TESTS := tests/kubelet tests/config tests/cli tests/console/test_message
 JOBS ?= $(shell expr $$(nproc) + 1)
 BIN := $(VENV)/bin
 INSTALL := python -m pip --quiet --quiet --disable-pip-version-check install --no-deps
+SUITES ?= bookworm trixie # Debian 12 and 13
+AS ?= root user
 .DEFAULT_GOAL := help
-.PHONY: help demo test pauses test-versions e2e lint types floors check-proto check bench proto wheel wheel-test container-test lock clean
+.PHONY: help demo test pauses test-versions trees e2e lint types floors check-proto check bench proto wheel wheel-test container-test lock clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +58,11 @@ test-versions: ## run what can differ between Pythons on each of PYTHONS that is
 			$(MAKE) --no-print-directory test VENV=.venv-test-$$version PYTHON=$$python LOCK=test ARGS="$(VERSION_TESTS) $(ARGS)" || exit; \
 		else echo "There is no Python $$version here."; fi; \
 	done
+
+trees: $(VENV)/.ready ## run the tests on fresh trees of Debian's SUITES, AS root and as a user; needs root and mmdebstrap
+	@for suite in $(SUITES); do for who in $(AS); do \
+		PYTHON=$(BIN)/python LOCK=$(LOCK) tests/trees.sh $$([ $$who = root ] || echo --user) $$suite $(ARGS) || exit; \
+	done; done
 
 e2e: $(VENV)/.ready build/guest/.ready ## boot a kernel in QEMU and run the agent on it; ARGS="--accel tcg" to emulate
 	@$(BIN)/python -m compileall -q agent backends tests/e2e tests/guest # the emulated interpreter would take minutes

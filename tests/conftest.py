@@ -1,7 +1,8 @@
-"""Sets up every test: its event loop, root or a skip, the order of the files, and one summary line per reason of skips."""
+"""Sets up every test: its event loop, its directory, skips, the order of the files, and one summary line per reason of skips."""
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from agent import logs  # noqa: F401  # first: it keeps structlog from importing rich
+from tests.needs import skip_without
+from tests.nodes import pretend
 
 import structlog  # isort: skip
 
@@ -33,6 +36,20 @@ if "CI" not in os.environ:
     settings.load_profile("patient")
 
 
+_numbers: Final = itertools.count()
+
+
+@pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a short name, kept as pytest keeps its own: a socket's path has at most 107 bytes.
+
+    Pytest's own has the test's name in it, beside the user's and, with pytest-xdist, the process's.
+    """
+    path = tmp_path_factory.getbasetemp() / f"t{next(_numbers)}"
+    path.mkdir(mode=0o700)
+    return path
+
+
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
@@ -49,6 +66,10 @@ def fresh_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     )
     yield
     structlog.reset_defaults()
+
+
+def pytest_configure() -> None:
+    pretend()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -69,8 +90,8 @@ def _path(item: pytest.Item) -> str:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("root") and os.geteuid() != 0:
-        pytest.skip("needs root")
+    for marker in item.iter_markers("needs"):
+        skip_without(*marker.args)
 
 
 @pytest.hookimpl(tryfirst=True)

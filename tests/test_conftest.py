@@ -16,11 +16,12 @@ SKIPS: dict[str, str] = {
 
 def run(directory: Path, test: str, *options: str) -> subprocess.CompletedProcess[str]:
     shutil.copy(Path(__file__).with_name("conftest.py"), directory)
-    (directory / "pytest.ini").write_text("[pytest]\nmarkers =\n  root\n  fast\n")
+    (directory / "pytest.ini").write_text("[pytest]\nmarkers =\n  needs(*things)\n  fast\n")
     (directory / "test_it.py").write_text(test)
     (directory / "test_that.py").write_text("def test_that_passes(): pass")
     arguments = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options]
     environment = {"CI": "true", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # it needs none, and they take a second
+    environment["PYTHONPATH"] = str(Path(__file__).parents[1])
     return subprocess.run(arguments, cwd=directory, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -60,8 +61,10 @@ def test_no_test_at_all_stays_an_error(tmp_path: Path) -> None:
     assert found.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
-def test_without_root_a_test_that_needs_it_is_skipped(tmp_path: Path) -> None:
-    test = "import os, pytest\nos.geteuid = lambda: 1000\n@pytest.mark.root\ndef test_it(): raise ValueError"
-    found = run(tmp_path, test, "-rs")
+def test_what_the_machine_lacks_is_skipped_with_one_line_for_each_reason(tmp_path: Path) -> None:
+    lacking = "import os, pytest\nfrom tests import needs\nneeds.has = lambda thing: thing != 'a card'\n"
+    test = "@pytest.mark.needs('root', 'a card')\ndef test_{}(): raise ValueError\n"
+    found = run(tmp_path, lacking + test.format(1) + test.format(2))
     assert found.returncode == pytest.ExitCode.OK
-    assert "needs root" in found.stdout
+    assert "needs root" not in found.stdout
+    assert "SKIPPED 2: needs a card" in found.stdout.splitlines()

@@ -20,8 +20,6 @@ from tests.backends.trees import plant
 from tests.backends.vfio_node import BUS, GPU, SOUND, gpu, sound
 from tests.test_supervisor import Node
 
-pytestmark = pytest.mark.root  # the nodes of the trees are made with mknod
-
 H100, HCA, SPARE = "0000:5e:00.0", "0000:86:00.0", "0000:af:00.0"
 H100S = gpus.resource("nvidia.com/gpu", select={"address": (H100,)})
 T4S = vfio_node.resource("nvidia.com/T4")

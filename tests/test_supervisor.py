@@ -47,6 +47,7 @@ from backends.base import (
 from backends.chardev import CharDevOptions, PathOption
 from backends.stub import StubDevice, StubOptions
 from tests.kubelet.test_lapses import rival
+from tests.nodes import make_node
 from tests.wait import limit, pass_time, settled, until
 
 TOY = "example.com/toy"
@@ -285,13 +286,12 @@ async def test_a_long_plugin_directory_leaves_less_room_for_names(tmp_path_facto
     node.notified.close()
 
 
-@pytest.mark.root
 async def test_a_node_that_comes_and_goes_is_followed(node: Node) -> None:
     await node.kubelet.start()
     kvm = Resource(TOY, ResourceSpec("chardev", CharDevOptions([PathOption("/dev/toy", permissions="rw")], count=5)))
     async with node.running(kvm):
         await node.has(TOY, healthy=0)
-        os.mknod(node.root / "dev" / "toy", 0o20600, os.makedev(10, 232))
+        make_node(node.root / "dev" / "toy", "c", 10, 232)
         await node.has(TOY, healthy=5)
         await node.kubelet.admit(pod())
         (node.root / "dev" / "toy").unlink()

@@ -29,8 +29,6 @@ from tests.devices.fakes import resource as fake_resource
 from tests.test_supervisor import Node, come_of_age, hurry, pod
 from tests.wait import settled, until
 
-pytestmark = pytest.mark.root  # the nodes of the trees are made with mknod
-
 T4 = "nvidia.com/T4"
 GPUS = "nvidia.com/gpu"
 CARD = gpu("nvidia") + sound("snd_hda_intel")

@@ -269,7 +269,7 @@ def paths(root: Path, beats: Beats) -> Run:
 @pytest.mark.parametrize(
     "source",
     [
-        pytest.param(uevents, marks=pytest.mark.root),
+        uevents,
         links,
         unwanted_links,
         kernel_log,

@@ -49,8 +49,10 @@ class Turn:
         Raises:
             NoWorkerError: all threads are busy.
         """
-        job = self._call = workers.start(call)
-        return await asyncio.shield(job)
+        job: asyncio.Future[T] = workers.start(call)
+        self._call = job
+        await asyncio.wait([job])  # not shield: from Python 3.14 on it complains of an error that nobody waits for
+        return job.result()
 
     def when_over(self, then: Callable[[], None]) -> None:
         """Call this once nothing acts any more."""

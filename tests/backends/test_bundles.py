@@ -22,7 +22,8 @@ from backends.base import (
 )
 from backends.chardev import CharDev, CharDevOptions, CharDevResource, PathOption
 from backends.known import Known
-from tests.backends.trees import make_node, plant, planted_host
+from tests.backends.trees import plant, planted_host
+from tests.nodes import make_node
 
 TTYS = "dev/ttyUSB0 c 188:0\ndev/ttyUSB1 c 188:1\ndev/ttyUSB2 c 188:2\n"
 VIDEOS = "dev/video0 c 81:0\ndev/video1 c 81:1\n"
@@ -112,7 +113,6 @@ def test_an_impossible_member_is_refused_with_its_key(option: PathOption, key: s
 # --- what a bundle is ---
 
 
-@pytest.mark.root
 def test_a_bundle_is_one_device_with_all_its_nodes_and_mounts(tmp_path: Path) -> None:
     tree = TTYS + "dev/led -> ttyUSB2\netc/scanner.conf\nsys/dev/char/188:0/device/numa_node = 1"
     resource = bundle(
@@ -151,7 +151,6 @@ def test_a_bundle_is_one_device_with_all_its_nodes_and_mounts(tmp_path: Path) ->
     assert list(backend.probe(device)) == []
 
 
-@pytest.mark.root
 def test_nodes_are_paired_by_name(tmp_path: Path) -> None:
     backend = chardev(tmp_path, TTYS + VIDEOS, bundle(path("/dev/ttyUSB*"), path("/dev/video*")))
     assert holdings(backend) == {
@@ -163,7 +162,6 @@ def test_nodes_are_paired_by_name(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.root
 def test_a_node_with_a_limit_is_in_so_many_bundles(tmp_path: Path) -> None:
     resource = bundle(path("/dev/fuse", limit=2), path("/dev/ttyUSB*"), count=2)
     backend = chardev(tmp_path, TTYS + "dev/fuse c 10:229", resource)
@@ -173,7 +171,6 @@ def test_a_node_with_a_limit_is_in_so_many_bundles(tmp_path: Path) -> None:
     assert ids == [["ttyUSB0::0", "ttyUSB0::1"], ["ttyUSB1::0", "ttyUSB1::1"]]
 
 
-@pytest.mark.root
 def test_an_optional_path_joins_when_it_is_there(tmp_path: Path) -> None:
     backend = chardev(tmp_path, "dev/ttyUSB0 c 188:0", bundle(path("/dev/led", optional=True), path("/dev/ttyUSB*")))
     assert holdings(backend) == {"/dev/ttyUSB0": "/dev/ttyUSB0 c:188:0"}
@@ -182,7 +179,6 @@ def test_an_optional_path_joins_when_it_is_there(tmp_path: Path) -> None:
     assert holdings(backend) == {"/dev/ttyUSB0": "/dev/led c:240:1 + /dev/ttyUSB0 c:188:0"}
 
 
-@pytest.mark.root
 def test_a_required_path_without_a_match_leaves_no_bundle_and_says_so(tmp_path: Path) -> None:
     backend = chardev(tmp_path, "dev/ttyUSB0 c 188:0", bundle(path("/dev/led"), path("/dev/ttyUSB*")))
     assert holdings(backend) == {}
@@ -192,7 +188,6 @@ def test_a_required_path_without_a_match_leaves_no_bundle_and_says_so(tmp_path: 
     ]
 
 
-@pytest.mark.root
 def test_other_nodes_that_come_and_go_rename_no_bundle(tmp_path: Path) -> None:
     backend = chardev(tmp_path, TTYS + VIDEOS, bundle(path("/dev/ttyUSB*"), path("/dev/video*")))
     before = holdings(backend)
@@ -204,7 +199,6 @@ def test_other_nodes_that_come_and_go_rename_no_bundle(tmp_path: Path) -> None:
     assert after["/dev/ttyUSB1"] != before["/dev/ttyUSB1"]
 
 
-@pytest.mark.root
 def test_a_bundle_of_plain_paths_has_fixed_ids(tmp_path: Path) -> None:
     resource = bundle(path("/dev/snd/pcmC0D0c"), path("/dev/snd/controlC0"), count=2)
     backend = chardev(tmp_path, "dev/snd/pcmC0D0c c 116:2\ndev/snd/controlC0 c 116:1", resource)
@@ -214,7 +208,6 @@ def test_a_bundle_of_plain_paths_has_fixed_ids(tmp_path: Path) -> None:
     assert list(CharDev.fixed_ids(bundle(path("/dev/a"), path("/dev/b*")))) == []
 
 
-@pytest.mark.root
 def test_where_every_node_has_a_limit_the_bundle_is_named_after_all_of_them(tmp_path: Path) -> None:
     resource = bundle(path("/dev/ttyUSB*", limit=2), path("/dev/video*", limit=3))
     backend = chardev(tmp_path, TTYS + VIDEOS, resource)
@@ -225,7 +218,6 @@ def test_where_every_node_has_a_limit_the_bundle_is_named_after_all_of_them(tmp_
     ]
 
 
-@pytest.mark.root
 def test_two_names_of_one_node_are_one_match(tmp_path: Path) -> None:
     tree = "dev/ttyACM0 c 166:0\ndev/by-path/pci-usb-1 -> ../ttyACM0\ndev/by-path/pci-usbv2-1 -> ../ttyACM0\n" + VIDEOS
     backend = chardev(tmp_path, tree, bundle(path("/dev/by-path/*"), path("/dev/video*")))
@@ -236,7 +228,6 @@ def test_two_names_of_one_node_are_one_match(tmp_path: Path) -> None:
     assert [device.key for device in found(backend)] == ["/dev/by-path/zz"]
 
 
-@pytest.mark.root
 def test_two_members_at_one_path_of_the_container_are_no_bundle(tmp_path: Path) -> None:
     resource = bundle(path("/dev/ttyUSB0", mount_path="/dev/x"), path("/dev/ttyUSB1", mount_path="/dev/x"))
     backend = chardev(tmp_path, TTYS, resource)
@@ -246,7 +237,6 @@ def test_two_members_at_one_path_of_the_container_are_no_bundle(tmp_path: Path) 
     ]
 
 
-@pytest.mark.root
 def test_two_bundles_that_collide_in_a_container_are_refused_and_what_they_share_is_given_once(tmp_path: Path) -> None:
     tree = TTYS + "dev/kvm c 10:232\netc/x/"
     free = bundle(path("/dev/ttyUSB*"), path("/dev/kvm", shared=True, limit=3), path("/etc/x", type="mount", limit=3))
@@ -300,7 +290,6 @@ def test_a_mounts_link_is_followed_in_the_hosts_tree_and_not_in_ours(tmp_path: P
 # --- bad input ---
 
 
-@pytest.mark.root
 @pytest.mark.parametrize(
     ("tree", "words"),
     [
@@ -318,7 +307,6 @@ def test_what_is_no_node_is_in_no_bundle(tmp_path: Path, tree: str, words: str) 
     assert words in sentence
 
 
-@pytest.mark.root
 def test_many_wrong_entries_of_a_glob_are_counted(tmp_path: Path) -> None:
     tree = "\n".join(f"dev/x{n:02}" for n in range(20)) + "\ndev/x99 c 240:1\ndev/xdir/"
     backend = chardev(tmp_path, tree, bundle(path("/dev/x*"), path("/dev/x9*", optional=True, mount_path="/dev/y")))
@@ -346,7 +334,6 @@ def test_a_directory_that_cannot_be_listed_is_a_problem(tmp_path: Path) -> None:
 # --- shared nodes ---
 
 
-@pytest.mark.root
 def test_a_shared_node_is_not_owned_but_counts(tmp_path: Path) -> None:
     lone = bundle(path("/dev/kvm", shared=True), name="a/lone")
     both = bundle(path("/dev/kvm", shared=True), path("/dev/net/tun", shared=True), name="a/both")
@@ -360,7 +347,6 @@ def test_a_shared_node_is_not_owned_but_counts(tmp_path: Path) -> None:
     assert device.depends == {"node:c:10:232", "node:c:10:200"}
 
 
-@pytest.mark.root
 def test_an_optional_single_path_is_not_missed(tmp_path: Path) -> None:
     backend = chardev(tmp_path, "", bundle(path("/dev/sev", optional=True), name="a/sev"))
     assert problems(backend, "/dev/sev") == []
@@ -371,7 +357,6 @@ def test_an_optional_single_path_is_not_missed(tmp_path: Path) -> None:
 # --- health ---
 
 
-@pytest.mark.root
 def test_a_probe_tells_which_member_is_wrong(tmp_path: Path) -> None:
     resource = bundle(path("/dev/ttyUSB0"), path("/dev/ttyUSB1"), path("/srv/x", type="mount"))
     backend = chardev(tmp_path, TTYS + "srv/x/", resource)
@@ -396,7 +381,6 @@ def known(backend: CharDev) -> Known:
     return Known({unit: backend.discover(unit).devices for unit in backend.units()})
 
 
-@pytest.mark.root
 def test_any_member_that_comes_or_goes_affects_the_bundle_alone(tmp_path: Path) -> None:
     tree = TTYS + "dev/led -> ttyUSB2\ndev/kvm c 10:232"
     members = bundle(path("/dev/ttyUSB[01]"), path("/dev/led"), path("/srv/x", type="mount", optional=True))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,8 @@ from backends.base import (
 )
 from backends.chardev import MOST_TOKENS, CharDev, CharDevOptions, CharDevResource, PathOption
 from backends.known import Known
-from tests.backends.trees import make_node, plant, planted_host
+from tests.backends.trees import plant, planted_host
+from tests.nodes import make_node
 
 CGROUP_2 = "sys/fs/cgroup/cgroup.controllers = cpuset cpu io memory\n"
 
@@ -139,7 +139,6 @@ def test_an_impossible_resource_is_refused_with_its_key(
 # --- what is there ---
 
 
-@pytest.mark.root
 def test_a_node_is_a_device(tmp_path: Path) -> None:
     tree = CGROUP_2 + "dev/net/tun c 10:200\nsys/dev/char/10:200/device/numa_node = 1"
     backend = chardev(tmp_path, tree, resource("/dev/net/tun", "devices.kubevirt.io/tun"))
@@ -162,14 +161,12 @@ def test_a_node_is_a_device(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.root
 def test_a_block_device_is_one_too(tmp_path: Path) -> None:
     device = only(chardev(tmp_path, "dev/loop0 b 7:0", resource("/dev/loop0")), "/dev/loop0")
     assert device.hardware == {"node:b:7:0"}
     assert device.attributes["type"] == ("block",)
 
 
-@pytest.mark.root
 @pytest.mark.parametrize(
     ("tree", "option", "node"),
     [
@@ -187,14 +184,12 @@ def test_the_container_gets_it_as_the_options_say(
     assert only(backend, "/dev/kvm").nodes == (node,)
 
 
-@pytest.mark.root
 def test_paths_are_units_there_or_not_and_globs_are_what_they_match(tmp_path: Path) -> None:
     tree = "dev/ttyUSB0 c 188:0\ndev/ttyUSB1 c 188:1\ndev/ttyUSBdir/\ndev/kvm c 10:232"
     backend = chardev(tmp_path, tree, resource("/dev/sev"), resource("/dev/ttyUSB*"), resource("/dev/ttyUSB1"))
     assert sorted(backend.units()) == ["/dev/sev", "/dev/ttyUSB0", "/dev/ttyUSB1"]
 
 
-@pytest.mark.root
 def test_two_resources_that_name_one_node_have_a_device_each_of_the_same_hardware(tmp_path: Path) -> None:
     backend = chardev(tmp_path, "dev/kvm c 10:232", resource("/dev/kvm", "a/one"), resource("/dev/k*", "a/two"))
     one, two = backend.discover("/dev/kvm").devices
@@ -202,7 +197,6 @@ def test_two_resources_that_name_one_node_have_a_device_each_of_the_same_hardwar
     assert one.hardware == two.hardware
 
 
-@pytest.mark.root
 def test_a_link_is_a_device_of_its_own_name_that_depends_on_where_it_leads(tmp_path: Path) -> None:
     tree = "dev/ttyUSB0 c 188:0\ndev/serial/by-id/stick -> ../../ttyUSB0"
     backend = chardev(tmp_path, tree, resource("/dev/serial/by-id/*"))
@@ -213,7 +207,6 @@ def test_a_link_is_a_device_of_its_own_name_that_depends_on_where_it_leads(tmp_p
     assert device.nodes[0].path == HostPath("/dev/serial/by-id/stick")
 
 
-@pytest.mark.root
 def test_a_glob_that_takes_a_node_and_its_alias_offers_it_once(tmp_path: Path) -> None:
     backend = chardev(tmp_path, "dev/ttyUSB0 c 188:0\ndev/ttyUSB_modem -> ttyUSB0", resource("/dev/ttyUSB*"))
     assert [d.key for unit in backend.units() for d in backend.discover(unit).devices] == ["/dev/ttyUSB0"]
@@ -281,7 +274,6 @@ def test_a_glob_that_matches_too_much_is_cut_and_says_so(tmp_path: Path, monkeyp
 # --- IDs and edits ---
 
 
-@pytest.mark.root
 @pytest.mark.parametrize(
     ("path", "count", "ids"),
     [
@@ -317,7 +309,6 @@ def test_no_two_slots_of_a_resource_have_one_id(names: set[str], count: int) -> 
     assert len(set(ids)) == len(ids) == len(names) * count
 
 
-@pytest.mark.root
 def test_the_tokens_of_one_node_give_it_once_and_nodes_come_in_the_order_of_the_grants(tmp_path: Path) -> None:
     found = resource("/dev/tty*", count=2, permissions="rw")
     backend = chardev(tmp_path, "dev/ttyS1 c 4:65\ndev/ttyS0 c 4:64", found)
@@ -328,7 +319,6 @@ def test_the_tokens_of_one_node_give_it_once_and_nodes_come_in_the_order_of_the_
     assert edits.merge() == edits
 
 
-@pytest.mark.root
 def test_two_nodes_at_one_path_of_the_container_are_refused(tmp_path: Path) -> None:
     found = resource("/dev/tty*", "a/modem", mount_path="/dev/modem")
     backend = chardev(tmp_path, "dev/ttyS1 c 4:65\ndev/ttyS0 c 4:64", found)
@@ -373,7 +363,6 @@ def test_events_without_a_node_and_changes_of_a_node_affect_nothing(tmp_path: Pa
     assert affected(backend, event("/dev/kvm", "change")) == set()
 
 
-@pytest.mark.root
 def test_an_event_of_a_node_affects_the_links_to_it(tmp_path: Path) -> None:
     tree = "dev/ttyUSB0 c 188:0\ndev/ttyUSB1 c 188:1\ndev/by-id/a -> ../b\ndev/b -> ttyUSB0"
     backend = chardev(tmp_path, tree, resource("/dev/by-id/*"))
@@ -420,7 +409,6 @@ def reasons(backend: CharDev, device: Device) -> list[tuple[str, str, str]]:
     return [(s.hardware, s.reason, s.message) for s in backend.probe(device)]
 
 
-@pytest.mark.root
 def test_a_probe_tells_a_node_that_is_missing_or_another(tmp_path: Path) -> None:
     backend = chardev(tmp_path, "dev/x c 240:1", resource("/dev/x"))
     device, node = only(backend, "/dev/x"), tmp_path / "dev/x"
@@ -456,13 +444,13 @@ def test_the_machines_own_null_device_is_found() -> None:
     assert not [*backend.probe(literal)]
 
 
-@pytest.mark.skipif(not Path("/dev/loop0").exists(), reason="needs /dev/loop0: this machine has no loop devices")
+@pytest.mark.needs("/dev/loop0")
 def test_the_machines_own_loop_device_is_found() -> None:
     device = only(CharDev(Host(), [resource("/dev/loop*")]), "/dev/loop0")
     assert device.identity == "b:7:0"
 
 
-@pytest.mark.skipif(not os.path.lexists("/dev/stdin"), reason="needs /dev/stdin: this /dev has no such link")
+@pytest.mark.needs("/dev/stdin")
 def test_the_machines_own_links_never_give_a_device_of_this_process() -> None:
     (sentence,) = problems(CharDev(Host(), [resource("/dev/stdin")]), "/dev/stdin")
     assert sentence == "/dev/stdin, a link to /proc/self/fd/0, leads out of /dev"

@@ -15,7 +15,8 @@ from backends.base import AllocationRefused, Device, Grant, HostPath, OptionsErr
 from backends.chardev import CharDev, CharDevOptions, CharDevResource
 from backends.known import Known
 from tests.backends.linux.sticks import device_number, directory, stick, tty
-from tests.backends.trees import make_node, planted_host
+from tests.backends.trees import planted_host
+from tests.nodes import make_node
 
 NAME = "example.com/x"
 TTYS = "dev/ttyUSB0 c 188:0\ndev/ttyUSB1 c 188:1\ndev/ttyACM0 c 166:0\n"
@@ -127,7 +128,6 @@ def test_a_mistake_in_a_group_is_told_with_its_line(tmp_path: Path) -> None:
 # --- IDs ---
 
 
-@pytest.mark.root
 def test_the_devices_of_all_groups_are_the_resources_each_with_its_groups_count(tmp_path: Path) -> None:
     node = Looked(tmp_path, TTYS, grouped(paths("/dev/ttyUSB*"), paths("/dev/ttyACM*", count=2, permissions="r")))
     assert node.listed() == {
@@ -142,7 +142,6 @@ def test_the_devices_of_all_groups_are_the_resources_each_with_its_groups_count(
     assert node.grant("ttyACM0::1").device.attributes["group"] == ("2",)
 
 
-@pytest.mark.root
 def test_ids_are_whole_paths_so_that_no_two_groups_have_one(tmp_path: Path) -> None:
     tree = "dev/a/x c 240:1\ndev/b/x c 240:2\ndev/x0 c 240:3\n"
     resource = grouped(paths("/dev/a/x", count=2), paths("/dev/b/x", count=2), paths("/dev/x*"))
@@ -151,7 +150,6 @@ def test_ids_are_whole_paths_so_that_no_two_groups_have_one(tmp_path: Path) -> N
     assert list(CharDev.fixed_ids(resource)) == ["a/x::0", "a/x::1", "b/x::0", "b/x::1"]
 
 
-@pytest.mark.root
 def test_ids_stay_when_another_groups_devices_come_and_go(tmp_path: Path) -> None:
     groups = (paths("/dev/ttyUSB*", "/dev/led*", limit=9), paths("/dev/ttyACM*", "/dev/led*", limit=9, shared=True))
     node = Looked(tmp_path, TTYS + "dev/led0 c 240:0\n", grouped(*groups, paths("/dev/ttyUSB*")))
@@ -164,7 +162,6 @@ def test_ids_stay_when_another_groups_devices_come_and_go(tmp_path: Path) -> Non
     assert node.listed() == before
 
 
-@pytest.mark.root
 def test_bundles_of_two_groups_with_a_shared_node_are_named_after_the_others(tmp_path: Path) -> None:
     shared = {"path": "/dev/fuse", "shared": True}
     groups = ({"paths": [shared, {"path": f"/dev/tty{kind}0"}]} for kind in ("USB", "ACM"))
@@ -183,7 +180,6 @@ GROUPS = st.lists(
 )
 
 
-@pytest.mark.root
 @settings(max_examples=60, deadline=None)
 @given(GROUPS, st.sets(st.sampled_from(FILES)))
 def test_every_node_is_offered_by_one_device_at_most_and_whatever_is_not_has_a_reason(
@@ -204,21 +200,18 @@ def test_every_node_is_offered_by_one_device_at_most_and_whatever_is_not_has_a_r
 # --- what two groups take ---
 
 
-@pytest.mark.root
 def test_a_node_that_two_groups_take_is_the_first_ones(tmp_path: Path) -> None:
     node = Looked(tmp_path, TTYS, grouped(paths("/dev/ttyUSB*", count=2), paths("/dev/tty*"), paths("/dev/ttyUSB0")))
     assert sorted(node.listed()) == ["ttyACM0", "ttyUSB0::0", "ttyUSB0::1", "ttyUSB1::0", "ttyUSB1::1"]
     assert node.refused() == {}
 
 
-@pytest.mark.root
 def test_two_names_of_a_node_in_two_groups_are_one_device(tmp_path: Path) -> None:
     tree = "dev/ttyACM0 c 166:0\ndev/serial/by-id/x -> ../../ttyACM0\n"
     node = Looked(tmp_path, tree, grouped(paths("/dev/serial/by-id/*"), paths("/dev/ttyACM*")))
     assert node.listed() == {"ttyACM0": "/dev/ttyACM0"}
 
 
-@pytest.mark.root
 def test_what_groups_of_two_ways_take_is_offered_once_and_the_reason_is_told(tmp_path: Path) -> None:
     tree = stick("1-2", 5, serial="A1") + tty("1-2", "ttyUSB0", "188:0")
     node = Looked(tmp_path, tree, grouped({"usb": FTDI, "nodes": "tty"}, paths("/dev/ttyUSB*")))
@@ -226,7 +219,6 @@ def test_what_groups_of_two_ways_take_is_offered_once_and_the_reason_is_told(tmp
     assert node.refused() == {"usb:1-2": f"{NAME} selects it, but node:c:188:0 is offered as /dev/ttyUSB0 already"}
 
 
-@pytest.mark.root
 def test_a_stick_belongs_to_the_first_group_that_selects_it_even_while_it_cannot_be_offered(tmp_path: Path) -> None:
     groups = ({"usb": {**FTDI, "serial": "A1"}, "nodes": "tty"}, {"usb": FTDI, "count": 2})
     node = Looked(tmp_path, stick("1-2", 5, serial="A1") + stick("1-3", 6, serial="B2"), grouped(*groups))
@@ -235,7 +227,6 @@ def test_a_stick_belongs_to_the_first_group_that_selects_it_even_while_it_cannot
     assert "has no tty node" in problem.sentence
 
 
-@pytest.mark.root
 def test_a_match_of_two_groups_is_the_first_ones(tmp_path: Path) -> None:
     below = "1-2:1.0/ttyUSB0/tty/ttyUSB0"
     links = f"sys/class/tty/ttyUSB0 -> ../../{directory('1-2')}/{below}\n" + device_number("1-2", below, "188:0")
@@ -249,7 +240,6 @@ def test_a_match_of_two_groups_is_the_first_ones(tmp_path: Path) -> None:
 # --- allocating ---
 
 
-@pytest.mark.root
 def test_a_resource_of_paths_and_sticks_looks_again_at_its_sticks_alone(tmp_path: Path) -> None:
     resource = grouped(paths("/dev/ttyACM*"), {"usb": FTDI})
     plain = grouped(paths("/dev/a"), paths("/dev/b"), name="example.com/plain")
@@ -264,7 +254,6 @@ def test_a_resource_of_paths_and_sticks_looks_again_at_its_sticks_alone(tmp_path
         node.backend.claim(resource, both)
 
 
-@pytest.mark.root
 def test_the_container_learns_of_sticks_where_it_has_any(tmp_path: Path) -> None:
     resource = grouped(paths("/dev/ttyACM*"), {"usb": FTDI})
     node = Looked(tmp_path, TTYS + stick("1-2", 5, serial="A1"), resource)
@@ -304,7 +293,6 @@ def test_sticks_of_two_serials_may_be_together() -> None:
     CharDev.check(grouped({"usb": [{**FTDI, "serial": "A"}, {**FTDI, "serial": "B"}], "together": "each"}))
 
 
-@pytest.mark.root
 def test_all_sticks_of_a_group_are_one_device_named_after_what_selects_them(tmp_path: Path) -> None:
     tree = stick("1-3", 6, serial="B") + stick("1-2", 5, serial="A") + stick("1-4", 7, *CAPTURE_STICK)
     resource = grouped({"usb": [CAPTURE, SERIAL], "together": "all", "count": 2})
@@ -319,7 +307,6 @@ def test_all_sticks_of_a_group_are_one_device_named_after_what_selects_them(tmp_
     assert edits.env == {"USB_RESOURCE_EXAMPLE_COM_X": "1:7,1:5,1:6"}
 
 
-@pytest.mark.root
 def test_sticks_with_one_serial_or_none_that_is_known_are_all_together(tmp_path: Path) -> None:
     tree = "".join(stick(f"1-{n}", n, serial=serial) for n, serial in ((2, "same"), (3, "same"), (4, "\x07")))
     node = Looked(tmp_path, tree, grouped({"usb": SERIAL, "together": "all"}))
@@ -327,7 +314,6 @@ def test_sticks_with_one_serial_or_none_that_is_known_are_all_together(tmp_path:
     assert node.backend.discover("usb-set:example.com/x#1").problems == ()
 
 
-@pytest.mark.root
 def test_what_joins_or_leaves_changes_the_identity_and_not_the_id(tmp_path: Path) -> None:
     resource = grouped({"usb": [CAPTURE, SERIAL], "together": "all"})
     node = Looked(tmp_path, stick("1-2", 5, serial="A"), resource)
@@ -338,7 +324,6 @@ def test_what_joins_or_leaves_changes_the_identity_and_not_the_id(tmp_path: Path
     assert node.inventory.slots(NAME)["534d:2109+0403:*"].health.reason == "replaced"
 
 
-@pytest.mark.root
 def test_one_stick_of_each_selector_makes_a_set_named_after_the_first(tmp_path: Path) -> None:
     tree = stick("1-3", 6, serial="B") + stick("1-2", 5, serial="A") + stick("1-4", 7, *CAPTURE_STICK, serial="C")
     resource = grouped({"usb": [SERIAL, CAPTURE], "together": "each"})
@@ -355,7 +340,6 @@ def test_one_stick_of_each_selector_makes_a_set_named_after_the_first(tmp_path: 
     assert node.backend.discover(unit).problems == ()
 
 
-@pytest.mark.root
 def test_two_sticks_of_a_set_with_one_serial_are_told_apart_by_port_only(tmp_path: Path) -> None:
     tree = "".join(stick(f"1-{n}", n, serial="same") + stick(f"1-{n + 4}", n + 4, *CAPTURE_STICK) for n in (2, 3))
     selectors = {"usb": [SERIAL, CAPTURE], "together": "each"}
@@ -369,7 +353,6 @@ def test_two_sticks_of_a_set_with_one_serial_are_told_apart_by_port_only(tmp_pat
     assert list(node.listed()) == ["0000:00:14.0-usbv2-2", "0000:00:14.0-usbv2-3"]
 
 
-@pytest.mark.root
 def test_a_stick_that_lacks_its_nodes_is_in_no_set_and_the_reason_is_told(tmp_path: Path) -> None:
     tree = stick("1-2", 5, serial="A") + tty("1-2", "ttyUSB0", "188:0") + stick("1-4", 7, *CAPTURE_STICK)
     resource = grouped({"usb": [SERIAL, CAPTURE], "together": "all", "nodes": "tty"})
@@ -389,7 +372,6 @@ def test_without_sticks_there_is_no_set_and_what_cannot_be_listed_is_told(tmp_pa
     assert all("cannot be listed" in sentence for sentence in found)
 
 
-@pytest.mark.root
 def test_a_stick_that_comes_or_goes_affects_all_sets(tmp_path: Path) -> None:
     backend = CharDev(planted_host(tmp_path, ""), [grouped({"usb": SERIAL, "together": "all", "nodes": "tty"})])
     below = f"/{directory('1-2')}/1-2:1.0/ttyUSB0"
@@ -400,7 +382,6 @@ def test_a_stick_that_comes_or_goes_affects_all_sets(tmp_path: Path) -> None:
     assert backend.watches(known).subsystems == {"usb", "tty"}
 
 
-@pytest.mark.root
 def test_a_sets_health_is_that_of_its_nodes(tmp_path: Path) -> None:
     tree = stick("1-2", 5, serial="A") + stick("1-4", 7, *CAPTURE_STICK)
     node = Looked(tmp_path, tree, grouped({"usb": [SERIAL, CAPTURE], "together": "each"}))

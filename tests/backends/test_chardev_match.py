@@ -85,7 +85,6 @@ def test_a_match_names_its_subsystem() -> None:
 # --- what is there ---
 
 
-@pytest.mark.root
 def test_what_matches_is_a_device_named_by_udevs_lasting_link(tmp_path: Path) -> None:
     found = resource({"subsystem": "tty", "properties": {"ID_VENDOR_ID": "0403"}}, "a/serial", count=2)
     backend = chardev(tmp_path, serial_port(), found)
@@ -119,7 +118,6 @@ def test_what_matches_is_a_device_named_by_udevs_lasting_link(tmp_path: Path) ->
     assert [signal.reason for signal in backend.probe(device)] == ["node-missing"]
 
 
-@pytest.mark.root
 @pytest.mark.parametrize(
     ("match", "fits"),
     [
@@ -146,14 +144,12 @@ def test_all_of_a_match_must_hold(tmp_path: Path, match: dict[str, Any], fits: b
     assert len(backend.discover(UNIT).devices) == fits
 
 
-@pytest.mark.root
 def test_any_match_of_a_resource_takes_a_device_once(tmp_path: Path) -> None:
     both = resource([{"subsystem": "tty"}, {"subsystem": "tty", "driver": "ftdi_sio"}, {"subsystem": "input"}])
     backend = chardev(tmp_path, serial_port(), both, resource({"subsystem": "tty"}, "a/other"))
     assert [device.resource for device in backend.discover(UNIT).devices] == ["example.com/x", "a/other"]
 
 
-@pytest.mark.root
 @pytest.mark.parametrize(
     ("links", "name"),
     [
@@ -170,7 +166,6 @@ def test_an_id_is_the_link_that_lasts_longest_else_the_nodes_name(tmp_path: Path
     assert list(backend.ids(found, only(backend))) == [name]
 
 
-@pytest.mark.root
 def test_two_devices_with_one_link_are_one_id_and_a_reason(tmp_path: Path) -> None:
     found = resource({"subsystem": "tty"})
     tree = serial_port() + serial_port("1-3", "ttyUSB1", "188:1").replace("/005", "/006").replace("189:4", "189:5")
@@ -187,7 +182,6 @@ def test_two_devices_with_one_link_are_one_id_and_a_reason(tmp_path: Path) -> No
 # --- with udev's word, and without ---
 
 
-@pytest.mark.root
 def test_a_device_is_offered_once_udev_has_written_it_down(tmp_path: Path) -> None:
     backend = chardev(tmp_path, serial_port(), resource({"subsystem": "tty", "driver": "ftdi_sio"}))
     record(tmp_path, "c4:64", "I:1")
@@ -200,7 +194,6 @@ def test_a_device_is_offered_once_udev_has_written_it_down(tmp_path: Path) -> No
     assert not problems(backend, "udev:tty")
 
 
-@pytest.mark.root
 def test_the_entry_of_the_stick_before_is_waited_out(tmp_path: Path) -> None:
     match = {"subsystem": "tty", "properties": {"ID_MODEL_ID": "ea60"}}
     backend = chardev(tmp_path, serial_port(), resource(match))
@@ -208,7 +201,6 @@ def test_the_entry_of_the_stick_before_is_waited_out(tmp_path: Path) -> None:
     assert not backend.discover(UNIT).devices
 
 
-@pytest.mark.root
 def test_without_udev_sysfs_decides_and_what_only_udev_knows_is_a_problem(tmp_path: Path) -> None:
     backend = chardev(
         tmp_path,
@@ -266,6 +258,7 @@ def test_the_subsystems_and_udevs_database_are_watched(tmp_path: Path) -> None:
     assert (watches.subsystems, watches.directories) == (frozenset({"tty"}), frozenset({HostPath("/run/udev/data")}))
 
 
+@pytest.mark.needs("/sys")
 def test_the_machines_own_null_device_is_matched(tmp_path: Path) -> None:
     found = resource({"subsystem": "mem", "properties": {"DEVNAME": "null"}})
     backend = CharDev(Host(run=tmp_path), [found])  # without its udev database, if it has one

@@ -29,7 +29,8 @@ from backends.chardev import CharDev, CharDevOptions, CharDevResource, PathOptio
 from backends.chardev.selectors import UsbOption, usb_id
 from backends.known import Known
 from tests.backends.linux.sticks import CONTROLLER, describe, directory, function, stick, tty
-from tests.backends.trees import make_node, plant, planted_host
+from tests.backends.trees import plant, planted_host
+from tests.nodes import make_node
 
 FTDI = {"vendor": "0403", "product": "6001"}
 
@@ -148,7 +149,6 @@ def test_mistyped_keys_are_mistakes() -> None:
 # --- what is there ---
 
 
-@pytest.mark.root
 def test_a_stick_is_a_device_with_its_node_in_dev_bus_usb(tmp_path: Path) -> None:
     backend = chardev(tmp_path, stick("1-2", 5, serial="A50285BI"), resource("squat.ai/ftdi"))
     assert list(backend.units()) == ["usb:1-2"]
@@ -181,7 +181,6 @@ def test_a_stick_is_a_device_with_its_node_in_dev_bus_usb(tmp_path: Path) -> Non
     assert not [*backend.probe(device)]
 
 
-@pytest.mark.root
 @pytest.mark.parametrize(
     ("usb", "taken"),
     [
@@ -200,7 +199,6 @@ def test_a_stick_is_taken_if_any_selector_fits(tmp_path: Path, usb: Any, taken: 
     assert len(backend.discover("usb:1-2").devices) == taken
 
 
-@pytest.mark.root
 @pytest.mark.parametrize(
     ("nodes", "names"),
     [
@@ -221,7 +219,6 @@ def test_a_container_gets_the_kinds_of_nodes_that_are_asked_for(
     assert len(device.hardware) == 1 + len(names)
 
 
-@pytest.mark.root
 def test_a_stick_without_a_kind_of_node_that_is_asked_for_is_not_offered_and_the_reason_is_told(
     tmp_path: Path,
 ) -> None:
@@ -233,7 +230,6 @@ def test_a_stick_without_a_kind_of_node_that_is_asked_for_is_not_offered_and_the
     )
 
 
-@pytest.mark.root
 @pytest.mark.parametrize(("connected", "problems"), [("3", 0), ("1999", 0), ("2000", 1), ("garbage", 1)])
 def test_a_stick_that_has_just_been_plugged_in_has_time_for_its_drivers(
     tmp_path: Path, connected: str, problems: int
@@ -243,7 +239,6 @@ def test_a_stick_that_has_just_been_plugged_in_has_time_for_its_drivers(
     assert (len(found.devices), len(found.problems)) == (0, problems)
 
 
-@pytest.mark.root
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -270,7 +265,6 @@ def test_a_node_that_is_not_the_sticks_is_never_handed_out(tmp_path: Path, fault
         backend.claim(resource(), [Grant("0403:6001:A", device)])
 
 
-@pytest.mark.root
 def test_hubs_and_what_is_behind_them_are_devices_of_their_own(tmp_path: Path) -> None:
     tree = stick("1-2", 5, "05e3", "0608") + stick("1-2.1", 6, serial="A") + stick("1-2.4", 7, serial="B")
     backend = chardev(tmp_path, tree, resource(), resource("example.com/hub", {"vendor": "05e3"}))
@@ -281,7 +275,6 @@ def test_hubs_and_what_is_behind_them_are_devices_of_their_own(tmp_path: Path) -
     }
 
 
-@pytest.mark.root
 def test_a_root_hub_is_found_if_it_is_selected(tmp_path: Path) -> None:
     at = f"{CONTROLLER}/usb1"
     facts = {"busnum": "1", "devnum": "1", "idVendor": "1d6b", "idProduct": "0002", "serial": "0000:00:14.0",
@@ -307,7 +300,6 @@ def test_no_usb_is_no_problem_and_what_cannot_be_listed_is_one(tmp_path: Path) -
 # --- IDs ---
 
 
-@pytest.mark.root
 @pytest.mark.parametrize(
     ("serial", "options", "ids"),
     [
@@ -328,7 +320,6 @@ def test_ids_are_by_serial_or_else_by_port(
     assert not [*CharDev.fixed_ids(found)]
 
 
-@pytest.mark.root
 def test_a_stick_whose_serial_is_not_known_has_no_id_that_would_last(tmp_path: Path) -> None:
     ways = [resource("a/a"), resource("a/b", id="port"), resource("a/c", {"vendor": "0403", "serial": "A1"}, id="port")]
     backend = chardev(tmp_path, stick("1-2", 5), *ways)
@@ -342,7 +333,6 @@ def test_a_stick_whose_serial_is_not_known_has_no_id_that_would_last(tmp_path: P
     ]
 
 
-@pytest.mark.root
 def test_what_an_id_needs_and_is_not_there_is_a_reason(tmp_path: Path) -> None:
     backend = chardev(tmp_path, stick("1-2", 5), resource(id="serial"))
     assert 'it has no serial; say id = "port"' in problem(backend, "usb:1-2")
@@ -391,7 +381,6 @@ class Plugged:
         return held
 
 
-@pytest.mark.root
 def test_of_two_sticks_with_one_serial_one_is_offered_and_the_other_is_refused_with_a_reason(tmp_path: Path) -> None:
     node = Plugged(tmp_path, stick("1-3", 5, serial="0001"), resource())
     node.look()
@@ -405,7 +394,6 @@ def test_of_two_sticks_with_one_serial_one_is_offered_and_the_other_is_refused_w
     assert unclaimed.why == "example.com/x selects it, but its ID 0403:6001:0001 is that of usb:1-3"
 
 
-@pytest.mark.root
 def test_sticks_with_one_serial_are_all_offered_by_port(tmp_path: Path) -> None:
     tree = stick("1-2", 6, serial="0001") + stick("1-3", 5, serial="0001")
     node = Plugged(tmp_path, tree, resource(id="port"))
@@ -413,7 +401,6 @@ def test_sticks_with_one_serial_are_all_offered_by_port(tmp_path: Path) -> None:
     assert node.slots() == {"0000:00:14.0-usbv2-2": "usb:1-2", "0000:00:14.0-usbv2-3": "usb:1-3"}
 
 
-@pytest.mark.root
 def test_a_stick_keeps_its_id_elsewhere_but_is_offered_there_only_once_its_pod_has_ended(tmp_path: Path) -> None:
     node = Plugged(tmp_path, stick("1-2", 5, serial="A1"), resource())
     node.look()
@@ -429,7 +416,6 @@ def test_a_stick_keeps_its_id_elsewhere_but_is_offered_there_only_once_its_pod_h
     assert node.state("0403:6001:A1") == ""
 
 
-@pytest.mark.root
 def test_a_stick_keeps_its_id_and_its_pod_when_it_is_plugged_in_again(tmp_path: Path) -> None:
     node = Plugged(tmp_path, stick("1-2", 5, serial="A1"), resource())
     node.look()
@@ -445,7 +431,6 @@ def test_a_stick_keeps_its_id_and_its_pod_when_it_is_plugged_in_again(tmp_path: 
     assert node.slots() == {"0403:6001:A1": "gone", "0403:6001:A2": "usb:1-2"}
 
 
-@pytest.mark.root
 def test_a_node_that_a_pod_still_has_is_not_given_to_a_second_pod_as_another_sticks(tmp_path: Path) -> None:
     tree = stick("1-2", 5, serial="A1") + tty("1-2", "ttyUSB0", "188:0")
     node = Plugged(tmp_path, tree, resource(nodes="tty"))
@@ -463,7 +448,6 @@ def test_a_node_that_a_pod_still_has_is_not_given_to_a_second_pod_as_another_sti
     assert node.slots() == {"0403:6001:A2": "usb:1-3"}
 
 
-@pytest.mark.root
 def test_a_path_and_a_stick_never_both_own_a_tty(tmp_path: Path) -> None:
     tree = stick("1-2", 5, serial="A1") + tty("1-2", "ttyUSB0", "188:0")
     path = Resource("a/path", ResourceSpec("chardev", CharDevOptions([PathOption("/dev/ttyUSB0")])))
@@ -477,7 +461,6 @@ def test_a_path_and_a_stick_never_both_own_a_tty(tmp_path: Path) -> None:
 # --- re-enumeration ---
 
 
-@pytest.mark.root
 def test_the_same_stick_at_another_number_is_the_same_device_with_another_node(tmp_path: Path) -> None:
     node = Plugged(tmp_path, stick("1-2", 5, serial="A1"), resource())
     before = only(node.backend, "usb:1-2")
@@ -536,7 +519,6 @@ def test_the_events_of_what_is_handed_out_are_listened_to(tmp_path: Path, nodes:
 # --- edits ---
 
 
-@pytest.mark.root
 def test_the_container_learns_bus_and_device_as_kubevirt_tells_them(tmp_path: Path) -> None:
     found = resource("kubevirt.io/a-b.c", {"vendor": "0403"}, count=2, permissions="mrw")
     backend = chardev(tmp_path, stick("1-2", 5, serial="A") + stick("2-1", 17, serial="B"), found)
@@ -553,7 +535,6 @@ def test_options_of_the_issue_are_read() -> None:
     assert options.usb == [UsbOption("0403", "6001", "x")]
 
 
-@pytest.mark.root
 def test_sticks_have_names_of_their_own_where_the_name_is_a_template(tmp_path: Path) -> None:
     tree = stick("1-2", 5, serial="A1") + stick("1-3", 6, serial="B2")
     backend = chardev(tmp_path, tree, resource("example.com/serial-{serial}"))

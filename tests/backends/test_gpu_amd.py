@@ -10,8 +10,6 @@ from backends.base import AllocationRefused, Grant, Link
 from tests.backends.gpus import backend, devices, given, look, nodes, offered, resource
 from tests.backends.machines import MI210, MI300X, amd_gpu, kfd_node, mi210_server, mi300x_cpx
 
-pytestmark = pytest.mark.root  # device nodes
-
 AMD = resource("amd.com/gpu", select={"vendor": ("1002",)})
 
 

@@ -15,8 +15,6 @@ from tests.backends.machines import H100, MI210, flex_server, hgx_h100, mi210_se
 from tests.backends.pci_trees import function
 from tests.backends.trees import plant
 
-pytestmark = pytest.mark.root  # device nodes
-
 GPUS = [f"0000:{place}.0" for place in H100]
 FIRST = "/devices/pci0000:19/0000:19:01.0/0000:19:00.0"
 

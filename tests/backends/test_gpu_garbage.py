@@ -20,8 +20,6 @@ from tests.backends.gpus import backend, look, resource
 from tests.backends.machines import CONTROLS, MI300X, intel_gpu, kfd_node, mi300x_cpx, mig, nvidia_gpu, uuid
 from tests.backends.trees import entries, restored
 
-pytestmark = pytest.mark.root  # device nodes
-
 NVIDIA, DIVIDED, INTEL = "0000:3b:00.0", "0000:5e:00.0", "0000:4d:00.0"
 MIG = "MIG-11111111-0000-5000-8000-000000000001"
 MACHINE = (

@@ -13,7 +13,6 @@ from tests.backends.pci_trees import function
 
 BELOW = "pci0000:6f/0000:6f:01.0"
 
-pytestmark = pytest.mark.root  # device nodes
 
 I915 = resource("gpu.intel.com/i915", select={"vendor": ("8086",), "driver": ("i915",)})
 XE = resource("gpu.intel.com/xe", select={"vendor": ("8086",), "driver": ("xe",)})

@@ -20,8 +20,6 @@ from tests.backends.gpus import backend, look, resource
 from tests.backends.machines import CONTROLS, flex_server, hgx_h100, mi210_server, mig, nvidia_gpu, uuid
 from tests.backends.trees import plant
 
-pytestmark = pytest.mark.root  # device nodes
-
 
 class Node:
     """Health and inventory of one machine's GPUs."""

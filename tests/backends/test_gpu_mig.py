@@ -18,8 +18,6 @@ from tests.backends.machines import CONTROLS, hgx_h100, information, mig, nvidia
 from tests.backends.trees import plant
 from tests.wait import PATIENCE, settled
 
-pytestmark = pytest.mark.root  # device nodes
-
 ADDRESS = "0000:3b:00.0"
 MIG1, MIG2 = "MIG-11111111-0000-5000-8000-000000000001", "MIG-22222222-0000-5000-8000-000000000002"
 DIVIDED = CONTROLS + nvidia_gpu(ADDRESS, 0) + mig(0, [(1, 0), (2, 0)])

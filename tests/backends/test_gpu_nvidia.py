@@ -11,9 +11,8 @@ from backends.base import AllocationRefused, ContainerEdits, HostPath, Known, Mo
 from backends.gpu import Gpu
 from tests.backends.gpus import backend, devices, given, look, nodes, offered, resource
 from tests.backends.machines import CONTROLS, H100, dgx1, hgx_h100, information, nvidia_gpu, uuid
-from tests.backends.trees import make_node, plant
-
-pytestmark = pytest.mark.root  # device nodes
+from tests.backends.trees import plant
+from tests.nodes import make_node
 
 GPU0, GPU1 = uuid(0), uuid(1)
 CONTROL_NODES = ["/dev/nvidiactl rw", "/dev/nvidia-uvm rw", "/dev/nvidia-uvm-tools rw", "/dev/nvidia-modeset rw"]

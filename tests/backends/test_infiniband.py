@@ -18,8 +18,6 @@ from tests.backends.trees import plant, planted_host
 PF = "0000:3b:00.0"
 VF = "0000:3b:00.1"
 
-pytestmark = pytest.mark.root
-
 
 def resource(
     name: str = "example.com/hca", *, select: Sequence[Selector] = (), exclude: Sequence[Selector] = (), **options: Any

@@ -18,8 +18,6 @@ AT = f"/devices/{BELOW}/{PF}"
 SF = f"{PF}/mlx5_core.sf.4"
 POOL = "pool:rdma/shared"
 
-pytestmark = pytest.mark.root
-
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> InfiniBand:

@@ -28,8 +28,6 @@ ALONE = adapter("mlx5_9", OTHER, (ETHERNET,), number=9, first_port=9, kind="0200
 
 SHARED, APART = resource("rdma/shared", shared=2), resource("rdma/apart", select=[{"address": (OTHER,)}])
 
-pytestmark = pytest.mark.root  # device nodes
-
 
 SPOILS: list[Callable[[Path, random.Random], object]] = [
     lambda path, chance: None,

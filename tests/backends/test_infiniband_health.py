@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from backends.linux.rdma_ports import Physical, PortState, State
 from tests.backends.rdma_trees import DOWN, ETHERNET, PortTree, adapter, exclusive, hca, rxe
 from tests.backends.test_infiniband import PF, VF, resource, take_away
 from tests.backends.trees import entries, planted_host, restored
+from tests.nodes import make_node
 
 NOW, DELAYED, DEGRADED = Verdict.NOW, Verdict.DELAYED, Verdict.DEGRADED
 
@@ -161,20 +161,18 @@ def made(tmp_path: Path, tree: str, unit: str = PF, **options: Any) -> tuple[Inf
     return found, device
 
 
-@pytest.mark.root
 def test_an_adapter_that_is_well_has_nothing_said_of_it(tmp_path: Path) -> None:
     found, device = made(tmp_path, adapter("mlx5_0", PF))
     assert probed(found, device) == {}
 
 
-@pytest.mark.root
 @pytest.mark.parametrize("name", ["uverbs0", "umad1", "issm1"])
 def test_a_node_that_is_gone_or_another_is_told_at_once_of_every_port(tmp_path: Path, name: str) -> None:
     found, device = made(tmp_path, adapter("mlx4_0", PF, (PortTree(), PortTree())))
     node = found.host.local(rdma.NODES / name)
     node.unlink()
     assert probed(found, device) == {"node-missing": NOW}
-    os.mknod(node, 0o600 | 0o020000, os.makedev(231, 100))
+    make_node(node, "c", 231, 100)
     (signal,) = (s for s in found.probe(device) if s.measure is None)
     assert (signal.reason, signal.verdict, signal.hardware) == ("wrong-node", NOW, f"rdma:{PF}")
     assert signal.message.startswith(f"/dev/infiniband/{name} is 231:100, but the kernel's is 231:")
@@ -183,7 +181,6 @@ def test_a_node_that_is_gone_or_another_is_told_at_once_of_every_port(tmp_path: 
     assert probed(found, device) == {"not-a-device": NOW}
 
 
-@pytest.mark.root
 def test_a_node_without_a_known_number_is_only_looked_for(tmp_path: Path) -> None:
     host = planted_host(tmp_path, adapter("mlx5_0", PF))
     host.local(rdma.VERBS / "uverbs0/dev").write_text("zebra")
@@ -191,13 +188,11 @@ def test_a_node_without_a_known_number_is_only_looked_for(tmp_path: Path) -> Non
     assert probed(found, found.discover(PF).devices[0]) == {}
 
 
-@pytest.mark.root
 def test_an_adapter_without_uverbs_says_so(tmp_path: Path) -> None:
     tree = adapter("mlx5_0", PF, seen=False).split("sys/class/")[0] + hca("mlx5_0", f"pci0000:00/{PF}", nodes=False)
     assert probed(*made(tmp_path, tree)) == {"uverbs-missing": NOW}
 
 
-@pytest.mark.root
 def test_ports_of_virtual_functions_and_subfunctions_count_only_where_asked(tmp_path: Path) -> None:
     aux = f"pci0000:00/{PF}/mlx5_core.sf.4"
     tree = adapter("mlx5_0", PF) + adapter("mlx5_1", VF, (DOWN,), physical=PF, number=1)
@@ -208,14 +203,12 @@ def test_ports_of_virtual_functions_and_subfunctions_count_only_where_asked(tmp_
         assert probed(*made(root / "asked", tree, unit, virtual_ports=True)) == {"port-down": DELAYED}
 
 
-@pytest.mark.root
 def test_the_ports_of_software_count(tmp_path: Path) -> None:
     port = PortTree("1: DOWN", "3: Disabled", link_layer="Ethernet", lid="0x0")
     assert probed(*made(tmp_path, rxe(port=port), "rxe0")) == {"port-down": DELAYED}
     assert probed(*made(tmp_path / "up", rxe(port=ETHERNET), "rxe0")) == {}
 
 
-@pytest.mark.root
 def test_a_function_that_has_fallen_off_the_bus_is_told(tmp_path: Path) -> None:
     found, device = made(tmp_path, adapter("mlx5_0", PF))
     (found.host.sys / f"devices/pci0000:00/{PF}/config").write_bytes(b"\xff" * 64)
@@ -223,7 +216,6 @@ def test_a_function_that_has_fallen_off_the_bus_is_told(tmp_path: Path) -> None:
     assert (signal.reason, signal.verdict, signal.hardware) == ("off-bus", NOW, f"pci:{PF}")
 
 
-@pytest.mark.root
 def test_a_driver_that_has_left_is_told(tmp_path: Path) -> None:
     found, device = made(tmp_path, adapter("mlx5_0", PF))
     take_away_all(found)
@@ -232,7 +224,6 @@ def test_a_driver_that_has_left_is_told(tmp_path: Path) -> None:
     assert "hca-missing" not in probed(found, device)
 
 
-@pytest.mark.root
 def test_an_adapter_that_vanishes_is_told(tmp_path: Path) -> None:
     found, device = made(tmp_path, adapter("mlx5_0", PF))
     take_away_all(found)
@@ -243,7 +234,6 @@ def take_away_all(found: InfiniBand) -> None:
     (found.host.sys / "class/infiniband/mlx5_0").unlink()
 
 
-@pytest.mark.root
 def test_an_adapter_in_a_pods_namespace_is_unhealthy_to_all_but_that_pod(tmp_path: Path) -> None:
     found = InfiniBand(planted_host(tmp_path, exclusive() + adapter("mlx5_0", PF, netdevs=["ib0"])), [resource()])
     (before,) = found.discover(PF).devices
@@ -254,7 +244,6 @@ def test_an_adapter_in_a_pods_namespace_is_unhealthy_to_all_but_that_pod(tmp_pat
         assert (signal.reason, signal.verdict, signal.unless_held) == ("in-another-namespace", NOW, True)
 
 
-@pytest.mark.root
 def test_the_options_are_those_of_the_resource_that_takes_the_adapter(tmp_path: Path) -> None:
     tree = adapter("mlx5_0", PF, (PortTree(), DOWN)) + adapter("mlx5_1", VF, (PortTree(), DOWN), number=1, first_port=2)
     lenient = resource("example.com/a", select=[{"hca": ("mlx5_0",)}], ports=[1])
@@ -266,7 +255,6 @@ def test_the_options_are_those_of_the_resource_that_takes_the_adapter(tmp_path: 
 # --- at a glance ---
 
 
-@pytest.mark.root
 def test_a_glance_shows_the_state_of_every_port(tmp_path: Path) -> None:
     found, device = made(tmp_path, adapter("mlx4_0", PF, (PortTree(), PortTree())))
     before = found.glance(device)
@@ -279,7 +267,6 @@ def test_a_glance_shows_the_state_of_every_port(tmp_path: Path) -> None:
             before = found.glance(device)
 
 
-@pytest.mark.root
 def test_a_glance_reads_no_more_than_that(tmp_path: Path) -> None:
     """Each file may be a trip to the firmware, every two seconds, of every port."""
     found, device = made(tmp_path, adapter("mlx5_0", PF))
@@ -291,7 +278,6 @@ def test_a_glance_reads_no_more_than_that(tmp_path: Path) -> None:
     assert found.glance(device) == before
 
 
-@pytest.mark.root
 @pytest.mark.parametrize("virtual_ports", [False, True])
 @pytest.mark.parametrize("unit", [PF, VF])
 def test_a_glance_shows_that_an_adapter_has_gone(tmp_path: Path, unit: str, virtual_ports: bool) -> None:
@@ -303,7 +289,6 @@ def test_a_glance_shows_that_an_adapter_has_gone(tmp_path: Path, unit: str, virt
     assert found.glance(device) != before
 
 
-@pytest.mark.root
 @pytest.mark.parametrize("asked", [False, True])
 def test_a_glance_is_taken_at_virtual_ports_where_any_resource_asks_for_them(tmp_path: Path, asked: bool) -> None:
     found, device = made(tmp_path, adapter("mlx5_0", VF, physical=PF), VF, virtual_ports=asked)
@@ -430,7 +415,6 @@ def test_a_rate_that_falls_and_a_counter_that_rises_are_degraded_until_they_are_
     assert [look(142.0, errors=65535), look(144.0, errors=None)] == [well] * 2  # saturated, and "N/A"
 
 
-@pytest.mark.root
 def test_a_pod_that_took_its_adapter_along_keeps_it_and_nobody_else_is_offered_it(tmp_path: Path) -> None:
     found = InfiniBand(planted_host(tmp_path, exclusive() + adapter("mlx5_0", PF, netdevs=["ib0"])), [resource()])
     it, book = Inventory(found.resources, {"infiniband": found}), HealthBook()
@@ -459,7 +443,6 @@ def test_a_pod_that_took_its_adapter_along_keeps_it_and_nobody_else_is_offered_i
 # --- whatever is there ---
 
 
-@pytest.mark.root
 def test_garbage_never_makes_ports_unhealthy(tmp_path: Path) -> None:
     found, device = made(tmp_path / "host", adapter("mlx4_0", PF, (PortTree(), ETHERNET)))
     files = [path for path in entries(found.host.local(rdma.INFINIBAND / "mlx4_0/ports")) if path.is_file()]

@@ -17,7 +17,6 @@ from tests.backends.trees import planted_host
 
 A, B, C = "0000:3b:00.0", "0000:5e:00.0", "0000:86:00.0"
 
-pytestmark = pytest.mark.root
 
 TREE = (
     RDMA_CM

@@ -23,8 +23,6 @@ from tests.backends.test_infiniband import resource as rdma_resource
 from tests.backends.trees import planted_host
 from tests.backends.vfio_node import BUS
 
-pytestmark = pytest.mark.root  # the nodes of the trees are made with mknod
-
 H100, SOUND, HCA, SECOND = "0000:3b:00.0", "0000:3b:00.1", "0000:86:00.0", "0000:86:00.1"
 GROUPS = "".join(
     f"sys/kernel/iommu_groups/{group}/devices/{address} -> ../../../../devices/pci0000:00/{address}\n"

@@ -2,11 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.e2e import hermetic
-
-pytestmark = pytest.mark.root
 
 CHILD = "tests.backends.usb_in_child"
 HINTS = 6  # of a stick that comes and goes, as made up here, in the subsystems that are listened to

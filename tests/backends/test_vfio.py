@@ -19,8 +19,6 @@ from tests.backends.pci_trees import function
 from tests.backends.trees import entries, restored
 from tests.backends.vfio_node import GPU, ROOT, SOUND, backend, devices, gpu, grant, only, own_node, resource, sound
 
-pytestmark = pytest.mark.root  # the nodes of the trees are made with mknod
-
 OTHER = "0000:5e:00.0"
 
 

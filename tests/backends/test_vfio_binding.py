@@ -32,8 +32,6 @@ from tests.backends.vfio_node import (
     sound,
 )
 
-pytestmark = pytest.mark.root  # the nodes of the trees are made with mknod
-
 
 def drivers(found: Vfio) -> list[tuple[str, str | None, str | None]]:
     """Driver and override of each function."""
@@ -207,6 +205,7 @@ def test_what_the_host_needs_by_now_is_refused_when_it_is_to_be_bound(tmp_path: 
     assert drivers(found) == [(GPU, "vfio-pci", "vfio-pci")]
 
 
+@pytest.mark.needs("device nodes", "/dev/loop0")
 def test_a_disk_that_something_has_to_itself_is_refused_when_it_is_to_be_bound(tmp_path: Path) -> None:
     tree = function(GPU, "144d:a80a", below=ROOT, driver="nvme", group=12, files={"driver_override": "(null)"})
     path = f"sys/devices/{ROOT}/{GPU}/nvme/nvme0/loop0"

@@ -12,8 +12,6 @@ from backends.vfio import Vfio
 from tests.backends.pci_trees import function
 from tests.backends.vfio_node import GPU, ROOT, SOUND, backend, gpu, resource, sound
 
-pytestmark = pytest.mark.root  # the nodes of the trees are made with mknod
-
 OTHER = "0000:5e:00.0"
 
 

@@ -13,8 +13,6 @@ from tests.backends.vfio_node import BUS, GPU, ROOT, T4, backend, devices, gpu, 
 from tests.e2e.node import Node
 from tests.e2e.process import finish
 
-pytestmark = pytest.mark.root  # the nodes of the trees are made with mknod
-
 VF, PF = "0000:3b:00.4", "0000:3b:00.0"
 OWN = f"sys/devices/{ROOT}/{VF}/nvidia/"
 MEDIATED = f"sys/devices/{ROOT}/{VF}/mdev_supported_types/nvidia-592/"

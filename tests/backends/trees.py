@@ -1,6 +1,6 @@
 """Fixture trees written as text: a host's /dev, /sys and the rest below one directory.
 
-One entry a line: `dev/kvm c 10:232` and `dev/loop0 b 7:0` are device nodes (root only), `dev/by-id/x -> ../y` is a link,
+One entry a line: `dev/kvm c 10:232` and `dev/loop0 b 7:0` are device nodes, `dev/by-id/x -> ../y` is a link,
 `sys/a/numa_node = 1` a file with that line in it (`\\n` begins another), `dev/net/` a directory, `dev/log`
 an empty file. Directories above an entry come by themselves; `#` starts a comment line.
 """
@@ -8,15 +8,13 @@ an empty file. Directories above an entry come by themselves; `#` starts a comme
 from __future__ import annotations
 
 import os
-import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from backends.base import Host
-
-_NODES = {"c": stat.S_IFCHR, "b": stat.S_IFBLK}
+from tests.nodes import make_node
 
 
 def plant(root: Path, text: str) -> None:
@@ -62,11 +60,6 @@ def restored(root: Path) -> Iterator[Callable[[Path], None]]:
                 else:
                     path.unlink(missing_ok=True)
                 Path(aside, str(number)).rename(path)
-
-
-def make_node(path: Path, kind: str, major: int, minor: int) -> None:
-    """A device node, `kind` being c or b; needs root."""
-    os.mknod(path, 0o600 | _NODES[kind], os.makedev(major, minor))
 
 
 def _plant(root: Path, entry: str) -> None:

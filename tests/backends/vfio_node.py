@@ -12,7 +12,8 @@ from backends.linux import pci, sysfs
 from backends.vfio import Vfio, VfioOptions, VfioResource
 from backends.vfio.kernel import Kernel
 from tests.backends.pci_trees import function
-from tests.backends.trees import make_node, plant, planted_host
+from tests.backends.trees import plant, planted_host
+from tests.nodes import make_node
 
 GPU, SOUND = "0000:3b:00.0", "0000:3b:00.1"
 ROOT = "pci0000:3a/0000:3a:00.0"

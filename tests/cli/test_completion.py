@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -64,7 +63,7 @@ def test_the_man_page_has_an_argument_in_its_usage_alone() -> None:
     assert "DEVICE" not in {line.strip("\\fBR") for line in page().splitlines()}
 
 
-@pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
+@pytest.mark.needs("groff")
 def test_groff_has_nothing_to_complain_of() -> None:
     done = subprocess.run(["groff", "-man", "-Tutf8", "-ww", "-z"], input=page(), capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

@@ -14,15 +14,15 @@ from agent.config import AgentConfig, Config, load
 from agent.config.file import DEFAULT_PATH
 from backends.base import Host
 from tests.deploy.manifests import KUBERNETES, KUSTOMIZATIONS, REPOSITORY, Manifests, kustomize, run
+from tests.needs import skip_without
 
 _OLDEST, _NEWEST = "1.25", "1.37"  # of those that kubernetes-validate knows
 
 
 @pytest.fixture(scope="module")
 def tool() -> tuple[str, ...]:
-    if (command := kustomize()) is None:
-        pytest.skip("needs kustomize 5: make build/kustomize/.ready")
-    return command
+    skip_without("kustomize 5 (make build/kustomize/.ready)")
+    return kustomize() or ()
 
 
 @pytest.fixture(params=KUSTOMIZATIONS)

@@ -11,6 +11,7 @@ import pytest
 
 from agent.config import AgentConfig
 from backends.vfio.binding import NOTES
+from tests.needs import skip_without
 
 UNITS: Final = Path(__file__).parents[2] / "deploy/systemd"
 OBSERVER: Final = 25
@@ -31,6 +32,7 @@ def analyze(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(params=["observer", "hardware"])
 def unit(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """The unit alone, or with the drop-in; its program is one that is there."""
+    skip_without("systemd")
     text = (UNITS / "fairlead.service").read_text()
     path = tmp_path / "fairlead.service"
     path.write_text(text.replace("/opt/fairlead/bin/fairlead", "/bin/true"))

@@ -65,6 +65,7 @@ def test_no_bytes_upset_it(data: bytes) -> None:
     parse(data)
 
 
+@pytest.mark.needs("/dev/kmsg")
 def test_the_real_log_is_understood() -> None:
     log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     lines = []
@@ -166,7 +167,7 @@ async def test_what_user_space_writes_is_not_believed(node: Path, log: KernelLog
         assert it.texts() == ["NVRM: Xid said by the kernel"]
 
 
-@pytest.mark.root
+@pytest.mark.needs("/dev/kmsg", "root")
 async def test_what_user_space_writes_to_the_real_log_is_not_believed(
     node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,7 +299,7 @@ async def test_overwritten_lines_are_said_once_and_the_next_ones_read(
     assert [(line["event"], line["reason"]) for line in lines] == [("kernel-lines-lost", OVERWRITTEN)]
 
 
-@pytest.mark.root
+@pytest.mark.needs("/dev/kmsg")
 async def test_lines_of_the_real_log_that_are_too_long_are_passed_over(
     node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

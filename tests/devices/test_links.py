@@ -54,7 +54,7 @@ def test_of_a_message_that_was_cut_off_the_name_is_enough() -> None:
     assert list(parse(longer)) == [LinkChange("ib0", 1)]
 
 
-@pytest.mark.root
+@pytest.mark.needs("/dev/net/tun")
 class TestRealInterfaces:
     def test_they_are_seen_coming_going_up_down_and_renamed(self, cases: dict[str, Any]) -> None:
         assert cases["changes"] == {

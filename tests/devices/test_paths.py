@@ -363,8 +363,6 @@ async def test_a_directory_that_cannot_be_watched_is_told_once_and_the_others_go
     ]
 
 
-@pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_an_unmounted_directory_is_told_as_another(tmp_path: Path) -> None:
     assert hermetic.call("tests.devices.paths_in_child:unmount", str(tmp_path)) == [
         [".", "created"],

@@ -21,11 +21,11 @@ from agent.devices.sources.uevents import Mode, UeventSource, parse_kernel, pars
 from backends.base import Host, HostPath, Record, Uevent
 from tests.devices import one_child
 from tests.e2e import hermetic
+from tests.needs import skip_without
 from tests.wait import block_until, limit
 
 LOOP_CTL_ADD, LOOP_CTL_REMOVE = 0x4C80, 0x4C81  # linux/loop.h
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="injecting kernel events needs root")
 keys = st.text(st.characters(codec="ascii", exclude_characters="=\0"), min_size=1)
 values = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
 
@@ -82,8 +82,6 @@ async def test_what_follows_from_a_record_is_sent_before_its_hint_has_anybody_lo
     assert [type(it) for it in said] == [Record, Uevent]
 
 
-@pytest.mark.root
-@needs_root
 class TestInjected:
     def test_events_become_hints_with_their_node(self, cases: dict[str, Any]) -> None:
         assert cases["hints"] == {
@@ -208,8 +206,7 @@ class Loop:
 
 @pytest.fixture
 def loop() -> Iterator[Loop]:
-    if not os.access("/dev/loop-control", os.W_OK):
-        pytest.skip("no /dev/loop-control that we may open")
+    skip_without("loop devices")
     made = Loop()
     yield made
     if made.is_there:
@@ -227,7 +224,6 @@ async def running(*subsystems: str) -> Any:
         tasks.cancel_scope.cancel()
 
 
-@pytest.mark.root
 async def test_a_real_loop_device_is_seen_coming_and_going(loop: Loop) -> None:
     async with running("block") as queue:
         for act, action in ((loop.add, "add"), (loop.remove, "remove")):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from agent.devices.sources.base import Resync, Said
 from agent.devices.sources.uevents import BUFFER_BYTES, Mode, UeventSource
 from backends.base import ANY_SUBSYSTEM, Host, Record, Uevent
 from tests.e2e.hermetic import NETLINK_KOBJECT_UEVENT, Injector, private_tmpfs, udev_message
+from tests.nodes import make_node
 from tests.wait import limit, until
 
 _LAST = "last"  # the subsystem of the event that ends a case
@@ -187,7 +186,7 @@ def _without_udevd() -> None:
     """libudev listens to udevd only where it runs, or /dev is a devtmpfs."""
     for path in ("/dev", "/run"):
         private_tmpfs(path)
-    os.mknod("/dev/null", stat.S_IFCHR | 0o666, os.makedev(1, 3))  # ldconfig, which finds libudev, is run with it
+    make_node(Path("/dev/null"), "c", 1, 3, 0o666)  # ldconfig, which finds libudev, is run with it
 
 
 def udev_without_udevd() -> Any:

@@ -12,12 +12,6 @@ from tests.e2e.node import Node
 from tests.e2e.process import until
 
 
-@pytest.fixture(autouse=True)
-def _only_as_root() -> None:
-    if os.geteuid() != 0:
-        pytest.skip("device nodes can be made by root only")
-
-
 @pytest.fixture
 def bare_node(tmp_path: Path) -> Node:
     """A node whose kubelet has not started yet."""

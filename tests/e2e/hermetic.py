@@ -1,7 +1,7 @@
 """Runs a function in a child process with namespaces of its own, and injects kernel events there.
 
 The child's network namespace is quiet: the kernel sends real uevents to those owned by the initial user
-namespace only, and this one is made inside another; nothing but what is injected arrives. Needs root.
+namespace only, and this one is made inside another; nothing but what is injected arrives. Needs "namespaces".
 
     result = hermetic.call("tests.devices.uevents_in_child:receive", 3)
 """
@@ -21,6 +21,8 @@ from typing import Any, Final
 
 import structlog
 
+from tests import nodes
+
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 0x20000, 0x10000000, 0x40000000  # linux/sched.h
 MS_REC, MS_PRIVATE = 1 << 14, 1 << 18  # linux/mount.h
 NETLINK_KOBJECT_UEVENT = 15
@@ -30,6 +32,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def call(function: str, *arguments: object, timeout: float = 60.0) -> Any:
     """What `module:function` returns in an isolated child; arguments and result travel as JSON."""
+    from tests.needs import skip_without  # not in the child: it needs no pytest
+
+    skip_without("namespaces")
     child = subprocess.run(
         [sys.executable, "-m", __name__, function, json.dumps(arguments)],
         cwd=_REPOSITORY,
@@ -43,7 +48,12 @@ def call(function: str, *arguments: object, timeout: float = 60.0) -> Any:
 
 
 def isolate() -> None:
-    """Give this process and its children mounts of their own and a quiet network namespace."""
+    """Give this process and its children mounts of their own and a quiet network namespace.
+
+    Another user than root becomes root of a user namespace for it, where the kernel lets users make them.
+    """
+    if os.geteuid() != 0:
+        _become_root()
     ready, go = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
@@ -63,9 +73,22 @@ def isolate() -> None:
 
 def join_network(pid: int) -> None:
     """Move this process to the network namespace of another."""
-    namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    if os.geteuid() != 0:
+        _join(pid, "user", CLONE_NEWUSER)
+    _join(pid, "net", CLONE_NEWNET)
+
+
+def _become_root() -> None:
+    user, group = os.geteuid(), os.getegid()
+    _check(_libc.unshare(CLONE_NEWUSER), "unshare")
+    for file, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+        Path("/proc/self", file).write_text(text)
+
+
+def _join(pid: int, kind: str, flag: int) -> None:
+    namespace = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        _check(_libc.setns(namespace, CLONE_NEWNET), "setns")
+        _check(_libc.setns(namespace, flag), "setns")
     finally:
         os.close(namespace)
 
@@ -138,6 +161,7 @@ def _body(properties: dict[str, str]) -> bytes:
 def _main(function: str, arguments: str) -> None:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # stdout is the result's
     isolate()
+    nodes.pretend()
     module, _, name = function.partition(":")
     result = getattr(importlib.import_module(module), name)(*json.loads(arguments))
     json.dump(result, sys.stdout)

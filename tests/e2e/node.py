@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-import stat
 import textwrap
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -17,6 +15,7 @@ from agent.simulation.clock import Clock
 from agent.simulation.kubelet import Kubelet
 from agent.simulation.pods import Container, Pod, PodStatus
 from tests.e2e.process import PATIENCE, AgentProcess
+from tests.nodes import make_node
 
 WIDGET: Final = "fl.test/widget"
 _MAJOR: Final = 240  # for local use (Documentation/admin-guide/devices.txt): no driver is behind it
@@ -67,8 +66,9 @@ class Node:
     def mknod(self, *names: str) -> None:
         """Make device nodes whose numbers follow from their names: the same name is the same hardware."""
         for name in names:
-            number = os.makedev(_MAJOR, sum(256**n * c for n, c in enumerate(name.encode()[::-1])) % (1 << 20))
-            os.mknod(self.dev / name, stat.S_IFCHR | 0o600, number)
+            make_node(
+                self.dev / name, "c", _MAJOR, sum(256**n * c for n, c in enumerate(name.encode()[::-1])) % (1 << 20)
+            )
 
     def unlink(self, *names: str) -> None:
         for name in names:

@@ -12,12 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
+from tests import nodes
+
 REPOSITORY: Final = Path(__file__).parents[2]
 PATIENCE: Final = 20.0
 """Seconds; far beyond what anything here takes, for a machine that has other things to do, and still less than the 30 s
 after which a probe would find what an event should have told of."""
 
-MAIN: Final = "from agent.cli import main; main()"
+MAIN: Final = ("" if nodes.can_make_nodes() else nodes.PRELUDE) + "from agent.cli import main; main()"
 
 Line = dict[str, Any]
 

@@ -144,7 +144,7 @@ async def _event(events: asyncio.Queue[Event], kind: str) -> Event:
 # --- who may ask ---
 
 
-@pytest.mark.root
+@pytest.mark.needs("root", "device nodes")
 async def test_only_root_reaches_the_socket_and_only_root_is_answered(node: Node) -> None:
     node.root.chmod(0o755)
     async with node.agent() as agent:

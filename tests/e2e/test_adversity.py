@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import AgentProcess
+from tests.needs import has
 
 SOON = """
 from agent import serving
@@ -45,13 +46,12 @@ async def test_a_file_in_place_of_the_plugin_directory_is_waited_out(bare_node: 
     assert len(reasons) == len(set(reasons))
 
 
+@pytest.mark.needs("setpriv")
 async def test_a_forbidden_plugin_directory_is_waited_for(bare_node: Node) -> None:
-    if (setpriv := shutil.which("setpriv")) is None:
-        pytest.skip("setpriv (util-linux) is missing; root without its powers cannot be had")
     bare_node.mknod("w1")
     bare_node.plugin_dir.mkdir(mode=0o555)
     config = bare_node.config(chardev())
-    powerless = [setpriv, "--bounding-set=-dac_override,-dac_read_search"]
+    powerless = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if has("root") else []
     async with AgentProcess(config, SOON, wrapper=powerless) as agent:
         assert "Permission denied" in (await agent.says("plugin-directory-unusable"))["reason"]
         await agent.takes_turns(OFTEN)
@@ -138,6 +138,7 @@ with suppress(OSError):
 """
 
 
+@pytest.mark.needs("namespaces")
 async def test_a_full_state_directory_is_reported_once_and_refuses_nothing(node: Node) -> None:
     node.mknod("w1", "w2", "w3")
     node.state.mkdir()

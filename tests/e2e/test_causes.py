@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import shutil
 import socket
 import sys
 from pathlib import Path
@@ -53,16 +52,14 @@ async def test_the_plugin_directory_is_elsewhere(node: Node) -> None:
     assert "set agent.plugin_dir" in said
 
 
-@pytest.mark.root
+@pytest.mark.needs("mounts")
 async def test_the_plugin_directory_is_read_only(node: Node) -> None:
-    if (unshare := shutil.which("unshare")) is None or (nsenter := shutil.which("nsenter")) is None:
-        pytest.skip("unshare and nsenter (util-linux) are missing")
     config = node.config(chardev())
     mount = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
-    alone = [unshare, "--mount", "sh", "-c", mount, str(node.plugin_dir)]
+    alone = ["unshare", "--mount", "sh", "-c", mount, str(node.plugin_dir)]
     async with AgentProcess(config, wrapper=alone) as agent:
         assert "Read-only" in (await agent.says("plugin-directory-unusable"))["reason"]
-        enter = [nsenter, f"--target={agent.pid}", "--mount", sys.executable, "-c", MAIN]
+        enter = ["nsenter", f"--target={agent.pid}", "--mount", sys.executable, "-c", MAIN]
         doctor = await asyncio.create_subprocess_exec(
             *enter, "doctor", "--config", str(config), stdout=asyncio.subprocess.PIPE, cwd=REPOSITORY
         )

@@ -12,6 +12,7 @@ import pytest
 from agent.kubelet.checkpoint import FILE_NAME
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import AgentProcess, finish
+from tests.nodes import make_node
 
 PATIENT = """
 from agent.kubelet import witnesses
@@ -20,7 +21,7 @@ witnesses._READ_DEADLINE = 3600.0
 
 
 def zeros(path: Path) -> None:
-    os.mknod(path, 0o600 | 0o020000, os.makedev(1, 5))
+    make_node(path, "c", 1, 5)
 
 
 def forged(path: Path) -> None:

@@ -108,6 +108,7 @@ async def test_a_log_that_is_missing_is_said_once_and_read_when_it_is_there(node
             assert len(agent.said("part-restarts")) == 1  # here: once it is closed it is at its end
 
 
+@pytest.mark.needs("namespaces")
 async def test_a_fact_that_an_event_bears_reaches_the_kubelet(node: Node, site: Path, log: KernelLog) -> None:
     async with (
         lamps(node, site, prelude=ALONE, uevents="kernel") as agent,

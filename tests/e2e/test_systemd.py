@@ -81,13 +81,11 @@ async def test_it_is_ready_without_a_kubelet_feeds_the_watchdog_and_says_that_it
 HASTY: Final = "from agent import watchdog\nwatchdog.BEAT, watchdog.SILENCE = 0.05, 1.0\n"
 
 
-@pytest.mark.root
 async def test_every_part_shows_signs_of_life(node: Node, systemd: Systemd) -> None:
     async with systemd.listening() as told, node.agent(prelude=HASTY, environment=told, uevents="kernel"):
         await systemd.hears("WATCHDOG=1", times=25)  # which takes 2.5 times as long as anyone may be silent
 
 
-@pytest.mark.root
 @pytest.mark.parametrize(
     ("source", "part"),
     [

@@ -21,8 +21,6 @@ from backends.chardev.selectors import UsbOption
 from tests.backends.linux.sticks import stick
 from tests.backends.trees import planted_host
 
-pytestmark = pytest.mark.root
-
 STICK = "0403:6001:A1"
 
 

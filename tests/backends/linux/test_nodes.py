@@ -12,8 +12,6 @@ from backends.base import HostPath
 from backends.linux.nodes import DeviceNode, Fault, NoNodeError, device_node, directory, numa_node
 from tests.backends.trees import planted_host
 
-pytestmark = pytest.mark.root
-
 
 def look(tmp_path: Path, tree: str, path: str = "/dev/x") -> DeviceNode:
     return device_node(planted_host(tmp_path, tree), HostPath(path))
@@ -109,6 +107,7 @@ def test_forty_links_are_followed_and_no_more(tmp_path: Path) -> None:
         device_node(planted_host(tmp_path), HostPath("/dev/l0"))
 
 
+@pytest.mark.needs("root")
 def test_a_node_that_may_not_be_seen_is_unreadable(tmp_path: Path) -> None:
     host = planted_host(tmp_path, "dev/secret/x c 1:3")
     (tmp_path / "dev/secret").chmod(0o700)

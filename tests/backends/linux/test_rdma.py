@@ -20,8 +20,6 @@ from tests.backends.trees import entries, plant, planted_host, restored
 PF = "0000:3b:00.0"
 BELOW = "pci0000:3a/0000:3a:01.0"
 
-pytestmark = pytest.mark.root
-
 
 def only(host: Host, place: str = PF) -> rdma.Adapter:
     found = rdma.read(host, place)

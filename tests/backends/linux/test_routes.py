@@ -21,7 +21,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return one_child.run("tests.backends.linux.routes_in_child", roots)
 
 
-@pytest.mark.root
+@pytest.mark.needs("/dev/net/tun")
 class TestTheKernel:
     def test_every_next_hop_of_a_route_with_several_is_told(self, cases: dict[str, Any]) -> None:
         """/proc shows the first alone, which is all there is to be had from another network namespace."""
@@ -39,6 +39,7 @@ def test_no_message_makes_the_reader_fail(message: bytes) -> None:
     list(routes._interfaces(memoryview(message)))
 
 
+@pytest.mark.needs("/sys")
 def test_the_machines_own_routes_are_read() -> None:
     found = routes.default_interfaces(Host())
     assert found is None or found <= {path.name for path in Path("/sys/class/net").iterdir()}

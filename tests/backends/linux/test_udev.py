@@ -149,6 +149,7 @@ def test_no_garbage_makes_reading_fail(planted: Host, garbage: bytes) -> None:
     assert found(planted).node.number == "c:188:0"
 
 
+@pytest.mark.needs("/sys")
 def test_the_machines_own_null_device_is_read() -> None:
     device = found(Host(), "c:1:3")
     assert (device.node.path.text, device.properties["SUBSYSTEM"]) == ("/dev/null", "mem")

@@ -145,7 +145,7 @@ def test_garbage_among_the_mounts(tmp_path: Path) -> None:
     assert said(tmp_path, tree) == ["has the disk nvme0n1, which is mounted at /data"]
 
 
-@pytest.mark.root
+@pytest.mark.needs("device nodes", "/dev/loop0")
 def test_a_disk_that_something_has_to_itself_is_found_by_trying(tmp_path: Path) -> None:
     host = planted_host(tmp_path, function(ONE) + disk("loop0", "7:0") + "dev/loop0 b 7:0\n")
     plant(tmp_path, f"{PATH}/nvme/nvme0/loop0/subsystem -> ../../../../../../../class/block")

@@ -7,7 +7,6 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,9 +21,9 @@ from agent.counting import Counts
 from tests.console.fakes import FakeDaemon
 from tests.console.http import nodes
 from tests.console.http.serving import Health, free_port, is_listening
+from tests.needs import CHROMIUM, skip_without
 from tests.wait import PATIENCE, block_until
 
-CHROMIUM = Path("/usr/bin/chromium")
 _PATIENCE = PATIENCE * 1000  # milliseconds
 EXPECTED_WHILE_LOST = "Failed to load resource: net::ERR_"
 
@@ -99,8 +98,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    if not CHROMIUM.exists():
-        pytest.skip("needs Debian's chromium")
+    skip_without("chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=_PATIENCE)
         expect.set_options(timeout=_PATIENCE)
