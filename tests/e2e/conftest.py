@@ -3,19 +3,26 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from tests.e2e import forkserver
 from tests.e2e.node import Node
-from tests.e2e.process import until
+from tests.wait import until
 
 
 @pytest.fixture(autouse=True)
 def _only_as_root() -> None:
     if os.geteuid() != 0:
         pytest.skip("device nodes can be made by root only")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _fork_server() -> Iterator[None]:
+    with forkserver.serving():
+        yield
 
 
 @pytest.fixture

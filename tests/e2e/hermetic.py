@@ -21,6 +21,8 @@ from typing import Any, Final
 
 import structlog
 
+from tests.wait import PATIENCE
+
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 0x20000, 0x10000000, 0x40000000  # linux/sched.h
 MS_REC, MS_PRIVATE = 1 << 14, 1 << 18  # linux/mount.h
 NETLINK_KOBJECT_UEVENT = 15
@@ -28,7 +30,7 @@ _REPOSITORY: Final = Path(__file__).parents[2]
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def call(function: str, *arguments: object, timeout: float = 60.0) -> Any:
+def call(function: str, *arguments: object, timeout: float = PATIENCE) -> Any:
     """What `module:function` returns in an isolated child; arguments and result travel as JSON."""
     child = subprocess.run(
         [sys.executable, "-m", __name__, function, json.dumps(arguments)],

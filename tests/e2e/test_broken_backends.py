@@ -11,7 +11,8 @@ import pytest
 
 from tests.e2e.conftest import Trouble
 from tests.e2e.node import WIDGET, Node, chardev, pod
-from tests.e2e.process import AgentProcess, until
+from tests.e2e.process import AgentProcess
+from tests.wait import until
 
 TROUBLED = "fl.test/troubled0"
 

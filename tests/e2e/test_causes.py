@@ -18,8 +18,9 @@ from agent.kubelet.server import SocketServer
 from tests.backends.machines import intel_gpu
 from tests.backends.trees import planted_host
 from tests.e2e.node import WIDGET, Node, chardev
-from tests.e2e.process import MAIN, REPOSITORY, AgentProcess, finish, until
+from tests.e2e.process import MAIN, REPOSITORY, AgentProcess, finish
 from tests.simulation.plugin import ToyPlugin, devices
+from tests.wait import until
 
 OTHER = "fl.test/other"
 STUB = '[[resource]]\nname = "fl.test/stub"\nbackend = "stub"\ndevices = [{ attributes = { model = "x1" } }]\n'

@@ -9,7 +9,8 @@ import pytest
 from agent.simulation.pods import Container, Phase, Pod
 from tests.e2e.conftest import Trouble
 from tests.e2e.node import UNHURRIED, WIDGET, Node, chardev, pod
-from tests.e2e.process import AgentProcess, until
+from tests.e2e.process import AgentProcess
+from tests.wait import until
 
 NEW = "fl.test/renamed"
 TROUBLED = "fl.test/troubled0"

@@ -18,7 +18,8 @@ from agent.devices.health.flapping import FAILURES, WINDOW
 from tests.backends import machines, rdma_trees
 from tests.backends.trees import planted_host
 from tests.e2e.node import WIDGET, Node, chardev
-from tests.e2e.process import MAIN, PATIENCE, REPOSITORY, finish
+from tests.e2e.process import MAIN, REPOSITORY, finish
+from tests.wait import PATIENCE
 
 WRONG = """\
 [agent]

@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.inject import injector
 from tests.e2e.kmsg import USER, KernelLog
 from tests.e2e.node import Node
-from tests.e2e.process import AgentProcess, Stopwatch
+from tests.e2e.process import AgentProcess
 from tests.e2e.test_hotplug import ALONE
 
 LAMP = "fl.test/lamp"

@@ -11,7 +11,7 @@ from agent.simulation.clock import Clock
 from agent.simulation.pods import Container, Phase, Pod, State
 from tests.e2e.conftest import Trouble
 from tests.e2e.node import WIDGET, Node, chardev, pod
-from tests.e2e.process import until
+from tests.wait import until
 
 TROUBLED = "fl.test/troubled0"
 CHECK, RESET = 'pre_start = "check"', 'pre_start = "reset"'

@@ -10,8 +10,8 @@ from agent.kubelet.api.v1beta1 import ContainerAllocateResponse
 from agent.simulation.pods import Phase, Pod
 from tests.e2e.conftest import Trouble
 from tests.e2e.node import Node, pod
-from tests.e2e.process import until
 from tests.e2e.test_claims import FASTER
+from tests.wait import until
 
 TROUBLED = "fl.test/troubled0"
 HASTY = FASTER + "from agent.devices import releases\nreleases._RETRY_FIRST = releases._RETRY_MOST = 0.02\n"

@@ -18,7 +18,8 @@ from agent.simulation.changes import Kind
 from agent.simulation.pods import Phase
 from tests.e2e.conftest import Trouble
 from tests.e2e.node import WIDGET, Node, chardev, pod
-from tests.e2e.process import PATIENCE, AgentProcess, finish, until
+from tests.e2e.process import AgentProcess, finish
+from tests.wait import PATIENCE, until
 
 OTHER = "fl.test/other"
 NEW = "fl.test/renamed"

@@ -12,8 +12,9 @@ import pytest
 
 from tests.e2e.conftest import Trouble
 from tests.e2e.node import WIDGET, Node, chardev, pod
-from tests.e2e.process import PATIENCE, REPOSITORY, AgentProcess, Stopwatch
+from tests.e2e.process import REPOSITORY, AgentProcess
 from tests.e2e.stalling import stalling_kubelet
+from tests.wait import PATIENCE
 
 LIMIT = 2.0  # seconds (issue: "a SIGTERM ends within 2 s, even with a hung backend, and leaves no socket")
 SIGNALS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)

@@ -14,7 +14,8 @@ import pytest
 
 from agent.simulation.pods import Phase
 from tests.e2e.node import Node, chardev, pod
-from tests.e2e.process import PATIENCE, AgentProcess, Stopwatch
+from tests.e2e.process import AgentProcess
+from tests.wait import PATIENCE
 
 WATCHDOG: Final = 0.3  # seconds
 BOUND: Final = 3.0  # seconds; the benchmark `exec_to_whole` has the figure
@@ -142,7 +143,7 @@ async def test_after_a_kill_the_kubelets_view_is_whole_again_at_once(node: Node)
         await node.healthy(*names)
         assert (await node.admit(holder)).phase == Phase.RUNNING
         await agent.kill()
-    since, took = len(node.lists), Stopwatch()
+    since, took = len(node.lists)()
     async with node.agent():
         await node.healthy(*names)
         assert took.seconds < BOUND

@@ -10,7 +10,8 @@ import pytest
 from agent.simulation.pods import Phase
 from tests.e2e.conftest import Trouble
 from tests.e2e.node import UNHURRIED, WIDGET, Node, chardev, pod
-from tests.e2e.process import PATIENCE, AgentProcess, Stopwatch
+from tests.e2e.process import AgentProcess
+from tests.wait import PATIENCE
 
 TROUBLED = "fl.test/troubled0"
 TAKE_OVER = 1.0  # seconds
