@@ -27,7 +27,10 @@ from typing import Final, Self
 REPOSITORY: Final = Path(__file__).parents[2]
 _BYTES: Final = 128 << 10  # of one request, with its environment
 _IMPORTED: Final = (
-    *(f"agent.cli.{name}" for name in ("discover", "doctor", "events", "explain", "reload", "run", "status", "validate")),
+    *(
+        f"agent.cli.{name}"
+        for name in ("discover", "doctor", "events", "explain", "reload", "run", "status", "validate")
+    ),
     *(f"backends.{name}" for name in ("chardev", "gpu", "infiniband", "stub", "vfio")),
     "tests.e2e.inject",
 )

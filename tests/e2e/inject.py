@@ -42,4 +42,3 @@ def main(pid: int) -> None:
         action, name, *pairs = line.split()
         properties = dict(pair.split("=", 1) for pair in pairs)
         send.kernel(action, f"/devices/virtual/mem/{name}", "mem", DEVNAME=name, **properties)
-
