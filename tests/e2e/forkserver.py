@@ -24,6 +24,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final, Self
 
+from tests.e2e import passing
+
 REPOSITORY: Final = Path(__file__).parents[2]
 _BYTES: Final = 128 << 10  # of one request, with its environment
 _IMPORTED: Final = (
@@ -184,6 +186,7 @@ class _Server:
 
 def _program() -> str:
     """Serve; in a child: the code to run, once everything is as a fresh interpreter has it."""
+    passing.install()
     for name in _IMPORTED:
         import_module(name)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for pytest, which ends us

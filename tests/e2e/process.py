@@ -7,10 +7,10 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from tests.e2e.forkserver import REPOSITORY, Child, Program
 from tests.wait import limit, until
@@ -18,6 +18,7 @@ from tests.wait import limit, until
 MAIN: Final = "from agent.cli import main; main()"
 
 Line = dict[str, Any]
+T = TypeVar("T")
 
 
 class Process:
@@ -192,6 +193,12 @@ class AgentProcess(Process):
     async def prints(self, text: str, times: int = 1) -> None:
         """Wait until it has printed so many such lines that are none of its log: a prelude's."""
         await self.says("no-json", times=times, text=f"{text}\n")
+
+    async def out_of_time(self, call: Coroutine[Any, Any, T]) -> T:
+        """Await a call that ends when its deadline has passed: on its clock seconds pass until then."""
+        task = asyncio.create_task(call)
+        await until(lambda: task.done() or self.signal(signal.SIGUSR1), "the end of a call whose deadline has passed")
+        return task.result()
 
     async def ended(self) -> int:
         code = await super().ended()

@@ -123,21 +123,15 @@ async def test_a_backend_that_fails_in_allocate_refuses_the_pod_with_a_sentence(
         assert (await node.admit(pod("two", TROUBLED))).phase == "Running"
 
 
-SHORT = """
-from agent.kubelet.allocation import Allocator
-Allocator.__init__.__defaults__ = (1.0,)
-"""
-
-
 async def test_a_claim_that_hangs_refuses_the_pod_and_delays_no_other(node: Node, trouble: Trouble) -> None:
     node.mknod("t0/a", "w1")
     trouble.order("claim", "hang")
     resources = trouble.resource(), chardev()
-    async with node.agent(*resources, prelude=SHORT, environment=trouble.environment) as agent:
+    async with node.agent(*resources, environment=trouble.environment) as agent:
         await node.healthy("a", resource=TROUBLED)
         await node.healthy("w1")
-        refused = await node.admit(pod("one", TROUBLED))
-        assert "a of fl.test/troubled0 could not be made ready: not done within 1 s" in refused.message
+        refused = await agent.out_of_time(node.admit(pod("one", TROUBLED)))
+        assert "a of fl.test/troubled0 could not be made ready: not done within 10 s" in refused.message
         await agent.says("backend-hangs", call="claim")
         assert (await node.admit(pod("two", WIDGET))).phase == "Running"
 
