@@ -24,12 +24,13 @@ _NEVER: Final = "24h"
 """So that what a test waits for comes by an event, unless it says otherwise."""
 
 UNHURRIED: Final = """
-from agent import supervisor
+from agent import reloading, supervisor
 from agent.devices import state
 supervisor.SETTLE = state._WRITE_PATIENCE = 15.0
+reloading._CLOCK_TICK = 0.0
 """
 """A prelude: a first list is whole, and what was answered is in the state file, also where a busy machine takes more for
-that than the 2 s and the 0.1 s that it may."""
+that than the 2 s and the 0.1 s that it may. And a file that was written just before the start is not read again."""
 
 
 def chardev(path: str = "/dev/w*", name: str = WIDGET, count: int = 1) -> str:
