@@ -197,7 +197,13 @@ class AgentProcess(Process):
     async def out_of_time(self, call: Coroutine[Any, Any, T]) -> T:
         """Await a call that ends when its deadline has passed: on its clock seconds pass until then."""
         task = asyncio.create_task(call)
-        await until(lambda: task.done() or self.signal(signal.SIGUSR1), "the end of a call whose deadline has passed")
+
+        def is_over() -> bool:
+            if not task.done():
+                self.signal(signal.SIGUSR1)
+            return task.done()
+
+        await until(is_over, "the end of a call whose deadline has passed", seen=lambda: self.log)
         return task.result()
 
     async def ended(self) -> int:
