@@ -10,7 +10,7 @@ import sys
 import textwrap
 import tomllib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from tests.wait import limit
 
 CONFIG: Final = Path("/etc/fairlead/config.toml")
 KUBELET_ROOT: Final = Path("/var/lib/kubelet")
-SOON: Final = """
+_SOON: Final = """
 from agent.devices import claims
 from agent.kubelet import witnesses
 claims.MIN_AGE, claims.REWRITE_AFTER = 1.0, 0.1
@@ -88,6 +88,7 @@ class Node:
         """Resource → ID → `Healthy` or `Unhealthy`."""
         self._observer = observer
         self._agent: Log | None = None
+        self._ended_with_it = AsyncExitStack()  # entered for the agent that runs
         self._pods = 0
         self._started = 0  # the number of the line with which the agent began
         self._told: list[Line] = []
@@ -106,36 +107,61 @@ class Node:
     # --- the agent ---
 
     @asynccontextmanager
-    async def agent(self, resources: str, *, prelude: str = "", **host: str) -> AsyncIterator[Log]:
-        """`fairlead run`, once the kubelet has a first list of each resource; ended with SIGTERM.
+    async def agent(self, resources: str) -> AsyncIterator[Log]:
+        """`fairlead run` with these `[[resource]]` tables, once the kubelet has a first list of each.
 
-        Args:
-            resources: `[[resource]]` tables.
-            prelude: Python that runs in the process before the command, to make a delay shorter.
-            host: `[host]`, where the agent sees the node's trees.
+        Its log, from now on. One process serves all tests, with one configuration after the other: emulated, its start
+        takes many seconds.
         """
-        await self.configure(resources, **host)
         names = [table["name"] for table in tomllib.loads(resources)["resource"]]
         since = self._started = len(self.log.lines)
-        async with await self.guest.start(_fairlead("run", prelude=prelude)) as process:
-            log = self._agent = Log(process)
-            reader = asyncio.create_task(log.read())
-            try:
-                await self.log.until(
-                    lambda: all(self.log.said(since, change="list", resource=name) for name in names),
-                    lambda: f"a list of each of {names}; the agent's log: {log.lines}",
-                )
-                yield log
-                assert not log.said(level="error"), log.said(level="error")
-            finally:
-                await process.signal(signal.SIGTERM)
-                async with limit("the agent's end", lambda: log.lines[-9:], slower=SLOWER):
-                    await reader
+        log = await self._configured(resources)
+        await self.log.until(
+            lambda: all(self.log.said(since, change="list", resource=name) for name in names),
+            lambda: f"a list of each of {names}; the agent's log: {log.lines}",
+        )
+        yield log
+        await self._configured("")
+        assert not log.said(level="error"), log.said(level="error")
 
-    async def configure(self, resources: str, **host: str) -> None:
-        """Write the agent's configuration."""
-        trees = "".join(f'{name} = "{path}"\n' for name, path in host.items())
-        await self.guest.write(CONFIG, f"{_NO_POLLS}[host]\n{trees}\n{textwrap.dedent(resources)}")
+    async def _configured(self, resources: str) -> Log:
+        """The log of the agent, which has this configuration now; it is started if it does not run."""
+        if self._agent is None:
+            await self._write(resources)
+            process = await self._ended_with_it.enter_async_context(
+                await self.guest.start(_fairlead("run", prelude=_SOON))
+            )
+            self._agent = Log(process)
+            await self._ended_with_it.enter_async_context(self._running(self._agent))
+        else:
+            if resources:
+                self._agent.lines.clear()
+            since = len(self._agent.lines)
+            await self._write(resources)
+            await self._agent.says(since, event="config-reloaded")
+        return self._agent
+
+    @asynccontextmanager
+    async def _running(self, log: Log) -> AsyncIterator[None]:
+        """Read its log, and end it with SIGTERM."""
+        reader = asyncio.create_task(log.read())
+        try:
+            yield
+        finally:
+            await log.signal(signal.SIGTERM)
+            async with limit("the agent's end", lambda: log.lines[-9:], slower=SLOWER):
+                await reader
+
+    async def end_agent(self) -> None:
+        """End it, if it runs."""
+        await self._ended_with_it.aclose()
+        self._agent = None
+
+    async def _write(self, resources: str) -> None:
+        """Write the agent's configuration at once, so that it never reads half of it."""
+        fresh = CONFIG.with_suffix(".new")
+        await self.guest.write(fresh, f"{_NO_POLLS}{textwrap.dedent(resources)}")
+        await self.guest.run(f"mv {fresh} {CONFIG}")
 
     async def discover(self) -> Line:
         """What `fairlead discover --json` says to the configuration written last."""
@@ -213,6 +239,7 @@ async def node(guest: Guest) -> AsyncIterator[Node]:
             await node.log.says(change="started")
             yield node
         finally:
+            await node.end_agent()
             await observer.write(None)
             async with limit("the observer's end", slower=SLOWER):
                 await follower

@@ -16,7 +16,7 @@ import pytest
 from tests.guest.drivers import driver
 from tests.guest.guest import Card, Guest
 from tests.guest.hardware import flood_kernel_log, kernel_says
-from tests.guest.node import SOON, Log, Node
+from tests.guest.node import Log, Node
 from tests.guest.vfio_user import FLEX170, H100, MI210
 
 NVIDIA, AMD, INTEL = "nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915"
@@ -55,7 +55,7 @@ GPU Excluded:\t No
 
 @pytest.fixture(scope="module", name="agent")
 async def _agent(node: Node) -> AsyncIterator[Log]:
-    async with node.agent(RESOURCES, prelude=SOON) as log:
+    async with node.agent(RESOURCES) as log:
         yield log
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from tests.guest.hardware import soft_rdma
-from tests.guest.node import SOON, Node
+from tests.guest.node import Node
 
 HCA = "example.com/hca"
 POOL = "rdma/shared"
@@ -28,7 +28,7 @@ up_after = "1s"
 
 
 async def test_soft_rdma_comes_fails_recovers_and_goes(node: Node) -> None:
-    async with node.agent(RESOURCES, prelude=SOON) as agent:
+    async with node.agent(RESOURCES) as agent:
         await node.shows(HCA)
         async with soft_rdma(node.guest) as netdev:
             await node.shows(HCA, "rxe0")

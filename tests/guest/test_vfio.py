@@ -10,7 +10,7 @@ from tests.guest import hardware
 from tests.guest.drivers import driver
 from tests.guest.guest import Guest
 from tests.guest.hardware import E1000, EDU, IGB, PCI, addresses, bound, link, virtual_functions
-from tests.guest.node import SOON, Log, Node
+from tests.guest.node import Log, Node
 from tests.guest.vfio_user import MI210, T4
 
 LENT, KEPT, TWIN = "nvidia.com/TU104GL_Tesla_T4", "amd.com/MI210", "example.com/edu"
@@ -53,7 +53,7 @@ pre_start = "reset"
 
 @pytest.fixture(scope="module", name="agent")
 async def _agent(node: Node) -> AsyncIterator[Log]:
-    async with node.agent(RESOURCES, prelude=SOON) as log:
+    async with node.agent(RESOURCES) as log:
         yield log
 
 
