@@ -26,6 +26,12 @@ def _fork_server() -> Iterator[None]:
 
 
 @pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short one, for the sockets in it."""
+    return tmp_path_factory.mktemp("e")
+
+
+@pytest.fixture
 def bare_node(tmp_path: Path) -> Node:
     """A node whose kubelet has not started yet."""
     return Node(tmp_path)

@@ -168,6 +168,7 @@ class AgentProcess(Process):
     async def __aenter__(self) -> Self:
         await super().__aenter__()
         self._log_reader = asyncio.create_task(self._read())
+        self._log_reader.add_done_callback(lambda _: self._news.set())
         return self
 
     async def _read(self) -> None:
@@ -186,6 +187,7 @@ class AgentProcess(Process):
         """The first line of this event, or that of this number, waited for."""
         async with limit(f"a line {event} {fields or ''}", seen=lambda: self.log):
             while len(lines := self.said(event, **fields)) < times:
+                assert not self._log_reader.done(), f"it has ended, and never said {event} {fields or ''}: {self.log}"
                 self._news.clear()
                 await self._news.wait()
         return lines[times - 1]
