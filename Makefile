@@ -68,7 +68,7 @@ e2e: $(VENV)/.ready build/guest/.ready ## boot a kernel in QEMU and run the agen
 	@$(BIN)/python -m compileall -q agent backends tests/e2e tests/guest # the emulated interpreter would take minutes
 	$(BIN)/python -m pytest --capture=no -m guest tests/guest $(ARGS)
 
-build/guest/.ready: tests/guest/fetch.sh
+build/guest/.ready: tests/guest/fetch.sh tests/cache.sh
 	tests/guest/fetch.sh build/guest
 	@touch $@
 
@@ -104,7 +104,7 @@ container-test: $(VENV)/.ready build/kustomize/.ready ## build the image on a ba
 	tests/container/build.sh $(BIN)/python
 
 # What builds deploy/kubernetes, for tests/deploy and the container's test.
-build/kustomize/.ready: tests/deploy/fetch.sh
+build/kustomize/.ready: tests/deploy/fetch.sh tests/cache.sh
 	tests/deploy/fetch.sh build/kustomize
 	@touch $@
 

@@ -53,13 +53,21 @@ def block_until(holds: Callable[[], object], what: str = "", seen: Callable[[], 
 
 
 @asynccontextmanager
-async def limit(what: str = "", seen: Callable[[], object] | None = None) -> AsyncIterator[None]:
+async def limit(
+    what: str = "", seen: Callable[[], object] | None = None, *, slower: float = 1.0
+) -> AsyncIterator[None]:
     """End what is awaited inside if it never comes; `pass_time` does not bring that about.
 
+    Args:
+        what: what is awaited, in words.
+        seen: what the report shows if it never comes, as it is then.
+        slower: how many times longer it may take than anything on this machine, as in an emulated one.
+
     Raises:
-        TimeoutError: it never came; the message has `what`, and what `seen` returns then.
+        TimeoutError: it never came.
     """
-    end, loop = time.monotonic() + PATIENCE, asyncio.get_running_loop()
+    patience = PATIENCE * slower
+    end, loop = time.monotonic() + patience, asyncio.get_running_loop()
     with anyio.CancelScope() as scope:
         timer = asyncio.Handle(int, (), loop)
 
@@ -76,12 +84,12 @@ async def limit(what: str = "", seen: Callable[[], object] | None = None) -> Asy
         finally:
             timer.cancel()
     if scope.cancelled_caught:
-        raise TimeoutError(_report(what, seen))
+        raise TimeoutError(_report(what, seen, patience))
 
 
-def _report(what: str, seen: Callable[[], object] | None) -> str:
+def _report(what: str, seen: Callable[[], object] | None, patience: float = PATIENCE) -> str:
     last = f"; seen last: {seen()!r}" if seen else ""
-    return f"not within {PATIENCE:g} s: {what or 'what was awaited'}{last}"
+    return f"not within {patience:g} s: {what or 'what was awaited'}{last}"
 
 
 async def settled() -> None:

@@ -22,6 +22,7 @@ from typing import Any, Final
 import structlog
 
 from tests import nodes
+from tests.wait import PATIENCE
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 0x20000, 0x10000000, 0x40000000  # linux/sched.h
 MS_REC, MS_PRIVATE = 1 << 14, 1 << 18  # linux/mount.h
@@ -30,7 +31,7 @@ _REPOSITORY: Final = Path(__file__).parents[2]
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def call(function: str, *arguments: object, timeout: float = 60.0) -> Any:
+def call(function: str, *arguments: object, timeout: float = PATIENCE) -> Any:
     """What `module:function` returns in an isolated child; arguments and result travel as JSON."""
     from tests.needs import skip_without  # not in the child: it needs no pytest
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -39,10 +39,11 @@ def _escaped(text: str) -> bytes:
 
 
 class KernelLog:
-    """Closed when its context is left."""
+    """Closed when its context is left; `clock` has the nanoseconds since the start of the machine."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self.path = path
+        self._clock = clock
         self.lines: list[bytes] = []
         os.mkfifo(path)
         self._end = os.open(path, os.O_RDWR | os.O_NONBLOCK)  # also a reader: it opens and writes without another
@@ -57,7 +58,7 @@ class KernelLog:
         self, text: str, properties: Mapping[str, str] | None = None, *, facility: int = KERNEL, level: int = 4
     ) -> int:
         """Log a line; its sequence."""
-        sequence, microseconds = len(self.lines), time.monotonic_ns() // 1000
+        sequence, microseconds = len(self.lines), self._clock() // 1000
         line = record(sequence, text, properties, facility=facility, level=level, microseconds=microseconds)
         self.lines.append(line)
         self.write(line)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import textwrap
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -14,18 +13,23 @@ from agent.simulation.changes import Change, Kind
 from agent.simulation.clock import Clock
 from agent.simulation.kubelet import Kubelet
 from agent.simulation.pods import Container, Pod, PodStatus
-from tests.e2e.process import PATIENCE, AgentProcess
+from tests.e2e.process import AgentProcess
 from tests.nodes import make_node
+from tests.wait import PATIENCE, limit
 
 WIDGET: Final = "fl.test/widget"
 _MAJOR: Final = 240  # for local use (Documentation/admin-guide/devices.txt): no driver is behind it
+_NEVER: Final = "24h"
+"""So that what a test waits for comes by an event, unless it says otherwise."""
+
 UNHURRIED: Final = """
-from agent import supervisor
+from agent import reloading, supervisor
 from agent.devices import state
 supervisor.SETTLE = state._WRITE_PATIENCE = 15.0
+reloading._CLOCK_TICK = 0.0
 """
 """A prelude: a first list is whole, and what was answered is in the state file, also where a busy machine takes more for
-that than the 2 s and the 0.1 s that it may."""
+that than the 2 s and the 0.1 s that it may. And a file that was written just before the start is not read again."""
 
 
 def chardev(path: str = "/dev/w*", name: str = WIDGET, count: int = 1) -> str:
@@ -87,6 +91,8 @@ class Node:
             "state_dir": str(self.state),
             "admin_socket": str(self.admin),
             "uevents": "off",
+            "probe": _NEVER,
+            "resync": _NEVER,
         } | settings
         lines = [
             line
@@ -130,7 +136,8 @@ class Node:
         return view.healthy | view.unhealthy
 
     async def admit(self, wanted: Pod) -> PodStatus:
-        return await asyncio.wait_for(self.kubelet.admit(wanted), PATIENCE)
+        async with limit(f"the admission of {wanted.name}"):
+            return await self.kubelet.admit(wanted)
 
     def held(self, owner: Pod, container: str = "main", resource: str = WIDGET) -> frozenset[str]:
         return self.kubelet.held(owner, container)[resource]

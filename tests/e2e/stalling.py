@@ -15,7 +15,7 @@ from h2.settings import SettingCodes
 
 from agent.kubelet.api.v1beta1 import Empty, RegisterRequest, RegistrationBase
 from agent.kubelet.server import SocketServer
-from tests.e2e.process import PATIENCE
+from tests.wait import PATIENCE
 
 _HEADERS = [
     (":method", "POST"),

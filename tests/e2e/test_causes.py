@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import socket
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,8 +15,9 @@ from agent.kubelet.server import SocketServer
 from tests.backends.machines import intel_gpu
 from tests.backends.trees import planted_host
 from tests.e2e.node import WIDGET, Node, chardev
-from tests.e2e.process import MAIN, REPOSITORY, AgentProcess, finish, until
+from tests.e2e.process import AgentProcess, Process, finish
 from tests.simulation.plugin import ToyPlugin, devices
+from tests.wait import until
 
 OTHER = "fl.test/other"
 STUB = '[[resource]]\nname = "fl.test/stub"\nbackend = "stub"\ndevices = [{ attributes = { model = "x1" } }]\n'
@@ -59,11 +58,10 @@ async def test_the_plugin_directory_is_read_only(node: Node) -> None:
     alone = ["unshare", "--mount", "sh", "-c", mount, str(node.plugin_dir)]
     async with AgentProcess(config, wrapper=alone) as agent:
         assert "Read-only" in (await agent.says("plugin-directory-unusable"))["reason"]
-        enter = ["nsenter", f"--target={agent.pid}", "--mount", sys.executable, "-c", MAIN]
-        doctor = await asyncio.create_subprocess_exec(
-            *enter, "doctor", "--config", str(config), stdout=asyncio.subprocess.PIPE, cwd=REPOSITORY
-        )
-        said = " ".join((await doctor.communicate())[0].decode().split())
+        enter = ["nsenter", f"--target={agent.pid}", "--mount"]
+        async with Process("doctor", "--config", str(config), wrapper=enter) as doctor:
+            _, out, _ = await doctor.finished()
+            said = " ".join(out.split())
     assert f"failure plugin-directory {node.plugin_dir} is mounted read-only" in said
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.e2e.node import Node
-from tests.e2e.process import until
+from tests.wait import until
 
 COUNT = "fairlead.feature.node.kubernetes.io/fl.test_widget.count="
 

@@ -8,7 +8,8 @@ import pytest
 
 from tests.e2e.foreign import hold, other_plugin
 from tests.e2e.node import Node, chardev
-from tests.e2e.process import AgentProcess, until
+from tests.e2e.process import AgentProcess
+from tests.wait import until
 
 STUB = "fl.test/stub-fast"
 RARE = "from agent.kubelet import witnesses\nwitnesses.IDLE = 3600.0\n"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from agent.kubelet.plugin import COALESCE
 from agent.simulation.hardware import LoopDevice
 from tests.e2e.inject import injector
 from tests.e2e.node import WIDGET, Node, chardev, pod
+from tests.e2e.process import AgentProcess
 from tests.needs import skip_without
 from tests.wait import until
 
@@ -98,15 +98,23 @@ async def test_an_injected_uevent_alone_reaches_the_kubelet(node: Node) -> None:
 # --- bursts ---
 
 
-@contextmanager
-def coalesced(node: Node) -> Iterator[None]:
-    """At most one message in 50 ms; one more for the first of all, and one for a clock that lags.
+SENT = """
+import sys, time
+from agent.kubelet.plugin import Plugin
+count = Plugin._count_list
+def sent(self, since):
+    print("sent", time.monotonic(), file=sys.stderr, flush=True)
+    count(self, since)
+Plugin._count_list = sent
+"""  # says by its own clock when it has sent a list
 
-    From before the first is sent until the last has been read: when each arrives depends on this process, too.
-    """
-    since, began = len(node.lists), time.perf_counter()
-    yield
-    assert len(node.lists) - since <= (time.perf_counter() - began) / COALESCE + 2
+
+def assert_coalesced(agent: AgentProcess) -> None:
+    """However long a burst lasts, two lists are at least 50 ms apart."""
+    lines = [line["text"].split() for line in agent.said("no-json")]
+    times = [float(line[1]) for line in lines if line[0] == "sent"]
+    assert len(times) > 1
+    assert all(later - earlier >= COALESCE for earlier, later in pairwise(times))
 
 
 def flaps(node: Node, names: list[str]) -> None:
@@ -122,16 +130,16 @@ LEFT = [name for name in NAMES if name.endswith("0")]
 
 
 async def test_a_burst_of_nodes_ends_with_the_right_list(node: Node) -> None:
-    async with node.agent(prelude=LENIENT):
+    async with node.agent(prelude=LENIENT + SENT) as agent:
         await node.healthy()
-        with coalesced(node):
-            await asyncio.to_thread(flaps, node, NAMES)
-            node.mknod("wlast")
-            await node.healthy(*LEFT, "wlast")
+        await asyncio.to_thread(flaps, node, NAMES)
+        node.mknod("wlast")
+        await node.healthy(*LEFT, "wlast")
+        assert_coalesced(agent)
 
 
 async def test_an_overflow_of_inotify_ends_with_the_right_list(node: Node) -> None:
-    async with node.agent() as agent:
+    async with node.agent(prelude=SENT) as agent:
         await node.healthy()
         agent.signal(signal.SIGSTOP)  # so that nothing is read and the kernel's queue of 16,384 events fills
         await until(lambda: Path(f"/proc/{agent.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "a stop")
@@ -140,25 +148,25 @@ async def test_an_overflow_of_inotify_ends_with_the_right_list(node: Node) -> No
             await asyncio.to_thread(flaps, node, noise)
             node.unlink(*(name for name in noise if name.endswith("0")))
         node.mknod(*LEFT)  # of which no event tells
-        with coalesced(node):
-            agent.signal(signal.SIGCONT)
-            await agent.says("resync")
-            await node.healthy(*LEFT)
+        agent.signal(signal.SIGCONT)
+        await agent.says("resync")
+        await node.healthy(*LEFT)
+        assert_coalesced(agent)
         assert len(agent.said("resync")) == 1
 
 
 @pytest.mark.needs("namespaces")
 async def test_a_burst_of_uevents_ends_with_the_right_list(node: Node) -> None:
-    prelude = ALONE + DEAF + LENIENT
+    prelude = ALONE + DEAF + LENIENT + SENT
     async with node.agent(uevents="kernel", prelude=prelude) as agent, injector(agent.pid) as inject:
         await node.healthy()
         burst = [(action, name) for action in ("add", "remove") for name in NAMES] * (BURST // (2 * len(NAMES)))
-        with coalesced(node):
-            injected = asyncio.ensure_future(inject(burst))
-            await asyncio.to_thread(flaps, node, NAMES)
-            await injected
-            await inject([("add", name) for name in NAMES])
-            await node.healthy(*LEFT)
+        injected = asyncio.ensure_future(inject(burst))
+        await asyncio.to_thread(flaps, node, NAMES)
+        await injected
+        await inject([("add", name) for name in NAMES])
+        await node.healthy(*LEFT)
+        assert_coalesced(agent)
         assert not agent.said("resync")
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from agent.simulation.sockets import Version
 from tests.e2e.node import WIDGET, Node, chardev
-from tests.e2e.process import AgentProcess, until
+from tests.e2e.process import AgentProcess
+from tests.wait import until
 
 RESTARTS = 200  # issue: "200 kubelet restarts in a row (simulated, both wipe styles)"
 WARM_UP = 100  # restarts after which the agent has all the memory it needs: garbage waits for its collection

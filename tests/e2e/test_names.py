@@ -11,7 +11,8 @@ from agent.simulation.changes import Kind
 from agent.simulation.hardware import write_stub_file
 from agent.simulation.pods import Phase
 from tests.e2e.node import WIDGET, Node, chardev, pod
-from tests.e2e.process import AgentProcess, finish, until
+from tests.e2e.process import AgentProcess, finish
+from tests.wait import until
 
 TEMPLATE = "fl.test/mig-{profile}"
 SMALL, LARGE = "fl.test/mig-1g.5gb", "fl.test/mig-1g.10gb.me"

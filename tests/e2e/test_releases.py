@@ -10,11 +10,21 @@ from agent.kubelet.api.v1beta1 import ContainerAllocateResponse
 from agent.simulation.pods import Phase, Pod
 from tests.e2e.conftest import Trouble
 from tests.e2e.node import Node, pod
-from tests.e2e.process import until
 from tests.e2e.test_claims import FASTER
+from tests.wait import until
 
 TROUBLED = "fl.test/troubled0"
 HASTY = FASTER + "from agent.devices import releases\nreleases._RETRY_FIRST = releases._RETRY_MOST = 0.02\n"
+
+ASKED = """
+import sys
+from agent.kubelet.allocation import Allocator
+allocate = Allocator.allocate
+def asked(*arguments):
+    print("asked for a device", file=sys.stderr, flush=True)
+    return allocate(*arguments)
+Allocator.allocate = asked
+"""
 
 
 def nodes(node: Node, holder: Pod) -> list[str]:
@@ -112,14 +122,16 @@ async def test_a_pod_waits_for_the_release_of_its_hardware(node: Node, trouble: 
     node.mknod("t0/a")
     first, second = pod("first", TROUBLED), pod("second", TROUBLED)
     trouble.order("undo", "hang")
-    async with node.agent(trouble.resource(), prelude=HASTY, environment=trouble.environment):
+    prelude = HASTY + ASKED
+    async with node.agent(trouble.resource(), prelude=prelude, environment=trouble.environment) as agent:
         await node.healthy("a", resource=TROUBLED)
         await node.admit(first)
         node.kubelet.end(first)
         await trouble.asked("undo")
         trouble.forget("undo")
         admission = asyncio.create_task(node.admit(second))
-        await asyncio.sleep(0.1)
+        await agent.prints("asked for a device", times=2)
+        await agent.takes_turns(20)
         assert not admission.done()
         assert trouble.calls().count("claim") == 1
         await trouble.release()
@@ -133,10 +145,10 @@ async def test_a_claim_that_was_given_up_is_undone_when_it_is_over_and_its_pod_i
 ) -> None:
     node.mknod("t0/a")
     trouble.order("claim", "hang")
-    prelude = HASTY + "from agent.kubelet.allocation import Allocator\nAllocator.__init__.__defaults__ = (0.1,)\n"
-    async with node.agent(trouble.resource(), prelude=prelude, environment=trouble.environment) as agent:
+    async with node.agent(trouble.resource(), prelude=HASTY, environment=trouble.environment) as agent:
         await node.healthy("a", resource=TROUBLED)
-        assert (await node.admit(pod(resource=TROUBLED))).phase == Phase.FAILED
+        refused = await agent.out_of_time(node.admit(pod(resource=TROUBLED)))
+        assert refused.phase == Phase.FAILED
         await agent.says("claims-ended")
         await trouble.asked("claim")
         await agent.takes_turns(20)
@@ -149,16 +161,12 @@ async def test_a_claim_that_was_given_up_is_undone_when_it_is_over_and_its_pod_i
 
 async def test_claims_that_hang_do_not_blind_and_scans_that_hang_do_not_refuse(node: Node, trouble: Trouble) -> None:
     node.mknod(*(f"t0/{name}" for name in "abcdef"))
-    prelude = (
-        "from agent.kubelet.allocation import Allocator\nAllocator.__init__.__defaults__ = (1.0,)\n"
-        "from agent.devices.discovery import Discoverer\n"
-        'Discoverer.__init__.__kwdefaults__["unit_deadline"] = 0.5\n'
-    )
-    async with node.agent(trouble.resource(), prelude=prelude, environment=trouble.environment) as agent:
+    async with node.agent(trouble.resource(), environment=trouble.environment) as agent:
         await node.healthy(*"abcdef", resource=TROUBLED)
         trouble.order("claim", "hang")
         for number in range(4):
-            assert (await node.admit(pod(f"stuck{number}", TROUBLED))).phase == Phase.FAILED
+            refused = await agent.out_of_time(node.admit(pod(f"stuck{number}", TROUBLED)))
+            assert refused.phase == Phase.FAILED
         node.mknod("t0/g")
         await node.healthy(*"abcdefg", resource=TROUBLED)
         trouble.forget("claim")
@@ -166,5 +174,5 @@ async def test_claims_that_hang_do_not_blind_and_scans_that_hang_do_not_refuse(n
         for name in "xyz":
             trouble.order(f"discover-{name}", "hang")
             node.mknod(f"t0/{name}")
-            await agent.says("discovery-problem", subject=name)
+            await agent.out_of_time(agent.says("discovery-problem", subject=name))
         assert (await node.admit(pod("served", TROUBLED))).phase == Phase.RUNNING

@@ -10,10 +10,10 @@ import pytest
 from agent.simulation.pods import Phase
 from tests.e2e.conftest import Trouble
 from tests.e2e.node import UNHURRIED, WIDGET, Node, chardev, pod
-from tests.e2e.process import PATIENCE, AgentProcess, Stopwatch
+from tests.e2e.process import AgentProcess
+from tests.wait import PATIENCE
 
 TROUBLED = "fl.test/troubled0"
-TAKE_OVER = 1.0  # seconds
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
@@ -28,11 +28,9 @@ async def test_a_second_agent_waits_and_takes_over(node: Node, number: int) -> N
         assert node.kubelet.registrations[WIDGET] == registrations
         first.signal(number)
         await first.ended()
-        took = Stopwatch()
         await node.kubelet.wait_for(lambda k: k.registrations[WIDGET] > registrations, PATIENCE)
         await node.registered()
         await node.healthy("w1")
-        assert took.seconds < TAKE_OVER
         assert node.kubelet.streams(WIDGET) == 1
         assert len(second.said("another-agent-runs")) == 1
         assert len(second.said("took-over")) == 1

@@ -13,7 +13,7 @@ from tests.guest.hardware import DEVICES
 from tests.guest.machine import Accelerator, best_accelerator
 from tests.guest.node import Node, node
 
-_TIMEOUT: Final = 360  # seconds for a test and the guest that it may start, where other things run, too
+_TIMEOUT: Final = 1800  # seconds for a test and the guest that it may start; what it awaits has a limit of its own
 _HERE: Final = Path(__file__).parent
 
 

@@ -1,23 +1,15 @@
 #!/usr/bin/env bash
 # Fetches what the test guest is made of from Debian: fetch.sh DIRECTORY. Needs Debian on amd64, no root; installs nothing.
-# All comes from the sources of this machine's apt, with state of apt's own in the directory:
+# All comes from the sources of this machine's apt, whose signed index has the checksums of all packages. They are kept in
+# $XDG_CACHE_HOME/fairlead (~/.cache/fairlead), so that the next clone downloads nothing that is there.
 #   DIRECTORY/layer  what the guest has over this machine's root: a kernel with its modules, kmod, udev, systemd, busybox
 #   DIRECTORY/qemu   a root with a QEMU that has vfio-user-pci (10.1) and all that it needs, from a newer release
 set -euo pipefail
 readonly newer=trixie keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+. "$(dirname "$0")/../cache.sh"
 rm -rf "$1"
 mkdir -p "$1"
-directory=$(realpath "$1")
-cd "$directory"
-
-# apt-get or apt-cache with lists and packages of its own in apt/NAME: apt NAME get|cache COMMAND...
-apt() {
-    local state=$directory/apt/$1 tool=apt-$2
-    shift 2
-    mkdir -p "$state/lists/partial" "$state/archives/partial"
-    "$tool" -qq -o Debug::NoLocking=1 -o APT::Sandbox::User="$(id -un)" -o Acquire::Languages=none -o Acquire::Retries=5 \
-        -o Dir::State::Lists="$state/lists" -o Dir::Cache="$state" -o Dir::Cache::Archives="$state/archives" "$@"
-}
+cd "$1"
 
 # Unpacks packages over a root whose /bin, /lib and so on are links into /usr, and keeps them: unpack ROOT PACKAGE...
 unpack() {
@@ -35,23 +27,26 @@ unpack() {
 echo "-- the guest's kernel, and tools that this machine lacks"
 apt here get update
 kernel=$(apt here cache depends linux-image-amd64 | awk '/Depends: linux-image-/ {print $2}')
-(cd apt/here/archives && apt here get download "$kernel")
-from_here=(install --download-only --yes --no-install-recommends)
-apt here get "${from_here[@]}" kmod udev systemd busybox-static iproute2
-apt here get "${from_here[@]}" --reinstall kmod busybox-static # the layer itself needs these, wherever else they are
-unpack layer apt/here/archives/*.deb
+tools=(install --yes --no-install-recommends kmod udev systemd busybox-static iproute2)
+again=(install --yes --no-install-recommends --reinstall kmod busybox-static) # the layer itself needs these, wherever else they are
+fetch here download "$kernel" > packages
+fetch here "${tools[@]}" >> packages
+fetch here "${again[@]}" >> packages
+mapfile -t packages < packages
+unpack layer "${packages[@]}"
 release=$(basename layer/lib/modules/*)
 (exec -a depmod layer/bin/kmod -b layer "$release")
 
 echo "-- QEMU"
 apt here get indextargets --format 'deb [signed-by='$keyring'] $(REPO_URI) $(RELEASE) $(COMPONENT)' \
-    'Created-By: Packages' 'Origin: Debian' "Release: $(. /etc/os-release && echo "$VERSION_CODENAME")" > apt/release.list
+    'Created-By: Packages' 'Origin: Debian' "Release: $(. /etc/os-release && echo "$VERSION_CODENAME")" > release.list
 for suite in $newer $newer-backports; do
-    sed -E "s/ [^ ]+ ([^ ]+)$/ $suite \1/" apt/release.list
-done > apt/newer.list
-: > apt/nothing-installed
-from_newer=(-o Dir::Etc::SourceList="$directory/apt/newer.list" -o Dir::Etc::SourceParts=- -o Dir::State::Status="$directory/apt/nothing-installed")
+    sed -E "s/ [^ ]+ ([^ ]+)$/ $suite \1/" release.list
+done > newer.list
+: > nothing-installed
+from_newer=(-o Dir::Etc::SourceList="$PWD/newer.list" -o Dir::Etc::SourceParts=- -o Dir::State::Status="$PWD/nothing-installed")
 apt newer get "${from_newer[@]}" update
-apt newer get "${from_newer[@]}" install --download-only --yes --no-install-recommends --target-release $newer-backports qemu-system-x86
-unpack qemu apt/newer/archives/*.deb
-rm -r apt
+fetch newer "${from_newer[@]}" install --yes --no-install-recommends --target-release $newer-backports qemu-system-x86 > packages
+mapfile -t packages < packages
+unpack qemu "${packages[@]}"
+rm packages release.list newer.list nothing-installed

@@ -7,7 +7,6 @@ import base64
 import json
 import shlex
 import signal
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -16,12 +15,14 @@ from typing import Any, Final, Self
 
 from tests.guest.machine import Accelerator, Machine, MachineError, machine
 from tests.guest.vfio_user import PciFunction, served
+from tests.wait import limit
 
 PORTS: Final = 4
 """How many functions can be plugged in at a time."""
 SPARE_PORTS: Final = 2
 """After those, for what is there from the start."""
-PATIENCE: Final = 120.0  # seconds for whatever is awaited under emulation, on a machine that has other things to do
+SLOWER: Final = 5
+"""How many times longer than elsewhere anything may take: emulated code is that slow."""
 
 _FIRST_SLOT: Final = 0x10  # of the root ports; far above those that QEMU gives out by itself
 
@@ -46,7 +47,7 @@ class Process:
     ) -> None:
         if self._exit is None:
             await self.signal(signal.SIGKILL)
-            async with asyncio.timeout(PATIENCE):
+            async with limit(f"the end of {self._command!r}", slower=SLOWER):
                 await self.end()
 
     async def output(self) -> AsyncIterator[bytes]:
@@ -123,7 +124,8 @@ class Guest:
             MachineError: it did not come to that.
         """
         waited: list[asyncio.Future[Any]] = [self._up, self._task]
-        await asyncio.wait(waited, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+        async with limit("a guest that is up", self.last_words, slower=SLOWER):
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if not self._up.done():
             raise MachineError(f"the guest did not come up; its console says:\n{self.last_words()}")
         return self._up.result()
@@ -152,13 +154,13 @@ class Guest:
         await self.send(self._number, run=command)
         return process
 
-    async def run(self, command: str, timeout: float = PATIENCE) -> str:
+    async def run(self, command: str) -> str:
         """Have sh run a command to its end; what it said.
 
         Raises:
             CommandError: its exit code is not 0.
         """
-        async with asyncio.timeout(timeout), await self.start(command) as process:
+        async with limit(f"the end of {command!r}", slower=SLOWER), await self.start(command) as process:
             code, said = await process.end()
         if code:
             raise CommandError(f"{command!r} ended with {code}:\n{said}")
@@ -234,7 +236,7 @@ class Card:
     async def unplug(self) -> None:
         """Out of its slot; when this returns the kernel has let go of it."""
         await self._guest.machine.qmp.execute("device_del", id=self._ident)
-        async with asyncio.timeout(PATIENCE):
+        async with limit("the end of a device", slower=SLOWER):
             await self._guest.machine.qmp.event("DEVICE_DELETED", device=self._ident)
         self.there = False
 
@@ -252,12 +254,10 @@ async def guest(
     accelerator: Accelerator, devices: Sequence[str] = (), *, systemd: bool = False
 ) -> AsyncIterator[Guest]:
     """A guest that is up; `devices` are QEMU's arguments and can name root ports."""
-    started = time.monotonic()
     async with machine(accelerator, [*_ports(), *devices], systemd=systemd) as running:
         up = Guest(running)
         try:
-            inside = await up.up()
-            print(f"guest up after {time.monotonic() - started:.1f} s with {accelerator} ({inside:.1f} s of its own)")
+            print(f"guest up with {accelerator} after {await up.up():.1f} s of its own")
             yield up
         finally:
             await up.close()

@@ -11,9 +11,9 @@ from __future__ import annotations
 import base64
 import json
 import os
+import socket
 import subprocess
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,8 @@ class _Port:
     def receive(self) -> dict[str, Any]:
         while b"\n" not in self._rest:
             piece = os.read(self._file, 65536)
-            if not piece:  # nobody is connected yet
-                time.sleep(0.02)
+            if not piece:
+                raise ConnectionError("the host has gone")
             self._rest += piece
         line, _, self._rest = self._rest.partition(b"\n")
         message: dict[str, Any] = json.loads(line)
@@ -52,11 +52,13 @@ class _Port:
 
 
 def _find_port() -> str:
-    while True:
-        for name in Path("/sys/class/virtio-ports").glob("*/name"):
-            if name.read_text().strip() == PORT:
-                return f"/dev/{name.parent.name}"
-        time.sleep(0.02)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 15) as uevents:  # NETLINK_KOBJECT_UEVENT
+        uevents.bind((0, 1))
+        while True:
+            for name in Path("/sys/class/virtio-ports").glob("*/name"):
+                if name.read_text().strip() == PORT:
+                    return f"/dev/{name.parent.name}"
+            uevents.recv(8192)
 
 
 def _start(command: str) -> subprocess.Popen[bytes]:

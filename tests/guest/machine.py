@@ -15,6 +15,7 @@ from typing import Final, Literal
 from tests.guest.boot import Layer
 from tests.guest.guestd import PORT
 from tests.guest.qmp import Qmp, QmpError
+from tests.wait import limit, until
 
 PARTS: Final = Path(__file__).parents[2] / "build/guest"
 """Where `make e2e` has fetch.sh put things."""
@@ -30,7 +31,6 @@ _KERNEL: Final = (
     " no_timer_check"  # it would panic when a busy machine keeps the timer's interrupt waiting for 10 ms
 )
 _MEMORY: Final = 768  # MiB
-_PATIENCE: Final = 60.0  # seconds, for QEMU's own start and end
 
 
 class MachineError(RuntimeError):
@@ -102,7 +102,7 @@ def _arguments(
         *_share("host", Path("/")),
         *_share("layer", layer),
         *("-device", "virtio-rng-pci", "-device", "virtio-serial-pci,id=serial"),
-        *("-chardev", f"socket,id=port,path={directory}/port,server=on,wait=off"),
+        *("-chardev", f"socket,id=port,path={directory}/port,server=on,wait=on"),
         *("-device", f"virtserialport,bus=serial.0,chardev=port,name={PORT}"),
         *(argument for device in devices for argument in device.split(" ")),
     ]
@@ -139,7 +139,7 @@ async def machine(
             )
         try:
             try:
-                async with asyncio.timeout(_PATIENCE):
+                async with limit("QEMU's sockets"):
                     qmp, reader, writer = await _connect(directory, process)
             except (QmpError, TimeoutError):
                 said = (directory / "complaints").read_text(errors="replace")
@@ -158,18 +158,17 @@ async def machine(
 async def _connect(
     directory: Path, process: asyncio.subprocess.Process
 ) -> tuple[Qmp, asyncio.StreamReader, asyncio.StreamWriter]:
-    while not ((directory / "qmp").exists() and (directory / "port").exists()):
-        if process.returncode is not None:
-            raise QmpError("QEMU has ended")
-        await asyncio.sleep(0.02)
-    qmp = await Qmp.connect(directory / "qmp")
-    reader, writer = await asyncio.open_unix_connection(directory / "port", limit=1 << 24)
-    return qmp, reader, writer
+    sockets = directory / "qmp", directory / "port"
+    await until(lambda: process.returncode is not None or all(socket.exists() for socket in sockets))
+    if process.returncode is not None:
+        raise QmpError("QEMU has ended")
+    reader, writer = await asyncio.open_unix_connection(directory / "port", limit=1 << 24)  # for which QEMU waits
+    return await Qmp.connect(directory / "qmp"), reader, writer
 
 
 async def _turn_off(qmp: Qmp, process: asyncio.subprocess.Process) -> None:
     with suppress(QmpError, TimeoutError):
-        async with asyncio.timeout(_PATIENCE):
+        async with limit("QEMU's end"):
             await qmp.execute("quit")
             await process.wait()
     await qmp.close()

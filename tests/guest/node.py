@@ -8,27 +8,32 @@ import shlex
 import signal
 import sys
 import textwrap
-import time
 import tomllib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from tests.e2e.process import MAIN, REPOSITORY
-from tests.guest.guest import PATIENCE, Guest, Process
+from tests.e2e.forkserver import REPOSITORY
+from tests.e2e.process import MAIN
+from tests.guest.guest import SLOWER, Guest, Process
+from tests.wait import limit
 
 CONFIG: Final = Path("/etc/fairlead/config.toml")
 KUBELET_ROOT: Final = Path("/var/lib/kubelet")
-SOON: Final = """
+_SOON: Final = """
 from agent.devices import claims
 from agent.kubelet import witnesses
 claims.MIN_AGE, claims.REWRITE_AFTER = 1.0, 0.1
 witnesses._AFTER_ALLOCATE, witnesses._WHILE_ENDING, witnesses.IDLE = 0.2, 0.2, 1.0
 """
 """A prelude for the agent: a claim ends a second or two after its pod."""
-PROMPT: Final = 15.0
-"""Seconds within which a list follows the kernel's word: emulated it takes 0.1, beside much else 2; a probe comes at 30."""
+_NO_POLLS: Final = """
+[agent]
+probe = "24h"
+resync = "24h"
+"""
+"""So that a list follows the kernel's word."""
 
 Line = dict[str, Any]
 
@@ -68,11 +73,8 @@ class Log:
 
     async def until(self, holds: Callable[[], bool], what: Callable[[], str]) -> None:
         """Wait until it holds; it is asked again after each line. `what` says in an error what was wanted."""
-        try:
-            async with asyncio.timeout(PATIENCE), self._news:
-                await self._news.wait_for(holds)
-        except TimeoutError:
-            raise TimeoutError(f"not within {PATIENCE} s: {what()}") from None
+        async with limit(seen=what, slower=SLOWER), self._news:
+            await self._news.wait_for(holds)
 
 
 class Node:
@@ -86,7 +88,10 @@ class Node:
         """Resource → ID → `Healthy` or `Unhealthy`."""
         self._observer = observer
         self._agent: Log | None = None
+        self._ended_with_it = AsyncExitStack()  # entered for the agent that runs
         self._pods = 0
+        self._started = 0  # the number of the line with which the agent began
+        self._told: list[Line] = []
 
     async def follow(self) -> None:
         """Read what the observer says until its end."""
@@ -102,36 +107,61 @@ class Node:
     # --- the agent ---
 
     @asynccontextmanager
-    async def agent(self, resources: str, *, prelude: str = "", **host: str) -> AsyncIterator[Log]:
-        """`fairlead run`, once the kubelet has a first list of each resource; ended with SIGTERM.
+    async def agent(self, resources: str) -> AsyncIterator[Log]:
+        """`fairlead run` with these `[[resource]]` tables, once the kubelet has a first list of each.
 
-        Args:
-            resources: `[[resource]]` tables.
-            prelude: Python that runs in the process before the command, to make a delay shorter.
-            host: `[host]`, where the agent sees the node's trees.
+        Its log, from now on. One process serves all tests, with one configuration after the other: emulated, its start
+        takes many seconds.
         """
-        await self.configure(resources, **host)
         names = [table["name"] for table in tomllib.loads(resources)["resource"]]
-        since, started = len(self.log.lines), time.monotonic()
-        async with await self.guest.start(_fairlead("run", prelude=prelude)) as process:
-            log = self._agent = Log(process)
-            reader = asyncio.create_task(log.read())
-            try:
-                await self.log.until(
-                    lambda: all(self.log.said(since, change="list", resource=name) for name in names),
-                    lambda: f"a list of each of {names}; the agent's log: {log.lines}",
-                )
-                print(f"the agent has served {len(names)} resources after {time.monotonic() - started:.1f} s")
-                yield log
-                assert not log.said(level="error"), log.said(level="error")
-            finally:
-                await process.signal(signal.SIGTERM)
-                await asyncio.wait_for(reader, PATIENCE)
+        since = self._started = len(self.log.lines)
+        log = await self._configured(resources)
+        await self.log.until(
+            lambda: all(self.log.said(since, change="list", resource=name) for name in names),
+            lambda: f"a list of each of {names}; the agent's log: {log.lines}",
+        )
+        yield log
+        await self._configured("")
+        assert not log.said(level="error"), log.said(level="error")
 
-    async def configure(self, resources: str, **host: str) -> None:
-        """Write the agent's configuration."""
-        trees = "".join(f'{name} = "{path}"\n' for name, path in host.items())
-        await self.guest.write(CONFIG, f"[host]\n{trees}\n{textwrap.dedent(resources)}")
+    async def _configured(self, resources: str) -> Log:
+        """The log of the agent, which has this configuration now; it is started if it does not run."""
+        if self._agent is None:
+            await self._write(resources)
+            process = await self._ended_with_it.enter_async_context(
+                await self.guest.start(_fairlead("run", prelude=_SOON))
+            )
+            self._agent = Log(process)
+            await self._ended_with_it.enter_async_context(self._running(self._agent))
+        else:
+            if resources:
+                self._agent.lines.clear()
+            since = len(self._agent.lines)
+            await self._write(resources)
+            await self._agent.says(since, event="config-reloaded")
+        return self._agent
+
+    @asynccontextmanager
+    async def _running(self, log: Log) -> AsyncIterator[None]:
+        """Read its log, and end it with SIGTERM."""
+        reader = asyncio.create_task(log.read())
+        try:
+            yield
+        finally:
+            await log.signal(signal.SIGTERM)
+            async with limit("the agent's end", lambda: log.lines[-9:], slower=SLOWER):
+                await reader
+
+    async def end_agent(self) -> None:
+        """End it, if it runs."""
+        await self._ended_with_it.aclose()
+        self._agent = None
+
+    async def _write(self, resources: str) -> None:
+        """Write the agent's configuration at once, so that it never reads half of it."""
+        fresh = CONFIG.with_suffix(".new")
+        await self.guest.write(fresh, f"{_NO_POLLS}{textwrap.dedent(resources)}")
+        await self.guest.run(f"mv {fresh} {CONFIG}")
 
     async def discover(self) -> Line:
         """What `fairlead discover --json` says to the configuration written last."""
@@ -179,29 +209,17 @@ class Node:
 
     # --- what the kernel said before ---
 
-    async def prompt(self, what: str, resource: str, action: str, **uevent: str) -> None:
-        """Print how long after a kernel event the resource's last list came, and see that it was prompt.
+    async def told(self, action: str, **uevent: str) -> None:
+        """Wait for a kernel event since the agent's start, one that nobody has waited for yet."""
 
-        An event that is one of several may come after the list that the first of them has led to.
-        """
-        listed = self._listed(resource)
+        def fresh() -> Line | None:
+            lines = self.log.said(self._started, uevent=action, **uevent)
+            return next((line for line in lines if line not in self._told), None)
 
-        def told() -> list[Line]:
-            return [line for line in self.log.said(uevent=action, **uevent) if line["at"] > listed - PROMPT]
-
-        await self.log.until(lambda: bool(told()), lambda: f"{what}: {uevent} less than {PROMPT} s before the list")
-        self.prompt_since(told()[-1]["at"], what, resource)
-
-    def prompt_since(self, told: float, what: str, resource: str) -> None:
-        """The same for what has no event; `told` is when it happened, in seconds since the guest's start."""
-        took = max(0.0, self._listed(resource) - told)
-        print(f"{what}: the kubelet knows {took * 1000:.0f} ms after the kernel's word")
-        assert took < PROMPT, f"{what}: {took:.1f} s after the kernel's word"
-
-    def _listed(self, resource: str) -> float:
-        """When the last list came, in seconds since the guest's start."""
-        at: float = self.log.said(change="list", resource=resource)[-1]["at"]
-        return at
+        await self.log.until(lambda: fresh() is not None, lambda: f"{action} {uevent}")
+        line = fresh()
+        assert line is not None
+        self._told.append(line)
 
 
 def _fairlead(*arguments: str, prelude: str = "") -> str:
@@ -221,5 +239,7 @@ async def node(guest: Guest) -> AsyncIterator[Node]:
             await node.log.says(change="started")
             yield node
         finally:
+            await node.end_agent()
             await observer.write(None)
-            await asyncio.wait_for(follower, PATIENCE)
+            async with limit("the observer's end", slower=SLOWER):
+                await follower

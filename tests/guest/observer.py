@@ -1,10 +1,10 @@
-"""In the guest: a simulated kubelet, and what the kernel says beside what the kubelet is told, by one clock.
+"""In the guest: a simulated kubelet, and what the kernel says beside what the kubelet is told, in one order.
 
 `python -m tests.guest.observer ROOT` prints JSON lines: the kubelet's changes as `python -m agent.simulation` does,
 kernel events, and answers to the orders that it reads from stdin.
 
     → {"admit": "pod", "wants": {"nvidia.com/gpu": 1}}    {"end": "pod"}
-    ← {"uevent": "add", "at": 12.3, "DEVPATH": …}    {"change": "list", "at": 12.4, …}
+    ← {"uevent": "add", "DEVPATH": …}    {"change": "list", …}
       {"pod": "pod", "phase": "Running", "message": "", "gets": {"nvidia.com/gpu": {"ids": […], "envs": {…}, "nodes": […]}}}
 """
 
@@ -14,7 +14,6 @@ import asyncio
 import json
 import socket
 import sys
-import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,7 +46,7 @@ def _watch_kernel() -> socket.socket:
 
     def ready() -> None:
         properties = _uevent(link.recv(8192))
-        _tell({"uevent": properties.pop("ACTION"), "at": time.perf_counter(), **properties})
+        _tell({"uevent": properties.pop("ACTION"), **properties})
 
     asyncio.get_running_loop().add_reader(link, ready)
     return link

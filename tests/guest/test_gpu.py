@@ -16,7 +16,7 @@ import pytest
 from tests.guest.drivers import driver
 from tests.guest.guest import Card, Guest
 from tests.guest.hardware import flood_kernel_log, kernel_says
-from tests.guest.node import SOON, Log, Node
+from tests.guest.node import Log, Node
 from tests.guest.vfio_user import FLEX170, H100, MI210
 
 NVIDIA, AMD, INTEL = "nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915"
@@ -55,7 +55,7 @@ GPU Excluded:\t No
 
 @pytest.fixture(scope="module", name="agent")
 async def _agent(node: Node) -> AsyncIterator[Log]:
-    async with node.agent(RESOURCES, prelude=SOON) as log:
+    async with node.agent(RESOURCES) as log:
         yield log
 
 
@@ -130,9 +130,9 @@ async def test_gpus_are_nobodys_until_their_drivers_come_and_then_a_pods(node: N
         assert not any(node.resources[name] for name in (NVIDIA, AMD, INTEL))
         async with nvidia(guest), amdgpu(guest), i915(guest):
             await node.shows(AMD, mi210.address)
-            await node.prompt("amdgpu comes", AMD, "add", SUBSYSTEM="drm", DEVNAME="dri/card0")
+            await node.told("add", SUBSYSTEM="drm", DEVNAME="dri/card0")
             await node.shows(INTEL, flex.address)
-            await node.prompt("i915 comes", INTEL, "add", SUBSYSTEM="drm", DEVNAME="dri/card1")
+            await node.told("add", SUBSYSTEM="drm", DEVNAME="dri/card1")
             async with started(guest, h100.address):
                 await node.shows(NVIDIA, UUID)
                 async with node.pod({NVIDIA: 1, AMD: 1, INTEL: 1}) as pod:
@@ -143,7 +143,7 @@ async def test_gpus_are_nobodys_until_their_drivers_come_and_then_a_pods(node: N
                     }
                     await h100.unplug()
                     await node.shows(NVIDIA, unhealthy=[UUID])
-                    await node.prompt("an H100 is pulled out of a pod", NVIDIA, "remove", SUBSYSTEM="pci")
+                    await node.told("remove", SUBSYSTEM="pci")
             await node.shows(NVIDIA)
             await agent.says(event="claims-ended")
         await node.shows(AMD)
@@ -163,10 +163,10 @@ async def test_gpus_come_and_go_with_their_drivers_there(node: Node, agent: Log)
             async with started(guest, "0000:01:00.0"), guest.plugged(function) as card:
                 device = UUID if name == NVIDIA else card.address
                 await node.shows(name, device)
-                await node.prompt(f"{name} comes", name, "bind" if name == NVIDIA else "add", **told)
+                await node.told("bind" if name == NVIDIA else "add", **told)
                 await card.unplug()
                 await node.shows(name)
-                await node.prompt(f"{name} goes", name, "remove", SUBSYSTEM="pci")
+                await node.told("remove", SUBSYSTEM="pci")
 
 
 async def test_an_xid_counts_if_the_kernel_says_it_until_the_driver_comes_anew(node: Node, agent: Log) -> None:
@@ -175,9 +175,8 @@ async def test_an_xid_counts_if_the_kernel_says_it_until_the_driver_comes_anew(n
         await node.shows(NVIDIA, UUID)
         at, since = card.address.removesuffix(".0"), len(agent.lines)
         await guest.run(f"echo '<2>NVRM: Xid (PCI:{at}): 48' > /dev/kmsg")  # as user space may, which is not the kernel
-        told = await kernel_says(guest, f"NVRM: Xid (PCI:{at}): 79")
+        await kernel_says(guest, f"NVRM: Xid (PCI:{at}): 79")
         await node.shows(NVIDIA, unhealthy=[UUID])
-        node.prompt_since(told, "an XID", NVIDIA)
         await agent.says(since, event="device-changed", reason="xid-79")
         assert not agent.said(since, reason="xid-48")
         await rebind(node, card)
@@ -185,8 +184,7 @@ async def test_an_xid_counts_if_the_kernel_says_it_until_the_driver_comes_anew(n
         await flood_kernel_log(guest)
         await agent.signal(signal.SIGCONT)
         await agent.says(event="kernel-lines-lost")
-        told = await kernel_says(guest, f"NVRM: Xid (PCI:{at}): 95")
+        await kernel_says(guest, f"NVRM: Xid (PCI:{at}): 95")
         await node.shows(NVIDIA, unhealthy=[UUID])
-        node.prompt_since(told, "an XID after lost lines", NVIDIA)
         await agent.says(since, event="device-changed", reason="xid-95")
         await rebind(node, card)

@@ -10,7 +10,7 @@ from tests.guest import hardware
 from tests.guest.drivers import driver
 from tests.guest.guest import Guest
 from tests.guest.hardware import E1000, EDU, IGB, PCI, addresses, bound, link, virtual_functions
-from tests.guest.node import SOON, Log, Node
+from tests.guest.node import Log, Node
 from tests.guest.vfio_user import MI210, T4
 
 LENT, KEPT, TWIN = "nvidia.com/TU104GL_Tesla_T4", "amd.com/MI210", "example.com/edu"
@@ -53,7 +53,7 @@ pre_start = "reset"
 
 @pytest.fixture(scope="module", name="agent")
 async def _agent(node: Node) -> AsyncIterator[Log]:
-    async with node.agent(RESOURCES, prelude=SOON) as log:
+    async with node.agent(RESOURCES) as log:
         yield log
 
 
@@ -71,7 +71,7 @@ async def test_a_function_is_bound_for_a_pod_and_given_back_to_its_driver(node: 
     guest = node.guest
     async with driver(guest, "nvidia", "pci-stub", [T4]), guest.plugged(T4) as t4:
         await node.shows(LENT, t4.address)
-        await node.prompt("a T4 comes", LENT, "bind", SUBSYSTEM="pci", DRIVER="nvidia")
+        await node.told("bind", SUBSYSTEM="pci", DRIVER="nvidia")
         for _ in range(2):
             async with node.pod({LENT: 1}) as pod:
                 assert pod["gets"][LENT] == {
@@ -93,7 +93,7 @@ async def test_a_function_that_a_pod_has_is_pulled_out_and_comes_back(node: Node
         async with node.pod({LENT: 1}):
             await t4.unplug()
             await node.shows(LENT, unhealthy=[t4.address])
-            await node.prompt("a T4 is pulled out of a pod", LENT, "remove", SUBSYSTEM="pci")
+            await node.told("remove", SUBSYSTEM="pci")
         await node.shows(LENT)
         await t4.plug()
         await node.shows(LENT, t4.address)
@@ -104,7 +104,7 @@ async def test_a_function_is_bound_when_it_is_plugged_in(node: Node, agent: Log)
     guest = node.guest
     async with driver(guest, "amdgpu", "pci-stub", [MI210]), guest.plugged(MI210) as mi210:
         await node.shows(KEPT, mi210.address)
-        await node.prompt("an MI210 comes and is bound", KEPT, "add", SUBSYSTEM="pci")
+        await node.told("add", SUBSYSTEM="pci")
         assert await hardware.driver(guest, mi210.address) == "vfio-pci"
         async with node.pod({KEPT: 1}, phase="Pending") as pod:
             assert pod["gets"][KEPT]["nodes"] == await nodes(guest, mi210.address)
@@ -120,16 +120,16 @@ async def test_a_group_is_viable_while_no_driver_has_the_neighbour(node: Node, a
     await node.shows(TWIN, unhealthy=[edu])
     async with bound(guest, edu, "vfio-pci"):
         await node.shows(TWIN, edu)
-        await node.prompt("vfio-pci is bound", TWIN, "bind", SUBSYSTEM="pci", DRIVER="vfio-pci")
+        await node.told("bind", SUBSYSTEM="pci", DRIVER="vfio-pci")
         since = len(agent.lines)
         async with bound(guest, e1000, "e1000"):
             await node.shows(TWIN, unhealthy=[edu])
-            await node.prompt("a neighbour gets a driver", TWIN, "bind", SUBSYSTEM="pci", DRIVER="e1000")
+            await node.told("bind", SUBSYSTEM="pci", DRIVER="e1000")
             said = await agent.says(since, event="device-changed", resource=TWIN, state="Unhealthy")
             why = f"IOMMU group {group} cannot be handed out while {e1000}, which is in it, is bound to e1000"
             assert (said["reason"], said["message"]) == ("group-not-viable", why)
         await node.shows(TWIN, edu)
-        await node.prompt("a neighbour loses its driver", TWIN, "unbind", SUBSYSTEM="pci")
+        await node.told("unbind", SUBSYSTEM="pci")
     await node.shows(TWIN, unhealthy=[edu])
 
 
@@ -139,9 +139,9 @@ async def test_virtual_functions_come_and_go_and_take_their_cards_place(node: No
     await node.shows(CARD, card)
     async with virtual_functions(guest, 2) as functions:
         await node.shows(VIRTUAL, *functions)
-        await node.prompt("virtual functions come", VIRTUAL, "add", SUBSYSTEM="pci")
+        await node.told("add", SUBSYSTEM="pci")
         await node.shows(CARD)
-        await node.prompt("their card is withdrawn", CARD, "change", SUBSYSTEM="pci", PCI_SLOT_NAME=card)
+        await node.told("change", SUBSYSTEM="pci", PCI_SLOT_NAME=card)
         async with node.pod({VIRTUAL: 1}) as pod:
             (given,) = pod["gets"][VIRTUAL]["ids"]
             assert pod["gets"][VIRTUAL]["nodes"] == await nodes(guest, given)
@@ -149,6 +149,6 @@ async def test_virtual_functions_come_and_go_and_take_their_cards_place(node: No
             assert reset["hardware"] == [f"pci:{given}"]
         await guest.until(f"[ ! -e {PCI}/{given}/driver ]")
     await node.shows(VIRTUAL)
-    await node.prompt("virtual functions go", VIRTUAL, "remove", SUBSYSTEM="pci")
+    await node.told("remove", SUBSYSTEM="pci")
     await node.shows(CARD, card)
-    await node.prompt("their card is offered again", CARD, "remove", SUBSYSTEM="pci")
+    await node.told("remove", SUBSYSTEM="pci")

@@ -1,0 +1,102 @@
+"""No test waits for a moment or bounds the clock: such a test fails on a slow machine, which is no fault of Fairlead's."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+_TESTS: Final = Path(__file__).parent
+_MAY: Final = {"wait.py", "pauses.py"}
+"""These are what others wait with, and what makes tests slow on purpose."""
+
+_CLOCKS: Final = {"monotonic", "perf_counter", "process_time", "thread_time"}
+_LIMITS: Final = {"timeout", "timeout_at", "wait_for", "fail_after", "fail_at", "move_on_after", "move_on_at"}
+
+
+def broken_rules(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Each line of a module that reads the clock, sleeps or sets a limit, with what to use instead."""
+    names = dict(_imported(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called = names.get(ast.unparse(node.func), ast.unparse(node.func))
+            module, _, name = called.rpartition(".")
+            if module == "time" and name == "sleep":
+                yield node.lineno, "sleeps: wait for a condition with tests.wait.until or block_until"
+            elif module in {"asyncio", "anyio"} and name == "sleep" and not _is_zero(node.args):
+                yield node.lineno, "sleeps: tests.wait has until, settled and pass_time"
+            elif module == "time" and name.removesuffix("_ns") in _CLOCKS:
+                yield node.lineno, "measures time: speed belongs in bench/, time in a test is injected"
+            elif module in {"asyncio", "anyio"} and name in _LIMITS:
+                yield node.lineno, "bounds the clock: use tests.wait.limit, or pass_time for a deadline that is due"
+            for keyword in node.keywords:
+                if keyword.arg == "timeout" and isinstance(keyword.value, ast.Constant) and keyword.value.value:
+                    yield node.lineno, "bounds the clock: the only limit is tests.wait.PATIENCE"
+        elif isinstance(node, ast.Compare | ast.BinOp):
+            operands = [node.left, *(node.comparators if isinstance(node, ast.Compare) else [node.right])]
+            if not isinstance(node, ast.BinOp) or isinstance(node.op, ast.Sub):
+                for operand in operands:
+                    if isinstance(operand, ast.Call) and ast.unparse(operand.func) in {"time.time", "time.time_ns"}:
+                        yield node.lineno, "compares the clock: time in a test is injected"
+
+
+def _imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """What a bare name stands for that was imported from a module of clocks."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module in {"time", "asyncio", "anyio"}:
+            for alias in node.names:
+                yield alias.asname or alias.name, f"{node.module}.{alias.name}"
+
+
+def _is_zero(arguments: list[ast.expr]) -> bool:
+    return len(arguments) == 1 and isinstance(arguments[0], ast.Constant) and arguments[0].value == 0
+
+
+def test_no_test_sleeps_or_bounds_the_clock() -> None:
+    found = [
+        f"{path.relative_to(_TESTS.parent)}:{line}: {why}"
+        for path in sorted(_TESTS.rglob("*.py"))
+        if path.relative_to(_TESTS).as_posix() not in _MAY
+        for line, why in sorted(broken_rules(ast.parse(path.read_text())))
+    ]
+    assert not found, "\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "time.sleep(0.1)",
+        "from time import sleep\nsleep(1)",
+        "await asyncio.sleep(0.01)",
+        "await anyio.sleep(seconds)",
+        "assert time.monotonic() - began < 5",
+        "from time import perf_counter as now\nnow()",
+        "time.thread_time_ns()",
+        "asyncio.timeout(5)",
+        "await asyncio.wait_for(it, 0.05)",
+        "with anyio.fail_after(5): pass",
+        "subprocess.run(command, timeout=10)",
+        "assert until > time.time()",
+        "took = time.time() - began",
+    ],
+)
+def test_a_test_that_depends_on_the_machines_speed_is_named_with_what_to_use_instead(line: str) -> None:
+    source = "async def test(): \n" + "\n".join(f"    {part}" for part in line.splitlines())
+    assert list(broken_rules(ast.parse(source)))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "await asyncio.sleep(0)",
+        "clock = time.monotonic",
+        "drain(until=time.time() + 60)",
+        "run(timeout=PATIENCE)",
+        "run(timeout=None)",
+    ],
+)
+def test_a_test_that_hands_a_clock_on_breaks_no_rule(line: str) -> None:
+    assert not list(broken_rules(ast.parse(f"async def test(): {line}")))
