@@ -198,7 +198,7 @@ class Agent:
                 drain=self.drain,
                 undrain=self.undrain,
                 reload=self.reload,
-                unkept=self._keeper.unkept,
+                keeper=self._keeper,
             ),
             clock=self._clock,
             wall=self._wall,
@@ -416,6 +416,7 @@ class Agent:
                 if self._features is not None:
                     tasks.start_soon(supervise, "features", self._features.run)
         finally:
+            self._keeper.end()
             self._errands.close()
 
     async def _catch_up(self) -> None:

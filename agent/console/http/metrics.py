@@ -40,6 +40,9 @@ def _about_us(status: Status) -> Iterator[str]:
     yield sample("config_last_reload_successful", int(not configuration.mistakes))
     yield head("config_last_reload_timestamp_seconds", "gauge", "When the configuration in force was read.")
     yield sample("config_last_reload_timestamp_seconds", configuration.loaded)
+    unkept = any(problem.subject == "state" and not problem.backend for problem in status.problems)
+    yield head("state_kept", "gauge", "Whether drains and claims are on the disk, and were found whole at the start.")
+    yield sample("state_kept", int(not unkept))
 
 
 # --- what there is ---
