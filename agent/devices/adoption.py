@@ -23,6 +23,7 @@ from agent.devices.claims import SlotKey
 from agent.devices.model import Slot, Snapshot
 from agent.devices.turns import HangsError, Turns
 from agent.devices.workers import LIMIT, NoWorkerError, Workers
+from agent.discovery.answers import ask
 from agent.errors import words
 from backends.base import Backend, Device, NotReady, Resource
 
@@ -192,7 +193,7 @@ def _is_due(case: _Case) -> bool:
 def _adopts(backend: Backend[Any], resource: Resource[Any]) -> bool:
     """Does the backend adopt devices of this resource? One that raises is asked nothing more."""
     try:
-        return bool(backend.adopts(resource))
+        return bool(ask(lambda: backend.adopts(resource)))
     except Exception:
         log.exception("backend-failed", backend=resource.spec.backend, call="adopts", resource=resource.name)
         return False

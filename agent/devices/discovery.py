@@ -20,13 +20,15 @@ import structlog
 
 from agent.counting import Counts
 from agent.devices import records
-from agent.devices.looks import NonsenseError, Seen, Walk, checked_units, probe, walk
+from agent.devices.looks import Seen, Walk, probe, walk
 from agent.devices.news import News, news_of
 from agent.devices.schedule import EVERY_UNIT, Schedule, Todo
 from agent.devices.waiting import LookError, Waiting
 from agent.devices.workers import NoWorkerError, Workers
+from agent.discovery import answers
+from agent.discovery.answers import ask
 from agent.errors import words
-from backends.base import ALL, ANY_SUBSYSTEM, All, Backend, Device, Hint, Problem, Record, Signal, Watches
+from backends.base import ALL, All, Backend, Device, Hint, Problem, Record, Signal, Watches
 
 UNIT_DEADLINE: Final = 5.0
 """Seconds after which a read is taken to hang."""
@@ -77,8 +79,7 @@ class Discoverer:
     def hint(self, hint: Hint) -> None:
         """Something happened somewhere: look at the units it affects. Called for every event; cheap."""
         try:
-            affected = self.backend.affects(hint, self.known)
-            units = affected if affected is ALL else checked_units(affected)
+            units = ask(lambda: answers.affected(self.backend.affects(hint, self.known)))
         except Exception as error:  # noqa: BLE001  # reported; a full scan sees what the hint meant
             if "affects" not in self.problems:  # hints come by the thousand, and each would have its own sentence
                 self._report("affects", [Problem("affects", f"affects() failed on {hint}: {error!r}")])
@@ -352,13 +353,7 @@ class Discoverer:
     def watches(self) -> Watches:
         """What the sources should listen to for this backend."""
         try:
-            watches = self.backend.watches(self.known)
-            if not isinstance(watches, Watches):
-                raise NonsenseError(f"returned {watches!r} where Watches are due")
-            if ANY_SUBSYSTEM in watches.subsystems and type(self.backend).affects is Backend.affects:
-                raise NonsenseError("asks for every event of the node, and affects() does not say what each is about")
-            if watches.poll is not None and not watches.poll > 0:
-                raise NonsenseError(f"asks for a probe every {watches.poll} s")
+            watches = answers.watches(self.backend, ask(lambda: self.backend.watches(self.known)))
         except Exception as error:  # noqa: BLE001  # reported; the slow timer still looks
             self._report("watches", [Problem("watches", f"watches() failed: {error!r}")])
             watches = Watches()

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NoReturn
 
 import msgspec
 
+from agent.discovery.answers import ask
 from backends import registry
 from backends.base import Backend, ContainerEdits, Discovery, Grant, Host, Released, Resource
 
@@ -22,7 +23,7 @@ def make_backends(host: Host, resources: Sequence[Resource[Any]]) -> dict[str, B
 
 def _make(kind: str, host: Host, resources: list[Resource[Any]]) -> Backend[Any]:
     try:
-        return registry.load(kind)(host, resources)
+        return ask(lambda: registry.load(kind)(host, resources))
     except Exception as error:  # noqa: BLE001  # a backend may raise anything; the others go on
         return _Unmade(host, resources, error)
 
