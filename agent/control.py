@@ -152,6 +152,8 @@ class AgentControl:
                 yield views.Problem(kind, kind, f"the first look at the hardware of {kind} has not ended yet")
             for of_unit in discoverer.problems.values():
                 yield from (views.Problem(kind, it.subject, it.sentence) for it in of_unit)
+        if lost := self._parts.events.lost():
+            yield views.Problem("", "log", f"stderr did not take {lost} lines of the log; they are lost")
         keeper = self._parts.keeper
         yield from (views.Problem("", "state", why) for why in (keeper.unkept(), keeper.damage()) if why)
 

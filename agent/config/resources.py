@@ -13,7 +13,7 @@ from agent.config import typed
 from agent.config.problems import Problems
 from agent.config.toml_lines import KeyPath
 from agent.discovery.answers import ask
-from agent.errors import unknown
+from agent.errors import shown, unknown
 from agent.limits import MESSAGE_LIMIT, most_tokens, slot_bytes
 from agent.naming import can_meet, is_template, name_problem
 from backends.base import Backend, OptionsError, Placement, PreStart, Resource, ResourceSpec, Selector
@@ -214,7 +214,7 @@ class _Table:
         if isinstance(error, OptionsError):
             self.problems.add(self._place(error.path), error.sentence)
         else:
-            self._add("backend", f"the backend {resource.spec.backend!r} failed to check this resource: {error!r}")
+            self._add("backend", f"the backend {resource.spec.backend!r} failed to check this resource: {shown(error)}")
 
 
 def _how_many_fit(ids: Iterable[str]) -> int | None:

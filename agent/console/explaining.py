@@ -16,7 +16,7 @@ from agent.devices.inventory import Inventory
 from agent.devices.model import Slot
 from agent.discovery import answers
 from agent.discovery.answers import ask
-from agent.errors import FairleadError
+from agent.errors import FairleadError, shown
 from agent.kubelet.allocation import unfit
 from backends.base import AllocationRefused, Backend, ContainerEdits, Device, Grant, Problem, Resource
 
@@ -291,7 +291,7 @@ def _edits(backend: Backend[Any], resource: Resource[Any], grant: Grant) -> tupl
     except AllocationRefused as refusal:
         return None, refusal.sentence
     except Exception as error:  # noqa: BLE001  # a backend may raise anything, and Allocate would refuse
-        return None, f"the backend {resource.spec.backend} failed: {error!r}"
+        return None, f"the backend {resource.spec.backend} failed: {shown(error)}"
 
 
 def _wrapped(edits: ContainerEdits) -> views.Gift:

@@ -14,6 +14,7 @@ from typing import Any
 from agent.devices.assignment import Candidate
 from agent.discovery import answers
 from agent.discovery.answers import ask
+from agent.errors import shown
 from agent.naming import NamelessError, fits, is_distinctive, name_of
 from backends.base import Backend, Device, Resource
 
@@ -128,7 +129,7 @@ class Configured:
             except NamelessError as nameless:
                 why = str(nameless)
             except Exception as error:  # noqa: BLE001  # one backend's nonsense must not stop the lists of all
-                why = self.broken[name] = f"its IDs cannot be told: {error!r}"
+                why = self.broken[name] = f"its IDs cannot be told: {shown(error)}"
             if why is not None:
                 refused.append(f"{name} does not take it: {why}")
         return tuple(candidates), tuple(refused)

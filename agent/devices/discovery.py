@@ -27,7 +27,7 @@ from agent.devices.waiting import LookError, Waiting
 from agent.devices.workers import NoWorkerError, Workers
 from agent.discovery import answers
 from agent.discovery.answers import ask
-from agent.errors import words
+from agent.errors import shown, words
 from backends.base import ALL, All, Backend, Device, Hint, Problem, Record, Signal, Watches
 
 UNIT_DEADLINE: Final = 5.0
@@ -82,7 +82,7 @@ class Discoverer:
             units = ask(lambda: answers.affected(self.backend.affects(hint, self.known)))
         except Exception as error:  # noqa: BLE001  # reported; a full scan sees what the hint meant
             if "affects" not in self.problems:  # hints come by the thousand, and each would have its own sentence
-                self._report("affects", [Problem("affects", f"affects() failed on {hint}: {error!r}")])
+                self._report("affects", [Problem("affects", f"affects() failed on {hint}: {shown(error)}")])
             units = ALL
         if units:
             self._hinted = self._clock() if self._hinted is None else self._hinted
@@ -94,7 +94,7 @@ class Discoverer:
             return records.signals(self.backend, record)
         except Exception as error:  # noqa: BLE001  # reported; the next record may be one that it understands
             if "signals" not in self.problems:  # as with `affects`
-                self._report("signals", [Problem("signals", f"signals() failed on {record}: {error!r}")])
+                self._report("signals", [Problem("signals", f"signals() failed on {record}: {shown(error)}")])
             return ()
 
     def selectable(self) -> list[Device]:
@@ -355,7 +355,7 @@ class Discoverer:
         try:
             watches = answers.watches(self.backend, ask(lambda: self.backend.watches(self.known)))
         except Exception as error:  # noqa: BLE001  # reported; the slow timer still looks
-            self._report("watches", [Problem("watches", f"watches() failed: {error!r}")])
+            self._report("watches", [Problem("watches", f"watches() failed: {shown(error)}")])
             watches = Watches()
         else:
             self._report("watches", [])

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NoReturn
 import msgspec
 
 from agent.discovery.answers import ask
+from agent.errors import shown
 from backends import registry
 from backends.base import Backend, ContainerEdits, Discovery, Grant, Host, Released, Resource
 
@@ -43,7 +44,7 @@ class _Unmade(Backend[msgspec.Struct]):
         self._error = error
 
     def _raise(self) -> NoReturn:
-        raise RuntimeError(f"it could not be started: {self._error!r}") from self._error
+        raise RuntimeError(f"it could not be started: {shown(self._error)}") from self._error
 
     def units(self) -> Iterable[str]:
         self._raise()

@@ -52,7 +52,7 @@ def ask(call: Callable[[], T]) -> T:
     except (Exception, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise NonsenseError(f"it raised {error!r}") from error
+        raise NonsenseError(f"it raised {type(error).__name__}") from error
 
 
 # --- what to listen to, and what it means ---

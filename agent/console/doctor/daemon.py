@@ -24,6 +24,8 @@ def daemon(said: Status | str) -> Iterator[Finding]:
             "Restart it: systemctl restart fairlead, or delete the pod.",
         )
     for problem in said.problems:
+        if problem.subject == "log" and not problem.backend:
+            yield warning("log", f"{problem.message}.", "See to it that whatever reads its stderr goes on reading.")
         if problem.subject == "state" and not problem.backend:
             yield failure(
                 "state", f"{problem.message}.", "Mend state_dir's disk; `fairlead drain` again what is missing."

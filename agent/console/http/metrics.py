@@ -31,6 +31,8 @@ def exposition(status: Status, counts: Counts) -> Iterator[str]:
     )
     yield from _events(counts)
     yield from _backends(status, counts)
+    yield head("log_lines_lost_total", "counter", "Lines of the log that stderr did not take.")
+    yield sample("log_lines_lost_total", counts.lost_lines())
 
 
 def _about_us(status: Status) -> Iterator[str]:
