@@ -384,7 +384,7 @@ class Agent:
         self._keep_state()
 
     def _keep_state(self) -> None:
-        self._tasks.start_soon(self._keeper.write_claims)
+        self._tasks.start_soon(self._keeper.write_claims_soon)
 
     async def _adopt(self) -> None:
         await self._adopt_what_is_new()

@@ -51,6 +51,7 @@ class Keeper:
         self._claims_changed = False
         self._written = health.revision
         self._late = False
+        self._writing = self._again = False
 
     def restore(self) -> None:
         """Take in what the file says; where it says nothing, all stays as it is (blocking)."""
@@ -84,6 +85,19 @@ class Keeper:
         self._claims_changed = True
         if self._is_alone:
             await self._state.write(claims=self._ledger.held(), releasing=self._releaser.pending())
+
+    async def write_claims_soon(self) -> None:
+        """The same for what ends or is undone by the thousand: what comes while it is being written is written once."""
+        if self._writing:
+            self._again = True
+            return
+        self._writing = self._again = True
+        try:
+            while self._again:
+                self._again = False
+                await self.write_claims()
+        finally:
+            self._writing = False
 
     async def write_health(self) -> None:
         """Have what is kept of health written, if it changed; returns when it is, or the disk takes too long."""
