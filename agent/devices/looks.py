@@ -33,6 +33,10 @@ class Seen:
         """All devices, and what is beside them."""
         return [device for seen in (self.devices, self.beside) for found in seen.values() for device in found]
 
+    def hardware_in(self, unit: str) -> list[str]:
+        """The hardware of a unit's devices."""
+        return sorted({name for device in self.devices.get(unit, ()) for name in device.hardware})
+
     def replace(self, looks: Mapping[str, Look], gone: Set[str]) -> None:
         """These units were looked at, and those are there no more."""
         for unit, look in looks.items():
@@ -85,6 +89,15 @@ class Walk:
     def so_far(self) -> Walk:
         """What it has come to; the thread of one that hangs may write on at any time."""
         return replace(self, looks=dict(self.looks), failures=dict(self.failures))
+
+    def only(self, unit: str) -> Walk:
+        """What it has come to of one unit."""
+
+        def of(every: dict[str, Any]) -> dict[str, Any]:
+            return {unit: every[unit]} if unit in every else {}
+
+        parts = of(self.looks), of(self.probes), of(self.glances), of(self.failures)
+        return Walk(*parts, unit=unit, since=self.since)
 
     def without_moved(self, now: Mapping[str, tuple[Device, ...]]) -> Walk:
         """Without the units of which something else is known by now: what it says of them is older, and told to nobody."""
