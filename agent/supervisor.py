@@ -298,8 +298,7 @@ class Agent:
             self._tasks.start_soon(self._keeper.write_health)
             self._health_changed.clear()
             deadline = self._health.next_deadline()
-            with anyio.move_on_after(None if deadline is None else deadline - now):
-                await self._health_changed.wait()
+            await self._watching.until(deadline, self._health_changed)
 
     def _flush(self, since: float | None = None) -> None:
         """What has changed goes to the kubelet and the log; since when, if an event was the cause."""

@@ -28,6 +28,7 @@ from agent.discovery import answers
 from agent.discovery.answers import ask
 from agent.discovery.reports import Reports, cannot_read, hangs, signals_of_hung
 from agent.errors import shown, words
+from agent.runtime.patience import Running
 from backends.base import ALL, All, Backend, Device, Hint, Problem, Record, Signal, Watches
 
 UNIT_DEADLINE: Final = 5.0
@@ -268,10 +269,14 @@ class Discoverer:
 
     async def _finish(self, job: asyncio.Future[None], progress: Walk) -> Exception | None:
         """Wait for a walk's end, or until one of its reads is slow or hangs; the error that ended it, if one did."""
+        running, began, missed = Running(progress.since), progress.since, 0.0
         while not job.done():
             # in this order, since the thread sets the time first: a later unit is never blamed
             unit, since = progress.unit, progress.since
-            lasts = self._clock() - since
+            now = self._clock()
+            if since != began:
+                began, missed = since, running.missed(now)
+            lasts = now - since - (running.missed(now) - missed)
             if lasts >= self._unit_deadline:
                 progress.abandoned = True
                 self._quarantine(unit or EVERY_UNIT, job)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from agent.devices.looks import Walk
+from agent.runtime.patience import STEP, Running
 from backends.base import Backend
 
 OVERTAKEN: Final = 0.1
@@ -44,11 +45,13 @@ class Overtaken:
 
     async def ended(self, deadline: float, clock: Callable[[], float], urgent: asyncio.Event) -> AsyncIterator[Slow]:
         """Each that ends, or hangs for so many seconds; until there are none, or something urgent comes up."""
+        running = Running(clock())
         while self._slow and not urgent.is_set():
             unit, (backend, walk, job) = min(self._slow.items(), key=lambda it: it[1][1].since)
-            left = walk.since + deadline - clock()
+            now = clock()
+            left = walk.since + deadline + running.missed(now) - now
             if not job.done() and left > 0:
-                await _first([job for _, _, job in self._slow.values()], urgent, left)
+                await _first([job for _, _, job in self._slow.values()], urgent, min(left, STEP))
                 unit, (backend, walk, job) = next(
                     (it for it in self._slow.items() if it[1][2].done()), (unit, self._slow[unit])
                 )
