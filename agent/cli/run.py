@@ -17,6 +17,7 @@ from agent.config import load
 from agent.devices.making import make_backends
 from agent.events import Events
 from agent.notify import Notifier
+from agent.runtime.descriptors import raise_limits
 from agent.runtime.lines import QueuedLines
 from agent.runtime.shortage import Shortage
 from agent.supervisor import Agent
@@ -31,6 +32,7 @@ log = structlog.get_logger()
 )
 def run(config: Path | None, log_level: logs.Level) -> None:
     """Find hardware, offer it to the kubelet, hand it to pods."""
+    raise_limits()
     stderr = QueuedLines(sys.stderr.fileno())
     stderr.when_room = _tell_of_lost
     events = Events(lost=lambda: stderr.lost)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agent.discovery import answers
+from agent.runtime import descriptors
 from backends.base import Backend, Device, Discovery, Link, Signal, Verdict
 from backends.known import Known
 
@@ -120,7 +121,10 @@ def walk(
         Exception: whatever `units()` raises. A unit that raises is a failure of that unit alone.
     """
     if units is None:
-        units = progress.listed = answers.units(backend.units())
+        listed = answers.units(backend.units())
+        if not seen.devices.keys() <= listed:
+            descriptors.check()
+        units = progress.listed = listed
     for unit in sorted(units - skip):
         if progress.abandoned:
             return
@@ -135,11 +139,15 @@ def walk(
 
 def _look(backend: Backend[Any], unit: str, seen: Seen) -> Look:
     discovery = answers.discovery(backend.discover(unit), unit)
+    glance, signals = _glance(backend, discovery.devices), _probe(backend, discovery.devices)
+    known = seen.devices.get(unit, ())
+    if (changed := discovery.devices != known) or discovery.problems or _is_ill(signals):
+        descriptors.check()
     return Look(
         discovery,
-        _glance(backend, discovery.devices),
-        _probe(backend, discovery.devices),
-        changed=discovery.devices != seen.devices.get(unit, ()),
+        glance,
+        signals,
+        changed=changed,
         links_changed=discovery.links != seen.links.get(unit, ()),
     )
 
@@ -175,6 +183,8 @@ def _probe_unit(backend: Backend[Any], unit: str, at_a_glance: bool, seen: Seen,
         progress.probes[unit] = None
         return
     signals = _probe(backend, devices)
+    if _is_ill(signals):
+        descriptors.check()
     new = signals != seen.signals.get(unit, ()) or any(signal.measure is not None for signal in signals)
     progress.probes[unit] = signals if new else None
     progress.glances[unit] = glance

@@ -47,10 +47,12 @@ async def test_a_read_that_was_under_way_does_not_hang(node: Node, trouble: Trou
         agent.signal(signal.SIGUSR1)
         node.mknod("t0/d")  # whatever is decided then is decided before this is seen
         await node.healthy("a", "b", "c", "d", resource=TROUBLED)
+        node.mknod("t0/f")
+        await node.healthy("a", "b", "c", "d", "f", resource=TROUBLED)
         trouble.forget("discover-a")
         await trouble.release()
         node.mknod("t0/e")
-        await node.healthy("a", "b", "c", "d", "e", resource=TROUBLED)
+        await node.healthy("a", "b", "c", "d", "e", "f", resource=TROUBLED)
         assert not unwell(agent)
 
 
