@@ -209,7 +209,7 @@ class Discoverer:
                 break
             units = self._rest(progress, units, todo)
         self._waiting.end(failed, self._slow.units)
-        await self._end_slow(lambda found: self._digest(found, None, since))
+        await self._end_slow(since)
         self._durations.observe(self._clock() - began)
         self._walked_all |= todo.everything
         if self._walked_all and not self._slow.units:
@@ -251,7 +251,7 @@ class Discoverer:
             if progress.interrupted:
                 self.schedule.put_off(units - at_a_glance, units & at_a_glance)
                 break
-        await self._end_slow(self._digest_probes)
+        await self._end_slow(None)
 
     async def _run(self, call: Callable[[], None], progress: Walk) -> Exception | None:
         """Have a thread walk, to its end or until a read hangs; the error that ended it, if one did.
@@ -283,19 +283,23 @@ class Discoverer:
                 return None
             if unit is not None and lasts >= OVERTAKEN:
                 progress.abandoned = True
+                progress.since = now - lasts  # without the time in which we did not run
                 self._slow.add(unit, self.backend, progress, job)
                 return None
             await wait(progress, job, OVERTAKEN)
         error = job.exception()
         return error if isinstance(error, Exception) else None
 
-    async def _end_slow(self, digest: Callable[[Walk], None]) -> None:
+    async def _end_slow(self, since: float | None) -> None:
         """Wait for the units that were overtaken, unless something more urgent comes up; those that hang are quarantined."""
         async for slow in self._slow.ended(self._unit_deadline, self._clock, self.schedule.asked):
             if slow.hangs is not None:
                 self._quarantine(slow.unit, slow.hangs)
             elif slow.backend is self.backend:
-                digest(slow.found)
+                if slow.found.probes:
+                    self._digest_probes(slow.found)
+                else:
+                    self._digest(slow.found, None, since)
             if slow.unit in self._again:
                 self._again.discard(slow.unit)
                 self._ask([slow.unit])

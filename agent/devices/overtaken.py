@@ -33,6 +33,8 @@ class Overtaken:
 
     def __init__(self) -> None:
         self._slow: dict[str, tuple[Backend[Any], Walk, asyncio.Future[None]]] = {}
+        self._running = Running(0.0)
+        self._missed = 0.0
 
     @property
     def units(self) -> Set[str]:
@@ -41,15 +43,23 @@ class Overtaken:
 
     def add(self, unit: str, backend: Backend[Any], walk: Walk, job: asyncio.Future[None]) -> None:
         """The thread of this walk is slow at this unit, and ends with it."""
+        if not self._slow:
+            self._running, self._missed = Running(walk.since + OVERTAKEN), 0.0
         self._slow[unit] = backend, walk, job
+
+    def _let_pass(self, now: float) -> None:
+        """Time in which we did not run is no read's fault."""
+        before, self._missed = self._missed, self._running.missed(now)
+        for _, walk, _ in self._slow.values():
+            walk.since += self._missed - before
 
     async def ended(self, deadline: float, clock: Callable[[], float], urgent: asyncio.Event) -> AsyncIterator[Slow]:
         """Each that ends, or hangs for so many seconds; until there are none, or something urgent comes up."""
-        running = Running(clock())
         while self._slow and not urgent.is_set():
             unit, (backend, walk, job) = min(self._slow.items(), key=lambda it: it[1][1].since)
             now = clock()
-            left = walk.since + deadline + running.missed(now) - now
+            self._let_pass(now)
+            left = walk.since + deadline - now
             if not job.done() and left > 0:
                 await _first([job for _, _, job in self._slow.values()], urgent, min(left, STEP))
                 unit, (backend, walk, job) = next(

@@ -70,6 +70,7 @@ class Schedule:
         """These were to be probed, and those glanced at, and something more urgent came up."""
         self._todo.probes.update(probes)
         self._todo.glances.update(glances)
+        self.asked.set()
 
     def restart(self) -> None:
         """Begin with a look at everything."""
@@ -96,6 +97,8 @@ class Schedule:
             self._todo = Todo(probes=todo.probes, glances=todo.glances)
             todo = Todo(todo.everything, todo.units)
         self._passed_over = looks and probes and not todo.one
+        if self._todo != Todo():
+            self.asked.set()  # what waits for slow reads ends that: there is more to do
         return todo
 
     def _is_due(self, known: Collection[str]) -> bool:

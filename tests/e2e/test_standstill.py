@@ -12,6 +12,11 @@ from tests.e2e.node import UNHURRIED, Node, pod
 from tests.e2e.process import AgentProcess, Line
 
 TROUBLED = "fl.test/troubled0"
+PATIENT = """
+from agent.devices import discovery
+discovery.Discoverer.__init__.__kwdefaults__["unit_deadline"] = 50.0
+"""
+"""A busy machine does not get there; a minute is more."""
 JUMP = """
 import signal, time
 real, stopped = time.monotonic, [0.0]
@@ -27,7 +32,7 @@ signal.signal(signal.SIGUSR1, stand_still)
 
 @asynccontextmanager
 async def standing(node: Node, trouble: Trouble) -> AsyncIterator[AgentProcess]:
-    prelude = JUMP + UNHURRIED  # in this order: what is imported keeps the clock that it finds
+    prelude = JUMP + UNHURRIED + PATIENT  # in this order: what is imported keeps the clock that it finds
     async with AgentProcess(node.config(trouble.resource()), prelude, trouble.environment) as agent:
         await node.registered(TROUBLED)
         yield agent
