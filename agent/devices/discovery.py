@@ -269,14 +269,15 @@ class Discoverer:
 
     async def _finish(self, job: asyncio.Future[None], progress: Walk) -> Exception | None:
         """Wait for a walk's end, or until one of its reads is slow or hangs; the error that ended it, if one did."""
-        running, began, missed = Running(progress.since), progress.since, 0.0
+        running, began, missed, passed = Running(progress.since), progress.since, 0.0, 0.0
         while not job.done():
             # in this order, since the thread sets the time first: a later unit is never blamed
             unit, since = progress.unit, progress.since
             now = self._clock()
-            if since != began:
-                began, missed = since, running.missed(now)
-            lasts = now - since - (running.missed(now) - missed)
+            before, passed = passed, running.missed(now)
+            if since != began:  # what was missed since the last turn may have been this unit's time
+                began, missed = since, passed - min(passed - before, now - since)
+            lasts = now - since - (passed - missed)
             if lasts >= self._unit_deadline:
                 progress.abandoned = True
                 self._quarantine(unit or EVERY_UNIT, job)
