@@ -298,7 +298,7 @@ class Agent:
             self._tasks.start_soon(self._keeper.write_health)
             self._health_changed.clear()
             deadline = self._health.next_deadline()
-            await self._watching.until(deadline, self._health_changed)
+            await self._watching.until(deadline, self._health_changed, self._clock)
 
     def _flush(self, since: float | None = None) -> None:
         """What has changed goes to the kubelet and the log; since when, if an event was the cause."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -126,14 +125,14 @@ class Watching:
         for discoverer in list(self.discoverers.values()):
             await discoverer.first_scan.wait()
 
-    async def until(self, due: float | None, event: asyncio.Event) -> None:
+    async def until(self, due: float | None, event: asyncio.Event, clock: Callable[[], float]) -> None:
         """Wait until this time, or for an event.
 
         Where we did not run until long after that, everything is looked at first, for what happened meanwhile.
         """
-        with anyio.move_on_after(None if due is None else due - time.monotonic()):
+        with anyio.move_on_after(None if due is None else due - clock()):
             await event.wait()
-        if due is None or (late := time.monotonic() - due) < patience.STEP + patience.LATE:
+        if due is None or (late := clock() - due) < patience.STEP + patience.LATE:
             return
         log.warning("stood-still", waited=round(late, 1), then="looking at everything before time counts")
         with anyio.move_on_after(_WAKE):
