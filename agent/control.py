@@ -20,6 +20,7 @@ from agent.devices.claims import SlotKey
 from agent.devices.discovery import Discoverer
 from agent.devices.health import HealthBook
 from agent.devices.inventory import Inventory
+from agent.devices.keeping import Keeper, NotYetError
 from agent.devices.model import Health, Slot, Snapshot
 from agent.devices.unmatched import unmatched
 from agent.errors import FairleadError
@@ -47,8 +48,7 @@ class Parts:
     drain: Callable[[Iterable[str], str, float | None], Awaitable[None]]
     undrain: Callable[[Iterable[str]], Awaitable[tuple[str, ...]]]
     reload: Callable[[], Awaitable[views.Reloaded]]
-    unkept: Callable[[], str]
-    """Why a restart would forget what an operator decided; empty if it would not."""
+    keeper: Keeper
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +152,10 @@ class AgentControl:
                 yield views.Problem(kind, kind, f"the first look at the hardware of {kind} has not ended yet")
             for of_unit in discoverer.problems.values():
                 yield from (views.Problem(kind, it.subject, it.sentence) for it in of_unit)
-        if unkept := self._parts.unkept():
-            yield views.Problem("", "state", unkept)
+        if lost := self._parts.events.lost():
+            yield views.Problem("", "log", f"stderr did not take {lost} lines of the log; they are lost")
+        keeper = self._parts.keeper
+        yield from (views.Problem("", "state", why) for why in (keeper.unkept(), keeper.damage()) if why)
 
     # --- devices ---
 
@@ -222,28 +224,42 @@ class AgentControl:
 
         Raises:
             NoSuchDeviceError: there is none of that name, or several.
-            RefusedError: the time is past.
+            RefusedError: the time is past, or a restart would forget it.
         """
         hardware = find(self._parts.inventory, device)
+        earlier = [
+            drain for drain in self._parts.health.drains_of(hardware) if (drain.reason, drain.until) != (reason, until)
+        ]
         try:
             await self._parts.drain(hardware, reason, until)
         except FairleadError as error:
-            raise RefusedError(error.sentence) from error
+            raise self._refusal(error) from error
         log.info("drained", device=device, hardware=sorted(hardware), reason=reason)
+        replaced = tuple(dict.fromkeys(drain.told() for drain in earlier))
+        for sentence in replaced:
+            log.warning("drain-replaced", device=device, reason=sentence)
         slots = [slot for slot in self._slots_on(hardware) if not slot[1].health.offered]
         held = tuple(slot.id for name, slot in slots if slot.id in self._parts.inventory.claims(name))
-        return views.Drained(tuple(slot.id for _, slot in slots), held, self._parts.unkept())
+        return views.Drained(tuple(slot.id for _, slot in slots), held, self._parts.keeper.unkept(), replaced)
 
     async def undrain(self, device: str) -> views.Undrained:
         """Back into service: ends its drain, its quarantine, and what waits for an operator.
 
         Raises:
             NoSuchDeviceError: there is none of that name, or several.
+            RefusedError: a restart would forget it.
         """
         hardware = find(self._parts.inventory, device)
-        ended = await self._parts.undrain(hardware)
+        try:
+            ended = await self._parts.undrain(hardware)
+        except FairleadError as error:
+            raise self._refusal(error) from error
         log.info("undrained", device=device, hardware=sorted(hardware), ended=list(ended) or "nothing")
         return views.Undrained(tuple(slot.id for _, slot in self._slots_on(hardware)), ended)
+
+    def _refusal(self, error: FairleadError) -> RefusedError:
+        waiting = self._parts.serving.waiting_for if isinstance(error, NotYetError) else ""
+        return RefusedError(f"{error.sentence}: it is {waiting}" if waiting else error.sentence)
 
     def _slots_on(self, hardware: Iterable[str]) -> list[tuple[str, Slot]]:
         """The slots that this hardware's health counts for, each with its resource."""

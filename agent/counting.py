@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -55,6 +56,8 @@ class Counts:
     """From a hint of the kernel's to the list that it changed, written to the stream."""
     discovery: defaultdict[str, Histogram] = field(default_factory=lambda: defaultdict(Histogram))
     """Looks at a backend's hardware, at all of it or at what a hint named."""
+    lost_lines: Callable[[], int] = lambda: 0
+    """Tells how many lines of the log could not be written."""
 
 
 REGISTRATION_RESULTS: Final = ("registered", "refused", "unreachable")

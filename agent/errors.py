@@ -63,4 +63,15 @@ def words(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         about = f": {os.fsdecode(error.filename)}" if isinstance(error.filename, str | bytes) else ""
         return f"{error.strerror}{about}"
-    return str(error) or repr(error)
+    try:
+        return str(error) or repr(error)
+    except Exception:  # noqa: BLE001  # a backend's error may raise when it is shown
+        return f"{type(error).__name__}, which cannot be shown"
+
+
+def shown(error: BaseException) -> str:
+    """An error with its type, as `repr` has it; also one that cannot be shown."""
+    try:
+        return repr(error)
+    except Exception:  # noqa: BLE001  # as above
+        return f"{type(error).__name__}, which cannot be shown"

@@ -29,8 +29,14 @@ _APART: Final = frozenset({"event", "exc_info", "resource", "device", "ids", "st
 class Events:
     """The newest events, and who waits for the next."""
 
-    def __init__(self, kept: int = KEPT, wall: Callable[[], float] = time.time) -> None:
-        """Begin with none; `wall` tells seconds since 1970."""
+    def __init__(
+        self,
+        kept: int = KEPT,
+        wall: Callable[[], float] = time.time,
+        lost: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Begin with none; `wall` tells seconds since 1970, `lost` how many lines could not be written."""
+        self.lost = lost
         self._kept: deque[Event] = deque(maxlen=kept)
         self._number = 0
         self._wall = wall

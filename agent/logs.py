@@ -12,10 +12,10 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partialmethod
-from typing import Any, Final, Literal, TextIO
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
@@ -50,9 +50,25 @@ _NUMBERS: Final[Mapping[str, int]] = {
 }
 
 
+class Stream(Protocol):
+    """Where lines go."""
+
+    def write(self, text: str, /) -> int:
+        """Add this."""
+
+    def flush(self) -> None:
+        """Have it written."""
+
+    def isatty(self) -> bool:
+        """Is it a terminal?"""
+
+    def fileno(self) -> int:
+        """Its descriptor."""
+
+
 def set_up(
     level: Level = "info",
-    stream: TextIO | None = None,
+    stream: Stream | None = None,
     environment: Mapping[str, str] = os.environ,
     note: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> None:
@@ -61,6 +77,8 @@ def set_up(
     Lines bear their priorities where systemd says that the stream is its journal's (JOURNAL_STREAM).
 
     `note` is told of every line from `info` upwards, whatever the level.
+
+    No call of a logger raises: a line with a field that cannot be shown is written with what can be.
     """
     stream = stream or sys.stderr
     output = _Journal(stream) if _is_journal(stream, environment) else _Output(stream)
@@ -78,11 +96,9 @@ def set_up(
             *([_Noting(note, _NUMBERS[level])] if note else []),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            *last,
+            _Rendering(last),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(
-            min(_NUMBERS[level], logging.INFO) if note else _NUMBERS[level]
-        ),
+        wrapper_class=_unfailing(min(_NUMBERS[level], logging.INFO) if note else _NUMBERS[level]),
         logger_factory=lambda *_: output,
         cache_logger_on_first_use=True,
     )
@@ -100,7 +116,11 @@ class _Noting:
     def __call__(self, _logger: object, name: str, line: structlog.typing.EventDict) -> structlog.typing.EventDict:
         number = _NUMBERS.get(name, logging.ERROR)  # "critical", "exception"
         if number >= logging.INFO:
-            self._note(line)
+            try:
+                self._note(line)
+            except Exception:  # noqa: BLE001  # a line that cannot be kept can still be written
+                with suppress(Exception):
+                    self._note(_plain(line))
         if number < self._level:
             raise structlog.DropEvent
         return line
@@ -117,17 +137,64 @@ def _printable(value: object) -> object:
     return [_printable(one) for one in value] if isinstance(value, list | tuple) else value
 
 
+def _unfailing(level: int) -> type[structlog.typing.FilteringBoundLogger]:
+    """Loggers whose calls never raise: what is logged has happened, and must not fail because it is told."""
+    filtering: Any = structlog.make_filtering_bound_logger(level)
+
+    def proxy_to_logger(self: Any, name: str, event: str | None = None, **fields: Any) -> Any:
+        with suppress(Exception):
+            return filtering._proxy_to_logger(self, name, event, **fields)
+
+    unfailing: type[structlog.typing.FilteringBoundLogger] = type(
+        "UnfailingLogger", (filtering,), {"_proxy_to_logger": proxy_to_logger}
+    )
+    return unfailing
+
+
+class _Rendering:
+    """Makes a line of an event; where that fails, of what of it can be shown."""
+
+    def __init__(self, processors: Sequence[Any]) -> None:
+        self._processors = processors
+
+    def __call__(self, logger: object, name: str, line: structlog.typing.EventDict) -> Any:
+        whole = dict(line)
+        try:
+            return self._render(logger, name, line)
+        except Exception:  # noqa: BLE001  # whatever a field does when it is shown
+            return self._render(logger, name, _plain(whole))
+
+    def _render(self, logger: object, name: str, line: Any) -> Any:
+        for processor in self._processors:
+            line = processor(logger, name, line)
+        return line
+
+
+def _plain(line: Mapping[str, Any]) -> dict[str, Any]:
+    """The same line in text and numbers."""
+    return {str(name): _shown(value) for name, value in line.items() if name != "exc_info"}
+
+
+def _shown(value: Any) -> Any:
+    if value is None or (isinstance(value, int) and value.bit_length() < 64) or isinstance(value, str):
+        return value
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001  # a backend's object may raise anything
+        return f"<{type(value).__name__} that cannot be shown>"
+
+
 def _json(event: dict[str, Any], **_: Any) -> bytes:
     try:
         return msgspec.json.encode(event, enc_hook=str)
-    except UnicodeEncodeError:  # a file name, in some error, that is no text
+    except (UnicodeEncodeError, OverflowError):  # a file name, in some error, that is no text; a number beyond 64 bits
         return json.dumps(event, default=str).encode()
 
 
 class _Output:
     """Writes each line at once; logging is no reason to fail."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: Stream) -> None:
         self._stream = stream
 
     def msg(self, line: bytes | str) -> None:
@@ -155,7 +222,7 @@ class _Journal(_Output):
     critical = partialmethod(_prefixed, level="critical")
 
 
-def _is_journal(stream: TextIO, environment: Mapping[str, str]) -> bool:
+def _is_journal(stream: Stream, environment: Mapping[str, str]) -> bool:
     """Is it the one that systemd made for us, and has nobody redirected it (systemd.exec(5))?"""
     try:
         found = os.fstat(stream.fileno())
@@ -170,6 +237,7 @@ class _Foreign(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             message = record.getMessage()
-        except (TypeError, ValueError) as error:  # its arguments do not fit its text
-            message = f"{record.msg} ({error})"
-        structlog.get_logger().log(record.levelno, message, logger=record.name, exc_info=record.exc_info)
+        except Exception as error:  # noqa: BLE001  # its arguments do not fit its text, or cannot be shown
+            message = f"{record.msg} ({type(error).__name__} in its arguments)"
+        level = max((it for it in _NUMBERS.values() if it <= record.levelno), default=logging.DEBUG)
+        structlog.get_logger().log(level, message, logger=record.name, exc_info=record.exc_info)

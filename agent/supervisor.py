@@ -198,7 +198,7 @@ class Agent:
                 drain=self.drain,
                 undrain=self.undrain,
                 reload=self.reload,
-                unkept=self._keeper.unkept,
+                keeper=self._keeper,
             ),
             clock=self._clock,
             wall=self._wall,
@@ -298,8 +298,7 @@ class Agent:
             self._tasks.start_soon(self._keeper.write_health)
             self._health_changed.clear()
             deadline = self._health.next_deadline()
-            with anyio.move_on_after(None if deadline is None else deadline - now):
-                await self._health_changed.wait()
+            await self._watching.until(deadline, self._health_changed, self._clock)
 
     def _flush(self, since: float | None = None) -> None:
         """What has changed goes to the kubelet and the log; since when, if an event was the cause."""
@@ -384,7 +383,7 @@ class Agent:
         self._keep_state()
 
     def _keep_state(self) -> None:
-        self._tasks.start_soon(self._keeper.write_claims)
+        self._tasks.start_soon(self._keeper.write_claims_soon)
 
     async def _adopt(self) -> None:
         await self._adopt_what_is_new()
@@ -416,6 +415,7 @@ class Agent:
                 if self._features is not None:
                     tasks.start_soon(supervise, "features", self._features.run)
         finally:
+            self._keeper.end()
             self._errands.close()
 
     async def _catch_up(self) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import anyio
 import structlog
@@ -23,6 +24,8 @@ from agent.devices.sources.kmsg import KmsgSource
 from agent.devices.sources.links import LinkSource
 from agent.devices.sources.paths import PathSource
 from agent.devices.sources.uevents import UeventSource
+from agent.devices.waiting import LookError
+from agent.runtime import patience
 from agent.supervision import supervise
 from agent.watchdog import Watchdog
 from backends.base import ANY_SUBSYSTEM, Backend, Hint, Host, LinkChange, Record, Signal, Uevent, Watches
@@ -31,6 +34,8 @@ Recorded = Callable[[Sequence[Signal], Record], None]
 """Told what a record of the kernel's says about hardware."""
 
 _INOTIFY, _KMSG, _LINKS, _UEVENTS = "inotify", "kernel's log", "network interfaces", "uevents"
+
+_WAKE: Final = 2.0  # seconds for a look at everything after we did not run
 
 log = structlog.get_logger()
 
@@ -119,6 +124,22 @@ class Watching:
         """Wait until every backend has had its first scan."""
         for discoverer in list(self.discoverers.values()):
             await discoverer.first_scan.wait()
+
+    async def until(self, due: float | None, event: asyncio.Event, clock: Callable[[], float]) -> None:
+        """Wait until this time, or for an event.
+
+        Where we did not run until long after that, everything is looked at first, for what happened meanwhile.
+        """
+        with anyio.move_on_after(None if due is None else due - clock()):
+            await event.wait()
+        if due is None or (late := clock() - due) < patience.STEP + patience.LATE:
+            return
+        log.warning("stood-still", waited=round(late, 1), then="looking at everything before time counts")
+        with anyio.move_on_after(_WAKE):
+            async with anyio.create_task_group() as tasks:
+                for discoverer in self.discoverers.values():
+                    discoverer.rescan()
+                    tasks.start_soon(_look_again, discoverer)
 
     async def caught_up(self) -> None:
         """Wait until what the kernel logged before we came has been told, if any backend wants it."""
@@ -228,6 +249,11 @@ class Watching:
 async def _run(discoverer: Discoverer, scope: anyio.CancelScope) -> None:
     with scope:
         await supervise(f"discovery of {discoverer.kind}", discoverer.run)
+
+
+async def _look_again(discoverer: Discoverer) -> None:
+    with suppress(LookError):  # what cannot be looked at has its own reasons
+        await discoverer.look_at(discoverer.known)
 
 
 async def _look_ahead(outlook: Outlook) -> None:

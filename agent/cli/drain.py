@@ -64,7 +64,7 @@ def drain(device: str, config: Path | None, reason: str | None, until: float | N
     """Offer DEVICE to no new pod: an ID, a key, a PCI address, or what else `explain` finds it by.
 
     Pods that have it keep it. It is kept over restarts, until the time is up or `fairlead undrain`. With --json it
-    prints {"ids", "held", "problem"}.
+    prints {"ids", "held", "problem", "replaced"}.
     """
     why = reason or f"{getpass.getuser()} gave no reason"
 
@@ -77,6 +77,8 @@ def drain(device: str, config: Path | None, reason: str | None, until: float | N
         output.echo(f"Drained{when}: {output.some(drained.ids) or 'nothing that is offered now'}.")
         if drained.held:
             output.echo(f"Pods still hold {output.some(drained.held)}; they keep it.")
+        for before in drained.replaced:
+            output.note(f"This takes the place of what was there: {before}.")
         if drained.problem:
             output.note(f"It will not last: {drained.problem}.")
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import sys
 from pathlib import Path
 
 import anyio
 import click
+import structlog
 
 from agent import logs
 from agent.cli import options
@@ -15,8 +17,12 @@ from agent.config import load
 from agent.devices.making import make_backends
 from agent.events import Events
 from agent.notify import Notifier
+from agent.runtime.descriptors import raise_limits
+from agent.runtime.lines import QueuedLines
 from agent.runtime.shortage import Shortage
 from agent.supervisor import Agent
+
+log = structlog.get_logger()
 
 
 @click.command(epilog="Exit codes: 0 it was stopped by SIGTERM or SIGINT, 2 the configuration has mistakes.")
@@ -26,14 +32,25 @@ from agent.supervisor import Agent
 )
 def run(config: Path | None, log_level: logs.Level) -> None:
     """Find hardware, offer it to the kubelet, hand it to pods."""
-    events = Events()
-    logs.set_up(log_level, note=events.note)
+    raise_limits()
+    stderr = QueuedLines(sys.stderr.fileno())
+    stderr.when_room = _tell_of_lost
+    events = Events(lost=lambda: stderr.lost)
+    logs.set_up(log_level, stderr, note=events.note)
     faulthandler.enable()  # systemd's watchdog ends us with SIGABRT: the journal then shows where the loop hung
     loaded = load(config)
 
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(Shortage().handle)
         agent = Agent(loaded, make_backends(loaded.host, loaded.resources), Notifier.from_environment(), events)
+        agent.counts.lost_lines = events.lost
         await agent.run_until_signal()
 
-    anyio.run(main)
+    try:
+        anyio.run(main)
+    finally:
+        stderr.close()
+
+
+def _tell_of_lost(count: int) -> None:
+    log.warning("log-lines-lost", count=count, reason="stderr took no more lines for a while")

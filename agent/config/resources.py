@@ -12,7 +12,8 @@ import msgspec
 from agent.config import typed
 from agent.config.problems import Problems
 from agent.config.toml_lines import KeyPath
-from agent.errors import unknown
+from agent.discovery.answers import ask
+from agent.errors import shown, unknown
 from agent.limits import MESSAGE_LIMIT, most_tokens, slot_bytes
 from agent.naming import can_meet, is_template, name_problem
 from backends.base import Backend, OptionsError, Placement, PreStart, Resource, ResourceSpec, Selector
@@ -182,15 +183,15 @@ class _Table:
     def _check(self, backend: type[Backend[Any]], resource: Resource[Any]) -> None:
         before, fits = len(self.problems), None
         try:
-            backend.check(resource)
-            for path, count in backend.tokens(resource):
+            ask(lambda: backend.check(resource))
+            for path, count in ask(lambda: list(backend.tokens(resource))):
                 if count > most_tokens():
                     self.problems.add(
                         self._place(path),
                         f"is {count:,}; a kubelet receives 4 MiB, and at most {most_tokens():,} IDs of one device fit",
                     )
             if len(self.problems) == before:  # else none of them is to be made
-                fits = _how_many_fit(backend.fixed_ids(resource))
+                fits = ask(lambda: _how_many_fit(backend.fixed_ids(resource)))
         except Exception as error:  # noqa: BLE001  # anyone's code; the other resources are still read
             for one in error.exceptions if isinstance(error, ExceptionGroup) else (error,):
                 self._refused(resource, one)
@@ -213,7 +214,7 @@ class _Table:
         if isinstance(error, OptionsError):
             self.problems.add(self._place(error.path), error.sentence)
         else:
-            self._add("backend", f"the backend {resource.spec.backend!r} failed to check this resource: {error!r}")
+            self._add("backend", f"the backend {resource.spec.backend!r} failed to check this resource: {shown(error)}")
 
 
 def _how_many_fit(ids: Iterable[str]) -> int | None:

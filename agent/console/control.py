@@ -37,7 +37,7 @@ class Control(Protocol):
 
         Raises:
             NoSuchDeviceError: there is none.
-            RefusedError: the time is past.
+            RefusedError: the time is past, or a restart would forget it.
         """
 
     async def undrain(self, device: str) -> Undrained:
@@ -45,6 +45,7 @@ class Control(Protocol):
 
         Raises:
             NoSuchDeviceError: there is none.
+            RefusedError: a restart would forget it.
         """
 
     async def reload(self) -> Reloaded:

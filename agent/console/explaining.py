@@ -14,7 +14,9 @@ from agent.devices.found import Found
 from agent.devices.health import Statement
 from agent.devices.inventory import Inventory
 from agent.devices.model import Slot
-from agent.errors import FairleadError
+from agent.discovery import answers
+from agent.discovery.answers import ask
+from agent.errors import FairleadError, shown
 from agent.kubelet.allocation import unfit
 from backends.base import AllocationRefused, Backend, ContainerEdits, Device, Grant, Problem, Resource
 
@@ -285,11 +287,11 @@ def _gift(known: Knowledge, name: str, ids: Sequence[str]) -> tuple[views.Gift |
 
 def _edits(backend: Backend[Any], resource: Resource[Any], grant: Grant) -> tuple[views.Gift | None, str]:
     try:
-        return _wrapped(backend.edits(resource, [grant])), ""
+        return ask(lambda: _wrapped(answers.edits(backend.edits(resource, [grant])))), ""
     except AllocationRefused as refusal:
         return None, refusal.sentence
     except Exception as error:  # noqa: BLE001  # a backend may raise anything, and Allocate would refuse
-        return None, f"the backend {resource.spec.backend} failed: {error!r}"
+        return None, f"the backend {resource.spec.backend} failed: {shown(error)}"
 
 
 def _wrapped(edits: ContainerEdits) -> views.Gift:

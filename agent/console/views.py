@@ -238,6 +238,8 @@ class Drained(msgspec.Struct, frozen=True):
     """Those of them that pods hold; they keep them."""
     problem: str = ""
     """Why a restart would forget it; empty if it would not."""
+    replaced: tuple[str, ...] = ()
+    """The drains with another reason or end that were in force before, one sentence each."""
 
 
 class Undrained(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ what fails is told once and tried again later and later. A device that has left 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import math
 import time
 from collections import defaultdict
@@ -23,6 +24,7 @@ from agent.devices.claims import SlotKey
 from agent.devices.model import Slot, Snapshot
 from agent.devices.turns import HangsError, Turns
 from agent.devices.workers import LIMIT, NoWorkerError, Workers
+from agent.discovery.answers import ask
 from agent.errors import words
 from backends.base import Backend, Device, NotReady, Resource
 
@@ -50,6 +52,8 @@ class _Case:
     delay: float = 0.0
     complaint: str = ""
     under_way: bool = False
+    queued: float = math.inf
+    """The time under which it stands in the queue; infinite: not at all."""
 
 
 class Adopter:
@@ -69,6 +73,8 @@ class Adopter:
         self._look = look
         self._clock = clock
         self._cases: dict[SlotKey, _Case] = {}
+        self._queue: list[tuple[float, SlotKey]] = []  # a heap: when to look at which; what is outdated is passed over
+        self._acting = 0
         self._workers: defaultdict[str, Workers] = defaultdict(lambda: Workers("adopt"))
         self._news = asyncio.Event()
 
@@ -102,6 +108,13 @@ class Adopter:
         case = self._cases.setdefault(key, _Case(slot.device, delay=_RETRY_FIRST))
         if case.device != slot.device:
             case.device, case.at, case.delay = slot.device, -math.inf, _RETRY_FIRST
+        self._enqueue(key, case)
+
+    def _enqueue(self, key: SlotKey, case: _Case) -> None:
+        """Have it tried when its time comes, if it is to be tried at all."""
+        if case.at < case.queued and _is_due(case):
+            case.queued = case.at
+            heapq.heappush(self._queue, (case.at, key))
 
     def complaints(self) -> dict[SlotKey, str]:
         """The slots whose device could not be made ready, and why."""
@@ -114,8 +127,7 @@ class Adopter:
                 while True:
                     self._news.clear()
                     self._begin(tasks)
-                    waiting = [case.at for case in self._cases.values() if _is_due(case)]
-                    pause = max(0.0, min(waiting) - self._clock()) if waiting and not self._is_full() else None
+                    pause = max(0.0, self._queue[0][0] - self._clock()) if self._queue and not self._is_full() else None
                     with anyio.move_on_after(pause):
                         await self._news.wait()
         finally:
@@ -123,26 +135,31 @@ class Adopter:
                 workers.close()
 
     def _is_full(self) -> bool:
-        return sum(case.under_way for case in self._cases.values()) >= LIMIT
+        return self._acting >= LIMIT
 
     def _begin(self, tasks: TaskGroup) -> None:
         now = self._clock()
-        for key, case in list(self._cases.items()):
-            if self._is_full():
-                return
-            if _is_due(case) and case.at <= now:
+        while self._queue and not self._is_full() and self._queue[0][0] <= now:
+            at, key = heapq.heappop(self._queue)
+            case = self._cases.get(key)
+            if case is None or case.queued != at:
+                continue  # it is gone, or stands elsewhere in the queue
+            case.queued = math.inf
+            if _is_due(case):
                 case.under_way = True
+                self._acting += 1
                 tasks.start_soon(self._try, key, case)
 
     async def _try(self, key: SlotKey, case: _Case) -> None:
         device, resource = case.device, self._wanting.get(key[0])
-        if resource is None or self._cases.get(key) is not case:
-            return  # it is configured otherwise since a moment ago
         try:
+            if resource is None or self._cases.get(key) is not case:
+                return  # it is configured otherwise since a moment ago
             acted = await self._adopt(resource, device, lambda: self._cases.get(key) is case and case.device == device)
         except _ExchangedError:
             pass  # what is there now is tried next
         except Exception as error:  # noqa: BLE001  # whatever a backend raises; reported, once, and tried again
+            assert resource is not None
             self._failed(resource, case, error)
         else:
             if acted or case.complaint:
@@ -150,6 +167,9 @@ class Adopter:
             case.done, case.complaint, case.delay = device, "", _RETRY_FIRST
         finally:
             case.under_way = False
+            self._acting -= 1
+            if self._cases.get(key) is case:
+                self._enqueue(key, case)
             self._news.set()
 
     async def _adopt(self, resource: Resource[Any], device: Device, is_there: Callable[[], bool]) -> bool:
@@ -192,7 +212,7 @@ def _is_due(case: _Case) -> bool:
 def _adopts(backend: Backend[Any], resource: Resource[Any]) -> bool:
     """Does the backend adopt devices of this resource? One that raises is asked nothing more."""
     try:
-        return bool(backend.adopts(resource))
+        return bool(ask(lambda: backend.adopts(resource)))
     except Exception:
         log.exception("backend-failed", backend=resource.spec.backend, call="adopts", resource=resource.name)
         return False

@@ -8,6 +8,7 @@ List does too (kubelet contract: A5; a List leaves out init containers), the Lis
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -49,6 +50,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._claims: dict[SlotKey, _Claim] = {}
+        self._holders = Counter[str]()  # how many claims have a piece of hardware
 
     def held(self) -> list[Held]:
         """Every claim, in the order in which they began."""
@@ -56,7 +58,7 @@ class Ledger:
 
     def holds(self, hardware: str) -> bool:
         """Does any claim have this hardware?"""
-        return any(hardware in claim.held.hardware for claim in self._claims.values())
+        return self._holders[hardware] > 0
 
     def of(self, slot: SlotKey) -> Held | None:
         """What is held of this slot, as far as is known; None if it is not claimed."""
@@ -82,13 +84,13 @@ class Ledger:
         for held in given:
             before = self._claims.get(held.slot)
             changed |= before is None or before.held != held
-            self._claims[held.slot] = _Claim(held, now)
+            self._put(_Claim(held, now))
         return changed
 
     def restore(self, kept: Iterable[Held], now: float) -> None:
         """Take in what an earlier run of ours had recorded, or an agent before us; it knew better."""
         for held in kept:
-            self._claims[held.slot] = _Claim(held, now)
+            self._put(_Claim(held, now))
 
     def adopt(
         self,
@@ -118,7 +120,7 @@ class Ledger:
                 identity=device.identity if device else "",
             )
             if claim is None or held != claim.held:
-                self._claims[slot] = _Claim(held, claim.since if claim else now)
+                self._put(_Claim(held, claim.since if claim else now))
                 news.append(held)
         return news
 
@@ -148,8 +150,15 @@ class Ledger:
                 self._claims[slot] = replace(claim, absent_since=None, absent_version=None)
             else:
                 del self._claims[slot]
+                self._holders.subtract(claim.held.hardware)
                 ended.append(claim.held)
         return ended
+
+    def _put(self, claim: _Claim) -> None:
+        if (before := self._claims.get(claim.held.slot)) is not None:
+            self._holders.subtract(before.held.hardware)
+        self._holders.update(claim.held.hardware)
+        self._claims[claim.held.slot] = claim
 
     def ending(self) -> bool:
         """Is any claim waiting for its second witness?"""

@@ -7,11 +7,14 @@ the process ends, or a reload takes the template away.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
 from agent.devices.assignment import Candidate
+from agent.discovery import answers
+from agent.discovery.answers import ask
+from agent.errors import shown
 from agent.naming import NamelessError, fits, is_distinctive, name_of
 from backends.base import Backend, Device, Resource
 
@@ -126,7 +129,7 @@ class Configured:
             except NamelessError as nameless:
                 why = str(nameless)
             except Exception as error:  # noqa: BLE001  # one backend's nonsense must not stop the lists of all
-                why = self.broken[name] = f"its IDs cannot be told: {error!r}"
+                why = self.broken[name] = f"its IDs cannot be told: {shown(error)}"
             if why is not None:
                 refused.append(f"{name} does not take it: {why}")
         return tuple(candidates), tuple(refused)
@@ -143,7 +146,9 @@ class Configured:
             if named.name in self.written:
                 raise NamelessError(f"its name would be {named.name}, which is a resource of its own")
             resource, value = self.resources.get(named.name) or _given_by(resource, named.name), named.value
-        return Candidate(resource.name, order, _checked_ids(self._backends[kind].ids(resource, device)), value)
+        return Candidate(
+            resource.name, order, ask(lambda: answers.ids(self._backends[kind].ids(resource, device))), value
+        )
 
     def renumber(self, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
         """The same resources, where they stand in the order now."""
@@ -172,16 +177,3 @@ class Configured:
 
 def _given_by(template: Resource[Any], name: str) -> Resource[Any]:
     return replace(template, name=name, template=template.name)
-
-
-def _checked_ids(ids: Iterable[Any]) -> tuple[str, ...]:
-    """A backend's IDs, each once.
-
-    Raises:
-        ValueError: one of them cannot be sent to a kubelet.
-    """
-    unique = tuple(dict.fromkeys(ids))
-    if wrong := [device_id for device_id in unique if not (isinstance(device_id, str) and device_id)]:
-        raise ValueError(f"{wrong[0]!r} is no ID")
-    "".join(unique).encode()  # a file name may have bytes that are no text
-    return unique

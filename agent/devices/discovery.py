@@ -2,8 +2,8 @@
 
 A scan covers units: all of them at the start, after an overflow and on a slow timer, else those a hint
 affects. What a scan covered is replaced; a unit that could not be read keeps what was known and is
-tried again. A unit whose read hangs is quarantined until its thread comes back, and the walk goes on
-without it in another thread. On a faster timer the health of all known devices is probed, or glanced at
+tried again. Where a read is slow the walk goes on without it in another thread; a unit whose read hangs
+is Unhealthy and left alone until its thread comes back. On a faster timer the health of all known devices is probed, or glanced at
 first, and only those that cannot be used are read anew; a hint does not wait until all of that is done.
 """
 
@@ -16,24 +16,28 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-import structlog
-
 from agent.counting import Counts
 from agent.devices import records
-from agent.devices.looks import NonsenseError, Seen, Walk, checked_units, probe, walk
+from agent.devices.looks import Seen, Walk, probe, walk
 from agent.devices.news import News, news_of
+from agent.devices.overtaken import OVERTAKEN, Overtaken, wait
 from agent.devices.schedule import EVERY_UNIT, Schedule, Todo
 from agent.devices.waiting import LookError, Waiting
 from agent.devices.workers import NoWorkerError, Workers
-from agent.errors import words
-from backends.base import ALL, ANY_SUBSYSTEM, All, Backend, Device, Hint, Problem, Record, Signal, Watches
+from agent.discovery import answers
+from agent.discovery.answers import ask
+from agent.discovery.reports import Reports, cannot_read, hangs, signals_of_hung
+from agent.errors import shown, words
+from agent.runtime.patience import Running
+from backends.base import ALL, All, Backend, Device, Hint, Problem, Record, Signal, Watches
 
 UNIT_DEADLINE: Final = 5.0
 """Seconds after which a read is taken to hang."""
 
-_CALLS = ("affects", "signals", "watches")  # problems that belong to a call, not to a unit
+THREADS: Final = 64
+"""Each read that hangs keeps one; as many units may hang before the others are no longer looked at."""
 
-log = structlog.get_logger()
+_CALLS = ("affects", "signals", "watches")  # problems that belong to a call, not to a unit
 
 
 class Discoverer:
@@ -54,11 +58,11 @@ class Discoverer:
     ) -> None:
         self.kind = kind
         self.backend = backend
-        self.workers = Workers(kind)
+        self.workers = Workers(kind, THREADS)
         self._seen = Seen()
         self.known = self._seen.devices
-        self.problems: dict[str, tuple[Problem, ...]] = {}
-        """Per unit (`EVERY_UNIT` for the backend as a whole)."""
+        reports = Reports(kind)
+        self.problems, self._report = reports.problems, reports.report
         self._publish = publish
         self._on_watches = on_watches
         self._unit_deadline = unit_deadline
@@ -69,6 +73,9 @@ class Discoverer:
         self.first_scan = asyncio.Event()
         """Set when the first full scan has come to its end."""
         self._hung: dict[str, asyncio.Future[None]] = {}
+        self._slow = Overtaken()
+        self._again: set[str] = set()  # slow units to be looked at once more when they are done
+        self._walked_all = False
         self._hinted: float | None = None
         self._durations = (counts or Counts()).discovery[kind]
 
@@ -77,11 +84,10 @@ class Discoverer:
     def hint(self, hint: Hint) -> None:
         """Something happened somewhere: look at the units it affects. Called for every event; cheap."""
         try:
-            affected = self.backend.affects(hint, self.known)
-            units = affected if affected is ALL else checked_units(affected)
+            units = ask(lambda: answers.affected(self.backend.affects(hint, self.known)))
         except Exception as error:  # noqa: BLE001  # reported; a full scan sees what the hint meant
             if "affects" not in self.problems:  # hints come by the thousand, and each would have its own sentence
-                self._report("affects", [Problem("affects", f"affects() failed on {hint}: {error!r}")])
+                self._report("affects", [Problem("affects", f"affects() failed on {hint}: {shown(error)}")])
             units = ALL
         if units:
             self._hinted = self._clock() if self._hinted is None else self._hinted
@@ -93,7 +99,7 @@ class Discoverer:
             return records.signals(self.backend, record)
         except Exception as error:  # noqa: BLE001  # reported; the next record may be one that it understands
             if "signals" not in self.problems:  # as with `affects`
-                self._report("signals", [Problem("signals", f"signals() failed on {record}: {error!r}")])
+                self._report("signals", [Problem("signals", f"signals() failed on {record}: {shown(error)}")])
             return ()
 
     def selectable(self) -> list[Device]:
@@ -177,13 +183,16 @@ class Discoverer:
 
     async def _scan(self, todo: Todo) -> None:
         """Walk what is to be looked at; where a read hangs, publish what is there and go on without it."""
-        self._waiting.begin()
+        stale = set(self._slow.units) if todo.everything else todo.units & self._slow.units
+        self._again |= stale  # what is being read there was so before we were asked
+        self._waiting.begin(stale)
         began, since, self._hinted = self._clock(), self._hinted, None
         failed: dict[str, str] = {}
         units = self._wanted(todo)
         while units is None or units:
             progress, backend = Walk(), self.backend
-            call = partial(walk, backend, units, frozenset(self._hung), self._seen, progress, self._clock)
+            skip = frozenset(self._hung.keys() | self._slow.units)
+            call = partial(walk, backend, units, skip, self._seen, progress, self._clock)
             try:
                 failure = await self._run(call, progress)
             except NoWorkerError as error:
@@ -194,14 +203,16 @@ class Discoverer:
                 units = self._wanted(todo)  # what an earlier instance sees is not what is configured
                 continue
             progress = progress.so_far()
-            failed |= {unit: _cannot_read(unit, error) for unit, error in progress.failures.items()}
+            failed |= {unit: cannot_read(unit, error) for unit, error in progress.failures.items()}
             self._digest(progress, failure, since)
             if not progress.abandoned and failure is None:
                 break
             units = self._rest(progress, units, todo)
-        self._waiting.end(failed)
+        self._waiting.end(failed, self._slow.units)
+        await self._end_slow(since)
         self._durations.observe(self._clock() - began)
-        if todo.everything:
+        self._walked_all |= todo.everything
+        if self._walked_all and not self._slow.units:
             self.first_scan.set()
 
     def _wanted(self, todo: Todo) -> Set[str] | None:
@@ -236,10 +247,11 @@ class Discoverer:
             if backend is not self.backend:
                 break  # everything is looked at again
             self._digest_probes(progress)
-            units = units - progress.probes.keys() - progress.failures.keys() - self._hung.keys()
+            units = units - progress.probes.keys() - progress.failures.keys() - self._hung.keys() - self._slow.units
             if progress.interrupted:
                 self.schedule.put_off(units - at_a_glance, units & at_a_glance)
                 break
+        await self._end_slow(None)
 
     async def _run(self, call: Callable[[], None], progress: Walk) -> Exception | None:
         """Have a thread walk, to its end or until a read hangs; the error that ended it, if one did.
@@ -256,45 +268,70 @@ class Discoverer:
         self.schedule.retry(EVERY_UNIT, failed=True)
 
     async def _finish(self, job: asyncio.Future[None], progress: Walk) -> Exception | None:
-        """Wait for a walk's end, or until one of its reads hangs; the error that ended it, if one did."""
+        """Wait for a walk's end, or until one of its reads is slow or hangs; the error that ended it, if one did."""
+        running, began, missed, passed = Running(progress.since), progress.since, 0.0, 0.0
         while not job.done():
-            unit = progress.unit  # read before the time, which the thread sets first: a later unit is never blamed
-            left = progress.since + self._unit_deadline - self._clock()
-            if left <= 0:
+            # in this order, since the thread sets the time first: a later unit is never blamed
+            unit, since = progress.unit, progress.since
+            now = self._clock()
+            before, passed = passed, running.missed(now)
+            if since != began:  # what was missed since the last turn may have been this unit's time
+                began, missed = since, passed - min(passed - before, now - since)
+            lasts = now - since - (passed - missed)
+            if lasts >= self._unit_deadline:
                 progress.abandoned = True
                 self._quarantine(unit or EVERY_UNIT, job)
                 return None
-            try:
-                await asyncio.wait([job], timeout=left)
-            except asyncio.CancelledError:
+            if unit is not None and lasts >= OVERTAKEN:
                 progress.abandoned = True
-                job.cancel()
-                raise
+                progress.since = now - lasts  # without the time in which we did not run
+                self._slow.add(unit, self.backend, progress, job)
+                return None
+            await wait(progress, job, OVERTAKEN)
         error = job.exception()
         return error if isinstance(error, Exception) else None
+
+    async def _end_slow(self, since: float | None) -> None:
+        """Wait for the units that were overtaken, unless something more urgent comes up; those that hang are quarantined."""
+        async for slow in self._slow.ended(self._unit_deadline, self._clock, self.schedule.asked):
+            if slow.hangs is not None:
+                self._quarantine(slow.unit, slow.hangs)
+            elif slow.backend is self.backend:
+                if slow.found.probes:
+                    self._digest_probes(slow.found)
+                else:
+                    self._digest(slow.found, None, since)
+            if slow.unit in self._again:
+                self._again.discard(slow.unit)
+                self._ask([slow.unit])
+            self._waiting.end({u: cannot_read(u, e) for u, e in slow.found.failures.items()}, self._slow.units)
 
     def _rest(self, progress: Walk, units: Set[str] | None, todo: Todo) -> Set[str]:
         """What is left to be looked at; where the listing has failed, of what is known."""
         if units is None:
             units = progress.listed if progress.listed is not None else todo.units | self.known.keys()
-        return units - progress.looks.keys() - progress.failures.keys() - self._hung.keys()
+        return units - progress.looks.keys() - progress.failures.keys() - self._hung.keys() - self._slow.units
 
     def _hangs(self, unit: str) -> str:
-        what = f"reading {unit}" if unit else "listing its units"
-        return f"{what} has hung for {self._unit_deadline:g} s; it is left alone until the read returns"
+        return hangs(unit, self._unit_deadline)
 
     def _quarantine(self, unit: str, job: asyncio.Future[None]) -> None:
         self._report(unit, [Problem(unit or self.kind, self._hangs(unit))])
         self._hung[unit] = job
         self._waiting.hangs(unit, self._hangs(unit))
         job.add_done_callback(partial(self._release, unit))
+        if signals := signals_of_hung(self._seen.hardware_in(unit), self._hangs(unit)):
+            self._publish(News(self.kind, {}, {unit: signals}))
+            self._seen.signals[unit] = signals
 
     def _release(self, unit: str, job: asyncio.Future[None]) -> None:
         """The thread that hung has come back: look at the unit again, at all of them if there was no thread left."""
-        del self._hung[unit]
         if not job.cancelled():
             job.exception()  # whatever it was; asyncio complains of one that nobody read
-            self._ask([unit] if unit and EVERY_UNIT not in self.problems else ALL)
+        if self._hung.get(unit) is not job:
+            return  # it has hung once more since
+        del self._hung[unit]
+        self._ask([unit] if unit and EVERY_UNIT not in self.problems else ALL)
 
     def _digest(self, progress: Walk, failure: Exception | None, since: float | None) -> None:
         """Replace what the walk covered, publish what is different, note what went wrong."""
@@ -337,7 +374,7 @@ class Discoverer:
 
     def _note_failures(self, failures: Mapping[str, BaseException]) -> None:
         for unit, error in failures.items():
-            self._report(unit, [Problem(unit, _cannot_read(unit, error))])
+            self._report(unit, [Problem(unit, cannot_read(unit, error))])
             self.schedule.retry(unit, failed=True)
 
     def _note_listing(self, failure: Exception | None, listed: Set[str] | None) -> None:
@@ -352,34 +389,11 @@ class Discoverer:
     def watches(self) -> Watches:
         """What the sources should listen to for this backend."""
         try:
-            watches = self.backend.watches(self.known)
-            if not isinstance(watches, Watches):
-                raise NonsenseError(f"returned {watches!r} where Watches are due")
-            if ANY_SUBSYSTEM in watches.subsystems and type(self.backend).affects is Backend.affects:
-                raise NonsenseError("asks for every event of the node, and affects() does not say what each is about")
-            if watches.poll is not None and not watches.poll > 0:
-                raise NonsenseError(f"asks for a probe every {watches.poll} s")
+            watches = answers.watches(self.backend, ask(lambda: self.backend.watches(self.known)))
         except Exception as error:  # noqa: BLE001  # reported; the slow timer still looks
-            self._report("watches", [Problem("watches", f"watches() failed: {error!r}")])
+            self._report("watches", [Problem("watches", f"watches() failed: {shown(error)}")])
             watches = Watches()
         else:
             self._report("watches", [])
         self.schedule.poll = watches.poll
         return watches
-
-    def _report(self, unit: str, problems: Iterable[Problem]) -> None:
-        """Keep what is wrong with a unit, and say it once, when it changes."""
-        before, after = self.problems.get(unit, ()), tuple(problems)
-        if before == after:
-            return
-        if after:
-            self.problems[unit] = after
-            for problem in (problem for problem in after if problem not in before):
-                log.warning("discovery-problem", backend=self.kind, subject=problem.subject, reason=problem.sentence)
-        else:
-            del self.problems[unit]
-            log.info("discovery-problem-solved", backend=self.kind, subject=unit or self.kind)
-
-
-def _cannot_read(unit: str, error: BaseException) -> str:
-    return f"{unit} cannot be read: {words(error)}"

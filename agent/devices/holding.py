@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Final
 
 from agent.devices.claims import SlotKey
@@ -29,6 +29,12 @@ class Holdings:
             for hardware in claim.hardware:
                 self.by_hardware[hardware].add(claim.slot)
         return before
+
+    def tombstones_of(self, device: Device, resource: str, tombstones: Container[str]) -> list[str]:
+        """Of a resource's tombstones, those of pods that hold some hardware of this device; in no time, if there are none."""
+        hardware = min(device.hardware, key=lambda name: len(self.by_hardware.get(name, ())))
+        held = self.by_hardware.get(hardware, ())
+        return [device_id for name, device_id in held if name == resource and device_id in tombstones]
 
     def remove(self, slot: SlotKey) -> Held | None:
         """Nobody holds this any more; what it was."""
@@ -77,7 +83,7 @@ def kept_back(
         ids: the device's, as they are now.
         device: the device.
         claims: of its resource, by ID.
-        tombstones: the resource's claimed IDs that have no device.
+        tombstones: the resource's claimed IDs that have no device, at least those with all of its hardware.
     """
     earlier = sorted(i for i in tombstones if claims[i].hardware >= device.hardware and is_same(claims[i], device))
     if not earlier:

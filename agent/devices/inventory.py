@@ -70,8 +70,7 @@ class Inventory:
         moved = {ref for it in found for ref in self._replace_unit(*it)}
         self._settle(moved | self._select_anew(before))
         for name in now.keys() ^ before.resources.keys():
-            for device_id in self._lists[name].claims:
-                self._write_slot((name, device_id))
+            self._write_all((name, device_id) for device_id in self._lists[name].claims)
 
     def update(
         self,
@@ -90,9 +89,7 @@ class Inventory:
     def set_health(self, changes: Mapping[str, Health]) -> None:
         """The health of hardware changed."""
         self._conditions.set(changes)
-        touched = {ref for hardware in changes for ref in self._index.minded.get(hardware, ())}
-        for ref in touched:
-            self._write_slots(self._found[ref])
+        self._write_minding(changes)
 
     def claim(self, held: Iterable[Held]) -> None:
         """Pods hold these from now on, or hold them with other hardware than was known."""
@@ -110,7 +107,7 @@ class Inventory:
             self._lists.setdefault(claim.resource, Listing(claim.resource)).claims[claim.id] = claim
             if not self._is_placed(claim):
                 moved |= self._concerned(claim)
-            self._write_slot(claim.slot)
+        self._write_all(claim.slot for claim in changed)
         self._settle(moved)
         self._judge_held(changed)
 
@@ -124,7 +121,7 @@ class Inventory:
             changed.append(known)
             del self._lists[claim.resource].claims[claim.id]
             moved |= self._concerned(known)
-            self._write_slot(claim.slot)
+        self._write_all(claim.slot for claim in changed)
         self._settle(moved)
         self._judge_held(changed)
 
@@ -326,12 +323,29 @@ class Inventory:
         held = [claim for i in place.ids if (claim := listing.claims.get(i))] if listing.claims else ()
         others = {claim.id: replaced(claim, device) for claim in held if not is_same(claim, device)}
         if listing.keeps_back:
-            back = kept_back(place.ids, device, listing.claims, listing.tombstones)
+            former = self._held.tombstones_of(device, place.resource, listing.tombstones)
+            back = kept_back(place.ids, device, listing.claims, former)
             listing.keep_back(place.ids, back)
             others |= back
         for device_id, why in others.items():
             listing.put(Slot(device_id, device, why))
         listing.put_device([i for i in place.ids if i not in others] if others else place.ids, device, health)
+
+    def _write_minding(self, hardware: Iterable[str]) -> None:
+        for ref in {ref for name in hardware for ref in self._index.minded.get(name, ())}:
+            self._write_slots(self._found[ref])
+
+    def _write_all(self, slots: Iterable[tuple[str, str]]) -> None:
+        """Write many slots; a device that has several of them is written once."""
+        devices: dict[Ref, None] = {}
+        for resource, device_id in slots:
+            listing = self._lists[resource]
+            if listing.keeps_back and (ref := listing.owners.get(device_id)) is not None:
+                devices[ref] = None
+            else:
+                self._write_slot((resource, device_id))
+        for ref in devices:
+            self._write_slots(self._found[ref])
 
     def _write_slot(self, slot: tuple[str, str]) -> None:
         """Write one slot from what is known: its device, else its claim's tombstone, else nothing."""
@@ -355,16 +369,12 @@ class Inventory:
 
     def _judge_held(self, changed: Iterable[Held]) -> None:
         """These claims began or ended: write anew what is another while a pod holds the hardware."""
-        differing = self._conditions.another_while_held(h for claim in changed for h in claim.hardware)
-        for ref in {ref for hardware in differing for ref in self._index.minded.get(hardware, ())}:
-            self._write_slots(self._found[ref])
+        self._write_minding(self._conditions.another_while_held(h for claim in changed for h in claim.hardware))
 
     def _rewrite_tombstones(self, device: Device) -> None:
         """A device that is there and cannot be used came or went: pods that hold its hardware are told why."""
         if device.unusable:
-            for hardware in device.hardware:
-                for slot in self._held.by_hardware.get(hardware, ()):
-                    self._write_slot(slot)
+            self._write_all({slot for h in device.hardware for slot in self._held.by_hardware.get(h, ())})
 
     def _tombstone(self, claim: Held) -> Health:
         if claim.resource not in self.configured.resources:
@@ -372,8 +382,6 @@ class Inventory:
         refs = {ref for hardware in claim.hardware for ref in self._index.owned.get(hardware, ())}
         why = next((why for ref in sorted(refs) if (why := self._found[ref].device.unusable)), "")
         return unusable(why) if why else GONE
-
-    # --- small things ---
 
     def _is_placed(self, claim: Held) -> bool:
         """Is the claimed hardware where it belongs already, and nobody else after its ID?

@@ -19,7 +19,14 @@ from agent.devices.state import StateFile
 from agent.errors import FairleadError
 from backends.base import Clears
 
+_PATIENCE: Final = 3.0
+"""Seconds that the disk may take for what an operator decided, before he is told that it is not kept."""
+
 _LATEST: Final = 32503680000.0  # the year 3000, in seconds since the epoch: no later day can be written down everywhere
+
+
+class NotYetError(FairleadError):
+    """Another agent may still be running, and the state is its."""
 
 
 class Keeper:
@@ -43,6 +50,8 @@ class Keeper:
         self._is_alone = False
         self._claims_changed = False
         self._written = health.revision
+        self._late = False
+        self._writing = self._again = False
 
     def restore(self) -> None:
         """Take in what the file says; where it says nothing, all stays as it is (blocking)."""
@@ -64,6 +73,12 @@ class Keeper:
         if self._claims_changed:
             await self.write_claims()
         await self.write_health()
+        if self._state.damage:  # so that the damaged file is moved aside now
+            await self._state.write(health=self._health.kept())
+
+    def end(self) -> None:
+        """Another agent may run from now on: the file is no longer ours."""
+        self._is_alone = False
 
     async def write_claims(self) -> None:
         """Have the claims, and what is to be undone of ended ones, written; returns when they are, or the disk takes too long."""
@@ -71,33 +86,68 @@ class Keeper:
         if self._is_alone:
             await self._state.write(claims=self._ledger.held(), releasing=self._releaser.pending())
 
+    async def write_claims_soon(self) -> None:
+        """The same for what ends or is undone by the thousand: what comes while it is being written is written once."""
+        if self._writing:
+            self._again = True
+            return
+        self._writing = self._again = True
+        try:
+            while self._again:
+                self._again = False
+                await self.write_claims()
+        finally:
+            self._writing = False
+
     async def write_health(self) -> None:
         """Have what is kept of health written, if it changed; returns when it is, or the disk takes too long."""
         if self._is_alone and self._health.revision != self._written:
             self._written = self._health.revision
-            await self._state.write(health=self._health.kept())
+            self._late = not await self._state.write(health=self._health.kept(), patience=_PATIENCE)
 
     def unkept(self) -> str:
         """Why a restart would forget what is kept here, one sentence; empty if it would not."""
-        if not self._state.complaint:
-            return ""
-        return f"{self._state.path} cannot be written: {self._state.complaint}; a restart would forget drains"
+        if self._state.complaint:
+            return f"{self._state.path} cannot be written: {self._state.complaint}; a restart would forget drains"
+        if self._late:
+            return f"{self._state.path} could not be written within {_PATIENCE:g} s; a restart might forget drains"
+        return ""
+
+    def damage(self) -> str:
+        """What was wrong with the state file at the start, one sentence; empty if nothing was."""
+        return self._state.damage
+
+    def _check_alone(self) -> None:
+        """Refuse what would be forgotten: another agent's state is not ours to change.
+
+        Raises:
+            NotYetError: another agent may be running.
+        """
+        if not self._is_alone:
+            raise NotYetError("this Fairlead does not serve the node yet and would forget it")
 
     def drain(self, hardware: Iterable[str], reason: str, until: float | None) -> dict[str, Health]:
         """An operator takes this hardware out of service; the hardware whose health changed.
 
         Raises:
             FairleadError: the time is past, or none.
+            NotYetError: another agent may be running.
         """
         wall = self._wall()
         if until is not None and not wall < until < _LATEST:
             raise FairleadError(
                 "a drain must end later than now, in this millennium; without an end it lasts until undrain"
             )
+        self._check_alone()
         return self._health.drain(hardware, reason, until, self._clock(), wall)
 
     def undrain(self, hardware: Iterable[str]) -> tuple[dict[str, Health], tuple[str, ...]]:
-        """An operator puts this hardware back into service; the hardware whose health changed, the reasons that ended."""
+        """An operator puts this hardware back into service; the hardware whose health changed, the reasons that ended.
+
+        Raises:
+            NotYetError: another agent may be running.
+        """
+        self._check_alone()
         names, now = sorted(set(hardware)), self._clock()
         said = [it for name in names for it in self._health.signals_of(name, now)]
         ended = dict.fromkeys(it.reason for it in said if Clears.OPERATOR in it.waits_for)

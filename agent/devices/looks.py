@@ -1,6 +1,6 @@
 """One walk over a backend's units in a worker thread: what was found, unit by unit, and where it stands now.
 
-What backends answer is checked here, so that nonsense is blamed on the unit it came from.
+What backends answer is checked while it is read, so that nonsense is blamed on the unit it came from.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from backends.base import Backend, Device, Discovery, Link, Mount, Node, Problem, Signal, Verdict
+from agent.discovery import answers
+from agent.runtime import descriptors
+from backends.base import Backend, Device, Discovery, Link, Signal, Verdict
 from backends.known import Known
 
 Glance = tuple[object, ...]
 """What `Backend.glance` said of each of a unit's devices."""
-
-
-class NonsenseError(Exception):
-    """A backend answered something that its interface does not allow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +33,10 @@ class Seen:
     def selectable(self) -> list[Device]:
         """All devices, and what is beside them."""
         return [device for seen in (self.devices, self.beside) for found in seen.values() for device in found]
+
+    def hardware_in(self, unit: str) -> list[str]:
+        """The hardware of a unit's devices."""
+        return sorted({name for device in self.devices.get(unit, ()) for name in device.hardware})
 
     def replace(self, looks: Mapping[str, Look], gone: Set[str]) -> None:
         """These units were looked at, and those are there no more."""
@@ -89,6 +91,15 @@ class Walk:
         """What it has come to; the thread of one that hangs may write on at any time."""
         return replace(self, looks=dict(self.looks), failures=dict(self.failures))
 
+    def only(self, unit: str) -> Walk:
+        """What it has come to of one unit."""
+
+        def of(every: dict[str, Any]) -> dict[str, Any]:
+            return {unit: every[unit]} if unit in every else {}
+
+        parts = of(self.looks), of(self.probes), of(self.glances), of(self.failures)
+        return Walk(*parts, unit=unit, since=self.since)
+
     def without_moved(self, now: Mapping[str, tuple[Device, ...]]) -> Walk:
         """Without the units of which something else is known by now: what it says of them is older, and told to nobody."""
         stayed = {unit: look for unit, look in self.looks.items() if now.get(unit) is self.known.get(unit)}
@@ -110,7 +121,10 @@ def walk(
         Exception: whatever `units()` raises. A unit that raises is a failure of that unit alone.
     """
     if units is None:
-        units = progress.listed = checked_units(backend.units())
+        listed = answers.units(backend.units())
+        if not seen.devices.keys() <= listed:
+            descriptors.check()
+        units = progress.listed = listed
     for unit in sorted(units - skip):
         if progress.abandoned:
             return
@@ -124,12 +138,16 @@ def walk(
 
 
 def _look(backend: Backend[Any], unit: str, seen: Seen) -> Look:
-    discovery = _checked_discovery(backend.discover(unit), unit)
+    discovery = answers.discovery(backend.discover(unit), unit)
+    glance, signals = _glance(backend, discovery.devices), _probe(backend, discovery.devices)
+    known = seen.devices.get(unit, ())
+    if (changed := discovery.devices != known) or discovery.problems or _is_ill(signals):
+        descriptors.check()
     return Look(
         discovery,
-        _glance(backend, discovery.devices),
-        _probe(backend, discovery.devices),
-        changed=discovery.devices != seen.devices.get(unit, ()),
+        glance,
+        signals,
+        changed=changed,
         links_changed=discovery.links != seen.links.get(unit, ()),
     )
 
@@ -165,6 +183,8 @@ def _probe_unit(backend: Backend[Any], unit: str, at_a_glance: bool, seen: Seen,
         progress.probes[unit] = None
         return
     signals = _probe(backend, devices)
+    if _is_ill(signals):
+        descriptors.check()
     new = signals != seen.signals.get(unit, ()) or any(signal.measure is not None for signal in signals)
     progress.probes[unit] = signals if new else None
     progress.glances[unit] = glance
@@ -179,81 +199,4 @@ def _glance(backend: Backend[Any], devices: tuple[Device, ...]) -> Glance:
 
 
 def _probe(backend: Backend[Any], devices: tuple[Device, ...]) -> tuple[Signal, ...]:
-    signals: tuple[Any, ...] = tuple(signal for device in devices for signal in backend.probe(device))
-    if wrong := [signal for signal in signals if not isinstance(signal, Signal)]:
-        raise NonsenseError(f"probe() returned {wrong[0]!r} where a Signal is due")
-    return signals
-
-
-def checked_units(units: Any) -> frozenset[str]:
-    """What a backend named as units.
-
-    Raises:
-        NonsenseError: these are no names.
-    """
-    if isinstance(units, str):
-        raise NonsenseError(f"it returned the string {units!r} where units are due")
-    listed = list(units)
-    if wrong := [unit for unit in listed if not (isinstance(unit, str) and unit)]:
-        raise NonsenseError(f"it returned {wrong[0]!r} where a unit's name is due")
-    return frozenset(listed)
-
-
-def _checked_discovery(found: Any, unit: str) -> Discovery:
-    if not isinstance(found, Discovery):
-        raise NonsenseError(f"discover() returned {type(found).__name__} where a Discovery is due")
-    _check_all(found.devices, Device)
-    _check_all(found.problems, Problem)
-    _check_all(found.links, Link)
-    for link in found.links:
-        if not (_is_name(link.one) and _is_name(link.other) and isinstance(link.weight, int)):
-            raise NonsenseError(f"discover() returned the impossible {link}")
-    _check_all(found.beside, Device)
-    for device in (*found.devices, *found.beside):
-        _check_device(device, unit)
-    return found
-
-
-def _check_all(answer: Any, kind: type) -> None:
-    if not isinstance(answer, tuple):
-        raise NonsenseError(f"discover() returned {type(answer).__name__} where a tuple of {kind.__name__} is due")
-    if wrong := [item for item in answer if not isinstance(item, kind)]:
-        raise NonsenseError(f"discover() returned {type(wrong[0]).__name__} where a {kind.__name__} is due")
-
-
-def _check_device(device: Any, unit: str) -> None:
-    numa = device.numa_node
-    allowed = {
-        "key": _is_name(device.key),
-        "unit": device.unit == unit,
-        "resource": device.resource is None or isinstance(device.resource, str),
-        "hardware": device.hardware and _is_names(device.hardware),
-        "depends": _is_names(device.depends),
-        "exclusive": _is_names(device.exclusive),
-        "parts": isinstance(device.parts, tuple) and all(part and _is_names(part) for part in device.parts),
-        "identity": isinstance(device.identity, str),
-        "bindings": isinstance(device.bindings, Mapping)
-        and all(_is_name(name) for pair in device.bindings.items() for name in pair),
-        "unusable": isinstance(device.unusable, str),
-        "nodes": _is_tuple_of(device.nodes, Node),
-        "mounts": _is_tuple_of(device.mounts, Mount),
-        "ancestry": _is_tuple_of(device.ancestry, str),
-        "numa_node": numa is None or (isinstance(numa, int) and numa >= 0),
-        "attributes": isinstance(device.attributes, Mapping)
-        and all(isinstance(values, tuple) for values in device.attributes.values()),
-    }
-    if wrong := [name for name, right in allowed.items() if not right]:
-        what = f"{wrong[0]} {getattr(device, wrong[0])!r}"
-        raise NonsenseError(f"discover() returned device {device.key!r} with the impossible {what}")
-
-
-def _is_tuple_of(answer: Any, kind: type) -> bool:
-    return isinstance(answer, tuple) and all(isinstance(item, kind) for item in answer)
-
-
-def _is_name(answer: Any) -> bool:
-    return isinstance(answer, str) and answer != ""
-
-
-def _is_names(answer: Any) -> bool:
-    return isinstance(answer, frozenset) and all(isinstance(name, str) for name in answer)
+    return answers.signals("probe", (signal for device in devices for signal in backend.probe(device)))

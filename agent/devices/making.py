@@ -8,6 +8,8 @@ from typing import Any, ClassVar, NoReturn
 
 import msgspec
 
+from agent.discovery.answers import ask
+from agent.errors import shown
 from backends import registry
 from backends.base import Backend, ContainerEdits, Discovery, Grant, Host, Released, Resource
 
@@ -22,7 +24,7 @@ def make_backends(host: Host, resources: Sequence[Resource[Any]]) -> dict[str, B
 
 def _make(kind: str, host: Host, resources: list[Resource[Any]]) -> Backend[Any]:
     try:
-        return registry.load(kind)(host, resources)
+        return ask(lambda: registry.load(kind)(host, resources))
     except Exception as error:  # noqa: BLE001  # a backend may raise anything; the others go on
         return _Unmade(host, resources, error)
 
@@ -42,7 +44,7 @@ class _Unmade(Backend[msgspec.Struct]):
         self._error = error
 
     def _raise(self) -> NoReturn:
-        raise RuntimeError(f"it could not be started: {self._error!r}") from self._error
+        raise RuntimeError(f"it could not be started: {shown(self._error)}") from self._error
 
     def units(self) -> Iterable[str]:
         self._raise()

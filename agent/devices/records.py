@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from agent.devices.looks import NonsenseError
 from agent.devices.news import News
+from agent.discovery import answers
+from agent.discovery.answers import ask
 from backends.base import ANY_SUBSYSTEM, Backend, Device, Record, Signal, Watches
 from backends.linux import kernel_log
 
@@ -31,10 +32,7 @@ def signals(backend: Backend[Any], record: Record) -> tuple[Signal, ...]:
         NonsenseError: it answered something else than signals.
         Exception: whatever `signals()` raises.
     """
-    said: tuple[Any, ...] = tuple(backend.signals(record))
-    if wrong := [signal for signal in said if not isinstance(signal, Signal)]:
-        raise NonsenseError(f"it returned {wrong[0]!r} where a Signal is due")
-    return said
+    return ask(lambda: answers.signals("signals", backend.signals(record)))
 
 
 class Sightings:

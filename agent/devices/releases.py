@@ -20,6 +20,7 @@ from agent.devices.claims import Ledger, SlotKey, names_of
 from agent.devices.model import Held
 from agent.devices.turns import HangsError, Turn, Turns
 from agent.devices.workers import LIMIT, NoWorkerError, Workers
+from agent.discovery.answers import ask
 from agent.errors import words
 from backends import registry
 from backends.base import Backend, Host, Released
@@ -135,7 +136,7 @@ class Releaser:
         if (configured := self._backends.get(kind)) is not None:
             return configured
         if kind not in self._unconfigured:
-            self._unconfigured[kind] = registry.load(kind)(self._host, ())
+            self._unconfigured[kind] = ask(lambda: registry.load(kind)(self._host, ()))
         return self._unconfigured[kind]
 
 

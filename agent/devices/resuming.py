@@ -20,6 +20,7 @@ from agent.devices.inventory import Inventory
 from agent.devices.model import REPLACED, Held
 from agent.devices.turns import HangsError, Turns
 from agent.devices.workers import LIMIT, NoWorkerError, Workers
+from agent.discovery import answers
 from agent.errors import words
 from backends.base import AllocationRefused, Backend, Device, Grant
 
@@ -97,7 +98,7 @@ class Resumer:
             Exception: it could not be made ready.
         """
         resource, kind = self._inventory.resource(held.resource), held.backend
-        if resource is None or resource.spec.backend != kind or not self._backends[kind].needs_claim(resource):
+        if resource is None or resource.spec.backend != kind or not answers.needs_claim(self._backends[kind], resource):
             return True
         async with self._turns.take_within(RESUME_DEADLINE, held.things) as turn:
             device = self._device(held)

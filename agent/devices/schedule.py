@@ -49,7 +49,8 @@ class Schedule:
         self._resynced = self._probed = self._glanced = clock()
         self._todo = Todo()
         self._passed_over = False  # have probes waited for the last look?
-        self._asked = asyncio.Event()
+        self.asked = asyncio.Event()
+        """Set when something is to be looked at before what is due by time."""
         self._retries: dict[str, tuple[float, float]] = {}  # unit → when, the delay after that
 
     def ask(self, units: Iterable[str] | All) -> None:
@@ -58,17 +59,18 @@ class Schedule:
             self._todo.everything = True
         else:
             self._todo.units.update(units)
-        self._asked.set()
+        self.asked.set()
 
     def set_timers(self, resync: float, probe: float) -> None:
         """From now on with these times; what is due by them is due at once."""
         self._resync, self._probe = resync, probe
-        self._asked.set()
+        self.asked.set()
 
     def put_off(self, probes: Iterable[str], glances: Iterable[str]) -> None:
         """These were to be probed, and those glanced at, and something more urgent came up."""
         self._todo.probes.update(probes)
         self._todo.glances.update(glances)
+        self.asked.set()
 
     def restart(self) -> None:
         """Begin with a look at everything."""
@@ -81,11 +83,11 @@ class Schedule:
         Looks come first, but where they never end, because each has brought the next, probes get their turn between.
         """
         while True:
-            self._asked.clear()
+            self.asked.clear()
             if self._is_due(known):
                 break
             with anyio.move_on_after(max(0.0, self._deadline() - self._clock())):
-                await self._asked.wait()
+                await self.asked.wait()
         todo, self._todo = self._todo, Todo()
         looks, probes = bool(todo.everything or todo.units), bool(todo.probes or todo.glances)
         if looks and probes and self._passed_over:
@@ -95,6 +97,8 @@ class Schedule:
             self._todo = Todo(probes=todo.probes, glances=todo.glances)
             todo = Todo(todo.everything, todo.units)
         self._passed_over = looks and probes and not todo.one
+        if self._todo != Todo():
+            self.asked.set()  # what waits for slow reads ends that: there is more to do
         return todo
 
     def _is_due(self, known: Collection[str]) -> bool:

@@ -2,9 +2,11 @@
 
 Each line holds one part of the state whole, claims or health, and the last of each counts; a line that was cut off is
 passed over. An Allocate waits for its line, however long the other part is: adding one takes 15 us where renaming a new
-file over the old takes 300 us, or 2 ms (ext4 flushes it then). A write that fails is reported, once, and refuses nothing;
-a file that cannot be read is reported and replaced. The file is not synced to the disk: the page cache survives our
-death, and a machine that dies takes the pods along.
+file over the old takes 300 us, or 2 ms (ext4 flushes it then). A write that fails is reported, once, and refuses nothing.
+
+What an operator decides is on the disk itself before he is told: health is synced when it is written. Claims are synced
+once there is nothing else to write, since a machine that dies takes the pods along. Health is kept in a second file as
+well: where the first is damaged, it is moved aside, and health is what the second says.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -38,6 +41,7 @@ _WRITE_PATIENCE: Final = 0.1  # seconds that an Allocate waits for its claim to 
 _RETRY: Final = 30.0  # seconds before what could not be written is tried again, though nothing changes
 
 _LOST: Final = "asking the kubelet who holds what; drains, and what the kernel said of devices, are forgotten"
+_SAVED: Final = "asking the kubelet who holds what; drains, and what the kernel said of devices, are those of"
 
 log = structlog.get_logger()
 
@@ -63,15 +67,21 @@ class StateFile:
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "state.json"
+        self._second = directory / "state.health.json"
+        self._aside = directory / "state.damaged.json"
         self._wanted = 0  # counts what was asked to be written; read and raised on the loop
         self._content = Kept()
         self.complaint = ""
         """Why it could not be written the last time; empty if it was."""
+        self.damage = ""
+        """What was wrong with the file when it was read, one sentence for a person; empty if nothing was."""
         self._work = threading.Event()
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._saved: dict[str, tuple[object, bytes]] = {}  # each part and its line, as in the file; the thread's
         self._file: int | None = None  # open for adding lines; the thread's
+        self._aside_is_kept = False
+        self._unsynced = False  # has the open file lines that the disk may not have? the thread's
 
     def read(self) -> Kept:
         """What an earlier run left; nothing if there is none, or none that can be read (blocking).
@@ -79,22 +89,46 @@ class StateFile:
         What is not written anew stays in the file.
         """
         try:
-            kept = _last_of_each(files.read(self.path, _MOST_READ, follow=False))
+            kept, torn = _last_of_each(files.read(self.path, _MOST_READ, follow=False))
         except FileNotFoundError:
             return Kept()
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, _FormatError) as error:
-            log.warning("state-unreadable", file=str(self.path), reason=str(error), then=_LOST)
-            return Kept()
+            kept, torn = Kept(), error
+        if torn is not None:
+            kept = self._without_damage(kept, torn)
         self._content = kept
         return kept
+
+    def _without_damage(self, kept: Kept, error: BaseException) -> Kept:
+        """What is left of a damaged file, with health as the second file has it."""
+        try:
+            health = _last_of_each(files.read(self._second, _MOST_READ, follow=False))[0].health
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, _FormatError):
+            health = None
+        then = _LOST if health is None and kept.health is None else f"{_SAVED} {self._second if health else self.path}"
+        log.warning("state-unreadable", file=str(self.path), reason=words(error), aside=str(self._aside), then=then)
+        self.damage = f"{self.path} was damaged ({words(error)}) and is kept as {self._aside}; {then}"
+        return kept if health is None else structs.replace(kept, health=health)
 
     async def write(
         self,
         claims: Sequence[Held] | None = None,
         releasing: Sequence[Held] | None = None,
         health: KeptHealth | None = None,
-    ) -> None:
-        """Have these parts written; returns when they are, or when the disk takes too long (they are all the same)."""
+        *,
+        patience: float | None = None,
+    ) -> bool:
+        """Have these parts written; returns when they are, or when the disk takes too long (they are all the same).
+
+        Args:
+            claims: what pods hold.
+            releasing: what is to be undone of ended claims.
+            health: what is kept of health.
+            patience: the seconds that the disk may take; by default what an Allocate can wait.
+
+        Returns:
+            are they on the disk?
+        """
         if claims is not None:
             self._content = structs.replace(self._content, claims=tuple(claims))
         if releasing is not None:
@@ -103,12 +137,16 @@ class StateFile:
             self._content = structs.replace(self._content, health=health)
         self._wanted += 1
         if not self._has_thread():
-            return
+            return False
         done = asyncio.get_running_loop().create_future()
         self._waiters.append((self._wanted, done))
         self._work.set()
-        with anyio.move_on_after(_WRITE_PATIENCE):  # asyncio.wait would take a turn of the loop more
+        with anyio.move_on_after(
+            _WRITE_PATIENCE if patience is None else patience
+        ):  # wait takes a turn of the loop more
             await done
+            return not self.complaint
+        return False
 
     def _has_thread(self) -> bool:
         """Is there a thread that writes? If the system has none to give now, it may have one for the next write."""
@@ -127,16 +165,20 @@ class StateFile:
             self._work.wait(_RETRY if complaint else None)
             self._work.clear()
             number, content = self._wanted, self._content
-            complaint = ""
-            try:
-                self._save(content)
-            except Exception as error:  # noqa: BLE001  # whatever it is, the thread must go on
-                complaint = words(error)
-            assert self._loop is not None
-            try:
-                self._loop.call_soon_threadsafe(self._finish, number, complaint)
-            except RuntimeError:
-                return  # the loop is closed: the process is ending
+            complaint = _complaint(partial(self._save, content))
+            if not self._tell(number, complaint):
+                return
+            if self._unsynced and not self._work.is_set() and (complaint := _complaint(self._sync)):
+                self._tell(number, complaint)
+
+    def _tell(self, number: int, complaint: str) -> bool:
+        """Tell the loop what came of the writes up to this one; False if the process is ending."""
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(self._finish, number, complaint)
+        except RuntimeError:
+            return False  # the loop is closed
+        return True
 
     def _save(self, content: Kept) -> None:
         """Write the parts that are new."""
@@ -148,24 +190,44 @@ class StateFile:
         if fresh:
             every = self._saved | fresh
             self._add(b"".join(line for _, line in fresh.values()), b"".join(line for _, line in every.values()))
+            if "health" in fresh:
+                self._sync()
+                files.replace(self._second, fresh["health"][1], synced=True)
             self._saved = every
+
+    def _sync(self) -> None:
+        """Have the disk take what was added; what it refuses is written anew, whole."""
+        assert self._file is not None
+        try:
+            if self._unsynced:
+                os.fdatasync(self._file)
+        except OSError:
+            os.close(self._file)
+            self._file, self._saved = None, {}
+            raise
+        finally:
+            self._unsynced = False
 
     def _add(self, lines: bytes, every_line: bytes) -> None:
         """Write what is new: as lines more, or with all else in a fresh file where the old is too long, gone or broken."""
         file, self._file = self._file, None
         if file is not None:
             if _append(file, lines):
-                self._file = file
+                self._file, self._unsynced = file, True
                 return
             os.close(file)
-        self._file = self._replace(every_line)
+        self._file, self._unsynced = self._replace(every_line), False
 
     def _replace(self, data: bytes) -> int:
         self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         for left in self.path.parent.glob(f".{self.path.name}.[0-9]*"):  # by versions that were killed while they wrote
             with suppress(OSError):
                 left.unlink()
-        files.replace(self.path, data)
+        if self.damage and not self._aside_is_kept:
+            with suppress(FileNotFoundError):
+                self.path.rename(self._aside)
+            self._aside_is_kept = True
+        files.replace(self.path, data, synced=True)
         return os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def _finish(self, number: int, complaint: str) -> None:
@@ -183,6 +245,15 @@ class StateFile:
         elif self.complaint and not complaint:
             log.info("state-written-again", file=str(self.path))
         self.complaint = complaint
+
+
+def _complaint(act: Callable[[], None]) -> str:
+    """What the act has to say of its failure; empty if it succeeds."""
+    try:
+        act()
+    except Exception as error:  # noqa: BLE001  # whatever it is, the thread must go on
+        return words(error)
+    return ""
 
 
 def _append(file: int, lines: bytes) -> bool:
@@ -203,19 +274,23 @@ def _line(kept: Kept) -> bytes:
     return msgspec.json.encode(_Line(**structs.asdict(kept), version=_FORMAT)) + b"\n"
 
 
-def _last_of_each(data: bytes) -> Kept:
-    """Each part as the last line that holds it says; a line that was cut off is passed over.
+def _last_of_each(data: bytes) -> tuple[Kept, BaseException | None]:
+    """Each part as the last line that holds it says, and what is wrong with a line that could not be read.
+
+    A last line without its end is one that was cut off while it was written: nobody was told that it was.
 
     Raises:
         msgspec.MsgspecError: there is no line of ours.
         _FormatError: a line is of another format.
     """
     kept, broken = Kept(), None
-    for line in reversed(data.splitlines() or [b""]):
+    lines = data.splitlines(keepends=True) or [b""]
+    for line in reversed(lines):
         try:
             found = msgspec.json.decode(line, type=_Line)
-        except msgspec.DecodeError as error:
-            broken = broken or error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if line is not lines[-1] or line.endswith(b"\n") or len(lines) == 1:
+                broken = broken or error
             continue
         if found.version not in _READABLE:
             raise _FormatError(f"it has format {found.version}, and this Fairlead reads {_FORMAT}")
@@ -225,4 +300,4 @@ def _last_of_each(data: bytes) -> Kept:
             break
     if kept == Kept() and broken is not None:
         raise broken
-    return kept
+    return kept, broken

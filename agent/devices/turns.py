@@ -14,9 +14,8 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, TypeVar
 
-import anyio
-
 from agent.devices.workers import Workers
+from agent.runtime import patience
 
 T = TypeVar("T")
 
@@ -120,9 +119,8 @@ class Turns:
             HangsError: they were not enough.
         """
         try:
-            with anyio.fail_after(seconds) as deadline:
-                async with self.take(things, moves=moves) as turn:
-                    yield turn
+            async with patience.timeout(seconds) as deadline, self.take(things, moves=moves) as turn:
+                yield turn
         except TimeoutError:
             if not deadline.cancel_called:
                 raise  # it is a backend's own

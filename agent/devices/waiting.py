@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 
@@ -42,15 +42,15 @@ class Waiting:
         finally:
             self._waiters.remove(waiter)
 
-    def begin(self) -> None:
-        """A scan begins that covers all units that are waited for."""
+    def begin(self, stale: Set[str] = frozenset()) -> None:
+        """A scan begins that covers all units that are waited for, but those whose read began earlier."""
         for waiter in self._waiters:
-            waiter.begun = True
+            waiter.begun |= waiter.units.isdisjoint(stale)
 
-    def end(self, failed: Mapping[str, str]) -> None:
-        """That scan has ended; of the units that could not be read, why."""
+    def end(self, failed: Mapping[str, str], unended: Set[str] = frozenset()) -> None:
+        """That scan has ended but for what is `unended`; of the units that could not be read, why."""
         for waiter in self._waiters:
-            if waiter.begun and not waiter.answer.done():
+            if waiter.begun and not waiter.answer.done() and waiter.units.isdisjoint(unended):
                 if sentences := [failed[unit] for unit in sorted(waiter.units & failed.keys())]:
                     waiter.fail("; ".join(sentences))
                 else:

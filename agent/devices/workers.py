@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+from agent.errors import shown
+
 T = TypeVar("T")
 
 LIMIT: Final = 4
@@ -104,5 +106,5 @@ class _Worker:
             future.set_exception(
                 error
                 if isinstance(error, Exception) and not isinstance(error, StopIteration)
-                else RuntimeError(f"raised {error!r}")
+                else RuntimeError(f"raised {shown(error)}")
             )

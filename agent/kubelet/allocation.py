@@ -15,10 +15,12 @@ import structlog
 
 from agent.devices.inventory import Inventory
 from agent.devices.model import Held, Slot
+from agent.discovery import answers
+from agent.discovery.answers import ask
 from agent.errors import brief
 from agent.kubelet import wire
 from agent.kubelet.errands import Errands, Kind, broken
-from backends.base import AllocationRefused, Backend, ContainerEdits, Device, Grant, Resource
+from backends.base import AllocationRefused, Backend, Device, Grant, Resource
 
 CLAIM_DEADLINE: Final = 10.0
 """Seconds a backend may take to make hardware ready; the kubelet's sync loop waits meanwhile (A4)."""
@@ -77,10 +79,8 @@ class Allocator:
             resource = ready = now
         grants = [self._still(name, grant, told) for grant in grants]
         try:
-            edits = self._backends[resource.spec.backend].edits(resource, grants)
-            if not isinstance(edits, ContainerEdits):
-                raise TypeError(f"edits() returned {type(edits).__name__}")
-            return wire.encode_allocate([edits])
+            backend = self._backends[resource.spec.backend]
+            return wire.encode_allocate([answers.edits(ask(partial(backend.edits, resource, grants)))])
         except AllocationRefused:
             raise
         except Exception as error:

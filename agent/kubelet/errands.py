@@ -13,12 +13,12 @@ from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-import anyio
 import structlog
 
 from agent.devices.turns import Turn, Turns
 from agent.devices.waiting import LookError
 from agent.devices.workers import LIMIT, NoWorkerError, Workers
+from agent.runtime import patience
 from backends.base import AllocationRefused, Device, Resource
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ class Errands:
         errand = Errand(self, resource.spec.backend, kind)
         named, backend = f"{', '.join(ids)} of {resource.name}", resource.spec.backend
         try:
-            with anyio.fail_after(kind.seconds) as deadline:
+            async with patience.timeout(kind.seconds) as deadline:
                 yield errand
         except AllocationRefused:
             raise

@@ -24,6 +24,7 @@ from agent.kubelet import wire
 from agent.kubelet.api.v1beta1 import DevicePluginOptions, PreStartContainerResponse
 from agent.kubelet.preference import Prefer, plain
 from agent.kubelet.rivals import Offer
+from agent.runtime.patience import STEP, Running
 from backends.base import AllocationRefused
 
 if TYPE_CHECKING:
@@ -106,6 +107,9 @@ class Plugin:
         self._is_silent = self._sends_again = False
         self._sent: Mapping[str, Slot] = {}
         self._sending: Mapping[str, Slot] | None = None
+        self._running = Running(time.monotonic())
+        self._missed = 0.0
+        self._ticking = False
         self._left: dict[str, float] = {}  # ID → when the last list that lacked it was sent, if one before had it
         self._news = asyncio.Event()
         self._ending = asyncio.Event()
@@ -245,16 +249,35 @@ class Plugin:
 
     def _note_left(self, left: Set[str], slots: Mapping[str, Slot]) -> None:
         """Remember what the list that has just been sent lacks, and forget what is long past."""
-        now = time.monotonic()
-        self._left = {device_id: at for device_id, at in self._left.items() if now - at < REMEMBERED}
+        if not self._ticking:
+            self._running, self._missed = Running(time.monotonic()), 0.0
+        now = self._let_pass()
         self._left.update((device_id, now) for device_id in left if device_id in self._sent and device_id not in slots)
+        if self._left and not self._ticking:
+            self._tick()
+
+    def _tick(self) -> None:
+        self._let_pass()
+        if self._left:
+            asyncio.get_running_loop().call_later(STEP, self._tick)
+        self._ticking = bool(self._left)
+
+    def _let_pass(self) -> float:
+        """Forget what left long ago; where we did not run, the kubelet hardly did: that time does not count. The time."""
+        before, now = self._missed, time.monotonic()
+        self._missed = self._running.missed(now)
+        missed = self._missed - before
+        self._left = {i: at + missed for i, at in self._left.items() if now - at - missed < REMEMBERED}
+        return now
 
     def _was_told(self, device_id: str) -> bool:
         """Is this ID in all the lists that the kubelet may be at, and in the one under way (kubelet contract: A7.1)?"""
+        if self._left:
+            self._let_pass()
         return (
             device_id in self._sent
             and (self._sending is None or device_id in self._sending)
-            and (device_id not in self._left or time.monotonic() - self._left[device_id] >= REMEMBERED)
+            and device_id not in self._left
         )
 
     async def _allocate(self, stream: Stream[wire.AllocateCall, Any]) -> None:
@@ -280,8 +303,10 @@ class Plugin:
         One that leaves the list meanwhile is not waited for again.
         """
         until = max((self._left[one] + REMEMBERED for one in ids if one in self._left and one in self._sent), default=0)
-        while (wait := until - time.monotonic()) > 0:  # noqa: ASYNC110  # a sleep may end a little before its time
-            await asyncio.sleep(wait)
+        until -= self._missed
+        while (wait := until + self._missed - time.monotonic()) > 0:
+            await asyncio.sleep(min(wait, STEP))
+            self._let_pass()
 
     async def _give(self, ids: Sequence[str]) -> wire.Encoded:
         await self._until_back(ids)

@@ -14,6 +14,7 @@ import structlog
 
 from agent.devices.inventory import Inventory
 from agent.devices.placement import choose
+from agent.discovery.answers import ask
 from agent.kubelet.wire import PreferredRequest
 from backends.base import Backend
 
@@ -42,7 +43,8 @@ class Preferences:
         if resource is None:
             return None
         try:
-            matters = self._backends[resource.spec.backend].prefers(resource)
+            backend = self._backends[resource.spec.backend]
+            matters = ask(lambda: bool(backend.prefers(resource)))
         except Exception:
             log.exception("backend-failed", backend=resource.spec.backend, call="prefers", resource=name)
             return None

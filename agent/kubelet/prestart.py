@@ -17,6 +17,7 @@ from agent.devices.claims import Ledger, SlotKey
 from agent.devices.conditions import condition
 from agent.devices.inventory import Inventory
 from agent.devices.model import REPLACED, Health, State
+from agent.discovery import answers
 from agent.errors import brief, brief_list
 from agent.kubelet.errands import Errand, Errands, Kind
 from agent.kubelet.plugin import PreStart
@@ -197,10 +198,6 @@ def _prepare(backend: Backend[Any], resource: Resource[Any], grants: Sequence[Gr
     """Run `prepare` to its end, in the thread: it may be a generator.
 
     Raises:
-        TypeError: it returned nonsense.
+        NonsenseError: it returned nonsense.
     """
-    returned = backend.prepare(resource, grants)
-    names = returned if isinstance(returned, str) else list(returned)
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"prepare() returned {names!r} where the names of hardware are due")
-    return frozenset(names)
+    return answers.reset(backend.prepare(resource, grants))

@@ -75,8 +75,10 @@ def _open(path: Path, flags: int, mode: int = 0o600) -> tuple[int, os.stat_resul
     return file, found
 
 
-def replace(path: Path, data: bytes, mode: int = 0o600) -> None:
+def replace(path: Path, data: bytes, mode: int = 0o600, *, synced: bool = False) -> None:
     """Put a file of ours in the place of whatever is there; a write that was cut off leaves one `.<name>.new` at most.
+
+    What is `synced` is on the disk itself when this returns, and there under its name.
 
     Raises:
         OSError: what was there before is there still.
@@ -88,11 +90,24 @@ def replace(path: Path, data: bytes, mode: int = 0o600) -> None:
         with os.fdopen(file, "wb") as opened:
             os.fchmod(file, mode)  # whatever the umask
             opened.write(data)
+            opened.flush()
+            if synced:
+                os.fsync(file)
         fresh.rename(path)
     except OSError:
         with suppress(OSError):
             fresh.unlink()  # a full disk is no place to leave half a file
         raise
+    if synced:
+        _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def read(path: Path, most: int, *, follow: bool = True) -> bytes:

@@ -270,7 +270,7 @@ def polled(backend: Fake, poll: float = 0.005) -> Eyes:
 def run_out(eyes: Eyes) -> None:
     """The timer of probes has run out."""
     eyes.it.schedule._probed = -1e9
-    eyes.it.schedule._asked.set()
+    eyes.it.schedule.asked.set()
 
 
 async def probes(eyes: Eyes, number: int) -> None:
@@ -453,6 +453,7 @@ async def test_without_a_thread_probes_are_not_tried_for_ever(hanging: Hanging) 
     names = [f"hung{n}" for n in range(4)]
     backend.hardware = {"a": (device("a"),)}
     async with looking(seeing(hanging, Eyes(backend))) as eyes:
+        eyes.it.workers._limit = len(names)
         backend.hardware |= {name: hanging.unit(device(name), name=name) for name in names}
         eyes.it.rescan()
         await eyes.until(lambda: len(eyes.sentences()) == 4)
@@ -565,7 +566,9 @@ async def test_who_waits_while_there_is_no_thread_is_told_so(hanging: Hanging) -
     backend = Fake()
     names = [f"hung{n}" for n in range(4)]
     backend.hardware = {name: hanging.unit(name=name) for name in names} | {"z": ()}
-    async with looking(seeing(hanging, Eyes(backend))) as eyes:
+    eyes = seeing(hanging, Eyes(backend))
+    eyes.it.workers._limit = len(names)
+    async with looking(eyes):
         with pytest.raises(LookError, match="all 4 threads of fake hang"):
             await eyes.look_at("z")
 
@@ -697,8 +700,9 @@ async def test_what_was_known_of_a_unit_that_hangs_stays_known(hanging: Hanging)
     async with looking(seeing(hanging, Eyes(backend))) as eyes:
         backend.hardware["u"] = hanging.unit(name="u")
         eyes.it.rescan()
-        await eyes.until(lambda: len(eyes.news) == 2)
-        assert eyes.news[1] == News(KIND, {}, {})
+        await eyes.until(lambda: any(news.signals.get("u") for news in eyes.news[1:]))
+        (told,) = (news for news in eyes.news[1:] if news.signals)
+        assert [(it.hardware, it.reason, it.verdict) for it in told.signals["u"]] == [("u", "hangs", Verdict.NOW)]
         assert eyes.known() == {"u": ["u"]}
         hanging.let_go()
         await eyes.until(lambda: eyes.known() == {"u": []})
@@ -785,7 +789,9 @@ async def test_when_every_thread_hangs_it_is_said_and_heals(hanging: Hanging) ->
     backend = Fake()
     names = [f"hung{n}" for n in range(4)]
     backend.hardware = {name: hanging.unit(device(name), name=name) for name in names} | {"z": (device("z"),)}
-    async with looking(seeing(hanging, Eyes(backend))) as eyes:
+    eyes = seeing(hanging, Eyes(backend))
+    eyes.it.workers._limit = 4
+    async with looking(eyes) as eyes:
         assert any(s.startswith("all 4 threads of fake hang; its devices are") for s in eyes.sentences())
         assert eyes.known() == {}
         hanging.let_go("hung0")

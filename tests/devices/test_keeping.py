@@ -144,8 +144,8 @@ def test_a_drain_must_end_later_than_now_and_on_a_day_that_can_be_named(tmp_path
     assert run.health.kept().drains == ()
 
 
-def test_an_operator_is_told_what_ended_with_the_drain(tmp_path: Path) -> None:
-    run = Run(tmp_path)
+async def test_an_operator_is_told_what_ended_with_the_drain(tmp_path: Path) -> None:
+    run = await Run(tmp_path).begin()
     run.keeper.drain(["pci:1"], "", WALL + 200.0)
     latch(run.health, 1.0, XID, signal(NOW, "xid-48", "pci:1", clears_on=[Clears.BOOT]))
     changes, ended = run.keeper.undrain(["pci:1"])

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from agent.devices.looks import NonsenseError, Seen, Walk, checked_units, probe, walk
+from agent.devices.looks import Seen, Walk, probe, walk
+from agent.discovery.answers import NonsenseError
+from agent.discovery.answers import units as checked_units
 from backends.base import Device, Discovery, Link, Measure, Signal, Trend, Verdict
 from backends.known import Known
 from tests.devices.fakes import Fake, device

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.devices.looks import NonsenseError
 from agent.devices.records import signals, wants
+from agent.discovery.answers import NonsenseError
 from backends.base import ANY_SUBSYSTEM, Record, Signal, Verdict, Watches
 from tests.devices.fakes import Fake
 
@@ -35,5 +35,5 @@ def test_what_a_record_means_may_be_said_one_by_one_and_is_checked() -> None:
     backend.recorded = lambda record: iter([said])
     assert signals(backend, LINE) == (said,)
     backend.recorded = lambda record: [said, "more"]
-    with pytest.raises(NonsenseError, match="it returned 'more' where a Signal is due"):
+    with pytest.raises(NonsenseError, match="returned 'more' where a Signal is due"):
         signals(backend, LINE)

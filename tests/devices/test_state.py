@@ -101,7 +101,7 @@ async def test_a_line_that_was_cut_off_counts_for_nothing_wherever_it_was(tmp_pa
     assert len(ends) == 4
     for length in range(len(whole), len(content) + 1):
         lines = sum(end <= length for end in ends)  # the last one may lack its end
-        assert state._last_of_each(content[:length]) == Kept(
+        assert state._last_of_each(content[:length])[0] == Kept(
             claims=(X, Y) if lines > 1 else (X,),
             releasing=(Y,) if lines > 2 else None,
             health=HEALTH if lines > 3 else None,

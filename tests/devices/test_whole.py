@@ -135,10 +135,11 @@ class Cards(Backend[FakeOptions]):
 class AtOnce(StateFile):
     """Writes without a thread."""
 
-    async def write(self, **parts: Any) -> None:  # type: ignore[override]
+    async def write(self, *, patience: float | None = None, **parts: Any) -> bool:  # type: ignore[override]
         found = {name: tuple(part) if isinstance(part, list) else part for name, part in parts.items()}
         self._content = structs.replace(self._content, **found)
         self._save(self._content)
+        return True
 
 
 def at_once(coroutine: Coroutine[Any, Any, None]) -> None:

@@ -1,7 +1,7 @@
 """A third party's backend for nodes in one directory, which hangs, fails and talks nonsense when told to.
 
 It is told by files in `orders`, named as the calls are (`undo` is `release`): `hang` (until somebody opens the FIFO
-`release` there), `raise` or `nonsense`; a device is ill while there is a file `ill-<unit>`. Of all that no event tells.
+`release` there), `raise`, `exit` or `nonsense`, or a Python expression after `odd `; a device is ill while there is a file `ill-<unit>`. Of all that no event tells.
 What it was asked is written to the file `calls`. A claim makes another node, and its release removes that.
 """
 
@@ -65,6 +65,10 @@ class Troubled(Backend[Options]):
             (self._orders / "release").read_text()
         if order == "raise":
             raise RuntimeError(f"{call} was told to fail")
+        if order == "exit":
+            raise SystemExit(f"{call} was told to end the process")
+        if order.startswith("odd "):
+            return eval(order.removeprefix("odd "))
         return ["nonsense", 7] if order == "nonsense" else None
 
     def units(self) -> Iterable[str]:
@@ -83,8 +87,11 @@ class Troubled(Backend[Options]):
     def probe(self, device: Device) -> Iterable[Signal]:
         if (self._orders / f"ill-{device.unit}").exists():
             yield Signal(min(device.hardware), "ill", Verdict.NOW, "It was told to be ill.")
+        yield from self._obey("probe") or ()
 
     def watches(self, known: Known) -> Watches:
+        if nonsense := self._obey("watches"):
+            return nonsense  # type: ignore[no-any-return]
         return Watches(directories=frozenset({self._nodes, self._nodes.parent}))
 
     def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:

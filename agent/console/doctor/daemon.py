@@ -23,6 +23,13 @@ def daemon(said: Status | str) -> Iterator[Finding]:
             f"It was started with other settings: {', '.join(said.configuration.needs_restart)}.",
             "Restart it: systemctl restart fairlead, or delete the pod.",
         )
+    for problem in said.problems:
+        if problem.subject == "log" and not problem.backend:
+            yield warning("log", f"{problem.message}.", "See to it that whatever reads its stderr goes on reading.")
+        if problem.subject == "state" and not problem.backend:
+            yield failure(
+                "state", f"{problem.message}.", "Mend state_dir's disk; `fairlead drain` again what is missing."
+            )
     missing = [resource for resource in said.resources if not (resource.registered and resource.streaming)]
     if waiting := said.kubelet.waiting_for:
         without = f" {len(missing)} of its {len(said.resources)} resources are not registered." if missing else ""

@@ -31,6 +31,8 @@ def exposition(status: Status, counts: Counts) -> Iterator[str]:
     )
     yield from _events(counts)
     yield from _backends(status, counts)
+    yield head("log_lines_lost_total", "counter", "Lines of the log that stderr did not take.")
+    yield sample("log_lines_lost_total", counts.lost_lines())
 
 
 def _about_us(status: Status) -> Iterator[str]:
@@ -40,6 +42,9 @@ def _about_us(status: Status) -> Iterator[str]:
     yield sample("config_last_reload_successful", int(not configuration.mistakes))
     yield head("config_last_reload_timestamp_seconds", "gauge", "When the configuration in force was read.")
     yield sample("config_last_reload_timestamp_seconds", configuration.loaded)
+    unkept = any(problem.subject == "state" and not problem.backend for problem in status.problems)
+    yield head("state_kept", "gauge", "Whether drains and claims are on the disk, and were found whole at the start.")
+    yield sample("state_kept", int(not unkept))
 
 
 # --- what there is ---

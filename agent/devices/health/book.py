@@ -136,9 +136,15 @@ class HealthBook:
         """An operator takes this hardware out of service, until a time of the wall clock, or until it is undrained."""
         self._offset = wall - now
         names = list(hardware)
-        self._drains.update((name, Drain(name, reason, wall, until)) for name in names)
+        for name in names:
+            since = before.since if (before := self._drains.get(name)) is not None else wall
+            self._drains[name] = Drain(name, reason, since, until)
         self._changed += 1
         return self._judge(names, now)
+
+    def drains_of(self, hardware: Iterable[str]) -> list[Drain]:
+        """The drains that this hardware is under."""
+        return [drain for name in hardware if (drain := self._drains.get(name)) is not None]
 
     def undrain(self, hardware: Iterable[str], now: float) -> dict[str, Health]:
         """An operator puts this hardware back into service: what waits for an operator's word ends with the drain."""

@@ -35,6 +35,11 @@ class Drain:
             return None
         return max(now + min(self.until - wall, LOOK_AGAIN), math.nextafter(now, math.inf))
 
+    def told(self) -> str:
+        """What somebody is told who drains it again."""
+        until = f" until {clock(self.until)}" if self.until is not None else ""
+        return f"drained since {clock(self.since)}{until}: {self.reason or 'no reason was given'}"
+
     def sentence(self, besides: Health) -> str:
         """What a person is told, who must also see what else is the matter."""
         why = f": {self.reason.rstrip('.')}" if self.reason else ""

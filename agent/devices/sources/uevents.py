@@ -23,6 +23,7 @@ from anyio.lowlevel import checkpoint
 
 from agent.counting import Counts
 from agent.devices.sources.base import Beat, Emit, Resync, boot_id, nobody
+from agent.runtime.descriptors import shortage
 from agent.watchdog import beating
 from backends.base import ANY_SUBSYSTEM, Host, HostPath, Record, Uevent
 
@@ -177,6 +178,8 @@ def _open(mode: Mode, buffer_bytes: int) -> socket.socket:
         monitor.start()
         sock = socket.socket(fileno=os.dup(monitor.fileno()))  # outlives the monitor, which closes its own
     except ImportError as error:
+        if short := shortage():  # the C library is looked for with a process of its own
+            raise OSError(errno.EMFILE, f"hot-plug events cannot be received: {short}") from error
         raise OSError(
             errno.ENOENT, "hot-plug events cannot be received: libudev is missing; install libudev1 (or eudev)"
         ) from error

@@ -293,6 +293,11 @@ class DrainResponse(betterproto.Message):
     problem: str = betterproto.string_field(3)
     """Why a restart would forget it; empty if it would not."""
 
+    replaced: List[str] = betterproto.string_field(4)
+    """
+    The drains with another reason or end that were in force before, one sentence each.
+    """
+
 
 @dataclass(eq=False, repr=False)
 class UndrainRequest(betterproto.Message):

@@ -1,0 +1,1 @@
+"""From backends to devices."""

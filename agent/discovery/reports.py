@@ -1,0 +1,50 @@
+"""What is wrong with a backend's units, in sentences: each is told to the log once, and once when it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import structlog
+
+from agent.errors import words
+from backends.base import Problem, Signal, Verdict
+
+log = structlog.get_logger()
+
+
+class Reports:
+    """The problems of one backend."""
+
+    def __init__(self, kind: str) -> None:
+        self.problems: dict[str, tuple[Problem, ...]] = {}
+        """Per unit; an empty name stands for the backend as a whole."""
+        self._kind = kind
+
+    def report(self, unit: str, problems: Iterable[Problem]) -> None:
+        """Keep what is wrong with a unit, and say it once, when it changes."""
+        before, after = self.problems.get(unit, ()), tuple(problems)
+        if before == after:
+            return
+        if after:
+            self.problems[unit] = after
+            for problem in (problem for problem in after if problem not in before):
+                log.warning("discovery-problem", backend=self._kind, subject=problem.subject, reason=problem.sentence)
+        else:
+            del self.problems[unit]
+            log.info("discovery-problem-solved", backend=self._kind, subject=unit or self._kind)
+
+
+def cannot_read(unit: str, error: BaseException) -> str:
+    """Why nothing is known of a unit."""
+    return f"{unit} cannot be read: {words(error)}"
+
+
+def hangs(unit: str, seconds: float) -> str:
+    """What is told of a unit that hangs, or of a backend whose listing does."""
+    what = f"reading {unit}" if unit else "listing its units"
+    return f"{what} has hung for {seconds:g} s; it is left alone until the read returns"
+
+
+def signals_of_hung(hardware: Iterable[str], why: str) -> tuple[Signal, ...]:
+    """What a unit that hangs says of its hardware: nobody knows how it is, so no pod shall get it."""
+    return tuple(Signal(name, "hangs", Verdict.NOW, f"nobody knows how it is: {why}") for name in hardware)

@@ -1,0 +1,104 @@
+"""A stream of lines that is written by a thread of its own: whoever adds a line never waits and never fails.
+
+What nobody reads blocks its writer once the pipe is full, and journald stands still while its disk does. At most `LINES`
+wait here. Those beyond are lost, counted, and told of once there is room again.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+LINES: Final = 4096
+"""Lines that wait: what 1,000 devices say when they all fail, four times; 1 MB."""
+
+_LAST_WORDS: Final = 1.0  # seconds that the end of the process waits for the lines that are left
+_LOOK_AGAIN: Final = 1.0  # seconds between two looks whether a stream that takes nothing takes something
+
+
+class QueuedLines:
+    """A text stream, as far as a log needs one."""
+
+    def __init__(self, file: int, limit: int = LINES) -> None:
+        """Write to this descriptor; `limit` lines may wait."""
+        self._file = file
+        self._limit = limit
+        self._lines: deque[str] = deque()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._busy = False
+        self._untold = 0
+        self.lost = 0
+        """Lines that nobody will ever see."""
+        self.when_room: Callable[[int], None] = lambda _lost: None
+        """Called by the thread with the number of lines lost since it was called last, once there is room again."""
+
+    def write(self, text: str) -> int:
+        """Add a line; it is lost where too many wait."""
+        with self._changed:
+            if len(self._lines) >= self._limit or not self._has_thread():
+                self.lost += 1
+                self._untold += 1
+            else:
+                self._lines.append(text)
+                self._changed.notify()
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing: the thread writes each line at once."""
+
+    def isatty(self) -> bool:
+        """Is it a terminal?"""
+        return os.isatty(self._file)
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        return self._file
+
+    def close(self, patience: float = _LAST_WORDS) -> None:
+        """Wait for the lines that are left, for so many seconds."""
+        end = time.monotonic() + patience
+        with self._changed:
+            while (self._lines or self._busy) and (left := end - time.monotonic()) > 0:
+                self._changed.wait(left)
+
+    def _has_thread(self) -> bool:
+        """Is there a thread that writes? If the system has none to give now, it may have one for the next line."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._serve, name="log", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                return False
+            self._thread = thread
+        return True
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+                while not self._lines:
+                    self._changed.wait()
+                text = self._lines.popleft()
+                self._busy = True
+                lost = self._untold if len(self._lines) * 2 < self._limit else 0
+                self._untold -= lost
+            self._write(text.encode(errors="replace"))
+            if lost:
+                self.when_room(lost)
+
+    def _write(self, data: bytes) -> None:
+        while data:
+            try:
+                data = data[os.write(self._file, data) :]
+            except BlockingIOError:  # whoever shares the stream has made it so
+                select.select([], [self._file], [], _LOOK_AGAIN)
+            except OSError:
+                self.lost += 1  # a full disk, a closed pipe: nobody is left to tell
+                return

@@ -1,0 +1,64 @@
+"""Deadlines that count only time in which this process ran: not while it was stopped, suspended or starved.
+
+What others were to do by then they could not do either, or could not tell us. A step that takes longer than `STEP` and
+`LATE` together is one in which we did not run; of it no more than that counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import anyio
+
+STEP: Final = 0.25
+"""Seconds between two looks at the clock while somebody waits."""
+
+LATE: Final = 0.5
+"""Seconds that a busy machine may be late with one."""
+
+
+class Running:
+    """Counts the seconds in which this process ran, as long as it is asked every `STEP` seconds."""
+
+    def __init__(self, now: float) -> None:
+        self._last = now
+        self._missed = 0.0
+
+    def missed(self, now: float) -> float:
+        """The seconds in which it did not run, so far."""
+        self._missed += max(0.0, now - self._last - STEP - LATE)
+        self._last = now
+        return self._missed
+
+
+@asynccontextmanager
+async def timeout(seconds: float, clock: Callable[[], float] = time.monotonic) -> AsyncIterator[anyio.CancelScope]:
+    """`anyio.fail_after`, for so many seconds in which this process runs.
+
+    Raises:
+        TimeoutError: they were not enough.
+    """
+    loop, running = asyncio.get_running_loop(), Running(clock())
+    end = loop.time() + seconds
+    timer: asyncio.TimerHandle | None = None
+    with anyio.CancelScope() as scope:
+
+        def look() -> None:
+            nonlocal timer
+            left = end + running.missed(clock()) - loop.time()
+            if left <= 0:
+                scope.cancel()
+            else:
+                timer = loop.call_later(min(left, STEP), look)
+
+        timer = loop.call_later(min(seconds, STEP), look)
+        try:
+            yield scope
+        finally:
+            timer.cancel()
+    if scope.cancelled_caught:
+        raise TimeoutError
