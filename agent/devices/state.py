@@ -90,7 +90,7 @@ class StateFile:
         """
         try:
             kept, torn = _last_of_each(files.read(self.path, _MOST_READ, follow=False))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return Kept()
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, _FormatError) as error:
             kept, torn = Kept(), error
