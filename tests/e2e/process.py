@@ -193,10 +193,6 @@ class AgentProcess(Process):
                 await self._news.wait()
         return lines[times - 1]
 
-    async def prints(self, text: str, times: int = 1) -> None:
-        """Wait until it has printed so many such lines that are none of its log: a prelude's."""
-        await self.says("no-json", times=times, text=f"{text}\n")
-
     async def out_of_time(self, call: Coroutine[Any, Any, T]) -> T:
         """Await a call that ends when its deadline has passed: on its clock seconds pass until then."""
         task = asyncio.create_task(call)

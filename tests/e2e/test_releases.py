@@ -17,11 +17,11 @@ TROUBLED = "fl.test/troubled0"
 HASTY = FASTER + "from agent.devices import releases\nreleases._RETRY_FIRST = releases._RETRY_MOST = 0.02\n"
 
 ASKED = """
-import sys
+import structlog
 from agent.kubelet.allocation import Allocator
 allocate = Allocator.allocate
 def asked(*arguments):
-    print("asked for a device", file=sys.stderr, flush=True)
+    structlog.get_logger().info("asked-for-a-device")
     return allocate(*arguments)
 Allocator.allocate = asked
 """
@@ -130,7 +130,7 @@ async def test_a_pod_waits_for_the_release_of_its_hardware(node: Node, trouble: 
         await trouble.asked("undo")
         trouble.forget("undo")
         admission = asyncio.create_task(node.admit(second))
-        await agent.prints("asked for a device", times=2)
+        await agent.says("asked-for-a-device", times=2)
         await agent.takes_turns(20)
         assert not admission.done()
         assert trouble.calls().count("claim") == 1

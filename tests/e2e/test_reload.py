@@ -33,13 +33,13 @@ async def watch(self): await anyio.sleep_forever()
 reloading.Reloader.watch = watch
 """  # to changes of the file: only a signal has it read
 PATIENT = """
-import sys
+import structlog
 from agent import reloading
 reloading._QUIET_IF_EMPTY, reloading._RESTLESS = 120.0, 86400.0
 is_empty = reloading.Reloader._is_empty
 def looked(self):
     empty = is_empty(self)
-    print("it is empty" if empty else "it is not empty", file=sys.stderr, flush=True)
+    structlog.get_logger().info("looked-at-file", empty=empty)
     return empty
 reloading.Reloader._is_empty = looked
 """  # with a file that is written to, however long a busy machine keeps the test from going on
@@ -362,7 +362,7 @@ async def test_a_file_that_is_emptied_before_it_is_written_takes_nothing_away(no
         text = file.read_text()
         for number in (1, 2):
             file.write_text("")
-            await agent.prints("it is empty", times=number)
+            await agent.says("looked-at-file", empty=True, times=number)
             file.write_text(text)
             await agent.out_of_time(agent.says("config-unchanged", times=number))
         assert outcomes(agent) == ["config-unchanged"] * 2
@@ -491,16 +491,16 @@ async def test_fifty_reloads_leave_nothing_behind(node: Node) -> None:
 
 
 HELD_UP = """
-import sys
+import structlog
 from pathlib import Path
 reloading.READ_DEADLINE = 60.0
 read, request = reloading._read, reloading.Reloader.request
 def held_up(*arguments):
-    print("reading", file=sys.stderr, flush=True)
+    structlog.get_logger().info("reading")
     Path({go!r}).read_text()
     return read(*arguments)
 def asked(self):
-    print("asked", file=sys.stderr, flush=True)
+    structlog.get_logger().info("asked")
     return request(self)
 reloading._read, reloading.Reloader.request = held_up, asked
 """  # until somebody opens the FIFO
@@ -512,7 +512,7 @@ async def test_reloads_that_come_while_one_is_under_way_are_one_more(node: Node)
     async with node.agent(prelude=DEAF + HELD_UP.format(go=str(go))) as agent:
 
         def told(what: str) -> int:
-            return len(agent.said("no-json", text=f"{what}\n"))
+            return len(agent.said(what))
 
         agent.signal(signal.SIGHUP)
         await until(lambda: told("reading") == 1, "the first reload")

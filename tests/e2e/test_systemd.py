@@ -84,12 +84,12 @@ async def test_every_part_shows_signs_of_life(node: Node, systemd: Systemd) -> N
 
 
 LOOKS: Final = """
-import sys
+import structlog
 from agent.watchdog import Watchdog
 look = Watchdog.look
 def looked(self):
     look(self)
-    print("looked", file=sys.stderr, flush=True)
+    structlog.get_logger().info("looked")
 Watchdog.look = looked
 """
 
@@ -118,17 +118,12 @@ async def test_a_part_that_hangs_is_named_and_the_watchdog_is_not_fed(
     async with systemd.listening() as environment, AgentProcess(config, prelude, environment) as agent:
         said = await agent.out_of_time(agent.says("not-alive"))
         assert f"{part} has shown no sign of life for " in said["reason"]
-        fed = sum(line == "looked" for line in lines_before(agent, "not-alive"))
-        await agent.out_of_time(agent.prints("looked", times=fed + 6))  # in which two of its periods pass
+        events = [line["event"] for line in agent.log]
+        fed = events[: events.index("not-alive")].count("looked")
+        await agent.out_of_time(agent.says("looked", times=fed + 6))  # in which two of its periods pass
         agent.signal(signal.SIGTERM)
         await systemd.hears("STOPPING=1")
         assert systemd.said(FED) <= fed
-
-
-def lines_before(agent: AgentProcess, event: str) -> list[str]:
-    """What it printed before this event."""
-    events = [line["event"] for line in agent.log]
-    return [line["text"].strip() for line in agent.log[: events.index(event)] if line["event"] == "no-json"]
 
 
 async def test_a_loop_that_hangs_feeds_no_watchdog_and_its_end_shows_where_it_hung(
@@ -136,20 +131,20 @@ async def test_a_loop_that_hangs_feeds_no_watchdog_and_its_end_shows_where_it_hu
 ) -> None:
     period = 0.03
     prelude = (
-        "import asyncio, sys, threading, time\nfrom agent.watchdog import Watchdog\nlook = Watchdog.look\n"
-        "def say(what):\n    print(what, file=sys.stderr, flush=True)\n"
-        f"def hang():\n    say('hangs')\n    threading.Timer({3 * period}, say, ['three periods later']).start()\n"
+        "import asyncio, structlog, threading, time\nfrom agent.watchdog import Watchdog\nlook = Watchdog.look\n"
+        "def say(what):\n    structlog.get_logger().info(what)\n"
+        f"def hang():\n    threading.Timer({3 * period}, say, ['three-periods-later']).start()\n"
         "    time.sleep(1000)\n"
         "def hanging(self):\n    look(self)\n    say('looked')\n    asyncio.get_running_loop().call_soon(hang)\n"
         "Watchdog.look = hanging\n"
     )
     config = bare_node.config(chardev())
     async with systemd.listening(period) as environment, AgentProcess(config, prelude, environment) as agent:
-        await agent.prints("three periods later")
+        await agent.says("three-periods-later")
         agent.signal(signal.SIGABRT)  # what systemd does then
         assert await agent.ended() == -signal.SIGABRT
         await systemd.hears(FED)
-        assert systemd.said(FED) == len(agent.said("no-json", text="looked\n")) == 1
+        assert systemd.said(FED) == len(agent.said("looked")) == 1
         told = [line["text"] for line in agent.said("no-json")]
         assert any("Current thread" in line for line in told)
         assert any("run_forever" in line for line in told)

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+_SIGNED: Final = b"~Module signature appended~\n"
+"""The end of a signed module (include/linux/module_signature.h)."""
 _MODULES: Final = ("virtio_pci", "virtio_console", "virtio_rng", "9pnet_virtio", "9p", "overlay")
 
 
@@ -65,6 +67,11 @@ class Layer:
 
 def _module_name(path: str) -> str:
     return path.rpartition("/")[2].partition(".")[0].replace("-", "_")
+
+
+def unsigned(module: bytes) -> bytes:
+    """A module that was changed: without a signature it only taints the kernel."""
+    return module.removesuffix(_SIGNED)
 
 
 def cpio(files: Mapping[str, bytes]) -> bytes:

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Final, Literal
+from typing import Literal
 
-from tests.guest.boot import Layer
+from tests.guest.boot import Layer, unsigned
 from tests.guest.guest import Guest
 from tests.guest.machine import PARTS
 from tests.guest.vfio_user import PciFunction
-
-_SIGNED: Final = b"~Module signature appended~\n"
-"""The end of a signed module (include/linux/module_signature.h); one without it only taints the kernel."""
 
 Actor = Literal["pci-stub", "cirrus"]
 
@@ -30,7 +27,7 @@ def renamed(module: bytes, actor: Actor, name: str) -> bytes:
     for own in {actor, actor.replace("-", "_")}:
         end = b"\0" * (1 + len(own) - len(name))
         module = module.replace(own.encode() + b"\0", name.encode() + end)
-    return module.removesuffix(_SIGNED)
+    return unsigned(module)
 
 
 @asynccontextmanager

@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
+from tests.guest.boot import Layer, unsigned
 from tests.guest.guest import PORTS, Guest
+from tests.guest.machine import PARTS
 
 PCI: Final = "/sys/bus/pci/devices"
 DEVICES: Final = (
@@ -26,6 +28,8 @@ IGB: Final = "0x10c9"
 IGB_VF: Final = "0x10ca"
 EDU: Final = "0x11e8"
 E1000: Final = "0x100e"
+
+_QUOTING: Final = b'pci-stub: invalid ID string "%s"\n'
 
 
 async def addresses(guest: Guest, device: str) -> list[str]:
@@ -98,12 +102,16 @@ async def soft_rdma(guest: Guest, name: str = "rxe0") -> AsyncIterator[str]:
 
 
 async def kernel_says(guest: Guest, text: str) -> None:
-    """Have the kernel itself log a line with this in it, which has no comma.
+    """Have the kernel itself log this line, which has no comma.
 
-    Nobody else can log as the kernel does. It is the module pci_stub that quotes what it is asked for and does not know.
+    Nobody else can log as the kernel does. It is the module pci_stub that quotes what it is asked for and does not know;
+    here it quotes it without the words around it, since a driver's line is one that begins as that driver prints it.
     """
-    await guest.run(f"modprobe pci-stub ids='\"{text}\"' && modprobe -r pci-stub")
-    await guest.run(f"dmesg | grep -F '{text}'")
+    *_, (_, module) = Layer(PARTS / "layer").modules(["pci-stub"])
+    assert _QUOTING in module, "this kernel's pci-stub words it otherwise"
+    bare = module.replace(_QUOTING, b"%s\n".ljust(len(_QUOTING), b"\0"))
+    await guest.write("/run/says.ko", unsigned(bare))
+    await guest.run(f"insmod /run/says.ko ids='\"{text}\"' && rmmod pci_stub && dmesg | grep -qF '] {text}'")
 
 
 async def flood_kernel_log(guest: Guest) -> None:
