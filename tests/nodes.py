@@ -52,7 +52,7 @@ def pretend() -> None:
     """From now on, this process takes such files for device nodes; where it can make real ones, nothing changes."""
     if can_make_nodes():
         return
-    for name in ("stat", "lstat"):
+    for name in ("stat", "lstat", "fstat"):
         ask = getattr(os, name)
         seeing = _seeing(ask)
         setattr(os, name, seeing)

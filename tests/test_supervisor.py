@@ -732,6 +732,7 @@ async def test_a_second_agent_waits_and_takes_over(node: Node, monkeypatch: pyte
                 await until(lambda: any(line["event"] == "another-agent-runs" for line in lines))
                 monkeypatch.setattr(lock, "_try_lock", count)
                 await until(lambda: tries >= 3)
+                monkeypatch.setattr(lock, "_RETRY", 3600.0)  # or it never comes to rest
                 await settled()
                 assert node.shows(TOY, healthy=2)
     second = asyncio.ensure_future(node.agent(toys(3)).run())
