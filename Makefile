@@ -19,7 +19,7 @@ INSTALL := python -m pip --quiet --quiet --disable-pip-version-check install --n
 SUITES ?= bookworm trixie # Debian 12 and 13
 AS ?= root user
 .DEFAULT_GOAL := help
-.PHONY: help demo test pauses test-versions trees e2e lint types floors check-proto check bench proto wheel wheel-test container-test lock clean
+.PHONY: help demo test pauses test-versions test-debian12 trees e2e lint types floors check-proto check bench proto wheel wheel-test container-test lock clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ test-versions: ## run what can differ between Pythons on each of PYTHONS that is
 			$(MAKE) --no-print-directory test VENV=.venv-test-$$version PYTHON=$$python LOCK=test ARGS="$(VERSION_TESTS) $(ARGS)" || exit; \
 		else echo "There is no Python $$version here."; fi; \
 	done
+
+test-debian12: ## run the same with Debian 12's own Python 3.11.2, whose asyncio has bugs that later ones have not
+	@$(MAKE) --no-print-directory trees SUITES=bookworm AS=root LOCK=test ARGS="$(VERSION_TESTS) $(ARGS)"
 
 trees: $(VENV)/.ready ## run the tests on fresh trees of Debian's SUITES, AS root and as a user; needs root and mmdebstrap
 	@for suite in $(SUITES); do for who in $(AS); do \

@@ -90,7 +90,10 @@ class StateFile:
         """
         try:
             kept, torn = _last_of_each(files.read(self.path, _MOST_READ, follow=False))
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
+            return Kept()
+        except NotADirectoryError as error:  # nothing can be damaged, or put aside, where no file can be
+            log.warning("state-unreadable", file=str(self.path), reason=words(error), then=_LOST)
             return Kept()
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, _FormatError) as error:
             kept, torn = Kept(), error
