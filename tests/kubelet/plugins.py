@@ -18,13 +18,11 @@ from agent.kubelet.plugin import Plugin
 from agent.kubelet.server import SocketServer
 from agent.kubelet.wire import Codec, DeviceList, Encoded, encode_allocate
 from backends.base import ContainerEdits, Device
-from tests import wait
 from tests.wait import limit
 
 TOY = "example.com/toy"
 SICK = Health(State.UNHEALTHY, "node-missing", "/dev/toy does not exist")
 SERVICE = "/v1beta1.DevicePlugin/"
-until = wait.until  # for tests that have not moved to tests.wait
 
 
 def device(key: str, numa_node: int | None = None) -> Device:
