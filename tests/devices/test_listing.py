@@ -46,7 +46,9 @@ def test_a_snapshot_is_not_altered_by_what_comes_later() -> None:
 
 
 @given(st.lists(st.one_of(slots, st.lists(st.sampled_from("abc"), unique=True), st.sampled_from("abc")), max_size=12))
-def test_the_size_it_keeps_is_that_of_the_bytes_in_their_larger_form(steps: list[Slot | list[str] | str]) -> None:
+def test_it_keeps_which_ids_have_no_device_and_the_size_of_the_bytes_in_their_larger_form(
+    steps: list[Slot | list[str] | str],
+) -> None:
     it = Listing(NAME)
     for step in steps:
         if isinstance(step, Slot):
@@ -55,6 +57,7 @@ def test_the_size_it_keeps_is_that_of_the_bytes_in_their_larger_form(steps: list
             it.put_device(step, DEVICES[2], HEALTHY)
         else:
             it.drop([step])
+        assert it.tombstones == {device_id for device_id, slot in it.slots.items() if slot.device is None}
     encoded = _EncodedList()
     for slot in list(it.slots.values()):
         it.put(slot._replace(health=SICK))

@@ -604,6 +604,7 @@ async def test_a_stalled_clients_connection_is_reset_in_the_end(
 ) -> None:
     """The kubelet's process stands still; a new one comes."""
     monkeypatch.setattr(registration, "_TRAILERS_WITHIN", HOURS)
+    monkeypatch.setattr(registration, "_CLOSED_WITHIN", 10 * HOURS)
     node = SimulatedKubelet(tmp_path)
     node.plugin_dir.mkdir()
     stalling = SocketServer([_Stalling(node.plugin_dir)], node.socket)
