@@ -1,4 +1,4 @@
-"""The slow reads that the walk over the other units has overtaken: each of them ends, or hangs, and keeps nobody waiting."""
+"""Waits for slow reads beside the walk over the other units, and says which of them hang."""
 
 from __future__ import annotations
 

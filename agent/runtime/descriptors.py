@@ -1,4 +1,4 @@
-"""What this process itself is short of: file descriptors and memory for them. Backends must not be blamed for that."""
+"""Notices that this process is short of file descriptors or memory, so that no backend is blamed for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stream of lines that is written by a thread of its own: whoever adds a line never waits and never fails.
+"""Writes lines to a stream in a thread: adding a line never waits and never fails.
 
 What nobody reads blocks its writer once the pipe is full, and journald stands still while its disk does. At most `LINES`
 wait here. Those beyond are lost, counted, and told of once there is room again.
