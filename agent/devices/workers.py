@@ -24,7 +24,7 @@ class NoWorkerError(Exception):
 
 
 class Workers:
-    """Up to `limit` daemon threads, made when first needed."""
+    """Up to `limit` daemon threads, made when first needed; one that has nothing to do is kept for the next call."""
 
     def __init__(self, name: str, limit: int = LIMIT) -> None:
         self._name = name
@@ -57,6 +57,10 @@ class Workers:
         return worker
 
     def _is_free(self, worker: _Worker) -> None:
+        if self._idle and not self._closed:  # calls mostly come one at a time; more threads were for slow ones
+            worker.jobs.put(None)
+            self._threads -= 1
+            return
         self._idle.append(worker)
         if self._closed:
             self.close()

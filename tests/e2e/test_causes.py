@@ -171,7 +171,9 @@ async def test_another_plugin_has_the_name(node: Node) -> None:
         await toy.register()
         await node.healthy("x1")
         said = await says("doctor", config)
-    assert f"The kubelet has x1, which Fairlead does not offer, among its healthy devices of {WIDGET}" in said
+    by_doctor = f"The kubelet has x1, which Fairlead does not offer, among its healthy devices of {WIDGET}"
+    by_daemon = "has registered this name, and the kubelet has its devices: x1"  # once it has noticed by itself
+    assert by_doctor in said or by_daemon in said
     assert "Remove the other plugin" in said
 
 
