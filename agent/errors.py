@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar, Final
 
 _LISTED: Final = 20  # names in one sentence; a node may have thousands
+_SOME: Final = 4  # names in one phrase of a sentence
 _LONGEST: Final = 400  # characters of a name in a sentence: a resource's has 316 at most, a device's hardly ever 100
 
 
@@ -56,6 +57,12 @@ def brief_list(texts: Sequence[str]) -> list[str]:
     """The first of them, each brief, and how many more there are."""
     more = [f"and {len(texts) - _LISTED} more"] if len(texts) > _LISTED else []
     return [*map(brief, texts[:_LISTED]), *more]
+
+
+def some(names: Sequence[str]) -> str:
+    """The first four of them in one phrase, and how many more there are."""
+    more = f" and {len(names) - _SOME} more" if len(names) > _SOME else ""
+    return ", ".join(names[:_SOME]) + more
 
 
 def words(error: BaseException) -> str:

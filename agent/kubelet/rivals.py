@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from agent.errors import some
 from agent.kubelet.checkpoint import record
 
 SETTLED: Final = 1.0
 """Seconds after a list in which the kubelet takes it in."""
 
 _CONNECT_WITHIN: Final = 0.2  # seconds
-_SHOWN: Final = 4  # IDs or sockets in one sentence
 
 SocketId = tuple[int, int]
 """Inode, and time of its last change in ns."""
@@ -87,16 +87,11 @@ def sentence(observed: Observation, offer: Offer, theirs: Iterable[str]) -> str:
     names = sorted(later or observed.sockets)
     whose = "whose socket is not in the plugin directory"
     if names:
-        whose = f"with the socket {_some(names)}" if len(names) == 1 else f"with one of the sockets {_some(names)}"
+        whose = f"with the socket {some(names)}" if len(names) == 1 else f"with one of the sockets {some(names)}"
     return (
-        f"another plugin, {whose}, has registered this name, and the kubelet has its devices: {_some(sorted(theirs))}; "
+        f"another plugin, {whose}, has registered this name, and the kubelet has its devices: {some(sorted(theirs))}; "
         "Fairlead registers once more when that has ended"
     )
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
 
 
 def observe(plugin_dir: Path, before: Observation, *, doubt: bool) -> Observation:

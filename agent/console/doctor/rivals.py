@@ -1,24 +1,24 @@
-"""Has another plugin registered a name of ours? The kubelet listens to whoever did so last, and tells nobody."""
+"""Finds other plugins that may have registered a name of ours: the kubelet listens to the last one and tells no other."""
 
 from __future__ import annotations
 
 import re
 import socket
 import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from agent.console.doctor.findings import Finding, Patient, failure, fine, warning
 from agent.console.views import Status
 from agent.devices.model import State
+from agent.errors import some
 from agent.kubelet.checkpoint import record
 from agent.naming import is_distinctive
 from backends.base import PLACEHOLDER
 
 _NAME: Final = "other-plugins"
 _PATIENCE: Final = 1.0  # seconds for a connection
-_SHOWN: Final = 4  # IDs in one sentence
 MEND: Final = (
     "Remove the other plugin: its DaemonSet, or its static pod. Fairlead registers once more within seconds of its end."
 )
@@ -54,9 +54,9 @@ def told(said: Status, plugin_dir: Path) -> dict[str, str]:
             continue
         ours = {i for it in resource.devices if it.state != State.UNHEALTHY.value for i in it.ids}
         if strange := sorted(theirs - ours):
-            found[resource.name] = f"has {_some(strange)}, which Fairlead does not offer"
+            found[resource.name] = f"has {some(strange)}, which Fairlead does not offer"
         elif missing := sorted(ours - theirs):
-            found[resource.name] = f"lacks {_some(missing)}"
+            found[resource.name] = f"lacks {some(missing)}"
     return found
 
 
@@ -97,8 +97,3 @@ def _is_like(socket_name: str, resource: str) -> bool:
         return False
     word = ".+".join(map(re.escape, PLACEHOLDER.split(resource.rpartition("/")[2])[::2]))
     return re.search(rf"(?<![a-z0-9]){word}(?![a-z0-9])", socket_name, re.IGNORECASE) is not None
-
-
-def _some(ids: Collection[str]) -> str:
-    more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
-    return ", ".join(list(ids)[:_SHOWN]) + more
