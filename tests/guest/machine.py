@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -15,7 +16,7 @@ from typing import Final, Literal
 from tests.guest.boot import Layer
 from tests.guest.guestd import PORT
 from tests.guest.qmp import Qmp, QmpError
-from tests.wait import limit, until
+from tests.wait import limit
 
 PARTS: Final = Path(__file__).parents[2] / "build/guest"
 """Where `make e2e` has fetch.sh put things."""
@@ -90,19 +91,25 @@ def _share(name: str, path: Path) -> list[str]:
 
 
 def _arguments(
-    directory: Path, accelerator: Accelerator, kernel: Path, layer: Path, devices: Sequence[str]
+    directory: Path,
+    sockets: tuple[int, int],
+    accelerator: Accelerator,
+    kernel: Path,
+    layer: Path,
+    devices: Sequence[str],
 ) -> list[str]:
+    qmp, port = sockets
     return [
         *("-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"),
         *("-machine", "q35", *_RUNS[accelerator], "-m", str(_MEMORY), "-smp", "1"),
         *("-kernel", str(kernel), "-initrd", str(directory / "initramfs"), "-append", _KERNEL),
         *("-serial", f"file:{directory}/console"),
-        *("-qmp", f"unix:{directory}/qmp,server=on,wait=off"),
+        *("-chardev", f"socket,id=qmp,fd={qmp}", "-mon", "chardev=qmp,mode=control"),
         *("-device", "intel-iommu,intremap=on,caching-mode=on"),  # before whatever it is to govern
         *_share("host", Path("/")),
         *_share("layer", layer),
         *("-device", "virtio-rng-pci", "-device", "virtio-serial-pci,id=serial"),
-        *("-chardev", f"socket,id=port,path={directory}/port,server=on,wait=on"),
+        *("-chardev", f"socket,id=port,fd={port}"),
         *("-device", f"virtserialport,bus=serial.0,chardev=port,name={PORT}"),
         *(argument for device in devices for argument in device.split(" ")),
     ]
@@ -132,38 +139,33 @@ async def machine(
         directory = Path(scratch)
         (directory / "initramfs").write_bytes(await asyncio.to_thread(layer.initramfs, settings))
         kernel = await asyncio.to_thread(layer.vmlinux)
-        arguments = _arguments(directory, accelerator, kernel, layer.root, devices)
-        with (directory / "complaints").open("wb") as complaints:
+        with (directory / "complaints").open("wb") as complaints, ExitStack() as theirs:
+            # Connected before QEMU starts: a socket in a file can be there before anybody listens.
+            (qmp, qemu_qmp), (port, qemu_port) = socket.socketpair(), socket.socketpair()
+            sockets = theirs.enter_context(qemu_qmp).fileno(), theirs.enter_context(qemu_port).fileno()
             process = await asyncio.create_subprocess_exec(
-                *_qemu(PARTS / "qemu"), *arguments, stdin=asyncio.subprocess.DEVNULL, stderr=complaints
+                *_qemu(PARTS / "qemu"),
+                *_arguments(directory, sockets, accelerator, kernel, layer.root, devices),
+                stdin=asyncio.subprocess.DEVNULL,
+                stderr=complaints,
+                pass_fds=sockets,
             )
+        reader, writer = await asyncio.open_unix_connection(sock=port, limit=1 << 24)
+        client = Qmp(*await asyncio.open_unix_connection(sock=qmp))
         try:
             try:
-                async with limit("QEMU's sockets"):
-                    qmp, reader, writer = await _connect(directory, process)
+                async with limit("QEMU's greeting"):
+                    await client.negotiate()
             except (QmpError, TimeoutError):
                 said = (directory / "complaints").read_text(errors="replace")
                 raise MachineError(f"QEMU does not run; it says:\n{said}") from None
-            try:
-                yield Machine(directory, qmp, reader, writer, process)
-            finally:
-                await _turn_off(qmp, process)
-                writer.close()
+            yield Machine(directory, client, reader, writer, process)
         finally:
+            await _turn_off(client, process)
+            writer.close()
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-
-
-async def _connect(
-    directory: Path, process: asyncio.subprocess.Process
-) -> tuple[Qmp, asyncio.StreamReader, asyncio.StreamWriter]:
-    sockets = directory / "qmp", directory / "port"
-    await until(lambda: process.returncode is not None or all(socket.exists() for socket in sockets))
-    if process.returncode is not None:
-        raise QmpError("QEMU has ended")
-    reader, writer = await asyncio.open_unix_connection(directory / "port", limit=1 << 24)  # for which QEMU waits
-    return await Qmp.connect(directory / "qmp"), reader, writer
 
 
 async def _turn_off(qmp: Qmp, process: asyncio.subprocess.Process) -> None:

@@ -1,12 +1,11 @@
-"""A client of QEMU's machine protocol (QMP): commands and events as JSON lines on a unix socket."""
+"""A client of QEMU's machine protocol (QMP): commands and events as JSON lines on a socket."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from contextlib import suppress
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 
 class QmpError(RuntimeError):
@@ -24,13 +23,13 @@ class Qmp:
         self._news = asyncio.Condition()
         self._task = asyncio.create_task(self._read())
 
-    @classmethod
-    async def connect(cls, path: Path) -> Self:
-        """Greet the machine behind this socket, and leave the mode in which it negotiates."""
-        reader, writer = await asyncio.open_unix_connection(path)
-        client = cls(reader, writer)
-        await client.execute("qmp_capabilities")
-        return client
+    async def negotiate(self) -> None:
+        """Leave the mode in which QEMU greets, as its first command must.
+
+        Raises:
+            QmpError: QEMU is gone.
+        """
+        await self.execute("qmp_capabilities")
 
     async def _read(self) -> None:
         try:
