@@ -19,7 +19,7 @@ from agent.simulation.pods import Phase
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import MAIN, AgentProcess, Process, finish
 from tests.e2e.test_adversity import OFTEN
-from tests.e2e.test_claims import FASTER
+from tests.e2e.test_claims import OFTEN_ASKING
 from tests.wait import limit, until
 
 NOBODY = 65534
@@ -61,7 +61,7 @@ async def test_a_drain_shows_at_the_kubelet_at_once_and_survives_a_kill(node: No
 
 async def test_a_pod_keeps_a_device_that_is_drained_and_who_it_is_is_told(node: Node) -> None:
     node.mknod("w1")
-    async with node.agent(prelude=FASTER):
+    async with node.agent(prelude=OFTEN_ASKING):
         assert (await node.admit(pod("trainer"))).phase == Phase.RUNNING
         with asking(node.admin) as client:
             assert (await client.drain("/dev/w1", "", None)).held == ("w1",)

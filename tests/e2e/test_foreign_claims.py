@@ -10,7 +10,7 @@ from agent.simulation.pods import Phase
 from tests.e2e.foreign import hold, other_plugin
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import finish
-from tests.e2e.test_claims import FASTER
+from tests.e2e.test_claims import OFTEN_ASKING
 
 
 async def asked(node: Node, *command: str) -> dict[str, object]:
@@ -24,7 +24,7 @@ async def test_hardware_of_an_earlier_plugins_pod_is_not_offered_until_it_ends(n
     async with other_plugin(node, WIDGET, "a-0", nodes=["/dev/w1"]):
         holder, held = await hold(node, WIDGET)
     since = len(node.lists)
-    async with node.agent(prelude=FASTER):
+    async with node.agent(prelude=OFTEN_ASKING) as agent:
         await node.healthy("w2")
         assert not any("w1" in change.after.healthy for change in node.lists[since:] if change.after)
         assert node.lists_without(held, since) == []
@@ -36,6 +36,7 @@ async def test_hardware_of_an_earlier_plugins_pod_is_not_offered_until_it_ends(n
         assert "foreign" in explained
         assert "a-0" in explained
         node.kubelet.end(holder)
+        agent.pass_minute()
         await node.shows(lambda k: "w1" in k.resources[WIDGET].healthy)
         await node.shows(lambda _: held not in node.listed())
     assert node.kubelet.panics == []

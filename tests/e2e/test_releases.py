@@ -10,11 +10,11 @@ from agent.kubelet.api.v1beta1 import ContainerAllocateResponse
 from agent.simulation.pods import Phase, Pod
 from tests.e2e.conftest import Trouble
 from tests.e2e.node import Node, pod
-from tests.e2e.test_claims import FASTER
+from tests.e2e.test_claims import OFTEN_ASKING
 from tests.wait import until
 
 TROUBLED = "fl.test/troubled0"
-HASTY = FASTER + "from agent.devices import releases\nreleases._RETRY_FIRST = releases._RETRY_MOST = 0.02\n"
+HASTY = OFTEN_ASKING + "from agent.devices import releases\nreleases._RETRY_FIRST = releases._RETRY_MOST = 0.02\n"
 
 ASKED = """
 import structlog
@@ -55,6 +55,7 @@ async def test_a_node_that_its_claim_makes_is_handed_out_and_removed_after_the_p
         assert (await node.admit(holder)).phase == Phase.RUNNING
         assert nodes(node, holder) == ["/dev/t0/a", "/dev/made-a"]
         node.kubelet.end(holder)
+        agent.pass_minute()
         await until(lambda: not made(node, "a").exists(), "the made node's end")
         await until(lambda: releasing(node) == [], "the end of the release in the state file")
         assert not agent.said("release-failed")
@@ -68,6 +69,7 @@ async def test_a_release_that_fails_is_tried_again_and_said_once(node: Node, tro
         await node.healthy("a", resource=TROUBLED)
         await node.admit(holder)
         node.kubelet.end(holder)
+        agent.pass_minute()
         await trouble.asked("undo", times=4)
         assert made(node, "a").exists()
         trouble.forget("undo")
@@ -88,6 +90,7 @@ async def test_what_a_killed_agent_had_not_undone_is_undone_by_the_next(node: No
         await node.admit(lasting)
         (gone,), (kept,) = node.held(ended, resource=TROUBLED), node.held(lasting, resource=TROUBLED)
         node.kubelet.end(ended)
+        agent.pass_minute()
         await agent.says("release-failed", slots=[f"{TROUBLED}/{gone}"])
         await until(lambda: releasing(node) == [gone], "the release in the state file")
         await agent.kill()
@@ -106,6 +109,7 @@ async def test_what_a_pod_holds_by_now_is_not_undone_by_the_next_agent(node: Nod
         await node.healthy("a", resource=TROUBLED)
         await node.admit(first)
         node.kubelet.end(first)
+        agent.pass_minute()
         await agent.says("release-failed")
         assert (await node.admit(second)).phase == Phase.RUNNING
         await agent.kill()
@@ -127,6 +131,7 @@ async def test_a_pod_waits_for_the_release_of_its_hardware(node: Node, trouble: 
         await node.healthy("a", resource=TROUBLED)
         await node.admit(first)
         node.kubelet.end(first)
+        agent.pass_minute()
         await trouble.asked("undo")
         trouble.forget("undo")
         admission = asyncio.create_task(node.admit(second))
@@ -149,6 +154,7 @@ async def test_a_claim_that_was_given_up_is_undone_when_it_is_over_and_its_pod_i
         await node.healthy("a", resource=TROUBLED)
         refused = await agent.out_of_time(node.admit(pod(resource=TROUBLED)))
         assert refused.phase == Phase.FAILED
+        agent.pass_minute()
         await agent.says("claims-ended")
         await trouble.asked("claim")
         await agent.takes_turns(20)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -37,7 +36,7 @@ async def test_a_read_that_was_under_way_does_not_hang(node: Node, trouble: Trou
         trouble.order("discover-a", "hang")
         node.mknod("t0/c")
         await trouble.asked("discover-a", times=2)
-        agent.signal(signal.SIGUSR2)  # a minute passes at once (tests.e2e.passing)
+        agent.pass_minute()
         node.mknod("t0/d")  # whatever is decided then is decided before this is seen
         await node.healthy("a", "b", "c", "d", resource=TROUBLED)
         node.mknod("t0/f")
@@ -56,7 +55,7 @@ async def test_a_pod_whose_hardware_was_being_made_ready_is_not_refused(node: No
         await node.healthy("a", resource=TROUBLED)
         admission = asyncio.create_task(node.admit(pod(resource=TROUBLED)))
         await trouble.asked("claim")
-        agent.signal(signal.SIGUSR2)  # a minute passes at once (tests.e2e.passing)
+        agent.pass_minute()
         node.mknod("t0/b")
         await node.healthy("a", "b", resource=TROUBLED)
         trouble.forget("claim")
@@ -71,7 +70,7 @@ async def test_what_was_to_last_for_a_while_is_looked_at_before_it_counts(node: 
     async with standing(node, trouble) as agent:
         await node.healthy("a", resource=TROUBLED)
         trouble.forget("probe")  # it recovers, which no event tells
-        agent.signal(signal.SIGUSR2)  # a minute passes at once (tests.e2e.passing)
+        agent.pass_minute()
         assert (await agent.says("stood-still"))["waited"] > 20
         node.mknod("t0/b")
         await node.healthy("a", "b", resource=TROUBLED)

@@ -22,12 +22,14 @@ from tests.wait import limit
 CONFIG: Final = Path("/etc/fairlead/config.toml")
 KUBELET_ROOT: Final = Path("/var/lib/kubelet")
 _SOON: Final = """
+from tests.e2e import passing
+passing.install()
 from agent.devices import claims
 from agent.kubelet import witnesses
-claims.MIN_AGE, claims.REWRITE_AFTER = 1.0, 0.1
+claims.REWRITE_AFTER = 0.1
 witnesses._AFTER_ALLOCATE, witnesses._WHILE_ENDING, witnesses.IDLE = 0.2, 0.2, 1.0
 """
-"""A prelude for the agent: a claim ends a second or two after its pod."""
+"""A prelude for the agent: a claim ends soon after its pod, once a minute has passed on the agent's clock."""
 _NO_POLLS: Final = """
 [agent]
 probe = "24h"
@@ -192,7 +194,7 @@ class Node:
     async def pod(self, wants: Mapping[str, int], phase: str = "Running") -> AsyncIterator[Line]:
         """A pod that wants so many of each resource and comes to this phase; it ends with its context.
 
-        Yields its `phase`, `message`, and what it `gets` of each: `ids`, `envs` and `nodes`.
+        A minute passes for the agent then: it lets no claim end before. Yields its `phase`, `message`, and what it `gets` of each: `ids`, `envs` and `nodes`.
         """
         since, self._pods = len(self.log.lines), self._pods + 1
         name = f"pod{self._pods}"
@@ -203,6 +205,8 @@ class Node:
             yield told
         finally:
             await self._order({"end": name})
+            if self._agent is not None:
+                await self._agent.signal(signal.SIGUSR2)
 
     async def _order(self, order: Line) -> None:
         await self._observer.write(json.dumps(order).encode() + b"\n")
