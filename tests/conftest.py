@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from agent import logs  # noqa: F401  # first: it keeps structlog from importing rich
+from tests.e2e import forkserver
 from tests.needs import skip_without
 from tests.nodes import pretend
 
@@ -53,6 +54,13 @@ def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _fork_server_ends() -> Iterator[None]:
+    """A test of any folder may start the program as a process of its own."""
+    yield
+    forkserver.stop()
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -53,6 +54,34 @@ def _imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 def _is_zero(arguments: list[ast.expr]) -> bool:
     return len(arguments) == 1 and isinstance(arguments[0], ast.Constant) and arguments[0].value == 0
+
+
+def missing(source: str) -> Iterator[str]:
+    """What this module's text has a process of its own patch (`module.NAME = …` after its import) that is not there."""
+    for text in ast.walk(ast.parse(source)):
+        if (
+            isinstance(text, ast.Constant)
+            and isinstance(text.value, str)
+            and "\nfrom agent" in text.value.partition(" import ")[0]
+        ):
+            prelude = ast.parse(text.value)
+            modules = {
+                alias.asname or alias.name: f"{node.module}.{alias.name}"
+                for node in ast.walk(prelude)
+                if isinstance(node, ast.ImportFrom) and node.module
+                for alias in node.names
+            }
+            for node in ast.walk(prelude):
+                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                    patched = modules.get(ast.unparse(node.value), "")
+                    if patched and not hasattr(pkgutil.resolve_name(patched), node.attr):
+                        yield f"line {text.lineno}: {patched} has no {node.attr}"
+
+
+def test_what_a_test_patches_in_a_process_of_its_own_is_there() -> None:
+    found = [f"{path}: {what}" for path in _TESTS.rglob("*.py") for what in missing(path.read_text())]
+    assert not found, "\n" + "\n".join(found)
+    assert list(missing('P = """\nfrom agent import limits\nlimits.NO_SUCH = 1"""'))
 
 
 def test_no_test_sleeps_or_bounds_the_clock() -> None:

@@ -3,20 +3,13 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.e2e import forkserver
 from tests.e2e.node import Node
 from tests.wait import until
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _fork_server() -> Iterator[None]:
-    with forkserver.serving():
-        yield
 
 
 @pytest.fixture

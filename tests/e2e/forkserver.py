@@ -17,8 +17,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -90,29 +90,28 @@ class Child:
 
 # --- the server's owner ---
 
-_servers: list[socket.socket] = []
+_running: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []
+"""The connection to the server and its process, once somebody has started a child."""
 
 
 def _server() -> socket.socket:
-    """The connection to the running server."""
-    assert _servers, "tests.e2e.forkserver.serving() is not entered"
-    return _servers[-1]
-
-
-@contextmanager
-def serving() -> Iterator[None]:
-    """A server for `Child.start`."""
+    """The connection to the server, which is started if it does not run."""
+    if _running:
+        return _running[0][0]
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _BYTES)
     with theirs:
         command = [sys.executable, "-m", __name__, str(theirs.fileno())]
         server = subprocess.Popen(command, cwd=REPOSITORY, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-    _servers.append(ours)
-    try:
-        yield
-    finally:
-        _servers.remove(ours)
+    _running.append((ours, server))
+    return ours
+
+
+def stop() -> None:
+    """End the server, if it runs."""
+    while _running:
+        ours, server = _running.pop()
         ours.close()
         server.wait()
 

@@ -15,8 +15,8 @@ from tests.e2e.process import AgentProcess, finish
 from tests.nodes import make_node
 
 PATIENT = """
-from agent.kubelet import witnesses
-witnesses._READ_DEADLINE = 3600.0
+from agent.kubelet import checkpoint_reader
+checkpoint_reader._DEADLINE = 3600.0
 """  # what opens or reads without an end is not cut off
 
 
@@ -25,9 +25,9 @@ def zeros(path: Path) -> None:
 
 
 def forged(path: Path) -> None:
-    """The devices of a hundred thousand pods."""
-    entry = {"PodUID": "u", "ContainerName": "c", "ResourceName": WIDGET, "AllocResp": ""}
-    entries = [entry | {"DeviceIDs": {"-1": [f"w{n:06}"]}} for n in range(300_000)]
+    """More devices than any node has."""
+    ids = [f"w{n:06}" for n in range(300_000)]
+    entries = [{"PodUID": "u", "ContainerName": "c", "ResourceName": WIDGET, "AllocResp": "", "DeviceIDs": {"-1": ids}}]
     path.write_text(json.dumps({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 1}))
 
 
