@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import pkgutil
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -14,6 +15,7 @@ _TESTS: Final = Path(__file__).parent
 _MAY: Final = {"wait.py", "pauses.py"}
 """These are what others wait with, and what makes tests slow on purpose."""
 
+_IMPORT: Final = re.compile(r"^from agent\S* import", re.MULTILINE)
 _CLOCKS: Final = {"monotonic", "perf_counter", "process_time", "thread_time"}
 _LIMITS: Final = {"timeout", "timeout_at", "wait_for", "fail_after", "fail_at", "move_on_after", "move_on_at"}
 
@@ -59,23 +61,22 @@ def _is_zero(arguments: list[ast.expr]) -> bool:
 def missing(source: str) -> Iterator[str]:
     """What this module's text has a process of its own patch (`module.NAME = …` after its import) that is not there."""
     for text in ast.walk(ast.parse(source)):
-        if (
-            isinstance(text, ast.Constant)
-            and isinstance(text.value, str)
-            and "\nfrom agent" in text.value.partition(" import ")[0]
-        ):
-            prelude = ast.parse(text.value)
-            modules = {
-                alias.asname or alias.name: f"{node.module}.{alias.name}"
-                for node in ast.walk(prelude)
-                if isinstance(node, ast.ImportFrom) and node.module
-                for alias in node.names
-            }
-            for node in ast.walk(prelude):
-                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                    patched = modules.get(ast.unparse(node.value), "")
-                    if patched and not hasattr(pkgutil.resolve_name(patched), node.attr):
-                        yield f"line {text.lineno}: {patched} has no {node.attr}"
+        if isinstance(text, ast.Constant) and isinstance(text.value, str) and _IMPORT.search(text.value):
+            yield from (f"line {text.lineno}: {what}" for what in _missing(text.value))
+
+
+def _missing(prelude: str) -> Iterator[str]:
+    try:
+        nodes = list(ast.walk(ast.parse(prelude)))
+    except SyntaxError:
+        return  # a piece of a module
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    modules = {it.asname or it.name: f"{node.module}.{it.name}" for node in imports for it in node.names}
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            patched = modules.get(ast.unparse(node.value), "")
+            if patched and not hasattr(pkgutil.resolve_name(patched), node.attr):
+                yield f"{patched} has no {node.attr}"
 
 
 def test_what_a_test_patches_in_a_process_of_its_own_is_there() -> None:
