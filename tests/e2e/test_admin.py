@@ -96,6 +96,29 @@ async def test_what_happens_is_told_to_who_watches(node: Node) -> None:
         assert (code, json.loads(out)["kind"]) == (0, "allocated")
 
 
+async def test_status_watch_shows_each_change_and_ends_with_the_daemon(node: Node) -> None:
+    node.mknod("w1", "w2")
+    async with node.agent() as agent:
+        await node.healthy("w1", "w2")
+        config = str(node.root / "config.toml")
+        async with Process("status", "--watch", "--config", config) as shown:
+
+            async def row() -> list[str]:
+                """Of the next picture."""
+                async with limit("a row of the resource", seen=lambda: agent.log):
+                    while not (line := await shown.stdout.readline()).startswith(WIDGET.encode()):
+                        assert line, await shown.stderr.read()
+                return line.decode().split()
+
+            assert await row() == [WIDGET, "registered", "2", "0", "0", "0"]
+            node.unlink("w1")
+            while await row() != [WIDGET, "registered", "1", "0", "0", "0"]:
+                pass
+            agent.signal(signal.SIGTERM)
+            code, _, err = await shown.finished()
+            assert (code, "was lost" in err) == (1, True), err
+
+
 async def test_events_are_told_whatever_the_log_prints(node: Node) -> None:
     node.mknod("w1")
     prelude = "import sys; sys.argv += ['--log-level', 'error']"
