@@ -40,7 +40,7 @@ from backends.base import (
 )
 from tests.devices.fakes import FakeOptions
 from tests.test_supervisor import NEVER, Node, node, pod
-from tests.wait import limit, settled, until
+from tests.wait import limit, until
 
 __all__ = ["node"]  # a fixture
 
@@ -191,9 +191,7 @@ class Chaos:
         done = self.dice.choices(list(does), list(does.values()))[0]()
         if done is not None:
             await done
-        if (turns := self.dice.choice([1, 1, 5, 50, 0])) == 0:
-            await settled()
-        for _ in range(turns):
+        for _ in range(self.dice.choice([1, 1, 5, 50, 500])):  # not until all is quiet: on a busy machine it never is
             await asyncio.sleep(0)
 
     def a_pod_comes(self) -> None:
@@ -304,7 +302,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(6))
 async def test_whatever_happens_at_once_it_ends_well(node: Node, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     world, dial = World(seed), PluginClient.dial
     node.kubelet._version = world.dice.choice(["1.32", "1.36"])
