@@ -42,26 +42,29 @@ def status(config: Path | None, watch: bool, pods: bool, as_json: bool) -> None:
         show(shown)
 
     async def question(client: Client) -> None:
-        show(await client.status())
         if watch:
-            await _follow(client, show if as_json else show_again)
+            await _follow(client, show, show if as_json else show_again)
+        else:
+            show(await client.status())
 
     asking.ask(config, question)
 
 
-async def _follow(client: Client, show: Callable[[Status], None]) -> None:
-    """Show it again after every event, not more often than can be read."""
+async def _follow(client: Client, show: Callable[[Status], None], show_again: Callable[[Status], None]) -> None:
+    """Show it, and again after every event, not more often than can be read."""
     changed = asyncio.Event()
 
     async def listen() -> None:
-        async for _ in client.watch(0, follow=True):
+        async for _ in client.watch(1, follow=True):  # the newest comes at once: from now on none is missed
             changed.set()
 
     async def draw() -> None:
+        showing = show
         while True:
             await changed.wait()
             changed.clear()
-            show(await client.status())
+            showing(await client.status())
+            showing = show_again
             await asyncio.sleep(_REDRAWN_AT_MOST)
 
     parts = [asyncio.create_task(listen()), asyncio.create_task(draw())]
