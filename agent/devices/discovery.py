@@ -61,8 +61,8 @@ class Discoverer:
         self.workers = Workers(kind, THREADS)
         self._seen = Seen()
         self.known = self._seen.devices
-        reports = Reports(kind)
-        self.problems, self._report = reports.problems, reports.report
+        self._reports = Reports(kind)
+        self.problems, self._report = self._reports.problems, self._reports.report
         self._publish = publish
         self._on_watches = on_watches
         self._unit_deadline = unit_deadline
@@ -86,9 +86,10 @@ class Discoverer:
         try:
             units = ask(lambda: answers.affected(self.backend.affects(hint, self.known)))
         except Exception as error:  # noqa: BLE001  # reported; a full scan sees what the hint meant
-            if "affects" not in self.problems:  # hints come by the thousand, and each would have its own sentence
-                self._report("affects", [Problem("affects", f"affects() failed on {hint}: {shown(error)}")])
+            self._reports.call_failed("affects", f"affects() failed on {hint}: {shown(error)}")
             units = ALL
+        else:
+            self._reports.call_answered("affects")
         if units:
             self._hinted = self._clock() if self._hinted is None else self._hinted
             self._ask(units)
@@ -96,11 +97,12 @@ class Discoverer:
     def signals(self, record: Record) -> tuple[Signal, ...]:
         """What a record says about hardware; nothing if the backend fails on it."""
         try:
-            return records.signals(self.backend, record)
+            said = records.signals(self.backend, record)
         except Exception as error:  # noqa: BLE001  # reported; the next record may be one that it understands
-            if "signals" not in self.problems:  # as with `affects`
-                self._report("signals", [Problem("signals", f"signals() failed on {record}: {shown(error)}")])
+            self._reports.call_failed("signals", f"signals() failed on {record}: {shown(error)}")
             return ()
+        self._reports.call_answered("signals")
+        return said
 
     def selectable(self) -> list[Device]:
         """Whatever a selector could have meant, taken or not."""
@@ -163,6 +165,8 @@ class Discoverer:
         The caller makes that known, with what else is new.
         """
         self.backend = backend
+        for call in ("affects", "signals"):  # which nobody has asked of this one
+            self._reports.call_is_well(call)
         news = News(self.kind, {}, {}, anew=True)
         if found is not None:
             found = found.without_moved(self.known)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
+from typing import Final
 
 import structlog
 
 from agent.errors import words
 from backends.base import Problem, Signal, Verdict
+
+CALL_WELL: Final = 60.0
+"""Seconds without a failure, after which a call that events make is well: they come by the thousand, and it may fail on
+every other one."""
 
 log = structlog.get_logger()
 
@@ -19,6 +25,7 @@ class Reports:
         self.problems: dict[str, tuple[Problem, ...]] = {}
         """Per unit; an empty name stands for the backend as a whole."""
         self._kind = kind
+        self._soon_well: dict[str, asyncio.TimerHandle] = {}
 
     def report(self, unit: str, problems: Iterable[Problem]) -> None:
         """Keep what is wrong with a unit, and say it once, when it changes."""
@@ -32,6 +39,24 @@ class Reports:
         else:
             del self.problems[unit]
             log.info("discovery-problem-solved", backend=self._kind, subject=unit or self._kind)
+
+    def call_failed(self, call: str, sentence: str) -> None:
+        """A call that events make failed: each would have a sentence of its own, and the first one stays."""
+        if (timer := self._soon_well.pop(call, None)) is not None:
+            timer.cancel()
+        if call not in self.problems:
+            self.report(call, [Problem(call, sentence)])
+
+    def call_answered(self, call: str) -> None:
+        """It did not fail."""
+        if call in self.problems and call not in self._soon_well:
+            self._soon_well[call] = asyncio.get_running_loop().call_later(CALL_WELL, self.call_is_well, call)
+
+    def call_is_well(self, call: str) -> None:
+        """It has not failed for long, or has not been made yet."""
+        if (timer := self._soon_well.pop(call, None)) is not None:
+            timer.cancel()
+        self.report(call, ())
 
 
 def cannot_read(unit: str, error: BaseException) -> str:

@@ -7,7 +7,8 @@ did to the hardware (a driver bound, a node made) is looked at before the contai
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -78,15 +79,9 @@ class Allocator:
             await self._make_ready(now, grants, given)
             resource = ready = now
         grants = [self._still(name, grant, told) for grant in grants]
-        try:
-            backend = self._backends[resource.spec.backend]
+        backend = self._backends[resource.spec.backend]
+        with _blaming("edits", resource, grants):
             return wire.encode_allocate([answers.edits(ask(partial(backend.edits, resource, grants)))])
-        except AllocationRefused:
-            raise
-        except Exception as error:
-            log.exception("backend-failed", backend=resource.spec.backend, call="edits", resource=name)
-            named = f"{', '.join(grant.id for grant in grants)} of {name}"
-            raise AllocationRefused(broken(named, _FAILED, resource.spec.backend, error)) from error
 
     def _configured(self, name: str) -> Resource[Any]:
         if (resource := self._inventory.resource(name)) is None:
@@ -120,7 +115,9 @@ class Allocator:
     async def _make_ready(self, resource: Resource[Any], grants: Sequence[Grant], given: Sequence[Held]) -> None:
         """Run the backend's `claim`, if it has any, once nothing else acts on the hardware, and see what it did."""
         backend = self._backends[resource.spec.backend]
-        needs_claim, turns = backend.needs_claim(resource), self._errands.turns
+        with _blaming("needs_claim", resource, grants):
+            needs_claim = answers.needs_claim(backend, resource)
+        turns = self._errands.turns
         if not (needs_claim or turns.busy):
             return
         things = frozenset[Hashable]().union(*(held.things for held in given))
@@ -132,6 +129,19 @@ class Allocator:
                     self._refuse_exchanged(resource.name, grants)  # while we waited for our turn
                     await errand.run(turn, partial(backend.claim, resource, grants))
             await errand.look(grant.device for grant in grants)
+
+
+@contextmanager
+def _blaming(call: str, resource: Resource[Any], grants: Sequence[Grant]) -> Iterator[None]:
+    """Make whatever a call of the backend on the event loop raises a refusal, with a sentence for the pod's owner."""
+    try:
+        yield
+    except AllocationRefused:
+        raise
+    except Exception as error:
+        log.exception("backend-failed", backend=resource.spec.backend, call=call, resource=resource.name)
+        named = f"{', '.join(grant.id for grant in grants)} of {resource.name}"
+        raise AllocationRefused(broken(named, _FAILED, resource.spec.backend, error)) from error
 
 
 def _refuse_another(name: str, grant: Grant, now: Device) -> None:

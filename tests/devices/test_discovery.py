@@ -16,6 +16,7 @@ from agent.devices.discovery import Discoverer
 from agent.devices.news import News
 from agent.devices.waiting import LookError
 from agent.devices.workers import Workers
+from agent.discovery.reports import CALL_WELL
 from backends.base import (
     ANY_SUBSYSTEM,
     Backend,
@@ -33,7 +34,7 @@ from backends.base import (
     Watches,
 )
 from tests.devices.fakes import KIND, Fake, device
-from tests.wait import PATIENCE, block_until, limit, settled, until
+from tests.wait import PATIENCE, block_until, limit, pass_time, settled, until
 
 DEADLINE = 0.03
 NEVER = 1e6  # seconds
@@ -631,6 +632,28 @@ async def test_a_backend_that_fails_on_records_says_nothing_and_is_reported_once
     assert logs[0]["reason"].startswith("signals() failed on Record(")
     async with looking(eyes):
         assert len(eyes.sentences()) == 1  # a full look does not solve it
+
+
+async def test_calls_that_fail_now_and_then_are_one_problem_until_none_has_failed_for_a_minute() -> None:
+    eyes = Eyes()
+    calls: tuple[tuple[str, Callable[[], object]], ...] = (
+        ("recorded", lambda: eyes.it.signals(RECORD)),
+        ("affected", lambda: eyes.it.hint(HINT)),
+    )
+    for name, call in calls:
+        with capture_logs() as logs:
+            for _ in range(5):
+                setattr(eyes.backend, name, lambda _: failing()())
+                call()
+                setattr(eyes.backend, name, lambda _: [])
+                call()
+                pass_time(CALL_WELL / 2)
+                await settled()
+            assert [line["event"] for line in logs] == ["discovery-problem"]
+            pass_time(CALL_WELL / 2)
+            await settled()
+            assert [line["event"] for line in logs] == ["discovery-problem", "discovery-problem-solved"]
+        assert eyes.it.problems == {}
 
 
 async def test_what_could_not_be_published_is_found_again_when_it_is_started_again() -> None:

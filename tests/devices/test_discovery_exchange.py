@@ -9,7 +9,7 @@ import pytest
 
 from backends.base import HostPath, Signal, Verdict, Watches
 from tests.devices.fakes import Fake, device
-from tests.devices.test_discovery import Eyes, Hanging, hanging, looking
+from tests.devices.test_discovery import HINT, Eyes, Hanging, failing, hanging, looking
 
 __all__ = ["hanging"]  # a fixture
 
@@ -193,3 +193,12 @@ async def test_one_that_leaves_takes_everything_with_it_and_nobody_waits_for_it(
         assert news.signals == dict.fromkeys(["kept", "changed", "gone"], ())
         await waiting
         hanging.let_go()
+
+
+async def test_what_the_one_before_failed_on_is_no_problem_of_the_other(eyes: Eyes) -> None:
+    async with looking(eyes):
+        eyes.backend.affected = lambda _: failing()()
+        eyes.it.hint(HINT)
+        assert eyes.it.problems.keys() == {"affects"}
+        eyes.it.exchange(other(), await eyes.it.look_ahead(other()))
+        assert eyes.it.problems == {}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import signal
+
 import pytest
 
 from tests.e2e.conftest import Trouble
 from tests.e2e.node import WIDGET, Node, chardev, pod
-from tests.e2e.process import AgentProcess
+from tests.e2e.process import AgentProcess, Line, finish
 from tests.e2e.test_stop import ENDLESS
 from tests.wait import until
 
@@ -64,7 +67,7 @@ async def test_a_backend_that_hangs_is_reported_and_its_other_units_go_on(
     async with node.agent(*resources, prelude=HASTY, environment=trouble.environment) as agent:
         await node.healthy("w1")
         hung = f"{report} has hung for "
-        await until(lambda: any(line["reason"].startswith(hung) for line in agent.said("discovery-problem")), hung)
+        await until(lambda: lines_of(agent, hung), hung)
         if call == "discover-a":
             await node.healthy("b", resource=TROUBLED)
         else:
@@ -73,6 +76,17 @@ async def test_a_backend_that_hangs_is_reported_and_its_other_units_go_on(
         await trouble.release()
         await node.healthy("a", "b", resource=TROUBLED)
         await agent.says("discovery-problem-solved")
+        trouble.order(call, "hang")  # once more
+        node.unlink("t0/b")
+        await until(lambda: len(lines_of(agent, hung)) == 2, "it hangs again", lambda: agent.log)
+        trouble.forget(call)
+        await trouble.release()
+        await node.healthy("a", resource=TROUBLED)
+        await agent.says("discovery-problem-solved", times=2)
+
+
+def lines_of(agent: AgentProcess, reason: str) -> list[Line]:
+    return [line for line in agent.said("discovery-problem") if line["reason"].startswith(reason)]
 
 
 async def test_devices_that_are_held_stay_listed_while_their_backend_hangs_after_a_restart(
@@ -95,6 +109,16 @@ async def test_devices_that_are_held_stay_listed_while_their_backend_hangs_after
 @pytest.mark.parametrize(
     ("call", "order", "sentence"),
     [
+        (
+            "needs_claim",
+            "raise",
+            "a of fl.test/troubled0 could not be made ready: the backend troubled0 failed (needs_claim was told",
+        ),
+        (
+            "needs_claim",
+            "exit",
+            "a of fl.test/troubled0 could not be made ready: the backend troubled0 failed (it raised",
+        ),
         (
             "claim",
             "raise",
@@ -142,6 +166,27 @@ async def test_a_backend_that_cannot_be_imported_is_a_mistake_in_the_config(node
         assert await agent.ended() == 2
         (line,) = agent.log
         assert "cannot be imported: ModuleNotFoundError" in line["text"]
+
+
+@pytest.mark.parametrize("order", ["raise", "nonsense"])
+async def test_a_call_that_answers_again_for_a_minute_is_a_problem_no_more(
+    node: Node, trouble: Trouble, order: str
+) -> None:
+    node.mknod("t0/a")
+    trouble.order("affects", order)
+    async with node.agent(trouble.resource(), environment=trouble.environment) as agent:
+        node.mknod("t0/b")
+        await agent.says("discovery-problem", subject="affects")
+        await node.healthy("a", "b", resource=TROUBLED)
+        trouble.forget("affects")
+        node.mknod("t0/c")
+        await node.healthy("a", "b", "c", resource=TROUBLED)
+        agent.signal(signal.SIGUSR2)  # a minute passes at once (tests.e2e.passing)
+        await agent.says("discovery-problem-solved", subject="affects")
+        code, out, err = await finish("status", "--json", "--config", str(node.root / "config.toml"))
+        assert code == 0, err
+        assert json.loads(out)["problems"] == []
+        assert len(agent.said("discovery-problem")) == 1
 
 
 # --- the others are not delayed ---

@@ -97,6 +97,10 @@ class Troubled(Backend[Options]):
     def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
         return self._obey("affects") or ALL
 
+    def needs_claim(self, resource: Resource[Options]) -> bool:
+        self._obey("needs_claim")
+        return super().needs_claim(resource)
+
     def claim(self, resource: Resource[Options], grants: Sequence[Grant]) -> None:
         self._obey("claim")
         for grant in grants:
