@@ -1,8 +1,9 @@
 """What must outlive a restart, kept in one file of JSON lines in `state_dir`, written by a thread of its own.
 
-Each line holds one part of the state whole, claims or health, and the last of each counts; a line that was cut off is
-passed over. An Allocate waits for its line, however long the other part is: adding one takes 15 us where renaming a new
-file over the old takes 300 us, or 2 ms (ext4 flushes it then). A write that fails is reported, once, and refuses nothing.
+A line holds one part of the state whole, or which claims came and went since the line before; a line that was cut off is
+passed over. An Allocate waits for its line, however much else is held: adding one takes 15 us where renaming a new file
+over the old takes 300 us, or 2 ms (ext4 flushes it then). A file that has doubled is replaced by one that says each part
+once. A write that fails is reported, once, and refuses nothing.
 
 What an operator decides is on the disk itself before he is told: health is synced when it is written. Claims are synced
 once there is nothing else to write, since a machine that dies takes the pods along. Health is kept in a second file as
@@ -30,13 +31,13 @@ from agent.devices.model import Held
 from agent.errors import words
 from backends.linux import files
 
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 
-_READABLE: Final = frozenset({1, _FORMAT})
-"""1 had claims in every line, and nothing else."""
+_READABLE: Final = frozenset({1, 2, _FORMAT})
+"""1 had claims in every line, and nothing else; 2 had every part whole."""
 
 _MOST_READ: Final = 64 << 20  # bytes of a file that is ours; a node's state has some 100 kB
-_MOST_BYTES: Final = 256 << 10  # of the file, before it is replaced by one with a single line
+_MOST_BYTES: Final = 256 << 10  # of the file, before it is replaced; more where twice what is kept is more
 _WRITE_PATIENCE: Final = 0.1  # seconds that an Allocate waits for its claim to be in the file
 _RETRY: Final = 30.0  # seconds before what could not be written is tried again, though nothing changes
 
@@ -56,10 +57,15 @@ class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 _PARTS: Final = Kept.__struct_fields__
+_OF_CLAIMS: Final = ("claims", "releasing")
 
 
 class _Line(Kept, frozen=True, omit_defaults=True):
     version: int = 0
+    less: dict[str, tuple[Held, ...]] = {}
+    """Of the parts of claims, what is over."""
+    more: dict[str, tuple[Held, ...]] = {}
+    """And what began after that."""
 
 
 class StateFile:
@@ -76,10 +82,11 @@ class StateFile:
         self.damage = ""
         """What was wrong with the file when it was read, one sentence for a person; empty if nothing was."""
         self._work = threading.Event()
-        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._waiters: dict[int, asyncio.Future[None]] = {}  # those that still wait, by the number of their write
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._saved: dict[str, tuple[object, bytes]] = {}  # each part and its line, as in the file; the thread's
+        self._saved = Kept()  # as in the file; the thread's
         self._file: int | None = None  # open for adding lines; the thread's
+        self._room = _MOST_BYTES  # that the open file may take; the thread's
         self._aside_is_kept = False
         self._unsynced = False  # has the open file lines that the disk may not have? the thread's
 
@@ -89,7 +96,7 @@ class StateFile:
         What is not written anew stays in the file.
         """
         try:
-            kept, torn = _last_of_each(files.read(self.path, _MOST_READ, follow=False))
+            kept, torn = _contents(files.read(self.path, _MOST_READ, follow=False))
         except FileNotFoundError:
             return Kept()
         except NotADirectoryError as error:  # nothing can be damaged, or put aside, where no file can be
@@ -105,7 +112,7 @@ class StateFile:
     def _without_damage(self, kept: Kept, error: BaseException) -> Kept:
         """What is left of a damaged file, with health as the second file has it."""
         try:
-            health = _last_of_each(files.read(self._second, _MOST_READ, follow=False))[0].health
+            health = _contents(files.read(self._second, _MOST_READ, follow=False))[0].health
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, _FormatError):
             health = None
         then = _LOST if health is None and kept.health is None else f"{_SAVED} {self._second if health else self.path}"
@@ -141,15 +148,18 @@ class StateFile:
         self._wanted += 1
         if not self._has_thread():
             return False
-        done = asyncio.get_running_loop().create_future()
-        self._waiters.append((self._wanted, done))
+        number, done = self._wanted, asyncio.get_running_loop().create_future()
+        self._waiters[number] = done
         self._work.set()
-        with anyio.move_on_after(
-            _WRITE_PATIENCE if patience is None else patience
-        ):  # wait takes a turn of the loop more
-            await done
-            return not self.complaint
-        return False
+        try:
+            with anyio.move_on_after(
+                _WRITE_PATIENCE if patience is None else patience
+            ):  # wait takes a turn of the loop more
+                await done
+                return not self.complaint
+            return False
+        finally:
+            self._waiters.pop(number, None)
 
     def _has_thread(self) -> bool:
         """Is there a thread that writes? If the system has none to give now, it may have one for the next write."""
@@ -184,19 +194,13 @@ class StateFile:
         return True
 
     def _save(self, content: Kept) -> None:
-        """Write the parts that are new."""
-        fresh = {
-            name: (part, _line(Kept(**{name: part})))
-            for name in _PARTS
-            if (part := getattr(content, name)) is not None and part is not self._saved.get(name, (None, b""))[0]
-        }
-        if fresh:
-            every = self._saved | fresh
-            self._add(b"".join(line for _, line in fresh.values()), b"".join(line for _, line in every.values()))
-            if "health" in fresh:
+        """Write what is new."""
+        if lines := _difference(self._saved, content):
+            self._add(lines, content)
+            if content.health is not self._saved.health:
                 self._sync()
-                files.replace(self._second, fresh["health"][1], synced=True)
-            self._saved = every
+                files.replace(self._second, _line(Kept(health=content.health)), synced=True)
+            self._saved = content
 
     def _sync(self) -> None:
         """Have the disk take what was added; what it refuses is written anew, whole."""
@@ -206,20 +210,22 @@ class StateFile:
                 os.fdatasync(self._file)
         except OSError:
             os.close(self._file)
-            self._file, self._saved = None, {}
+            self._file, self._saved = None, Kept()
             raise
         finally:
             self._unsynced = False
 
-    def _add(self, lines: bytes, every_line: bytes) -> None:
+    def _add(self, lines: bytes, content: Kept) -> None:
         """Write what is new: as lines more, or with all else in a fresh file where the old is too long, gone or broken."""
         file, self._file = self._file, None
         if file is not None:
-            if _append(file, lines):
+            if _append(file, lines, self._room):
                 self._file, self._unsynced = file, True
                 return
             os.close(file)
-        self._file, self._unsynced = self._replace(every_line), False
+        whole = _difference(Kept(), content)
+        self._file, self._unsynced = self._replace(whole), False
+        self._room = max(_MOST_BYTES, 2 * len(whole))
 
     def _replace(self, data: bytes) -> int:
         self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -234,10 +240,9 @@ class StateFile:
         return os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def _finish(self, number: int, complaint: str) -> None:
-        for _, done in [waiter for waiter in self._waiters if waiter[0] <= number]:
+        for done in [done for wanted, done in self._waiters.items() if wanted <= number]:
             if not done.done():
                 done.set_result(None)
-        self._waiters = [waiter for waiter in self._waiters if waiter[0] > number]
         if complaint and complaint != self.complaint:
             log.error(
                 "state-not-written",
@@ -259,11 +264,11 @@ def _complaint(act: Callable[[], None]) -> str:
     return ""
 
 
-def _append(file: int, lines: bytes) -> bool:
+def _append(file: int, lines: bytes, room: int) -> bool:
     """Add lines to a file that is still there and not too long; False if they are not whole in it."""
     try:
         found = os.fstat(file)
-        fits = found.st_nlink > 0 and found.st_size + len(lines) <= _MOST_BYTES
+        fits = found.st_nlink > 0 and found.st_size + len(lines) <= room
         return fits and os.write(file, lines) == len(lines)
     except OSError:
         return False  # a fresh file will tell
@@ -277,8 +282,26 @@ def _line(kept: Kept) -> bytes:
     return msgspec.json.encode(_Line(**structs.asdict(kept), version=_FORMAT)) + b"\n"
 
 
-def _last_of_each(data: bytes) -> tuple[Kept, BaseException | None]:
-    """Each part as the last line that holds it says, and what is wrong with a line that could not be read.
+def _difference(before: Kept, after: Kept) -> bytes:
+    """The lines that make one of the other; a part that is None stays as it is."""
+    lines = b""
+    for name in _PARTS:
+        old, new = getattr(before, name), getattr(after, name)
+        if new is None or new is old:
+            continue
+        if old is None or name not in _OF_CLAIMS:
+            lines += _line(Kept(**{name: new}))
+            continue
+        olds, news = set(map(id, old)), set(map(id, new))  # 5,000 are compared in a millisecond, by their values in ten
+        less = tuple(held for held in old if id(held) not in news)
+        more = tuple(held for held in new if id(held) not in olds)
+        if less or more:
+            lines += msgspec.json.encode(_Line(version=_FORMAT, less={name: less}, more={name: more})) + b"\n"
+    return lines
+
+
+def _contents(data: bytes) -> tuple[Kept, BaseException | None]:
+    """What all lines together say, and what is wrong with one that could not be read.
 
     A last line without its end is one that was cut off while it was written: nobody was told that it was.
 
@@ -286,21 +309,27 @@ def _last_of_each(data: bytes) -> tuple[Kept, BaseException | None]:
         msgspec.MsgspecError: there is no line of ours.
         _FormatError: a line is of another format.
     """
-    kept, broken = Kept(), None
+    health, claims = None, dict[str, dict[Held, None]]()
+    found, broken = False, None
     lines = data.splitlines(keepends=True) or [b""]
-    for line in reversed(lines):
+    for line in lines:
         try:
-            found = msgspec.json.decode(line, type=_Line)
+            said = msgspec.json.decode(line, type=_Line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             if line is not lines[-1] or line.endswith(b"\n") or len(lines) == 1:
-                broken = broken or error
+                broken = error
             continue
-        if found.version not in _READABLE:
-            raise _FormatError(f"it has format {found.version}, and this Fairlead reads {_FORMAT}")
-        parts = {name: getattr(kept if getattr(kept, name) is not None else found, name) for name in _PARTS}
-        kept = Kept(**parts)
-        if None not in parts.values():
-            break
-    if kept == Kept() and broken is not None:
+        if said.version not in _READABLE:
+            raise _FormatError(f"it has format {said.version}, and this Fairlead reads {_FORMAT}")
+        found, health = True, said.health or health
+        for name in _OF_CLAIMS:
+            if (whole := getattr(said, name)) is not None:
+                claims[name] = dict.fromkeys(whole)
+            if name in said.less or name in said.more:
+                part = claims.setdefault(name, {})
+                for held in said.less.get(name, ()):
+                    part.pop(held, None)
+                part |= dict.fromkeys(said.more.get(name, ()))
+    if broken is not None and not found:
         raise broken
-    return kept, broken
+    return Kept(**{name: tuple(part) for name, part in claims.items()}, health=health), broken

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
+import random
 import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -54,7 +57,7 @@ def test_without_a_file_there_is_nothing_and_nothing_to_say(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b'{"version": 1, "claims": 7}', b'{"version": 3, "claims": []}', b"\xff\xfe", b'{"version": 1, "cla'],
+    [b"", b"{", b'{"version": 1, "claims": 7}', b'{"version": 99, "claims": []}', b"\xff\xfe", b'{"version": 1, "cla'],
 )
 def test_a_file_that_cannot_be_read_is_reported_and_nothing_is_known(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "state.json").write_bytes(content)
@@ -101,7 +104,7 @@ async def test_a_line_that_was_cut_off_counts_for_nothing_wherever_it_was(tmp_pa
     assert len(ends) == 4
     for length in range(len(whole), len(content) + 1):
         lines = sum(end <= length for end in ends)  # the last one may lack its end
-        assert state._last_of_each(content[:length])[0] == Kept(
+        assert state._contents(content[:length])[0] == Kept(
             claims=(X, Y) if lines > 1 else (X,),
             releasing=(Y,) if lines > 2 else None,
             health=HEALTH if lines > 3 else None,
@@ -120,18 +123,60 @@ async def test_what_follows_a_line_that_was_cut_off_is_whole(tmp_path: Path) -> 
         assert StateFile(tmp_path).read() == Kept(claims=(X, Y), health=before.health)
 
 
-async def test_the_file_is_added_to_until_it_is_long_and_then_begun_anew(
+async def test_the_file_is_added_to_until_it_has_doubled_and_then_begun_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    it = StateFile(tmp_path)
+    monkeypatch.setattr(state, "_MOST_BYTES", 0)
+    it, many = StateFile(tmp_path), [held("a.example/one", f"x{n}") for n in range(9)]
     lines = []
-    for _ in range(5):
-        await it.write([X])
+    for n in range(20):
+        await it.write([*many, *[Y] * (n % 2)])
         lines.append((tmp_path / "state.json").read_bytes().count(b"\n"))
-        size = (tmp_path / "state.json").stat().st_size // lines[-1]
-        monkeypatch.setattr(state, "_MOST_BYTES", 3 * size)
-    assert lines == [1, 2, 3, 1, 2]
-    assert it.read() == Kept(claims=(X,))
+        assert StateFile(tmp_path).read() == Kept(claims=(*many, *[Y] * (n % 2)))
+    assert lines[:3] == [1, 2, 3]
+    assert lines.count(1) > 1
+
+
+def random_claims(dice: random.Random, before: Sequence[Held]) -> list[Held]:
+    after = [claim for claim in before if dice.random() < 0.9]
+    return [*after, *(held("a.example/one", f"{dice.random()}") for _ in range(dice.randrange(4)))]
+
+
+async def test_whatever_came_and_went_is_read_as_it_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "_MOST_BYTES", 8192)
+    dice, it = random.Random(1), StateFile(tmp_path)
+    claims, releasing = list[Held](), list[Held]()
+    for _ in range(300):
+        claims, releasing = random_claims(dice, claims), random_claims(dice, releasing)
+        await it.write(claims, releasing)
+        assert StateFile(tmp_path).read() == Kept(claims=tuple(claims), releasing=tuple(releasing))
+
+
+async def test_what_an_allocate_writes_does_not_grow_with_what_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over many of them it is a few times their own size, with every file that is begun anew."""
+    written, write = 0, os.write
+
+    def counted(file: int, data: bytes) -> int:
+        nonlocal written
+        written += len(data)
+        return write(file, data)
+
+    monkeypatch.setattr(state, "_MOST_BYTES", 0)
+    monkeypatch.setattr(os, "write", counted)
+    claims = [held("a.example/one", f"id-{n:06}") for n in range(800)]
+    it = StateFile(tmp_path)
+    await it.write(claims)
+    whole = (tmp_path / "state.json").stat().st_size
+    written = 0
+    for n in range(800):
+        claims = [*claims[1:], held("a.example/one", f"id-{n + 800:06}")]
+        await it.write(claims)
+    assert written < 6 * whole
+    assert StateFile(tmp_path).read() == Kept(claims=tuple(claims))
 
 
 async def test_a_file_that_somebody_removed_is_made_again(tmp_path: Path) -> None:
@@ -149,11 +194,11 @@ class Slow:
         self.entered, self.gate, self.written = threading.Event(), threading.Semaphore(0), list[bytes]()
         whole = StateFile._add
 
-        def add(file: StateFile, lines: bytes, every_line: bytes) -> None:
+        def add(file: StateFile, lines: bytes, content: Kept) -> None:
             self.entered.set()
             self.gate.acquire(timeout=PATIENCE)
             self.written.append(lines)
-            whole(file, lines, every_line)
+            whole(file, lines, content)
 
         monkeypatch.setattr(StateFile, "_add", add)
 
@@ -173,6 +218,22 @@ async def test_an_allocate_waits_for_a_slow_disk_only_as_long_as_its_patience(tm
     async with limit("its patience ends"):
         await allocate
     assert slow.written == []
+
+
+async def test_writes_that_nobody_waits_for_any_more_leave_nothing_behind(
+    tmp_path: Path, slow: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk may hang for days, and pods come all the time."""
+    monkeypatch.setattr(state, "_WRITE_PATIENCE", 0.0)
+    it = StateFile(tmp_path)
+
+    async def futures_after(writes: int) -> int:
+        for n in range(writes):
+            await it.write([held("a.example/one", f"x{n}")])
+        gc.collect()
+        return sum(isinstance(it, asyncio.Future) for it in gc.get_objects())
+
+    assert await futures_after(1) >= await futures_after(20)
 
 
 async def test_the_newest_content_is_written_and_what_came_between_is_not(tmp_path: Path, slow: Slow) -> None:

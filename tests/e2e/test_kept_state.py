@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.node import WIDGET, Node, chardev
+from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import AgentProcess, finish
 
 SYNCS = """
@@ -96,3 +97,29 @@ async def test_who_drains_again_is_told_whose_reason_and_end_he_replaces(node: N
         assert "new fan" in err
         assert "2099-11-20" in err
         assert "new fan" in (await agent.says("drain-replaced"))["reason"]
+
+
+async def test_an_allocate_writes_what_it_changes_however_much_is_held(node: Node) -> None:
+    node.mknod("w1")
+    node.state.mkdir()
+    file = node.state / "state.json"
+    claims = [
+        {"resource": "fl.test/gone", "id": f"gone-{n}", "backend": "chardev", "hardware": [f"node:c:{n}:1"]}
+        for n in range(4000)
+    ]
+    file.write_text(json.dumps({"version": 2, "claims": claims}) + "\n")
+    async with node.agent(chardev(count=100)):
+        await node.shows(lambda k: k.resources[WIDGET].allocatable == 100)
+        await node.admit(pod("first"))
+        with file.open() as opened:
+            before = os.fstat(opened.fileno()).st_size
+            assert before > 256 << 10
+            for n in range(20):
+                await node.admit(pod(f"pod{n}"))
+            after = os.fstat(opened.fileno())
+        assert after.st_nlink, "it was written anew"
+        assert 0 < after.st_size - before < 20 * 1000
+    async with node.agent(chardev(count=100)):
+        await node.shows(lambda k: k.resources[WIDGET].allocatable == 100)
+        status = json.loads((await finish("status", "--json", "--config", str(node.root / "config.toml")))[1])
+        assert json.dumps(status).count("gone-") >= 4000
