@@ -1,7 +1,8 @@
 """Asks the kubelet who holds what, podresources first and then its checkpoint, and lets the ledger judge.
 
 Asked after an Allocate, while a claim may be ending, else every `IDLE` seconds. A witness that cannot be
-reached ends nothing (design, "claims").
+reached ends nothing (design, "claims"). Where a list of ours makes the kubelet write no checkpoint, it is asked less and
+less often.
 
 Before each list the checkpoint is read, and before the first of a resource both are asked: a list that lacks an ID which
 the checkpoint says a pod holds may put the next kubelet into a crash loop, whoever gave the ID (kubelet contract: A7.2).
@@ -22,7 +23,7 @@ import structlog
 from agent.claims.traces import Trace, Tracer
 from agent.devices.claims import Ledger, SlotKey, names_of
 from agent.devices.model import Held
-from agent.kubelet.checkpoint import Checkpoint, CheckpointError
+from agent.kubelet.checkpoint import Checkpoint, CheckpointError, Version
 from agent.kubelet.checkpoint_reader import CheckpointReader
 from agent.kubelet.podresources import PodResourcesError, list_pods
 from agent.kubelet.wire import PodDevices, PodList
@@ -32,7 +33,7 @@ IDLE: Final = 60.0
 """Seconds between two questions while nothing happens."""
 
 _AFTER_ALLOCATE: Final = 1.0  # seconds: the kubelet knows the pod by then
-_WHILE_ENDING: Final = 2.0  # seconds between looks for the second witness
+_WHILE_ENDING: Final = 2.0  # seconds between looks for the second witness; doubling where none comes
 _LIST_DEADLINE: Final = 5.0  # seconds
 _LIST_WAITS: Final = 1.0  # seconds at most that a list waits for the checkpoint
 _FIRST_LIST_WAITS: Final = 2.0  # seconds at most that a resource's first list waits for both witnesses
@@ -84,6 +85,8 @@ class Witnesses:
         self._clock = clock
         self._checkpoint = CheckpointReader(plugin_dir)
         self._asked_about: frozenset[str] = frozenset()  # the resources that were ours when both had been asked
+        self._resent_at: tuple[Version | None] | None = None  # the checkpoint that lay there when lists were sent again
+        self._pause = _WHILE_ENDING
         self._asking = asyncio.Lock()
         self._allocated = asyncio.Event()
         self._complaints: dict[str, str] = {}
@@ -113,7 +116,7 @@ class Witnesses:
             self.close()
 
     async def _wait(self) -> None:
-        wait = _WHILE_ENDING if self._ledger.ending() else IDLE
+        wait = self._pause if self._ledger.ending() else IDLE
         if (judgement := self._ledger.next_judgement(self._clock())) is not None:
             wait = min(wait, judgement + _AFTER_ALLOCATE)
         with anyio.move_on_after(wait):
@@ -140,10 +143,18 @@ class Witnesses:
             # without knowing which checkpoint lay there, no later one can be told from it: judge nothing
             self._complain("checkpoint", str(error))
             self._adopt(present or set())
+            checkpoint = None
         else:
             self._complain("checkpoint", "")
             self._judge(present, asked, checkpoint)
-        for resource in self._ledger.awaiting_checkpoint(self._clock()):
+        self._have_written(checkpoint.version if checkpoint else None)
+
+    def _have_written(self, version: Version | None) -> None:
+        """Send the lists again that a claim's end waits for; this checkpoint lies there now."""
+        resources, before = self._ledger.awaiting_checkpoint(self._clock()), self._resent_at
+        self._resent_at = (version,) if resources else None
+        self._pause = min(self._pause * 2, IDLE) if resources and before == (version,) else _WHILE_ENDING
+        for resource in resources:
             self._resend(resource)
 
     async def confirm(self, resource: str, listed: Callable[[], Container[str]]) -> None:

@@ -90,6 +90,7 @@ class Pods:
     def __init__(self) -> None:
         self.ids: list[tuple[str, str]] = []
         self.fails = False
+        self.asked = 0
 
     def show(self, *ids: str, resource: str = TOY) -> None:
         self.ids = [(resource, device_id) for device_id in ids]
@@ -99,6 +100,7 @@ class Pods:
         from grpclib.exceptions import GRPCError
 
         await stream.recv_message()  # type: ignore[attr-defined]
+        self.asked += 1
         if self.fails:
             raise GRPCError(Status.UNKNOWN, "not now")
         found = [ContainerDevices(resource, [device_id]) for resource, device_id in self.ids]
@@ -327,6 +329,38 @@ async def test_it_asks_soon_after_an_allocate_and_again_when_that_comes_of_age(
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
+
+
+async def test_where_no_checkpoint_comes_it_asks_and_has_lists_sent_less_and_less_often(
+    house: House, pods: Pods
+) -> None:
+    house.ledger.allocate([held("a")], house.now - MIN_AGE)
+    running = asyncio.ensure_future(house.witnesses.run())
+
+    async def pass_seconds(seconds: int) -> int:
+        """The lists that were asked for meanwhile."""
+        before = pods.asked
+        for _ in range(seconds // 2):
+            house.now += 2
+            pass_time(2)
+            await settled()
+        return pods.asked - before
+
+    assert await pass_seconds(600) <= 16
+    assert 1 < len(house.resent) <= 16
+    assert house.holds == ["a"]
+    house.write()  # it is asked as often as before for what ends after that
+    await pass_seconds(70)
+    assert house.ended == ["a"]
+    house.resent.clear()
+    house.ledger.allocate([held("b")], house.now - MIN_AGE)
+    await pass_seconds(64)
+    assert house.resent
+    house.write()
+    await pass_seconds(8)
+    assert house.ended == ["a", "b"]
+    running.cancel()
+    await asyncio.wait([running])
 
 
 async def test_it_can_be_run_again_and_again(house: House, pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
