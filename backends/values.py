@@ -67,6 +67,8 @@ class Device:
     """Its PCI bridges, from the root."""
     unusable: str = ""
     """Why no resource can have it as it is, one sentence ("it has no driver"); it is shown as unclaimed."""
+    no_reset: str = ""
+    """Why no resource with `pre_start = "reset"` can have it, one sentence; may be empty where none is configured."""
     attributes: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     """What selectors match, templates make names of, and `explain` prints."""
 

@@ -124,7 +124,7 @@ class Configured:
             if device.resource not in (None, name):
                 continue  # made for another, so there is nothing to be said about it
             try:
-                if (why := resource.refuses(device)) is None:
+                if (why := resource.refuses(device) or _cannot_be_reset(resource, device)) is None:
                     candidates.append(self._candidate(kind, resource, device))
             except NamelessError as nameless:
                 why = str(nameless)
@@ -173,6 +173,13 @@ class Configured:
         return [name for name in before.written if name in self.written] != [
             name for name in self.written if name in before.written
         ]
+
+
+def _cannot_be_reset(resource: Resource[Any], device: Device) -> str | None:
+    """Why each start of a pod with it would be refused; None if none would be."""
+    if resource.spec.pre_start != "reset" or not device.no_reset:
+        return None
+    return f"its pre_start is 'reset', and {device.no_reset}; 'check' works"
 
 
 def _given_by(template: Resource[Any], name: str) -> Resource[Any]:

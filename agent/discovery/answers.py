@@ -176,6 +176,7 @@ def _check_device(device: Any, unit: str) -> None:
         "bindings": isinstance(device.bindings, Mapping)
         and all(_is_name(name) for pair in device.bindings.items() for name in pair),
         "unusable": isinstance(device.unusable, str),
+        "no_reset": isinstance(device.no_reset, str),
         "nodes": _is_all(device.nodes, tuple, _is_node),
         "mounts": _is_all(device.mounts, tuple, _is_mount),
         "ancestry": _is_all(device.ancestry, tuple, _is_text),

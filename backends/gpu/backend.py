@@ -38,6 +38,8 @@ _VENDORS: Final[dict[str, type[Vendor]]] = {
     functions.INTEL: Intel,
 }
 
+_PART: Final = "it is a part of a GPU and cannot be reset without the others"
+
 
 class Gpu(Backend[GpuOptions]):
     """Hands out GPUs."""
@@ -68,14 +70,23 @@ class Gpu(Backend[GpuOptions]):
     def discover(self, unit: str) -> Discovery:
         """One GPU, with the parts it is divided into; or what a vendor's GPUs have together."""
         if unit in self._groups:
-            return self._groups[unit].together()
+            return self._with_resets(self._groups[unit].together(), None)
         function = pci.read(self.host, unit)
         if function is None:
             return Discovery()
         if not functions.is_gpu(function.vendor, function.kind):
             return Discovery(problems=function.problems)
         found = self._vendors[function.vendor].found(function)
-        return replace(found, problems=(*function.problems, *found.problems))
+        return self._with_resets(replace(found, problems=(*function.problems, *found.problems)), function)
+
+    def _with_resets(self, found: Discovery, function: pci.Function | None) -> Discovery:
+        """Each device with whether it can be reset, if any resource asks for that."""
+        if not any(resource.spec.pre_start == "reset" for resource in self.resources):
+            return found
+        whole = pci.no_reset(self.host, function) if function is not None else _PART
+        return replace(
+            found, devices=tuple(replace(it, no_reset=whole if _is_whole(it) else _PART) for it in found.devices)
+        )
 
     def probe(self, device: Device) -> Iterable[Signal]:
         """Its nodes, its driver, and what PCI says of its functions."""
@@ -168,7 +179,7 @@ class Gpu(Backend[GpuOptions]):
         for grant in grants:
             if not _is_whole(grant.device):
                 raise AllocationRefused(
-                    f"{grant.id} is a part of a GPU and cannot be reset without the others. "
+                    f"{grant.id} is to be reset before each use, but {_PART}. "
                     'Ask this node\'s administrator to set pre_start = "check" for it.'
                 )
         addresses = sorted({name for grant in grants for name in grant.device.hardware})

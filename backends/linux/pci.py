@@ -222,6 +222,22 @@ def serial(host: Host, function: Function) -> str | None:
         os.close(config)
 
 
+def no_reset(host: Host, function: Function) -> str:
+    """Why a function cannot be reset, and nothing beside it (Function Level Reset), one sentence; empty if it can be.
+
+    The kernel lists the methods since 5.15. Where there is none, it makes neither that file nor `reset`.
+    """
+    if function.virtual:  # they would go (PCI Express Base Specification, 9.2.2.3)
+        return f"{function.address} has {len(function.virtual)} virtual functions, which would go with a reset"
+    methods = sysfs.attribute(host, function.path / "reset_method")
+    if methods is None and not host.local(function.path / "reset").exists():
+        methods = ""
+    if methods is None or "flr" in methods.split():
+        return ""
+    other = f"only by {methods}" if methods else "at all"
+    return f"{function.address} cannot be reset by itself (FLR), {other}"
+
+
 def reset(host: Host, address: str) -> None:
     """Reset one function, and nothing beside it (Function Level Reset); may block for seconds.
 
@@ -230,20 +246,13 @@ def reset(host: Host, address: str) -> None:
     """
     path = FUNCTIONS / address
     function = read(host, address)
-    if function is not None and function.virtual:  # they would go (PCI Express Base Specification, 9.2.2.3)
+    if function is not None and (why := no_reset(host, function)):
         raise AllocationRefused(
-            f"{address} is to be reset before each use, but has {len(function.virtual)} virtual functions, which would "
-            'go. Ask this node\'s administrator to set pre_start = "check" for it.'
-        )
-    methods = sysfs.attribute(host, path / "reset_method")  # kernel 5.15 and newer; empty if it cannot be reset
-    if methods is not None and "flr" not in methods.split():
-        other = f"only by {methods}" if methods else "at all"
-        raise AllocationRefused(
-            f"{address} is to be reset before each use, but cannot be reset by itself (FLR), {other}. "
+            f"{address} is to be reset before each use, but {why}. "
             'Ask this node\'s administrator to set pre_start = "check" for it.'
         )
     try:
-        with _only_method(host, path, methods):
+        with _only_method(host, path, sysfs.attribute(host, path / "reset_method")):
             host.local(path / "reset").write_text("1")
     except OSError as error:
         reason = reason_of(error)

@@ -103,8 +103,13 @@ def _device(host: Host, unit: str, group: Group, resource: VfioResource, functio
         numa_node=first.numa_node,
         ancestry=first.ancestry,
         unusable=_without_iommu(host, group) or plan(host, group, functions, options).refusal,
+        no_reset=_no_reset(host, functions) if resource.spec.pre_start == "reset" else "",
         attributes=first.attributes() | ({"companions": others} if others else {}),
     )
+
+
+def _no_reset(host: Host, functions: Iterable[pci.Function]) -> str:
+    return next((why for function in functions if (why := pci.no_reset(host, function))), "")
 
 
 def _without_iommu(host: Host, group: Group) -> str:
