@@ -167,9 +167,12 @@ class AgentControl:
         if drawn is None or drawn.snapshot is not snapshot:
             drawn = self._drawn[name] = _draw(snapshot, self._wall)
         held: dict[int, list[views.Held]] = {}
-        for device_id in self._parts.inventory.claims(name):
+        inventory = self._parts.inventory
+        claims = [(device_id, device_id, (name, device_id)) for device_id in inventory.claims(name)]
+        others = [(i, f"{claim.resource}/{claim.id}", claim.slot) for i, claim in inventory.held_elsewhere(name)]
+        for device_id, told, slot in (*claims, *others):
             if (number := drawn.numbers.get(device_id)) is not None:
-                held.setdefault(number, []).append(views.Held(device_id, self._holders((name, device_id))))
+                held.setdefault(number, []).append(views.Held(told, self._holders(slot)))
         if not held:
             return drawn.devices
         return tuple(

@@ -24,6 +24,8 @@ class Node:
     container_path: str
     permissions: str
     """Of "r", "w", "m" (DeviceSpec.permissions of the device plugin API)."""
+    shared: bool = field(default=False, compare=False)
+    """Other devices may have it, too: a pod that has it need not have this device."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Which hardware an earlier plugin gave to a pod: what its answer names, compared with the devices that are there.
 
 The kubelet's checkpoint keeps each answer. Its IDs are that plugin's own and mean nothing here, but its device nodes, and
-the names in its environment and among its CDI devices, are the hardware's.
+the names in its environment and among its CDI devices, are the hardware's. It matters under whichever resource's name the
+answer was given, ours or one that we do not serve, and whether that plugin is gone or lives.
 """
 
 from __future__ import annotations
@@ -59,32 +60,44 @@ class Tracer:
         found = {}
         for slot, trace in traces.items():
             leads = self._leads_of(backends[slot])
-            if hardware := frozenset[str]().union(*(leads.get(it, ()) for it in trace.nodes | trace.names)):
+            if hardware := _followed(trace, leads):
                 found[slot] = hardware
         return found
 
-    def _leads_of(self, backend: str) -> Mapping[str, frozenset[str]]:
+    def ours(self, trace: Trace) -> Iterator[tuple[str, frozenset[str]]]:
+        """The hardware that a trace of any plugin leads to, with the backend that sees it; mounts alone lead nowhere."""
+        for backend in self._inventory.configured.kinds():
+            if hardware := _followed(trace, self._leads_of(backend, mounts=False)):
+                yield backend, hardware
+
+    def _leads_of(self, backend: str, *, mounts: bool = True) -> Mapping[str, frozenset[str]]:
         if self._revision != self._inventory.revision:
             self._revision, self._leads = self._inventory.revision, {}
-        if (leads := self._leads.get(backend)) is None:
-            leads = leads_to(self._inventory.devices(backend))
-            self._leads = {**self._leads, backend: leads}
+        key = f"{backend}{mounts}"
+        if (leads := self._leads.get(key)) is None:
+            leads = leads_to(self._inventory.devices(backend), mounts=mounts)
+            self._leads = {**self._leads, key: leads}
         return leads
 
 
-def leads_to(devices: Iterable[Device]) -> Mapping[str, frozenset[str]]:
+def _followed(trace: Trace, leads: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    return frozenset[str]().union(*(leads.get(it, ()) for it in trace.nodes | trace.names))
+
+
+def leads_to(devices: Iterable[Device], *, mounts: bool = True) -> Mapping[str, frozenset[str]]:
     """Path or name → the hardware of the one device that has it; what several have tells nothing."""
     owners: defaultdict[str, set[frozenset[str]]] = defaultdict(set)
     for device in devices:
-        for clue in _clues(device):
+        for clue in _clues(device, mounts=mounts):
             owners[clue].add(device.hardware)
     return {clue: next(iter(found)) for clue, found in owners.items() if len(found) == 1 and clue not in _OF_DRIVERS}
 
 
-def _clues(device: Device) -> Iterator[str]:
+def _clues(device: Device, *, mounts: bool) -> Iterator[str]:
     for node in device.nodes:
-        yield node.path.text
-    for mount in device.mounts:
+        if not node.shared:
+            yield node.path.text
+    for mount in device.mounts if mounts else ():
         yield mount.path.text
     if device.identity:
         yield device.identity

@@ -216,6 +216,9 @@ def _held_otherwise(
         for claim in known.inventory.claims(name).values():
             if not hardware.isdisjoint(claim.hardware) and not (name == resource and claim.id in ids):
                 yield views.Held(f"{name}/{claim.id}", known.holders(claim.slot))
+    for device_id, claim in known.inventory.held_elsewhere(resource) if resource else ():
+        if device_id in ids:
+            yield views.Held(f"{claim.resource}/{claim.id}", known.holders(claim.slot))
 
 
 # --- what was decided ---

@@ -72,7 +72,7 @@ class Ledger:
     def is_bare(self, slot: SlotKey, *, unknown: bool = True) -> bool:
         """Is it claimed, and its hardware not known? What is not claimed at all is `unknown`."""
         claim = self._claims.get(slot)
-        return unknown if claim is None else not claim.held.hardware
+        return unknown if claim is None else not claim.held.hardware or claim.held.foreign
 
     def allocate(self, given: Iterable[Held], now: float) -> bool:
         """Record what an Allocate is about to give; True if the ledger changed in what must be kept.
@@ -110,18 +110,33 @@ class Ledger:
         news: list[Held] = []
         for slot, backend in seen.items():
             claim = self._claims.get(slot)
-            if claim is not None and claim.held.hardware:
+            if claim is not None and claim.held.hardware and not claim.held.foreign:
                 continue
             device = devices.get(slot)
             held = Held(
                 *slot,
-                backend=claim.held.backend if claim else backend,
+                backend=claim.held.backend if claim and not claim.held.foreign else backend,
                 hardware=device.hardware if device else traced.get(slot, frozenset()),
                 identity=device.identity if device else "",
             )
             if claim is None or held != claim.held:
                 self._put(_Claim(held, claim.since if claim else now))
                 news.append(held)
+        return news
+
+    def adopt_foreign(self, seen: Iterable[Held], now: float) -> list[Held]:
+        """Take in what pods have of our hardware under resources that are not ours; returns what is new.
+
+        Of hardware that is not to be seen at the moment, they keep what they had.
+        """
+        news: list[Held] = []
+        for held in seen:
+            claim = self._claims.get(held.slot)
+            if claim is not None and (not claim.held.foreign or held.hardware <= claim.held.hardware):
+                continue
+            before = claim.held.hardware if claim else frozenset[str]()
+            news.append(replace(held, hardware=held.hardware | before))
+            self._put(_Claim(news[-1], claim.since if claim else now))
         return news
 
     def listed(self, present: Set[SlotKey], asked: float, answered: float, checkpoint: Version | None) -> None:

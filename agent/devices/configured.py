@@ -45,6 +45,10 @@ class Configured:
         resource = self.resources.get(name) or self.written.get(name)
         return resource.spec.backend if resource else None
 
+    def kinds(self) -> list[str]:
+        """The backends of all resources."""
+        return list(self._of_kind)
+
     def names(self) -> list[str]:
         """Those in force, in the order of the config; of one template by name."""
         if not self._templates:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Container, Mapping, Sequence
+from functools import lru_cache
 from typing import Final
 
 from agent.devices.claims import SlotKey
@@ -64,6 +65,12 @@ def replaced(claim: Held, device: Device) -> Health:
 def retired(resource: str) -> Health:
     """Of a slot whose resource is no longer configured."""
     return Health(State.UNHEALTHY, "retired", f"{resource} is no longer configured")
+
+
+@lru_cache(maxsize=1024)  # the same object for the same claim: lists tell by that what has changed
+def elsewhere(resource: str, device_id: str) -> Health:
+    """Of a slot whose hardware a pod has through another plugin's resource."""
+    return Health(State.UNHEALTHY, "held", f"a pod holds it through {resource}/{device_id}, which another plugin gave")
 
 
 def unusable(why: str) -> Health:

@@ -11,7 +11,7 @@ Unhealthy tombstone (kubelet contract: A7); another card at the same key is othe
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -20,7 +20,7 @@ from agent.devices.conditions import Conditions
 from agent.devices.configured import Configured
 from agent.devices.finding import find, places_of
 from agent.devices.found import Found, Indexes, Ref, Unclaimed
-from agent.devices.holding import GONE, Holdings, is_same, kept_back, replaced, retired, unusable
+from agent.devices.holding import GONE, Holdings, elsewhere, is_same, kept_back, replaced, retired, unusable
 from agent.devices.listing import Listing
 from agent.devices.model import Health, Held, Slot, Snapshot
 from backends.base import Backend, Device, Link, Resource
@@ -38,6 +38,7 @@ class Inventory:
         self._index = Indexes()
         self._conditions = Conditions()
         self._held = Holdings()
+        self._foreign = Holdings()
         self._lists: dict[str, Listing] = {name: Listing(name) for name in self.configured.resources}
         self._ready: set[str] = set()
         self.revision = 0
@@ -95,7 +96,14 @@ class Inventory:
         """Pods hold these from now on, or hold them with other hardware than was known."""
         moved: set[Ref] = set()
         changed: list[Held] = []
+        foreign: set[str] = set()  # hardware
         for claim in held:
+            if (other := self._foreign.remove(claim.slot)) is not None:
+                foreign |= other.hardware
+            if claim.foreign:
+                self._foreign.add(claim)
+                foreign |= claim.hardware
+                continue
             before = self._held.add(claim)
             if before == claim:
                 continue
@@ -110,12 +118,15 @@ class Inventory:
         self._write_all(claim.slot for claim in changed)
         self._settle(moved)
         self._judge_held(changed)
+        self._write_minding(foreign)
 
     def unclaim(self, ended: Iterable[Held]) -> None:
         """Nobody holds these any more."""
         moved: set[Ref] = set()
         changed: list[Held] = []
         for claim in ended:
+            if (other := self._foreign.remove(claim.slot)) is not None:
+                self._write_minding(other.hardware)
             if (known := self._held.remove(claim.slot)) is None:
                 continue
             changed.append(known)
@@ -176,6 +187,12 @@ class Inventory:
     def claims(self, resource: str) -> Mapping[str, Held]:
         """What pods hold of a resource, by ID."""
         return self._lists[resource].claims
+
+    def held_elsewhere(self, resource: str) -> Iterator[tuple[str, Held]]:
+        """The IDs that nobody gets because a pod has their hardware through another plugin's resource, each with its claim."""
+        for found in self.on(self._foreign.by_hardware):
+            if found.placed and found.placed.resource == resource and (claim := self._elsewhere(found)):
+                yield found.placed.ids[0], claim
 
     def links(self, backend: str) -> list[Link]:
         """All links between devices of a backend."""
@@ -319,7 +336,7 @@ class Inventory:
         """Write all slots of a placed device; they change together."""
         if (place := found.placed) is None:
             return
-        device, health, listing = found.device, self._health_of(found.device), self._lists[place.resource]
+        device, health, listing = found.device, self._health_of(found), self._lists[place.resource]
         held = [claim for i in place.ids if (claim := listing.claims.get(i))] if listing.claims else ()
         others = {claim.id: replaced(claim, device) for claim in held if not is_same(claim, device)}
         if listing.keeps_back:
@@ -357,15 +374,32 @@ class Inventory:
                 self._write_slots(self._found[ref])
                 return
             device = self._found[ref].device
-            health = self._health_of(device) if claim is None or is_same(claim, device) else replaced(claim, device)
+            same = claim is None or is_same(claim, device)
+            health = self._health_of(self._found[ref]) if same or claim is None else replaced(claim, device)
             listing.put(Slot(device_id, device, health))
         elif claim is not None:
             listing.put(Slot(device_id, None, self._tombstone(claim)))
         else:
             listing.drop([device_id])
 
-    def _health_of(self, device: Device) -> Health:
-        return self._conditions.of(device, self._held.by_hardware)
+    def _health_of(self, found: Found) -> Health:
+        health = self._conditions.of(found.device, self._held.by_hardware)
+        if health.offered and self._foreign.by_slot and (claim := self._elsewhere(found)) is not None:
+            return elsewhere(*claim.slot)
+        return health
+
+    def _elsewhere(self, found: Found) -> Held | None:
+        """The claim of a pod that has a device's hardware through a resource which is not ours.
+
+        It keeps a device from others that only one pod may have at a time. Of one with several IDs the operator has said
+        that pods may share it; which others use it, too, is not ours to count: a plugin that lives gives such a node to
+        any number of pods (/dev/kvm, /dev/fuse). What a pod of ours has by now stays as it is.
+        """
+        place = found.placed
+        if place is None or len(place.ids) != 1 or (place.resource, place.ids[0]) in self._held.by_slot:
+            return None
+        slots = {slot for name in found.device.hardware for slot in self._foreign.by_hardware.get(name, ())}
+        return self._foreign.by_slot[min(slots)] if slots else None
 
     def _judge_held(self, changed: Iterable[Held]) -> None:
         """These claims began or ended: write anew what is another while a pod holds the hardware."""

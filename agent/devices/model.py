@@ -89,6 +89,8 @@ class Held:
     """Empty where only the kubelet remembers the claim and the device is not there to ask."""
     identity: str = ""
     """The device's at the time it was given; empty if unknown."""
+    foreign: bool = False
+    """Another plugin gave it, under a resource that is not ours: the slot is in no list, and the hardware is to be seen."""
 
     @property
     def slot(self) -> tuple[str, str]:

@@ -81,6 +81,8 @@ class Witnesses:
         self._traces: dict[SlotKey, tuple[Trace, frozenset[SlotKey]]] = {}
         """Of claims whose hardware is not known: what the container got, and the slots that it got it for."""
         self._traced_at = -1  # the tracer's revision
+        self._foreign: dict[tuple[str, tuple[str, ...]], tuple[bytes, Trace]] = {}
+        """Of resources that are not ours: the last answer for these IDs, and what the container got."""
         self._began, self._ended, self._resend = began, ended, resend
         self._clock = clock
         self._checkpoint = CheckpointReader(plugin_dir)
@@ -154,7 +156,9 @@ class Witnesses:
         resources, before = self._ledger.awaiting_checkpoint(self._clock()), self._resent_at
         self._resent_at = (version,) if resources else None
         self._pause = min(self._pause * 2, IDLE) if resources and before == (version,) else _WHILE_ENDING
-        for resource in resources:
+        if resources and not (ours := [name for name in resources if self._served(name) is not None]):
+            ours = list(self._names())[:1]  # any list makes the kubelet write all it has
+        for resource in ours if resources else ():
             self._resend(resource)
 
     async def confirm(self, resource: str, listed: Callable[[], Container[str]]) -> None:
@@ -175,6 +179,7 @@ class Witnesses:
         except (TimeoutError, CheckpointError) as error:
             self._complain("checkpoint", str(error) or "reading it hangs")
             return
+        self._see_foreign(checkpoint)
         self._trace_again()
         held, listed_now = checkpoint.held.get(resource, frozenset()) if checkpoint else frozenset[str](), listed()
         if missing := {(resource, device_id) for device_id in held if device_id not in listed_now}:
@@ -190,6 +195,7 @@ class Witnesses:
             {(name, device_id) for name, ids in checkpoint.held.items() for device_id in ids} if checkpoint else set()
         )
         self._adopt(slots | (present or set()), checkpoint)  # a List leaves out init containers (A5)
+        self._see_foreign(checkpoint)
         version = checkpoint.version if checkpoint else None
         if present is not None:
             self._ledger.listed(present, asked, self._clock(), version)
@@ -203,6 +209,34 @@ class Witnesses:
         devices = {slot: device for slot in seen if (device := self._devices(slot)) is not None}
         bare = {slot: kind for slot, kind in seen.items() if slot not in devices and self._ledger.is_bare(slot)}
         if news := self._ledger.adopt(seen, devices, self._clock(), self._trace(bare, checkpoint)):
+            log.info("claims-adopted", count=len(news), slots=names_of(held.slot for held in news))
+            self._began(news)
+
+    def _see_foreign(self, checkpoint: Checkpoint | None) -> None:
+        """Take in what pods have of our hardware through resources that are not ours; each answer is followed once."""
+        if self._tracer is None or checkpoint is None:
+            return
+        seen, fresh = {}, []
+        for entry in checkpoint.entries:
+            if self._served(entry.resource) is not None:
+                continue
+            known = self._foreign.get(key := (entry.resource, entry.ids))
+            if known is None or known[0] != entry.response:
+                known = entry.response, entry.trace()
+                fresh.append(key)
+            seen[key] = known
+        self._foreign = seen
+        self._follow_foreign(fresh)
+
+    def _follow_foreign(self, entries: Iterable[tuple[str, tuple[str, ...]]]) -> None:
+        assert self._tracer is not None
+        found = [
+            Held(resource, device_id, backend, hardware, foreign=True)
+            for resource, ids in entries
+            for backend, hardware in self._tracer.ours(self._foreign[resource, ids][1])
+            for device_id in ids
+        ]
+        if news := self._ledger.adopt_foreign(found, self._clock()):
             log.info("claims-adopted", count=len(news), slots=names_of(held.slot for held in news))
             self._began(news)
 
@@ -228,6 +262,7 @@ class Witnesses:
         if self._tracer is None or self._traced_at == self._tracer.revision:
             return
         self._traced_at = self._tracer.revision
+        self._follow_foreign(self._foreign)
         self._traces = {
             slot: trace for slot, trace in self._traces.items() if self._ledger.is_bare(slot, unknown=False)
         }

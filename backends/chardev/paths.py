@@ -106,7 +106,7 @@ def container_path(option: PathOption, path: HostPath) -> str:
 
 def container_node(option: PathOption, path: HostPath, host: Host) -> Node:
     """The node at `path` as the option gives it to a container."""
-    return Node(path, container_path(option, path), option.permissions or default_permissions(host))
+    return Node(path, container_path(option, path), option.permissions or default_permissions(host), option.shared)
 
 
 def node_attributes(members: Sequence[tuple[HostPath, DeviceNode]]) -> Mapping[str, tuple[str, ...]]:

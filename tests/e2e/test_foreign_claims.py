@@ -72,3 +72,92 @@ async def test_an_answer_that_leads_to_no_device_holds_none(node: Node, nodes: t
         await hold(node, WIDGET)
     async with node.agent():
         await node.healthy("w1")
+
+
+# --- of a resource that is not ours ---
+
+THEIRS = "other.test/widget"
+
+
+async def test_hardware_that_a_pod_has_through_another_plugins_resource_is_not_offered_until_it_ends(
+    node: Node,
+) -> None:
+    node.mknod("w1", "w2")
+    async with other_plugin(node, THEIRS, "a-0", nodes=["/dev/w1"]):
+        holder, _ = await hold(node, THEIRS)
+    since = len(node.lists)
+    for restarted in (False, True):
+        async with node.agent(prelude=FASTER) as agent:
+            await node.healthy("w2")
+            assert node.listed() == {"w1", "w2"}
+            assert not any("w1" in c.after.healthy for c in node.lists[since:] if c.after and c.resource == WIDGET)
+            for command in (("status",), ("explain", "w1")):
+                shown = json.dumps(await asked(node, *command))
+                assert "foreign" in shown
+                assert f"{THEIRS}/a-0" in shown
+            assert agent.said("ready")[0]["resources"] == [WIDGET]
+            if restarted:
+                node.kubelet.end(holder)
+                await node.healthy("w1", "w2")
+            else:
+                await agent.kill()
+    assert node.kubelet.panics == []
+
+
+async def test_hardware_that_another_plugin_gives_to_a_pod_while_it_lives_is_offered_no_more(node: Node) -> None:
+    node.mknod("w1", "w2")
+    async with node.agent(prelude=FASTER), other_plugin(node, THEIRS, "a-0", nodes=["/dev/w1"]):
+        await node.healthy("w1", "w2")
+        holder, _ = await hold(node, THEIRS)
+        await node.healthy("w2")
+        node.kubelet.end(holder)
+        await node.healthy("w1", "w2")
+
+
+async def test_what_several_pods_may_have_is_offered_whatever_other_resources_give(node: Node) -> None:
+    node.mknod("w1", "x1")
+    async with other_plugin(node, THEIRS, "a-0", "a-1", nodes=["/dev/w1", "/dev/x1"]):
+        await hold(node, THEIRS)
+        shared = (
+            f'[[resource]]\nname = "{WIDGET}"\nbackend = "chardev"\n'
+            'paths = [{ path = "/dev/w1" }, { path = "/dev/x1", shared = true }]\ncount = 3\n'
+        )
+        bundle = (
+            '[[resource]]\nname = "fl.test/bundle"\nbackend = "chardev"\n'
+            'paths = [{ path = "/dev/x1", shared = true }]\n'
+        )
+        async with node.agent(shared, bundle, chardev("/dev/y*", "fl.test/y")):
+            await node.shows(lambda k: len(k.resources[WIDGET].healthy) == 3)
+            await node.shows(lambda k: len(k.resources["fl.test/bundle"].healthy) == 1, "fl.test/bundle")
+            node.mknod("y1")
+            await node.healthy("y1", resource="fl.test/y")
+            assert len(node.kubelet.resources[WIDGET].healthy) == 3
+
+
+async def test_a_device_that_comes_later_and_a_pod_has_through_another_resource_is_never_offered(node: Node) -> None:
+    node.mknod("w2")
+    async with other_plugin(node, THEIRS, "a-0", nodes=["/dev/w1"]):
+        await hold(node, THEIRS)
+    since = len(node.lists)
+    async with node.agent(chardev(), chardev("/dev/x*", "fl.test/x")):
+        await node.healthy("w2")
+        node.mknod("w1", "x1")
+        await node.healthy("x1", resource="fl.test/x")
+        node.mknod("w3")
+        await node.healthy("w2", "w3")
+        assert not any("w1" in c.after.healthy for c in node.lists[since:] if c.after and c.resource == WIDGET)
+
+
+async def test_another_plugins_resource_that_becomes_ours_lists_what_its_pods_hold(node: Node) -> None:
+    node.mknod("w1", "w2")
+    async with other_plugin(node, THEIRS, "a-0", nodes=["/dev/w1"]):
+        await hold(node, THEIRS)
+    async with node.agent(prelude=FASTER) as agent:
+        await node.healthy("w2")
+        since = len(node.lists)
+        node.config(chardev(name=THEIRS))
+        await agent.says("config-reloaded")
+        await node.healthy("w2", resource=THEIRS)
+        assert "a-0" in node.kubelet.resources[THEIRS].unhealthy
+        assert node.lists_without("a-0", since, THEIRS) == []
+    assert node.kubelet.panics == []
