@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from agent.devices.state import StateFile
 from agent.simulation.changes import Change, Kind
 from agent.simulation.pods import Container, Phase, Pod
 from tests.e2e.conftest import Trouble
@@ -189,10 +190,9 @@ witnesses._AFTER_ALLOCATE, witnesses._WHILE_ENDING, witnesses.IDLE = 0.05, 0.05,
 """
 
 
-def kept_claims(node: Node) -> str:
-    """The state file's last line of claims, which counts; what is kept of health has lines of its own."""
-    lines = (node.state / "state.json").read_text().splitlines()
-    return next(line for line in reversed(lines) if '"claims"' in line)
+def kept_claims(node: Node) -> list[str]:
+    """What an agent that starts now would know."""
+    return [held.id for held in StateFile(node.state).read().claims or ()]
 
 
 async def test_a_tombstone_goes_when_its_pod_is_gone(node: Node) -> None:

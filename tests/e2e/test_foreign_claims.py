@@ -87,7 +87,7 @@ async def test_hardware_that_a_pod_has_through_another_plugins_resource_is_not_o
         holder, _ = await hold(node, THEIRS)
     since = len(node.lists)
     for restarted in (False, True):
-        async with node.agent(prelude=FASTER) as agent:
+        async with node.agent(prelude=OFTEN_ASKING) as agent:
             await node.healthy("w2")
             assert node.listed() == {"w1", "w2"}
             assert not any("w1" in c.after.healthy for c in node.lists[since:] if c.after and c.resource == WIDGET)
@@ -98,6 +98,7 @@ async def test_hardware_that_a_pod_has_through_another_plugins_resource_is_not_o
             assert agent.said("ready")[0]["resources"] == [WIDGET]
             if restarted:
                 node.kubelet.end(holder)
+                agent.pass_minute()
                 await node.healthy("w1", "w2")
             else:
                 await agent.kill()
@@ -106,11 +107,15 @@ async def test_hardware_that_a_pod_has_through_another_plugins_resource_is_not_o
 
 async def test_hardware_that_another_plugin_gives_to_a_pod_while_it_lives_is_offered_no_more(node: Node) -> None:
     node.mknod("w1", "w2")
-    async with node.agent(prelude=FASTER), other_plugin(node, THEIRS, "a-0", nodes=["/dev/w1"]):
+    async with (
+        node.agent(prelude=OFTEN_ASKING) as agent,
+        other_plugin(node, THEIRS, "a-0", nodes=["/dev/w1"]),
+    ):
         await node.healthy("w1", "w2")
         holder, _ = await hold(node, THEIRS)
         await node.healthy("w2")
         node.kubelet.end(holder)
+        agent.pass_minute()
         await node.healthy("w1", "w2")
 
 
@@ -152,7 +157,7 @@ async def test_another_plugins_resource_that_becomes_ours_lists_what_its_pods_ho
     node.mknod("w1", "w2")
     async with other_plugin(node, THEIRS, "a-0", nodes=["/dev/w1"]):
         await hold(node, THEIRS)
-    async with node.agent(prelude=FASTER) as agent:
+    async with node.agent(prelude=OFTEN_ASKING) as agent:
         await node.healthy("w2")
         since = len(node.lists)
         node.config(chardev(name=THEIRS))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 
+from agent.devices.state import StateFile
 from agent.kubelet.api.v1beta1 import ContainerAllocateResponse
 from agent.simulation.pods import Phase, Pod
 from tests.e2e.conftest import Trouble
@@ -36,8 +36,7 @@ def nodes(node: Node, holder: Pod) -> list[str]:
 
 def releasing(node: Node) -> list[str]:
     """What an agent that starts now would undo."""
-    lines = map(json.loads, reversed((node.state / "state.json").read_text().splitlines()))
-    return [held["id"] for held in next(kept["releasing"] for kept in lines if "releasing" in kept)]
+    return [held.id for held in StateFile(node.state).read().releasing or ()]
 
 
 def made(node: Node, device_id: str) -> Path:
