@@ -8,6 +8,7 @@ for tracebacks that the daemon never prints. Without rich it starts 28 ms sooner
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partialmethod
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, TextIO
 
 import msgspec
 
@@ -87,7 +88,7 @@ def set_up(
         colors = not environment.get("NO_COLOR")
         last = [
             _escaped,
-            structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback),
+            structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_escaped_traceback),
         ]
     else:
         last = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_json)]
@@ -129,6 +130,13 @@ class _Noting:
 def _escaped(_logger: object, _name: str, line: structlog.typing.EventDict) -> structlog.typing.EventDict:
     """For a terminal, on which what devices are called is to do nothing."""
     return {key: _printable(value) for key, value in line.items()}
+
+
+def _escaped_traceback(output: TextIO, error: Any) -> None:
+    """The same for what an exception says."""
+    lines = io.StringIO()
+    structlog.dev.plain_traceback(lines, error)
+    output.write(printable_lines(lines.getvalue()))
 
 
 def _printable(value: object) -> object:

@@ -93,10 +93,10 @@ class Serving:
         """What keeps everything from being served, as systemd is told; empty if nothing does."""
         if self._awaited:
             return f"waiting for {self._awaited}"
-        if not self.kubelet.generation:
-            return f"waiting for {self.kubelet.socket}"
         if self.kubelet.complaint:
             return f"waiting for the kubelet, which does not answer at {self.kubelet.socket}: {self.kubelet.complaint}"
+        if not self.kubelet.generation:
+            return f"waiting for {self.kubelet.socket}"
         return ""
 
     @property

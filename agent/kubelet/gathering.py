@@ -11,8 +11,15 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from grpclib.client import Channel
+from grpclib.encoding.base import CodecBase
 from grpclib.protocol import H2Protocol
 from h2.events import AlternativeServiceAvailable, Event, UnknownFrameReceived
+
+from agent.kubelet.flood import FrameCutter
+from agent.limits import MESSAGE_LIMIT
+
+_MOST_FRAMES: Final = 4096
+"""Of one connection to a kubelet: as many of 4 KiB as 16 MiB are; each takes h2 some 20 us."""
 
 _MOST_BYTES: Final = 64 << 10
 """Gathered before they are sent all the same: asyncio's high-water mark, so that a client that does not read still
@@ -94,7 +101,46 @@ def _ignore(_: Event) -> None:
 
 
 class GatheringChannel(Channel):
-    """A client's channel with such a connection."""
+    """A client's channel with such a connection, which ends where the other side sends more than can be an answer."""
+
+    def __init__(self, *, path: str, codec: CodecBase | None = None, most_bytes: int = MESSAGE_LIMIT) -> None:
+        """To the socket at this path; so many bytes may come."""
+        super().__init__(path=path, codec=codec)
+        self._most_bytes = most_bytes
+        self.excess = ""
+        """What came too much of, in words: `more than 16 MiB`; empty if nothing did."""
 
     def _protocol_factory(self) -> H2Protocol:
-        return GatheringProtocol(super()._protocol_factory())
+        return _BoundedProtocol(super()._protocol_factory(), self._most_bytes, self._exceeded)
+
+    def _exceeded(self, what: str) -> None:
+        self.excess = what
+
+
+class _BoundedProtocol(GatheringProtocol):
+    """One that is reset when more has come than may."""
+
+    def __init__(self, prepared: H2Protocol, most_bytes: int, exceeded: Callable[[str], None]) -> None:
+        super().__init__(prepared)
+        self._cutter = FrameCutter(preface=0)
+        self._bytes, self._frames = 0, 0
+        self._most_bytes = most_bytes
+        self._exceeded = exceeded
+
+    def data_received(self, data: bytes) -> None:
+        """Read what is not too much."""
+        self._bytes += len(data)
+        if self._bytes > self._most_bytes:
+            self._end(f"more than {self._most_bytes >> 20} MiB")
+            return
+        for piece, frames in self._cutter.cut(data):
+            self._frames += frames
+            if self._frames > _MOST_FRAMES:
+                self._end(f"more than {_MOST_FRAMES:,} frames")
+            if self.transport.is_closing():  # by us, or by h2 because a frame makes no sense
+                return
+            super().data_received(piece)
+
+    def _end(self, why: str) -> None:
+        self._exceeded(why)
+        self.transport.abort()

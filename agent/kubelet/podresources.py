@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from grpclib.client import UnaryUnaryMethod
 from grpclib.const import Status
@@ -14,6 +14,9 @@ from agent.kubelet.api.v1 import AllocatableResourcesRequest, ListPodResourcesRe
 from agent.kubelet.calling import apart
 from agent.kubelet.gathering import GatheringChannel
 from agent.kubelet.wire import SENSELESS, Allocatable, Codec, PodList
+
+MOST_BYTES: Final = 16 << 20
+"""Of an answer: what the kubelet's own clients take."""
 
 _Request = TypeVar("_Request")
 _Answer = TypeVar("_Answer")
@@ -54,7 +57,9 @@ async def _ask(
     answer: type[_Answer],
     timeout: float,  # noqa: ASYNC109  # as above
 ) -> _Answer:
-    channel = GatheringChannel(path=str(socket), codec=Codec())
+    if socket.is_symlink():  # noqa: ASYNC240  # it waits for no disk
+        raise PodResourcesError(f"{socket} is a symbolic link, which no kubelet makes: it is not followed; remove it")
+    channel = GatheringChannel(path=str(socket), codec=Codec(), most_bytes=MOST_BYTES)
     try:
         call = UnaryUnaryMethod[_Request, _Answer](channel, f"/v1.PodResourcesLister/{method}", type(request), answer)
         return await apart(call(request, timeout=timeout))
@@ -69,6 +74,8 @@ async def _ask(
             f"no kubelet answers at {socket}: {os.strerror(error.errno) if error.errno else error}"
         ) from error
     except (StreamTerminatedError, ProtocolError, AttributeError) as error:  # the last is grpclib's: lost when made
+        if channel.excess:
+            raise PodResourcesError(f"what answers at {socket} sends {channel.excess}: that is no kubelet's") from error
         raise PodResourcesError(f"the kubelet at {socket} ended the call: {error}") from error
     except SENSELESS as error:
         raise PodResourcesError(f"the kubelet's answer at {socket} is no pod list: {error}") from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import stat
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -47,6 +48,7 @@ _CLOSED_WITHIN: Final = 0.5  # seconds; a kubelet that has not closed by then ha
 _ALLOCATE_PATIENCE: Final = 0.5  # seconds for Allocates under way when we stop, before their stream ends
 _STOP_PATIENCE: Final = 0.7  # seconds for running calls when we stop
 _FIRST_DELAY: Final = 0.001  # seconds before the second try: a new socket may not listen yet for 3 ms (A6); doubling
+_LINK: Final = "It is a symbolic link, which no kubelet makes, and is not followed; remove it"
 _UNREACHABLE_DELAY: Final = 1.0  # seconds, at most, while nobody listens
 _REFUSED_DELAY: Final = 5.0  # seconds, at most, while it refuses or drops us: no event tells when it is well
 _SETTLED_AFTER: Final = 5.0  # seconds after which a registration counts as one that works
@@ -87,8 +89,11 @@ class Kubelet:
         A new one may have the old one's inode number (A6), but then it has another time.
         """
         try:
-            found = self.socket.stat()
+            found = self.socket.lstat()
         except OSError:
+            return
+        if stat.S_ISLNK(found.st_mode):
+            self._refuse_link()
             return
         identity = (found.st_dev, found.st_ino, found.st_ctime_ns)
         if identity == self._identity:
@@ -102,6 +107,15 @@ class Kubelet:
         self._appeared = asyncio.Event()
         for scope in tuple(self._attempts):
             scope.cancel()
+
+    def _refuse_link(self) -> None:
+        """A kubelet makes a socket; the directory may be a link, where it lies on another disk."""
+        self._identity = None
+        if self.complaint != _LINK:
+            self.complaint = _LINK
+            log.warning(
+                "kubelet-silent", socket=str(self.socket), reason=_LINK, then="waiting until a kubelet makes its own"
+            )
 
     async def newer_than(self, generation: int) -> None:
         """Wait until a socket newer than this one has appeared."""
@@ -127,6 +141,9 @@ class Kubelet:
             UnreachableError: nobody listens.
             RegistrationError: the kubelet refuses.
         """
+        if self.socket.is_symlink():
+            self._refuse_link()
+            raise UnreachableError(f"the kubelet does not answer on {self.socket}: {_LINK}")
         request = wire.encode_register(API_VERSION, endpoint, resource, options)
         try:
             async with self._turns, self._connection() as channel:

@@ -47,6 +47,11 @@ def test_the_log_on_a_terminal_is_escaped_and_elsewhere_it_is_json() -> None:
             logs.set_up("info", stream=terminal, environment={"NO_COLOR": "1"})
             structlog.get_logger().info("said", device=EVIL, ids=[EVIL])
             written = os.read(ours, 65536).decode()
+            try:
+                raise ValueError(EVIL)
+            except ValueError:
+                structlog.get_logger().exception("failed")
+            trace = os.read(ours, 65536).decode()
         stream = io.StringIO()
         logs.set_up("info", stream=stream, environment={})
         structlog.get_logger().info("said", device=EVIL)
@@ -56,6 +61,8 @@ def test_the_log_on_a_terminal_is_escaped_and_elsewhere_it_is_json() -> None:
         os.close(ours)
     assert "said" in written
     assert written.rstrip("\r\n").isprintable()
+    assert "ValueError" in trace
+    assert trace.replace("\r\n", "").isprintable()
 
 
 async def test_a_command_escapes_what_hardware_is_called(tmp_path: Path) -> None:

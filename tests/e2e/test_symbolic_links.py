@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.node import Node, chardev, pod
-from tests.e2e.process import AgentProcess
+from tests.e2e.process import AgentProcess, finish
 from tests.wait import until
 
 PRECIOUS = b"root:x:0:0:root:/root:/bin/sh\n"
@@ -93,3 +94,37 @@ async def test_what_versions_left_that_were_killed_while_they_wrote_is_removed(n
         await until(
             lambda: {path.name for path in node.state.iterdir()} in (ours, ours - {"state.health.json"}), "nothing else"
         )
+
+
+async def test_a_kubelets_socket_that_is_a_link_is_refused_until_it_is_gone(node: Node) -> None:
+    node.mknod("w1")
+    sockets = node.plugin_dir / "kubelet.sock", node.kubelet.pod_resources_socket
+    for path in sockets:
+        path.rename(path.with_name("elsewhere"))
+        path.symlink_to("elsewhere")
+    config = node.config(chardev())
+    async with AgentProcess(config) as agent:
+        for line in (await agent.says("kubelet-silent"), await agent.says("witness-silent", witness="podresources")):
+            assert "symbolic link" in line["reason"]
+        await agent.says("ready")
+        code, out, _ = await finish("doctor", "--json", "--config", str(config))
+        assert code == 2
+        found = {it["check"]: it["found"] for it in json.loads(out)["findings"]}
+        assert "symbolic link" in found["kubelet-socket"]
+        assert "symbolic link" in found["podresources"]
+        assert not agent.said("registered")
+        for path in sockets:
+            path.unlink()
+            path.with_name("elsewhere").rename(path)
+        await node.healthy("w1")
+
+
+async def test_a_directory_of_the_kubelets_may_be_a_link(node: Node, tmp_path: Path) -> None:
+    """On many nodes /var/lib/kubelet lies on another disk."""
+    node.mknod("w1")
+    root = tmp_path / "by-link"
+    root.symlink_to(node.root)
+    async with node.agent(plugin_dir=str(root / "device-plugins"), kubelet_root=str(root)) as agent:
+        await node.healthy("w1")
+        await node.admit(pod())
+        assert not agent.said("witness-silent")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import grpclib
 import pytest
 from grpclib.const import Cardinality, Handler, Status
 
+from agent.kubelet import podresources
 from agent.kubelet.api.v1 import (
     ContainerDevices,
     ContainerResources,
@@ -22,7 +23,10 @@ from agent.kubelet.api.v1 import (
 from agent.kubelet.podresources import PodResourcesError, list_pods
 from agent.kubelet.server import SocketServer
 from agent.kubelet.wire import Encoded, PodDevices, PodList
-from tests.wait import PATIENCE, at_once, pass_time
+from tests.kubelet.test_floods import EMPTY_DATA, PING, UNKNOWN
+from tests.wait import PATIENCE, at_once, limit, pass_time
+
+SETTINGS = b"\0\0\0\x04\0\0\0\0\0"
 
 Answer = Callable[["grpclib.server.Stream[Any, Any]"], Awaitable[None]]
 
@@ -202,4 +206,26 @@ async def test_a_socket_that_speaks_no_http2_is_told_in_a_sentence(tmp_path: Pat
     server = await asyncio.start_unix_server(babble, tmp_path / "s")
     with pytest.raises(PodResourcesError):
         await list_pods(tmp_path / "s", 5)
+    server.close()
+
+
+async def test_an_answer_without_an_end_is_cut_off(tmp_path: Path) -> None:
+    async with kubelet(tmp_path / "s", sends(Encoded(b"\x0a\x00" * (podresources.MOST_BYTES // 2 + 1)))):
+        with pytest.raises(PodResourcesError, match="more than 16 MiB"):
+            await list_pods(tmp_path / "s", PATIENCE)
+
+
+@pytest.mark.parametrize("frame", [PING, EMPTY_DATA, UNKNOWN, SETTINGS], ids=["ping", "data", "unknown", "settings"])
+async def test_a_flood_of_frames_is_cut_off(tmp_path: Path, frame: bytes) -> None:
+    async def flood(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            writer.write(SETTINGS)
+            while True:
+                writer.write(frame * 10_000)
+                await writer.drain()
+
+    server = await asyncio.start_unix_server(flood, tmp_path / "s")
+    with pytest.raises(PodResourcesError, match=r"more than 4,096 frames|ended the call"):
+        async with limit("the end of the flood"):
+            await list_pods(tmp_path / "s", 10 * PATIENCE)
     server.close()

@@ -110,6 +110,8 @@ def agent(patient: Patient) -> Iterator[Finding]:
 
 def _connection(name: str, path: Path, consequence: str, mend: str) -> Finding:
     """Does somebody answer at this socket?"""
+    if path.is_symlink():
+        return failure(name, f"{path} is a symbolic link and not followed: {consequence}.", "Remove it. " + mend)
     if not path.exists():
         return failure(name, f"{path} does not exist: {consequence}.", mend)
     with socket.socket(socket.AF_UNIX) as link:
