@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -58,9 +58,9 @@ async def _findings(config: Path | None) -> list[Finding]:
         return wrong + list(_beside_mistakes(await _status(asking.admin_socket(config))))
     found = [fine("configuration", f"{loaded.source or 'There is no file: KubeVirt’s devices it'} is valid.")]
     found += examine(Patient(loaded))
-    said = await _status(asking.admin_socket(config))
+    said, different = await _compared(loaded, await _status(asking.admin_socket(config)))
     found += daemon(said)
-    found += await _rivals(loaded, said)
+    found += rivals.findings(different)
     seen = await survey(loaded.resources, make_backends(loaded.host, loaded.resources), PATIENCE)
     return found + list(hardware(seen, None if isinstance(said, str) else said))
 
@@ -71,16 +71,17 @@ def _beside_mistakes(said: Status | str) -> Iterator[Finding]:
         yield from daemon(replace(said, configuration=replace(said.configuration, mistakes=())))
 
 
-async def _rivals(config: Config, said: Status | str) -> list[Finding]:
-    """Does the kubelet have what the daemon told it? Asked twice, for a list may be on its way."""
+async def _compared(config: Config, said: Status | str) -> tuple[Status | str, Mapping[str, str]]:
+    """What the daemon says, and how what the kubelet has differs from it.
+
+    Where it does, the daemon is asked again, for a list may be on its way; the daemon may have noticed by then, too.
+    """
     if isinstance(said, str) or not (different := rivals.told(said, config.agent.plugin_dir)):
-        return []
+        return said, {}
     await anyio.sleep(_ON_ITS_WAY)
     again = await _status(config.agent.admin_socket)
-    if isinstance(again, str):
-        return []
-    still = rivals.told(again, config.agent.plugin_dir)
-    return list(rivals.findings({name: how for name, how in still.items() if name in different}))
+    still = {} if isinstance(again, str) else rivals.told(again, config.agent.plugin_dir)
+    return again, {name: how for name, how in still.items() if name in different}
 
 
 async def _status(socket: Path) -> Status | str:
