@@ -423,7 +423,7 @@ class Agent:
                 if self._features is not None:
                     tasks.start_soon(supervise, "features", self._features.run)
         finally:
-            self._keeper.end()
+            await self._keeper.end()
             self._errands.close()
 
     async def _catch_up(self) -> None:

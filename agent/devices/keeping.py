@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
+import anyio
+
 from agent.devices.claims import Ledger
 from agent.devices.health import HealthBook
 from agent.devices.inventory import Inventory
@@ -21,6 +23,8 @@ from backends.base import Clears
 
 _PATIENCE: Final = 3.0
 """Seconds that the disk may take for what an operator decided, before he is told that it is not kept."""
+
+_AT_THE_END: Final = 1.0  # seconds that a process which was told to end gives the disk
 
 _LATEST: Final = 32503680000.0  # the year 3000, in seconds since the epoch: no later day can be written down everywhere
 
@@ -76,8 +80,11 @@ class Keeper:
         if self._state.damage:  # so that the damaged file is moved aside now
             await self._state.write(health=self._health.kept())
 
-    def end(self) -> None:
-        """Another agent may run from now on: the file is no longer ours."""
+    async def end(self) -> None:
+        """Have what changed last written, though the process is ending; from now on another agent may write the file."""
+        with anyio.CancelScope(shield=True):
+            health = self._health.kept() if self._health.revision != self._written else None
+            await self._state.write(health=health, patience=_AT_THE_END)
         self._is_alone = False
 
     async def write_claims(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import anyio
 import pytest
 
 from agent.devices import state
@@ -88,6 +89,15 @@ async def test_health_is_written_when_it_changed_and_only_then(tmp_path: Path) -
     kept = StateFile(tmp_path).read().health
     assert kept is not None
     assert kept.latches == ()
+
+
+async def test_what_happened_in_the_last_moment_before_a_stop_is_kept(tmp_path: Path) -> None:
+    first = await Run(tmp_path).begin()
+    latch(first.health, 100.0, XID)
+    with anyio.CancelScope() as stopping:
+        stopping.cancel()
+        await first.keeper.end()
+    assert (await Run(tmp_path).begin()).shown() == {"card": "xid-79"}
 
 
 async def test_a_restart_alone_writes_nothing(tmp_path: Path) -> None:
