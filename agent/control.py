@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 from msgspec.structs import replace
@@ -19,6 +19,7 @@ from agent.devices.adoption import Adopter
 from agent.devices.claims import SlotKey
 from agent.devices.discovery import Discoverer
 from agent.devices.health import HealthBook
+from agent.devices.holding import GONE, NOT_SEEN
 from agent.devices.inventory import Inventory
 from agent.devices.keeping import Keeper, NotYetError
 from agent.devices.model import Health, Slot, Snapshot
@@ -175,10 +176,15 @@ class AgentControl:
                 held.setdefault(number, []).append(views.Held(told, self._holders(slot)))
         if not held:
             return drawn.devices
+        unseen = self._unseen(inventory.kind(name))
         return tuple(
-            replace(device, held=tuple(held[number])) if number in held else device
+            _as_seen(replace(device, held=tuple(held[number])), unseen) if number in held else device
             for number, device in enumerate(drawn.devices)
         )
+
+    def _unseen(self, kind: str | None) -> str:
+        discoverer = self._parts.discoverers.get(kind or "")
+        return discoverer.unseen() if discoverer is not None else ""
 
     def _holders(self, slot: SlotKey) -> tuple[views.Holder, ...]:
         return tuple(
@@ -196,7 +202,8 @@ class AgentControl:
         Raises:
             NoSuchDeviceError: there is none of that name, or several.
         """
-        return explain(self._knowledge(), device)
+        explained = explain(self._knowledge(), device)
+        return _as_seen(explained, self._unseen(explained.backend))
 
     def _knowledge(self) -> Knowledge:
         parts, now = self._parts, self._clock()
@@ -282,6 +289,16 @@ class AgentControl:
             RefusedError: it has mistakes; nothing has changed.
         """
         return await self._parts.reload()
+
+
+_Seen = TypeVar("_Seen", views.Device, views.Explanation)
+
+
+def _as_seen(view: _Seen, unseen: str) -> _Seen:
+    """A view of what a pod holds: nobody knows that it is gone while something has not been looked at."""
+    if not unseen or view.reason != GONE.reason:
+        return view
+    return replace(view, reason=NOT_SEEN, message=f"it has not been seen since the start: {unseen}; a pod holds it")
 
 
 def _draw(snapshot: Snapshot, wall: Callable[[float], float]) -> _Drawn:

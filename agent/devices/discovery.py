@@ -139,6 +139,13 @@ class Discoverer:
         """Whatever a selector could have meant, taken or not."""
         return self._seen.selectable()
 
+    def unseen(self) -> str:
+        """Why something that is there may never have been seen, one sentence; empty if all there is has been."""
+        unread = (unit for unit in sorted(self.problems) if unit not in self.known and unit not in _CALLS)
+        if (unit := next(unread, None)) is not None:
+            return self.problems[unit][0].sentence
+        return "" if self.first_scan.is_set() else f"the first look at the hardware of {self.kind} has not ended yet"
+
     def rescan(self) -> None:
         """Look at everything again."""
         self._ask(ALL)

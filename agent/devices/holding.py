@@ -14,6 +14,10 @@ from backends.base import Device
 GONE: Final = Health(State.UNHEALTHY, "gone", "the device is gone; a pod still holds it")
 
 
+NOT_SEEN: Final = "not-seen"
+"""The reason that faces give in its place while the device may be there and nobody could look."""
+
+
 class Holdings:
     """The claims, by their slots and by their hardware."""
 

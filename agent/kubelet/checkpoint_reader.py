@@ -6,12 +6,11 @@ import asyncio
 from pathlib import Path
 from typing import Final
 
-import anyio
-
 from agent.devices.workers import NoWorkerError, Workers
 from agent.kubelet.checkpoint import Checkpoint, CheckpointError, read
+from agent.runtime import patience
 
-_DEADLINE: Final = 5.0  # seconds
+_DEADLINE: Final = 5.0  # seconds in which this process runs
 
 
 class CheckpointReader:
@@ -40,7 +39,7 @@ class CheckpointReader:
             self._begun += 1
             number = self._begun
             try:
-                with anyio.fail_after(_DEADLINE):
+                async with patience.timeout(_DEADLINE):
                     found = await self._workers.start(self._read)
             except (TimeoutError, NoWorkerError):
                 raise CheckpointError("reading it hangs") from None

@@ -27,6 +27,7 @@ from agent.kubelet.checkpoint import Checkpoint, CheckpointError, Version
 from agent.kubelet.checkpoint_reader import CheckpointReader
 from agent.kubelet.podresources import PodResourcesError, list_pods
 from agent.kubelet.wire import PodDevices, PodList
+from agent.runtime import patience
 from backends.base import Device
 
 IDLE: Final = 60.0
@@ -174,7 +175,7 @@ class Witnesses:
         if self._checkpoint.under_way and self._complaints.get("checkpoint"):
             return  # it hangs, as has been said
         try:
-            with anyio.fail_after(_LIST_WAITS):
+            async with patience.timeout(_LIST_WAITS):
                 checkpoint = await self._checkpoint.read()
         except (TimeoutError, CheckpointError) as error:
             self._complain("checkpoint", str(error) or "reading it hangs")

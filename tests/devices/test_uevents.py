@@ -156,7 +156,6 @@ class TestInjected:
         (OSError(errno.EPERM, "no"), "NETLINK_KOBJECT_UEVENT.*was refused.*allow AF_NETLINK"),
         (OSError(errno.EAFNOSUPPORT, "no"), "Address family not supported.*allow AF_NETLINK"),
         (ValueError("Invalid argument"), "allow AF_NETLINK"),
-        (ImportError("No library named udev"), "libudev is missing"),
     ],
 )
 async def test_a_refused_socket_is_told_in_a_sentence(
@@ -166,6 +165,27 @@ async def test_a_refused_socket_is_told_in_a_sentence(
         raise error
 
     monkeypatch.setattr(pyudev.Monitor, "from_netlink", refuse)
+    with pytest.raises(OSError, match=sentence):
+        await UeventSource(print, Host()).run()
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (ImportError("No library named udev"), "libudev is missing"),
+        (
+            OSError("libudev.so.1: cannot open shared object file: Input/output error"),
+            "cannot be loaded: .*Input/output",
+        ),
+    ],
+)
+async def test_a_library_that_cannot_be_had_is_told_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, sentence: str
+) -> None:
+    def refuse() -> None:
+        raise error
+
+    monkeypatch.setattr(pyudev, "Context", refuse)
     with pytest.raises(OSError, match=sentence):
         await UeventSource(print, Host()).run()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 
 import pytest
 
@@ -106,6 +105,36 @@ async def test_devices_that_are_held_stay_listed_while_their_backend_hangs_after
         assert node.lists_without(held, since, TROUBLED) == []
 
 
+@pytest.mark.parametrize("call", ["units", "discover-{held}"])
+async def test_what_was_not_looked_at_since_the_start_is_not_called_gone(
+    node: Node, trouble: Trouble, call: str
+) -> None:
+    node.mknod("t0/a", "t0/b")
+    holder = pod(resource=TROUBLED)
+    async with node.agent(trouble.resource(), environment=trouble.environment) as agent:
+        await node.healthy("a", "b", resource=TROUBLED)
+        await node.admit(holder)
+        (held,) = node.held(holder, resource=TROUBLED)
+        await agent.kill()
+    trouble.order(call.format(held=held), "hang")
+    async with node.agent(trouble.resource(), prelude=HASTY, environment=trouble.environment) as agent:
+        await agent.says("discovery-problem")
+        config = str(node.root / "config.toml")
+        shown = json.loads((await finish("status", "--json", "--config", config))[1])
+        (seen,) = [it for it in shown["resources"][0]["devices"] if held in it["ids"]]
+        explained = json.loads((await finish("explain", "--json", "--config", config, held))[1])
+        for said in (seen, explained):
+            assert said["reason"] == "not-seen"
+            assert "has hung" in said["message"]
+        trouble.forget(call.format(held=held))
+        node.unlink(f"t0/{held}")
+        await trouble.release()
+        await agent.says("discovery-problem-solved")
+        shown = json.loads((await finish("status", "--json", "--config", config))[1])
+        (seen,) = [it for it in shown["resources"][0]["devices"] if held in it["ids"]]
+        assert seen["reason"] == "gone"
+
+
 @pytest.mark.parametrize(
     ("call", "order", "sentence"),
     [
@@ -181,7 +210,7 @@ async def test_a_call_that_answers_again_for_a_minute_is_a_problem_no_more(
         trouble.forget("affects")
         node.mknod("t0/c")
         await node.healthy("a", "b", "c", resource=TROUBLED)
-        agent.signal(signal.SIGUSR2)  # a minute passes at once (tests.e2e.passing)
+        agent.pass_minute()
         await agent.says("discovery-problem-solved", subject="affects")
         code, out, err = await finish("status", "--json", "--config", str(node.root / "config.toml"))
         assert code == 0, err

@@ -6,6 +6,9 @@ import resource
 import signal
 from pathlib import Path
 
+import pytest
+
+from tests.e2e.conftest import Trouble
 from tests.e2e.node import WIDGET, Node
 
 FULL = """
@@ -43,6 +46,24 @@ async def test_without_a_descriptor_hardware_is_as_it_was_last_seen_and_what_is_
         await node.healthy("w1", "w2", "w3")
         assert [c.after for c in node.lists[lists:] if c.after and not {"w1", "w2"} <= c.after.healthy] == []
         await agent.says("discovery-problem-solved")
+
+
+@pytest.mark.parametrize("call", ["discover", "probe"])
+async def test_a_file_of_ours_that_cannot_be_read_is_named_and_hardware_is_as_it_was_last_seen(
+    node: Node, trouble: Trouble, call: str
+) -> None:
+    node.mknod("t0/a")
+    async with node.agent(trouble.resource(), environment=trouble.environment) as agent:
+        await node.healthy("a", resource="fl.test/troubled0")
+        since = len(node.lists)
+        trouble.order(call, "odd open('/proc/self/mem').read()")  # what a disk does to a module of Python's
+        node.mknod("t0/b")
+        line = await agent.says("discovery-problem")
+        assert "Input/output error" in line["reason"]
+        assert not agent.said("device-changed", state="Unhealthy")
+        trouble.forget(call)
+        await node.healthy("a", "b", resource="fl.test/troubled0")
+        assert all("a" in change.after.healthy for change in node.lists[since:] if change.after)
 
 
 async def test_the_limit_of_open_files_is_raised_at_the_start(node: Node) -> None:

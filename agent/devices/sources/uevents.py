@@ -23,6 +23,7 @@ from anyio.lowlevel import checkpoint
 
 from agent.counting import Counts
 from agent.devices.sources.base import Beat, Emit, Resync, boot_id, nobody
+from agent.errors import words
 from agent.runtime.descriptors import shortage
 from agent.watchdog import beating
 from backends.base import ANY_SUBSYSTEM, Host, HostPath, Record, Uevent
@@ -171,18 +172,31 @@ def _is_genuine(mode: Mode, sender: tuple[int, int], ancillary: list[tuple[int, 
     )
 
 
+def _library() -> pyudev.Context:
+    """libudev; it is looked for with a process of its own (ldconfig).
+
+    Raises:
+        OSError: it cannot be had; the reason is a sentence.
+    """
+    try:
+        return pyudev.Context()
+    except (ImportError, OSError) as error:
+        if short := shortage():
+            raise OSError(errno.EMFILE, f"hot-plug events cannot be received: {short}") from error
+        if isinstance(error, ImportError):
+            why = "libudev is missing; install libudev1 (or eudev)"
+            raise OSError(errno.ENOENT, f"hot-plug events cannot be received: {why}") from error
+        why = f"libudev cannot be loaded: {words(error)}"
+        raise OSError(error.errno or errno.EIO, f"hot-plug events cannot be received: {why}") from error
+
+
 def _open(mode: Mode, buffer_bytes: int) -> socket.socket:
     """The monitor's socket, bound to its group, with a large buffer; blocks for some milliseconds."""
+    context = _library()
     try:
-        monitor = pyudev.Monitor.from_netlink(pyudev.Context(), source=mode)
+        monitor = pyudev.Monitor.from_netlink(context, source=mode)
         monitor.start()
         sock = socket.socket(fileno=os.dup(monitor.fileno()))  # outlives the monitor, which closes its own
-    except ImportError as error:
-        if short := shortage():  # the C library is looked for with a process of its own
-            raise OSError(errno.EMFILE, f"hot-plug events cannot be received: {short}") from error
-        raise OSError(
-            errno.ENOENT, "hot-plug events cannot be received: libudev is missing; install libudev1 (or eudev)"
-        ) from error
     except (OSError, ValueError, MemoryError) as error:
         code = error.errno if isinstance(error, OSError) and error.errno else errno.EPERM
         raise OSError(
