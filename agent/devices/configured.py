@@ -7,7 +7,7 @@ the process ends, or a reload takes the template away.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,10 @@ from agent.discovery.answers import ask
 from agent.errors import shown
 from agent.naming import NamelessError, fits, is_distinctive, name_of
 from backends.base import Backend, Device, Resource
+
+
+class _FullError(Exception):
+    """A resource's list has no room for a device; one sentence."""
 
 
 class Configured:
@@ -128,8 +132,13 @@ class Configured:
 
     # --- devices ---
 
-    def select(self, kind: str, device: Device) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
-        """The resources that take a device of this backend, and why the others do not."""
+    def select(
+        self, kind: str, device: Device, full: Callable[[str], str] = lambda _resource: ""
+    ) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
+        """The resources that take a device of this backend, and why the others do not.
+
+        `full` says why a resource's list has no room for it; no IDs are made then.
+        """
         candidates, refused = [], [device.unusable] if device.unusable else []
         for resource in self._of_kind.get(kind, ()) if not device.unusable else ():
             name = resource.name
@@ -137,20 +146,21 @@ class Configured:
                 continue  # made for another, so there is nothing to be said about it
             try:
                 if (why := resource.refuses(device) or _cannot_be_reset(resource, device)) is None:
-                    candidates.append(self._candidate(kind, resource, device))
-            except NamelessError as nameless:
-                why = str(nameless)
+                    candidates.append(self._candidate(kind, resource, device, full))
+            except (NamelessError, _FullError) as error:
+                why = str(error)
             except Exception as error:  # noqa: BLE001  # one backend's nonsense must not stop the lists of all
                 why = self.broken[name] = f"its IDs cannot be told: {shown(error)}"
             if why is not None:
                 refused.append(f"{name} does not take it: {why}")
         return tuple(candidates), tuple(refused)
 
-    def _candidate(self, kind: str, resource: Resource[Any], device: Device) -> Candidate:
+    def _candidate(self, kind: str, resource: Resource[Any], device: Device, full: Callable[[str], str]) -> Candidate:
         """What the device would be to a resource that selects it.
 
         Raises:
             NamelessError: a template cannot name it.
+            _FullError: its list has no room.
         """
         order, value = self._order[resource.name], ""
         if resource.is_template:
@@ -158,6 +168,8 @@ class Configured:
             if named.name in self.written:
                 raise NamelessError(f"its name would be {named.name}, which is a resource of its own")
             resource, value = self.resources.get(named.name) or _given_by(resource, named.name), named.value
+        if why := full(resource.name):
+            raise _FullError(why)
         return Candidate(
             resource.name, order, ask(lambda: answers.ids(self._backends[kind].ids(resource, device))), value
         )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agent.devices.assignment import Candidate, Placed
+from agent.devices.listing import size_of_all
 from agent.devices.model import Health, Held
+from agent.limits import MESSAGE_LIMIT
 from backends.base import Device, Link
 
 Ref = tuple[str, str, str, str]
@@ -76,6 +78,8 @@ class Indexes:
     """Hardware → who owns it or depends on it."""
     wanted: defaultdict[str, _Index] = field(default_factory=lambda: defaultdict(dict))
     """Resource → ID → whose it would be."""
+    sizes: Counter[str] = field(default_factory=Counter)
+    """Resource → the bytes of a list with all that it would have."""
 
     def _places(self, found: Found) -> Iterator[tuple[_Index, Collection[str]]]:
         """Every index, and the keys under which this device is filed there."""
@@ -86,6 +90,8 @@ class Indexes:
 
     def add(self, found: Found) -> None:
         """File a device."""
+        for candidate in found.candidates:
+            self.sizes[candidate.resource] += size_of_all(candidate.ids, found.device.numa_node)
         alone = (found.ref,)
         for index, keys in self._places(found):
             if index.keys().isdisjoint(keys):
@@ -95,6 +101,8 @@ class Indexes:
 
     def remove(self, found: Found) -> set[Ref]:
         """Take a device out; those that were filed beside it."""
+        for candidate in found.candidates:
+            self.sizes[candidate.resource] -= size_of_all(candidate.ids, found.device.numa_node)
         rivals: set[Ref] = set()
         for index, keys in self._places(found):
             for key in keys:
@@ -103,6 +111,13 @@ class Indexes:
                     index[key] = tuple(ref for ref in refs if ref != found.ref)
                     rivals.update(index[key])
         return rivals
+
+    def full(self, resource: str) -> str:
+        """Why a resource takes no more devices, one sentence: their IDs make a longer list than can be sent; or nothing."""
+        if (size := self.sizes[resource]) <= MESSAGE_LIMIT:
+            return ""
+        fit = len(self.wanted[resource]) * MESSAGE_LIMIT // size
+        return f"its list is full: {fit:,} such IDs fit in the 4 MiB that a kubelet receives"
 
     def connected(self, refs: Iterable[Ref], found: Mapping[Ref, Found]) -> set[Ref]:
         """Of what was found, these and all that share hardware or IDs with them, directly or through others."""

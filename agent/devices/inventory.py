@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from agent.devices.assignment import assign
+from agent.devices.assignment import Candidate, assign
 from agent.devices.conditions import Conditions
 from agent.devices.configured import Configured
 from agent.devices.finding import find, places_of
@@ -50,6 +50,8 @@ class Inventory:
         self._units: dict[tuple[str, str], tuple[Ref, ...]] = {}
         self._links: defaultdict[str, dict[str, Sequence[Link]]] = defaultdict(dict)
         self._index = Indexes()
+        self._crowded: defaultdict[str, dict[Ref, None]] = defaultdict(dict)
+        """Resource → the devices that its list had no room for."""
         self._conditions = Conditions()
         self._held = Holdings()
         self._foreign = Holdings()
@@ -72,7 +74,7 @@ class Inventory:
         self.revision += bool(units)
         for unit, devices in units.items():
             moved |= self._replace_unit(backend, unit, devices)
-        self._settle(moved)
+        self._settle(moved | self._make_room())
 
     def set_health(self, changes: Mapping[str, Health]) -> None:
         """The health of hardware changed."""
@@ -266,13 +268,39 @@ class Inventory:
         return moved
 
     def _add(self, ref: Ref, device: Device) -> None:
-        candidates, refused = self.configured.select(ref[0], device)
-        found = self._found[ref] = Found(ref, device, candidates, refused)
+        found = self._found[ref] = Found(ref, device, *self._select(ref, device))
         self._index.add(found)
+
+    def _select(self, ref: Ref, device: Device) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
+        """Who takes a device: a list that is full already only one that a pod holds. Other IDs are not even made."""
+
+        def full(resource: str) -> str:
+            why = self._index.full(resource)
+            if not why or any(name in self._held.by_hardware for name in device.hardware):
+                return ""
+            self._crowded[resource][ref] = None
+            return why
+
+        return self.configured.select(ref[0], device, full)
+
+    def _make_room(self) -> set[Ref]:
+        """Ask again about the devices that found no room, where there is some; the refs whose place must be found anew."""
+        moved: set[Ref] = set()
+        for resource, refs in self._crowded.items():
+            while refs and not self._index.full(resource):
+                ref = next(iter(refs))
+                del refs[ref]
+                if (found := self._found.get(ref)) is not None:
+                    moved |= {ref, *self._index.remove(found)}
+                    found.candidates, found.refused = self._select(ref, found.device)
+                    self._index.add(found)
+        return moved
 
     def _remove(self, ref: Ref) -> set[Ref]:
         """Forget a device; the refs that may now have what it had."""
         found = self._found.pop(ref)
+        for refs in self._crowded.values():
+            refs.pop(ref, None)
         rivals = self._index.remove(found)
         self._withdraw(found)
         self._rewrite_tombstones(found.device)

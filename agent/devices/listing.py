@@ -61,7 +61,7 @@ class Listing:
                 continue
             changed.append(device_id)
         if changed:
-            self._bytes += _size_of_all(others, device.numa_node) - self._listed_size(others)
+            self._bytes += size_of_all(others, device.numa_node) - self._listed_size(others)
             slots.update((device_id, Slot(device_id, device, health)) for device_id in changed)
             self._changed.update(changed)
             self.tombstones.difference_update(changed)
@@ -94,7 +94,7 @@ class Listing:
         for device_id in ids:
             if (slot := self.slots.get(device_id)) is not None:
                 by_node[_numa_node(slot)].append(device_id)
-        return sum(_size_of_all(alike, numa_node) for numa_node, alike in by_node.items())
+        return sum(size_of_all(alike, numa_node) for numa_node, alike in by_node.items())
 
     def touch(self) -> None:
         """Make the next snapshot due although nothing changed."""
@@ -160,7 +160,7 @@ def _numa_node(slot: Slot) -> int | None:
     return slot.device.numa_node if slot.device else None
 
 
-def _size_of_all(ids: Iterable[str], numa_node: int | None) -> int:
+def size_of_all(ids: Iterable[str], numa_node: int | None) -> int:
     """Of IDs on one NUMA node; those of one device are of few lengths."""
     lengths = Counter(map(len, map(str.encode, ids)))
     return sum(limits.slot_bytes("x" * length, numa_node) * count for length, count in lengths.items())

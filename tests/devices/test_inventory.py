@@ -493,3 +493,26 @@ def test_beyond_the_message_limit_unclaimed_ids_are_left_out_and_come_back(monke
     assert list(snapshot.slots) == ["d1", "d2", "d3"]
     assert it.omitted(A) == 0
     assert snapshot.changed is None  # the one before was not whole
+
+
+def test_no_ids_are_made_of_devices_that_a_full_list_has_no_room_for() -> None:
+    made: list[str] = []
+
+    class Counting(Fake):
+        def ids(self, resource: Any, device: Device) -> Sequence[str]:
+            made.append(device.key)
+            return [f"{device.key}::{n:0100}" for n in range(10_000)]
+
+    it = Inventory([resource(A)], {KIND: Counting()})
+    it.ready(KIND)
+    it.update(KIND, {f"u{n}": [device(f"d{n}", A, unit=f"u{n}")] for n in range(100)})
+    assert len(made) == 4
+    (snapshot,) = it.take()
+    (why,) = {found.why for found in it.unclaimed()}
+    assert f"its list is full: {len(snapshot.slots):,} such IDs fit in the 4 MiB that a kubelet receives" in why
+    it.update(KIND, {"u0": []})
+    assert len(made) == 5
+    it.claim([Held(A, "any", KIND, frozenset({"d98"}))])  # which was seen late, say
+    it.update(KIND, {"u98": []})
+    it.update(KIND, {"u98": [device("d98", A, unit="u98")]})
+    assert made[-1] == "d98"
