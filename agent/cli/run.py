@@ -17,9 +17,8 @@ from agent.config import load
 from agent.devices.making import make_backends
 from agent.events import Events
 from agent.notify import Notifier
-from agent.runtime.descriptors import raise_limits
 from agent.runtime.lines import QueuedLines
-from agent.runtime.shortage import Shortage
+from agent.runtime.shortage import Shortage, raise_limits
 from agent.supervisor import Agent
 
 log = structlog.get_logger()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agent.discovery import answers
-from agent.runtime import descriptors
+from agent.runtime import shortage
 from backends.base import Backend, Device, Discovery, Link, Signal, Verdict
 from backends.known import Known
 
@@ -129,7 +129,7 @@ def walk(
     if units is None:
         listed = answers.units(backend.units())
         if not seen.devices.keys() <= listed:
-            descriptors.check()
+            shortage.check()
         units = progress.listed = listed
     for unit in sorted(units - skip):
         if progress.abandoned:
@@ -148,7 +148,7 @@ def _look(backend: Backend[Any], unit: str, seen: Seen) -> Look:
     glance, signals = _glance(backend, discovery.devices), _probe(backend, discovery.devices)
     known = seen.devices.get(unit, ())
     if (changed := discovery.devices != known) or discovery.problems or _is_ill(signals):
-        descriptors.check()
+        shortage.check()
     return Look(
         discovery,
         glance,
@@ -190,7 +190,7 @@ def _probe_unit(backend: Backend[Any], unit: str, at_a_glance: bool, seen: Seen,
         return
     signals = _probe(backend, devices)
     if _is_ill(signals):
-        descriptors.check()
+        shortage.check()
     new = signals != seen.signals.get(unit, ()) or any(signal.measure is not None for signal in signals)
     progress.probes[unit] = signals if new else None
     progress.glances[unit] = glance

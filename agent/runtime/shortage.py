@@ -1,12 +1,15 @@
-"""What becomes of connections for which the system has no descriptor or memory: they wait, and the log says so once.
+"""Notices that this process is short of file descriptors or memory: no backend is blamed, and connections wait.
 
-asyncio tries to accept them each second, and reports each try of each socket with a traceback.
+Of connections the log says so once: asyncio tries to accept them each second, and reports each try of each socket with a
+traceback.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import os
+import resource
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -16,6 +19,8 @@ import structlog
 AGAIN: Final = 1.0
 """Seconds until the next try to accept a connection, as asyncio has it."""
 
+_ENOUGH: Final = 1 << 20  # descriptors, where the hard limit is none
+_SPARE: Final = 4  # descriptors that one look at a unit needs at the same time
 _SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _OVER: Final = 60.0  # seconds without a failed try, after which another one is told
 
@@ -23,8 +28,50 @@ log = structlog.get_logger()
 
 
 def is_short(error: BaseException | None) -> bool:
-    """Is the system out of what a connection takes?"""
+    """Is the system out of what a connection, or a file, takes?"""
     return isinstance(error, OSError) and error.errno in _SHORT
+
+
+# --- files that are read ---
+
+
+class ShortageError(Exception):
+    """What a look at hardware showed means nothing, for this process could not look; one sentence."""
+
+
+def raise_limits() -> None:
+    """Allow this process as many open files as it may have; systemd's and shells' default is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _ENOUGH if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def shortage() -> str:
+    """What this process is short of now, in a few words; empty if it is not."""
+    spare: list[int] = []
+    try:
+        spare.extend(os.open("/", os.O_PATH | os.O_CLOEXEC) for _ in range(_SPARE))
+    except OSError as error:
+        if is_short(error):
+            return f"Fairlead itself is short of something: {error.strerror}"
+    finally:
+        for file in spare:
+            os.close(file)
+    return ""
+
+
+def check() -> None:
+    """Let nothing bad be believed that was seen while this process could not look.
+
+    Raises:
+        ShortageError: it could not.
+    """
+    if short := shortage():
+        raise ShortageError(f"{short}; what was seen last is kept")
+
+
+# --- connections ---
 
 
 class Shortage:

@@ -24,7 +24,7 @@ from anyio.lowlevel import checkpoint
 from agent.counting import Counts
 from agent.devices.sources.base import Beat, Emit, Resync, boot_id, nobody
 from agent.errors import words
-from agent.runtime.descriptors import shortage
+from agent.runtime.shortage import shortage
 from agent.watchdog import beating
 from backends.base import ANY_SUBSYSTEM, Host, HostPath, Record, Uevent
 
