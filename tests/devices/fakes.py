@@ -32,6 +32,19 @@ from backends.known import Known
 KIND = "fake"
 
 
+def inventory(*resources: Resource[Any], devices: Iterable[Device] = ()) -> Inventory:
+    """One that is ready, with these devices."""
+    made = Inventory(resources, {KIND: Fake(*resources)})
+    made.update(KIND, by_unit(devices))
+    made.ready(KIND)
+    return made
+
+
+def shown(it: Inventory, name: str) -> dict[str, str]:
+    """A resource's slots, with the reason or the state of each."""
+    return {slot.id: slot.health.reason or slot.health.state.value for slot in it.slots(name).values()}
+
+
 class FakeOptions(msgspec.Struct, frozen=True):
     """None."""
 

@@ -1,27 +1,24 @@
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.devices.health import HealthBook
 from agent.devices.model import HEALTHY, Health, State
-from backends.base import Clears, Signal, Verdict
+from backends.base import Clears, Signal
 from tests.devices.said import DEGRADED, DELAYED, FINE, INFO, NOW, flap, latch, probe, signal, states
 
 # --- probes ---
 
 
-def test_a_complaint_says_which_since_when_and_its_end_makes_healthy() -> None:
-    book = HealthBook()
+def test_a_complaint_says_which_since_when_and_its_end_makes_healthy(book: HealthBook) -> None:
     assert probe(book, 1.0, signal()) == {"h": Health(State.UNHEALTHY, "sick", "It is sick.", 1.0)}
     assert probe(book, 2.0, signal()) == {}
     assert probe(book, 3.0) == {"h": HEALTHY}
     assert book.of("h") is HEALTHY
 
 
-def test_the_worst_of_several_counts_and_of_equals_the_first() -> None:
-    book = HealthBook()
+def test_the_worst_of_several_counts_and_of_equals_the_first(book: HealthBook) -> None:
     assert states(probe(book, 1.0, signal(DEGRADED, "weak"), signal(INFO, "odd"), signal(FINE, "well"))) == {
         "h": "weak"
     }
@@ -29,33 +26,12 @@ def test_the_worst_of_several_counts_and_of_equals_the_first() -> None:
     assert states(probe(book, 3.0, signal(NOW, "zz"), signal(NOW, "aa"))) == {}
 
 
-def test_of_two_verdicts_with_one_reason_the_worse_counts_in_whatever_order() -> None:
-    for signals in ([signal(NOW), signal(DEGRADED)], [signal(DEGRADED), signal(NOW)]):
-        book = HealthBook()
-        assert probe(book, 1.0, *signals)["h"].state is State.UNHEALTHY
-
-
-def test_it_is_unhealthy_since_it_became_so_whatever_the_reason_turns_into() -> None:
-    book = HealthBook()
+def test_it_is_unhealthy_since_it_became_so_whatever_the_reason_turns_into(book: HealthBook) -> None:
     probe(book, 1.0, signal(NOW, "one"))
     assert probe(book, 2.0, signal(NOW, "two")) == {"h": Health(State.UNHEALTHY, "two", "It is two.", 1.0)}
 
 
-def test_two_units_that_share_hardware_do_not_take_back_what_the_other_says() -> None:
-    book = HealthBook()
-    probe(book, 1.0, signal(), unit="one")
-    assert probe(book, 2.0, unit="two") == {}
-    assert states(probe(book, 3.0, unit="one")) == {"h": "Healthy"}
-
-
-def test_what_a_probe_said_of_hardware_that_its_device_only_depends_on_ends_with_the_next_probe() -> None:
-    book = HealthBook()
-    assert states(probe(book, 1.0, signal(hardware="parent"))) == {"parent": "sick"}
-    assert states(probe(book, 2.0)) == {"parent": "Healthy"}
-
-
-def test_signals_with_one_reason_and_other_words_are_all_told() -> None:
-    book = HealthBook()
+def test_signals_with_one_reason_and_other_words_are_all_told(book: HealthBook) -> None:
     probe(book, 0.0, signal(NOW, "port-down", message="Port 1."), signal(NOW, "port-down", message="Port 2."))
     assert [it.message for it in book.signals_of("h", 0.0)] == ["Port 1.", "Port 2."]
     assert probe(book, 1.0, signal(NOW, "port-down", message="Port 2."))["h"].message == "Port 2."
@@ -64,8 +40,7 @@ def test_signals_with_one_reason_and_other_words_are_all_told() -> None:
 # --- while a pod holds it ---
 
 
-def test_what_does_not_count_while_a_pod_holds_the_hardware_is_told_beside_what_does() -> None:
-    book = HealthBook()
+def test_what_does_not_count_while_a_pod_holds_the_hardware_is_told_beside_what_does(book: HealthBook) -> None:
     moved = signal(NOW, "moved", unless_held=True)
     alone = probe(book, 1.0, moved)["h"]
     assert (alone.reason, alone.to_holder) == ("moved", HEALTHY)
@@ -76,8 +51,7 @@ def test_what_does_not_count_while_a_pod_holds_the_hardware_is_told_beside_what_
     assert probe(book, 4.0) == {"h": HEALTHY}
 
 
-def test_drained_hardware_is_drained_for_its_holder_too() -> None:
-    book = HealthBook()
+def test_drained_hardware_is_drained_for_its_holder_too(book: HealthBook) -> None:
     probe(book, 1.0, signal(NOW, "moved", unless_held=True))
     drained = book.drain(["h"], "", None, 2.0, 2.0)["h"]
     assert drained.message == "an operator drained it; besides, it is Unhealthy with moved (It is moved)"
@@ -87,8 +61,7 @@ def test_drained_hardware_is_drained_for_its_holder_too() -> None:
 # --- what a person is told ---
 
 
-def test_every_signal_is_told_with_its_date_what_ends_it_and_whether_it_counts() -> None:
-    book = HealthBook()
+def test_every_signal_is_told_with_its_date_what_ends_it_and_whether_it_counts(book: HealthBook) -> None:
     probe(book, 1.0, signal(DELAYED, "down", after=5.0), signal(INFO, "odd"))
     probe(book, 2.0, signal(DELAYED, "down", after=5.0), signal(INFO, "odd"), signal(NOW, "gone", recover_after=3.0))
     probe(book, 3.0, signal(DELAYED, "down", after=5.0), signal(INFO, "odd"))
@@ -104,8 +77,7 @@ def test_every_signal_is_told_with_its_date_what_ends_it_and_whether_it_counts()
     assert book.signals_of("well", 4.0) == ()
 
 
-def test_drain_and_quarantine_are_told_first() -> None:
-    book = HealthBook()
+def test_drain_and_quarantine_are_told_first(book: HealthBook) -> None:
     flap(book, 5)
     book.drain(["h"], "the fan", 1100.0, 10.0, 1000.0)
     told = [(it.source, it.reason, it.since, it.changes) for it in book.signals_of("h", 10.0)]
@@ -115,15 +87,13 @@ def test_drain_and_quarantine_are_told_first() -> None:
 # --- time ---
 
 
-def test_a_delayed_signal_that_says_the_same_with_other_words_goes_on_lasting() -> None:
-    book = HealthBook()
+def test_a_delayed_signal_that_says_the_same_with_other_words_goes_on_lasting(book: HealthBook) -> None:
     for now in range(6):
         probe(book, float(now), signal(DELAYED, "down", after=5.0, message=f"Down for {now} s."))
     assert book.of("h").message == "Down for 5 s."
 
 
-def test_of_a_unit_that_is_not_looked_at_any_more_nothing_changes_but_by_time() -> None:
-    book = HealthBook()
+def test_of_a_unit_that_is_not_looked_at_any_more_nothing_changes_but_by_time(book: HealthBook) -> None:
     probe(book, 0.0, signal(NOW, "sick"), unit="hung")
     probe(book, 0.0, signal(DELAYED, "down", "g", after=5.0), unit="hung too")
     assert states(book.ripen(1e9, 1e9)) == {"g": "down"}
@@ -152,8 +122,7 @@ def test_what_counted_recovers_only_after_it_has_been_absent_for_as_long_as_it_s
             return
 
 
-def test_a_delayed_signal_counts_once_it_has_lasted_and_starts_anew_after_a_gap() -> None:
-    book = HealthBook()
+def test_a_delayed_signal_counts_once_it_has_lasted_and_starts_anew_after_a_gap(book: HealthBook) -> None:
     down = signal(DELAYED, "down", after=5.0)
     assert probe(book, 0.0, down) == {}
     assert book.next_deadline() == 5.0
@@ -165,16 +134,14 @@ def test_a_delayed_signal_counts_once_it_has_lasted_and_starts_anew_after_a_gap(
     assert book.next_deadline() is None
 
 
-def test_a_device_that_was_gone_does_not_come_back_with_a_delay_that_has_run_out() -> None:
-    book = HealthBook()
+def test_a_device_that_was_gone_does_not_come_back_with_a_delay_that_has_run_out(book: HealthBook) -> None:
     down = signal(DELAYED, "down", after=5.0)
     probe(book, 0.0, down)
     book.probed("fake", {"u": ()}, 1.0)  # as discovery says of a unit that is gone
     assert probe(book, 100.0, down) == {}
 
 
-def test_recovery_takes_its_time_and_a_relapse_starts_it_anew() -> None:
-    book = HealthBook()
+def test_recovery_takes_its_time_and_a_relapse_starts_it_anew(book: HealthBook) -> None:
     flapping = signal(NOW, "down", recover_after=10.0)
     probe(book, 0.0, flapping)
     assert probe(book, 1.0) == {}
@@ -189,8 +156,7 @@ def test_recovery_takes_its_time_and_a_relapse_starts_it_anew() -> None:
     assert book.next_deadline() is None
 
 
-def test_a_delayed_signal_that_counts_recovers_with_hysteresis_and_relapses_at_once() -> None:
-    book = HealthBook()
+def test_a_delayed_signal_that_counts_recovers_with_hysteresis_and_relapses_at_once(book: HealthBook) -> None:
     down = signal(DELAYED, "down", after=5.0, recover_after=10.0)
     probe(book, 0.0, down)
     assert states(book.ripen(5.0, 5.0)) == {"h": "down"}
@@ -201,8 +167,7 @@ def test_a_delayed_signal_that_counts_recovers_with_hysteresis_and_relapses_at_o
     assert states(book.ripen(18.0, 18.0)) == {"h": "Healthy"}
 
 
-def test_a_relapse_after_recovery_is_a_new_one_although_nobody_let_time_pass_in_between() -> None:
-    book = HealthBook()
+def test_a_relapse_after_recovery_is_a_new_one_although_nobody_let_time_pass_in_between(book: HealthBook) -> None:
     down = signal(DELAYED, "down", after=5.0, recover_after=10.0)
     probe(book, 0.0, down)
     probe(book, 5.0, down)
@@ -211,8 +176,7 @@ def test_a_relapse_after_recovery_is_a_new_one_although_nobody_let_time_pass_in_
     assert book.next_deadline() == 21.0
 
 
-def test_what_is_delayed_and_goes_on_from_what_counted_counts_at_once() -> None:
-    book = HealthBook()
+def test_what_is_delayed_and_goes_on_from_what_counted_counts_at_once(book: HealthBook) -> None:
     down, waiting = (
         signal(DELAYED, reason, after=after, recover_after=5.0) for reason, after in (("down", 1.0), ("waiting", 30.0))
     )
@@ -260,8 +224,7 @@ def test_time_that_runs_to_the_deadline_is_always_enough(began: float, delay: fl
 # --- records ---
 
 
-def test_what_a_record_says_latches_until_something_it_waits_for_happens() -> None:
-    book = HealthBook()
+def test_what_a_record_says_latches_until_something_it_waits_for_happens(book: HealthBook) -> None:
     assert states(latch(book, 1.0, signal(clears_on=[Clears.REBIND, Clears.BOOT]))) == {"h": "sick"}
     assert probe(book, 2.0) == {}
     assert book.ripen(1e9, 1e9) == {}
@@ -270,8 +233,7 @@ def test_what_a_record_says_latches_until_something_it_waits_for_happens() -> No
     assert states(book.cleared(Clears.REBIND, ["h"], 4.0)) == {"h": "Healthy"}
 
 
-def test_a_worse_record_with_the_same_reason_is_not_swallowed_and_neither_softens_the_other() -> None:
-    book = HealthBook()
+def test_a_worse_record_with_the_same_reason_is_not_swallowed_and_neither_softens_the_other(book: HealthBook) -> None:
     latch(book, 1.0, signal(DEGRADED, "xid", clears_on=[Clears.REBIND]))
     assert latch(book, 2.0, signal(NOW, "xid", clears_on=[Clears.BOOT]))["h"].state is State.UNHEALTHY
     assert latch(book, 3.0, signal(DEGRADED, "xid", clears_on=[Clears.REBIND])) == {}
@@ -286,8 +248,7 @@ def test_a_delayed_record_counts_once_it_has_lasted() -> None:
     assert states(book.ripen(6.0, 6.0)) == {"h": "port-error"}
 
 
-def test_records_and_probes_about_one_thing_do_not_clear_each_other() -> None:
-    book = HealthBook()
+def test_records_and_probes_about_one_thing_do_not_clear_each_other(book: HealthBook) -> None:
     latch(book, 1.0, signal(DEGRADED, "worn", clears_on=[Clears.BOOT]))
     assert states(probe(book, 2.0, signal())) == {"h": "sick"}
     assert states(probe(book, 3.0)) == {"h": "worn"}
@@ -318,15 +279,3 @@ def test_probes_are_the_whole_truth(rounds: list[dict[str, list[Signal]]]) -> No
         book.probed("fake", {unit: ()}, 99.0)
     assert not book._probes._active
     assert not book._probes._spoken
-
-
-def test_ten_thousand_units_without_complaint_cost_next_to_nothing() -> None:
-    book = HealthBook()
-    assert book.probed("fake", {f"u{n}": () for n in range(10_000)}, 0.0) == {}
-
-
-@pytest.mark.parametrize("verdict", [INFO, FINE])
-def test_what_is_only_said_changes_no_health(verdict: Verdict) -> None:
-    book = HealthBook()
-    assert probe(book, 0.0, signal(verdict)) == {}
-    assert latch(book, 0.0, signal(verdict)) == {}

@@ -57,9 +57,8 @@ class Asked(dict[str, float]):
 
 
 def test_however_many_signals_are_shown_and_wait_the_next_deadline_is_found_with_one_look(
-    monkeypatch: pytest.MonkeyPatch,
+    book: HealthBook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    book = HealthBook()
     for n in range(1000):
         waits = signal(DELAYED, hardware=f"h{n}", after=5.0 + n)
         probe(book, 0.0, waits, signal(INFO, hardware=f"h{n}"), unit=f"u{n}")

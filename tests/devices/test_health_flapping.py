@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
+
 from agent.devices.health import HealthBook
 from agent.devices.health.flapping import FAILURES, FIRST, FORGOTTEN_AFTER, LONGEST, WINDOW
-from agent.devices.model import HEALTHY, State
-from backends.base import Clears
+from agent.devices.model import HEALTHY, Health, State
+from backends.base import Clears, Signal
 from tests.devices.said import BOOT, DEGRADED, NOW, flap, latch, probe, signal, states
 
 WALL = 1_800_000_000.0  # 2027-01-15 08:00:00 UTC
@@ -19,8 +23,9 @@ def quarantined(*, at: float = 0.0) -> HealthBook:
     return book
 
 
-def test_hardware_that_fails_too_often_stays_unhealthy_with_a_sentence_that_says_why_and_until_when() -> None:
-    book = HealthBook(BOOT)
+def test_hardware_that_fails_too_often_stays_unhealthy_with_a_sentence_that_says_why_and_until_when(
+    book: HealthBook,
+) -> None:
     book.ripen(0.0, WALL)
     assert flap(book, FAILURES - 1) == 7.0
     assert book.of("h") is HEALTHY
@@ -41,14 +46,20 @@ def test_while_it_is_in_quarantine_its_flapping_changes_nothing_that_is_sent_or_
         assert probe(book, float(now), *([signal()] if now % 2 else [])) == {}
 
 
-def test_failures_that_are_far_apart_are_no_flapping() -> None:
-    book = HealthBook(BOOT)
-    flap(book, 50, every=WINDOW / (FAILURES - 1) + 1)
+@pytest.mark.parametrize(
+    ("cause", "every"),
+    [
+        pytest.param(signal(), WINDOW / (FAILURES - 1) + 1, id="what fails now and then"),
+        pytest.param(signal(DEGRADED), 2.0, id="what is degraded"),
+        pytest.param(signal(NOW, "moved", unless_held=True), 2.0, id="what moves into pods and back"),
+    ],
+)
+def test_it_does_not_flap(book: HealthBook, cause: Signal, every: float) -> None:
+    flap(book, 50, every=every, cause=cause)
     assert book.of("h") is HEALTHY
 
 
-def test_failures_of_hours_ago_do_not_count_although_none_was_forgotten_in_between() -> None:
-    book = HealthBook(BOOT)
+def test_failures_of_hours_ago_do_not_count_although_none_was_forgotten_in_between(book: HealthBook) -> None:
     flap(book, FAILURES - 1, every=WINDOW - 1)
     flap(book, 1, began=FAILURES * WINDOW)
     assert book.of("h") is HEALTHY
@@ -97,27 +108,13 @@ def test_what_is_broken_when_its_quarantine_ends_is_unhealthy_for_that() -> None
     assert states(probe(book, 61.0)) == {"h": "Healthy"}
 
 
-def test_what_stays_unhealthy_does_not_flap_whatever_reasons_come_and_go() -> None:
-    book = HealthBook(BOOT)
+def test_what_stays_unhealthy_does_not_flap_whatever_reasons_come_and_go(book: HealthBook) -> None:
     probe(book, 0.0, signal(NOW, "broken"), unit="broken")
     flap(book, 50)
     assert book.of("h").reason == "broken"
 
 
-def test_degraded_hardware_does_not_flap() -> None:
-    book = HealthBook(BOOT)
-    flap(book, 50, cause=signal(DEGRADED))
-    assert book.of("h") is HEALTHY
-
-
-def test_what_moves_into_pods_and_back_does_not_flap() -> None:
-    book = HealthBook(BOOT)
-    flap(book, 50, cause=signal(NOW, "moved", unless_held=True))
-    assert book.of("h") is HEALTHY
-
-
-def test_hardware_that_is_drained_does_not_flap() -> None:
-    book = HealthBook(BOOT)
+def test_hardware_that_is_drained_does_not_flap(book: HealthBook) -> None:
     book.drain(["h"], "", WALL + 200.0, 0.0, WALL)
     flap(book, 50)
     assert states(book.ripen(200.0, WALL + 200.0)) == {"h": "Healthy"}
@@ -125,8 +122,7 @@ def test_hardware_that_is_drained_does_not_flap() -> None:
     assert book.kept().quarantines == ()
 
 
-def test_what_was_broken_before_its_drain_ended_did_not_fail_then() -> None:
-    book = HealthBook(BOOT)
+def test_what_was_broken_before_its_drain_ended_did_not_fail_then(book: HealthBook) -> None:
     probe(book, 0.0, signal())
     for now in range(1, 50):
         book.drain(["h"], "", None, float(now), WALL)
@@ -134,16 +130,14 @@ def test_what_was_broken_before_its_drain_ended_did_not_fail_then() -> None:
     assert book.of("h").reason == "sick"
 
 
-def test_what_is_latched_and_cleared_over_and_over_flaps() -> None:
-    book = HealthBook(BOOT)
+def test_what_is_latched_and_cleared_over_and_over_flaps(book: HealthBook) -> None:
     for now in range(FAILURES):
         latch(book, float(now), signal(NOW, "xid-48", clears_on=[Clears.OUR_RESET]))
         book.cleared(Clears.OUR_RESET, ["h"], now + 0.5)
     assert book.of("h").reason == "flapping"
 
 
-def test_recovered_and_failed_at_one_moment_is_not_failed_anew() -> None:
-    book = HealthBook(BOOT)
+def test_recovered_and_failed_at_one_moment_is_not_failed_anew(book: HealthBook) -> None:
     probe(book, 0.0, signal(NOW, "one"), unit="u")
     for now in range(1, 50):
         probe(book, float(now), unit="u" if now % 2 else "v")
@@ -151,16 +145,17 @@ def test_recovered_and_failed_at_one_moment_is_not_failed_anew() -> None:
     assert (book.of("h").reason, book.of("h").since) == ("other", 0.0)
 
 
-def test_an_operator_ends_quarantine_and_its_back_off() -> None:
+@pytest.mark.parametrize(
+    "end",
+    [lambda book: book.undrain(["h"], 10.0), lambda book: book.cleared(Clears.OPERATOR, ["h"], 10.0)],
+    ids=["undrain", "clear"],
+)
+def test_an_operator_ends_quarantine_and_its_back_off(end: Callable[[HealthBook], dict[str, Health]]) -> None:
     book = quarantined()
-    assert states(book.undrain(["h"], 10.0)) == {"h": "Healthy"}
+    assert states(end(book)) == {"h": "Healthy"}
     assert book.kept().quarantines == ()
     flap(book, FAILURES, 20.0)
     assert book.next_deadline() == 28.0 + FIRST
-
-
-def test_an_operators_word_ends_quarantine_without_a_drain_too() -> None:
-    assert states(quarantined().cleared(Clears.OPERATOR, ["h"], 10.0)) == {"h": "Healthy"}
 
 
 def test_quarantine_and_its_back_off_outlive_a_restart_and_end_with_a_boot() -> None:

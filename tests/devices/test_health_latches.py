@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from agent.devices.health import HealthBook, KeptHealth
-from agent.devices.model import HEALTHY, State
+from agent.devices.model import HEALTHY, Health, State
 from backends.base import Clears
-from tests.devices.said import BOOT, DEGRADED, FINE, INFO, NOW, find, latch, record, signal, states
+from tests.devices.said import BOOT, DEGRADED, FINE, INFO, NOW, bound, find, latch, record, signal, states
 
 REBIND, RECOVERED, RESET, OPERATOR = Clears.REBIND, Clears.RECOVERED, Clears.OUR_RESET, Clears.OPERATOR
 XID = signal(NOW, "xid-79", clears_on=[REBIND, RECOVERED, RESET, Clears.BOOT, OPERATOR])
@@ -32,16 +32,14 @@ def restart(book: HealthBook, now: float, boot: str = BOOT) -> HealthBook:
     ],
     ids=["rebind", "recovery", "reset", "operator"],
 )
-def test_each_thing_that_it_waits_for_ends_it(end: Callable[[HealthBook], dict[str, object]]) -> None:
-    book = HealthBook(BOOT)
+def test_each_thing_that_it_waits_for_ends_it(book: HealthBook, end: Callable[[HealthBook], dict[str, object]]) -> None:
     find(book, 0.0, "old")
     assert states(latch(book, 1.0, XID)) == {"h": "xid-79"}
     assert end(book) == {"h": HEALTHY}
     assert book.kept().latches == ()
 
 
-def test_what_it_does_not_wait_for_leaves_it() -> None:
-    book = HealthBook(BOOT)
+def test_what_it_does_not_wait_for_leaves_it(book: HealthBook) -> None:
     find(book, 0.0, "old")
     latch(book, 1.0, signal(clears_on=[Clears.BOOT]))
     assert find(book, 2.0, "new") == {}
@@ -51,28 +49,24 @@ def test_what_it_does_not_wait_for_leaves_it() -> None:
     assert book.of("h").state is State.UNHEALTHY
 
 
-def test_a_recovery_ends_what_was_said_of_its_own_hardware_alone() -> None:
-    book = HealthBook(BOOT)
+def test_a_recovery_ends_what_was_said_of_its_own_hardware_alone(book: HealthBook) -> None:
     latch(book, 1.0, XID, signal(NOW, "xid-79", "other", clears_on=[RECOVERED]))
     latch(book, 2.0, signal(FINE, clears_on=[RECOVERED]))
     assert (book.of("h"), book.of("other").reason) == (HEALTHY, "xid-79")
 
 
-def test_fine_without_saying_what_has_happened_ends_nothing() -> None:
-    book = HealthBook(BOOT)
+def test_fine_without_saying_what_has_happened_ends_nothing(book: HealthBook) -> None:
     latch(book, 1.0, XID)
     assert latch(book, 2.0, signal(FINE)) == {}
 
 
-def test_a_record_that_does_not_say_what_ends_it_waits_for_an_operator_or_a_boot() -> None:
-    book = HealthBook(BOOT)
+def test_a_record_that_does_not_say_what_ends_it_waits_for_an_operator_or_a_boot(book: HealthBook) -> None:
     latch(book, 1.0, signal())
     assert restart(book, 2.0, "boot 2").of("h") is HEALTHY
     assert book.undrain(["h"], 2.0) == {"h": HEALTHY}
 
 
-def test_lines_by_the_thousand_with_other_words_are_one_latch_with_the_first_words() -> None:
-    book = HealthBook(BOOT)
+def test_lines_by_the_thousand_with_other_words_are_one_latch_with_the_first_words(book: HealthBook) -> None:
     assert latch(book, 1.0, signal(NOW, "xid-79", message="pid 0"), sequence=0) != {}
     for sequence in range(1, 1000):
         assert latch(book, 1.0 + sequence, signal(NOW, "xid-79", message=f"pid {sequence}"), sequence=sequence) == {}
@@ -83,108 +77,51 @@ def test_lines_by_the_thousand_with_other_words_are_one_latch_with_the_first_wor
 # --- bindings ---
 
 
-def test_the_same_binding_seen_again_ends_nothing() -> None:
-    book = HealthBook(BOOT)
-    find(book, 0.0, "old")
-    latch(book, 1.0, XID)
-    assert find(book, 2.0, "old") == {}
+LINE, RESTART = "the kernel logs an error", "we are restarted"
 
 
-def test_where_the_binding_was_not_known_the_first_seen_is_taken_for_it() -> None:
-    book = HealthBook(BOOT)
-    latch(book, 1.0, XID)
-    assert find(book, 2.0, "first") == {}
-    assert states(find(book, 3.0, "second")) == {"h": "Healthy"}
-
-
-def test_a_device_that_was_away_meanwhile_has_another_binding() -> None:
-    book = HealthBook(BOOT)
-    find(book, 0.0, "old")
-    latch(book, 1.0, XID)
-    assert book.found("fake", {"h": []}, 2.0) == {}
-    assert states(find(book, 3.0, "new")) == {"h": "Healthy"}
-
-
-def test_it_is_told_from_another_binding_over_restarts_too() -> None:
-    book = HealthBook(BOOT)
-    find(book, 0.0, "old")
-    latch(book, 1.0, XID)
-    after = restart(book, 2.0)
-    assert after.of("h").reason == "xid-79"
-    assert find(after, 3.0, "old") == {}
-    assert states(find(restart(book, 2.0), 3.0, "new")) == {"h": "Healthy"}
-
-
-def test_a_line_that_comes_while_a_driver_is_being_bound_belongs_to_the_new_binding() -> None:
-    book = HealthBook(BOOT)
-    find(book, 0.0, "old")
-    find(book, 1.0, "")  # unbound
-    latch(book, 2.0, XID)  # the new driver's probe fails
-    assert find(book, 3.0, "new") == {}
-
-
-def test_said_again_after_a_rebind_it_belongs_to_the_new_binding() -> None:
-    book = HealthBook(BOOT)
-    find(book, 0.0, "old")
-    latch(book, 1.0, XID)
-    find(book, 2.0, "")
-    latch(book, 3.0, XID, sequence=2)
-    assert find(book, 4.0, "new") == {}
-
-
-def test_what_a_binding_is_does_not_depend_on_the_backend_that_sees_it() -> None:
-    book = HealthBook(BOOT)
-    find(book, 0.0, "old", backend="gpu")
-    latch(book, 1.0, XID)
-    assert find(book, 2.0, "old", backend="vfio") == {}
-    assert find(restart(book, 3.0), 4.0, "old", backend="vfio") == {}
-    assert states(find(restart(book, 3.0), 4.0, "new", backend="vfio")) == {"h": "Healthy"}
-
-
-def test_it_ends_once_the_last_backend_has_seen_the_new_binding() -> None:
-    book = HealthBook(BOOT)
-    for backend in ("gpu", "vfio"):
-        find(book, 0.0, "old", backend=backend)
-    latch(book, 1.0, XID)
-    assert find(book, 2.0, "new", backend="gpu") == {}
-    assert states(find(book, 3.0, "new", backend="vfio")) == {"h": "Healthy"}
-
-
-def test_it_ends_when_the_only_backend_that_saw_the_old_binding_leaves() -> None:
-    book = HealthBook(BOOT)
-    for backend in ("gpu", "vfio"):
-        find(book, 0.0, "old", backend=backend)
-    latch(book, 1.0, XID)
-    find(book, 2.0, "new", backend="gpu")
-    assert states(book.found("vfio", {"h": []}, 3.0)) == {"h": "Healthy"}
-
-
-def test_what_is_said_of_a_new_binding_stays_though_a_backend_has_yet_to_see_it() -> None:
-    book = HealthBook(BOOT)
-    for backend in ("gpu", "vfio"):
-        find(book, 0.0, "old", backend=backend)
-    find(book, 1.0, "new", backend="gpu")
-    latch(book, 2.0, XID)
-    assert find(book, 3.0, "new", backend="vfio") == {}
-    assert states(find(book, 4.0, "newer", backend="gpu") | find(book, 4.0, "newer", backend="vfio")) == {
-        "h": "Healthy"
-    }
-
-
-def test_a_backend_that_read_it_before_it_was_bound_and_tells_it_after_ends_nothing() -> None:
-    book = HealthBook(BOOT)
-    find(book, 1.0, "new", backend="gpu")
-    latch(book, 2.0, XID)
-    assert find(book, 3.0, "old", backend="vfio") == {}
-    assert find(book, 4.0, "new", backend="vfio") == {}
-
-
-def test_a_backend_whose_bindings_are_its_own_ends_nothing_that_another_still_sees() -> None:
-    book = HealthBook(BOOT)
-    find(book, 0.0, "nvidia 1", backend="gpu")
-    latch(book, 1.0, XID)
-    assert find(book, 2.0, "group 7", backend="odd") == {}
-    assert states(find(book, 3.0, "nvidia 2", backend="gpu")) == {"h": "Healthy"}
+@pytest.mark.parametrize(
+    ("ends", "events"),
+    [
+        # one backend
+        (False, ["gpu: old", LINE, "gpu: old"]),
+        (False, [LINE, "gpu: first"]),  # it was not known: the first that is seen is taken for it
+        (True, [LINE, "gpu: first", "gpu: second"]),
+        (True, ["gpu: old", LINE, "gpu: gone", "gpu: new"]),
+        (False, ["gpu: old", LINE, RESTART, "gpu: old"]),
+        (True, ["gpu: old", LINE, RESTART, "gpu: new"]),
+        (False, ["gpu: old", "gpu: none", LINE, "gpu: new"]),  # it belongs to the new: its driver's probe fails
+        (False, ["gpu: old", LINE, "gpu: none", LINE, "gpu: new"]),
+        # whoever looks
+        (False, ["gpu: old", LINE, "vfio: old", RESTART, "vfio: old"]),
+        (True, ["gpu: old", LINE, "vfio: old", RESTART, "vfio: new"]),
+        (False, ["gpu: old", "vfio: old", LINE, "gpu: new"]),  # it ends once the last has seen the new
+        (True, ["gpu: old", "vfio: old", LINE, "gpu: new", "vfio: new"]),
+        (True, ["gpu: old", "vfio: old", LINE, "gpu: new", "vfio: gone"]),
+        (False, ["gpu: old", "vfio: old", "gpu: new", LINE, "vfio: new", "gpu: newer"]),  # it was said of the new
+        (True, ["gpu: old", "vfio: old", "gpu: new", LINE, "vfio: new", "gpu: newer", "vfio: newer"]),
+        (False, ["gpu: new", LINE, "vfio: old", "vfio: new"]),  # vfio read it before, and tells it after
+        (False, ["gpu: nvidia 1", LINE, "odd: group 7"]),  # bindings of its own
+        (True, ["gpu: nvidia 1", LINE, "odd: group 7", "gpu: nvidia 2"]),
+        # a binding alone says nothing
+        (False, ["gpu: one", "gpu: none", "gpu: two", "gpu: three"]),
+    ],
+    ids=lambda of: ", ".join(of) if isinstance(of, list) else "ends" if of else "stays",
+)
+def test_a_latch_ends_with_the_last_of_what_is_seen_or_stays(ends: bool, events: list[str]) -> None:
+    book, changes = HealthBook(BOOT), dict[str, Health]()
+    for now, event in enumerate(events):
+        assert changes == {}
+        if event == LINE:
+            latch(book, float(now), XID, sequence=now)
+        elif event == RESTART:
+            book = restart(book, float(now))
+        else:
+            backend, binding = event.split(": ")
+            devices = [] if binding == "gone" else [bound("" if binding == "none" else binding)]
+            changes = book.found(backend, {"h": devices}, float(now))
+    assert changes == ({"h": HEALTHY} if ends else {})
+    assert book.of("h").reason == ("xid-79" if LINE in events and not ends else "")
 
 
 OLD_FILE = b"""{"boot": "boot 1", "latches": [{
@@ -199,24 +136,18 @@ OLD_FILE = b"""{"boot": "boot 1", "latches": [{
     ("backend", "binding", "ends"),
     [("gpu", "nvidia:1700:1600", False), ("vfio", "nvidia:1700:1600", False), ("vfio", "vfio-pci:1800:1600", True)],
 )
-def test_what_was_kept_before_bindings_were_the_hardwares_is_still_read(backend: str, binding: str, ends: bool) -> None:
-    book = HealthBook(BOOT)
+def test_what_was_kept_before_bindings_were_the_hardwares_is_still_read(
+    book: HealthBook, backend: str, binding: str, ends: bool
+) -> None:
     book.restore(msgspec.json.decode(OLD_FILE, type=KeptHealth), 2.0, 2.0)
     assert book.of("h").reason == "xid-79"
     assert states(find(book, 3.0, binding, backend=backend)) == ({"h": "Healthy"} if ends else {})
 
 
-def test_a_binding_alone_says_nothing() -> None:
-    book = HealthBook(BOOT)
-    for now, binding in enumerate(("one", "", "two", "three")):
-        assert find(book, float(now), binding) == {}
-
-
 # --- restarts and boots ---
 
 
-def test_a_restart_forgets_nothing_that_a_record_said() -> None:
-    book = HealthBook(BOOT)
+def test_a_restart_forgets_nothing_that_a_record_said(book: HealthBook) -> None:
     latch(book, 1.0, XID, signal(DEGRADED, "worn", "g", clears_on=[OPERATOR]), signal(INFO, "odd", "i"))
     after = restart(book, 9.0)
     for hardware in ("h", "g", "i"):
@@ -225,23 +156,20 @@ def test_a_restart_forgets_nothing_that_a_record_said() -> None:
 
 
 @pytest.mark.parametrize("waits_for", [[Clears.BOOT], [REBIND], [RESET, Clears.BOOT], []])
-def test_a_boot_ends_what_waits_for_it_or_for_a_driver_to_be_bound(waits_for: list[Clears]) -> None:
-    book = HealthBook(BOOT)
+def test_a_boot_ends_what_waits_for_it_or_for_a_driver_to_be_bound(book: HealthBook, waits_for: list[Clears]) -> None:
     latch(book, 1.0, signal(clears_on=waits_for))
     assert restart(book, 2.0).of("h").state is State.UNHEALTHY
     assert restart(book, 2.0, "boot 2").of("h") is HEALTHY
 
 
-def test_what_an_operator_must_see_outlives_a_boot_and_is_dated_anew() -> None:
-    book = HealthBook(BOOT)
+def test_what_an_operator_must_see_outlives_a_boot_and_is_dated_anew(book: HealthBook) -> None:
     latch(book, 9000.0, signal(clears_on=[OPERATOR]))
     after = restart(book, 5.0, "boot 2")
     assert (after.of("h").state, after.of("h").since) == (State.UNHEALTHY, 5.0)
     assert restart(after, 6.0, "boot 3").of("h").state is State.UNHEALTHY
 
 
-def test_how_far_the_records_were_read_is_kept_for_each_source_of_this_boot() -> None:
-    book = HealthBook(BOOT)
+def test_how_far_the_records_were_read_is_kept_for_each_source_of_this_boot(book: HealthBook) -> None:
     for sequence in (3, 9, 5):
         latch(book, 1.0, XID, sequence=sequence)
     book.recorded([signal(FINE)], record(4, source="uevent"), 1.0)
@@ -261,8 +189,7 @@ def test_of_an_agent_that_was_beside_us_what_it_had_cleared_is_cleared_and_what_
     assert (ours.of("g").reason, ours.of("i").reason) == ("xid-48", "xid-63")
 
 
-def test_a_rebind_that_was_seen_before_the_file_was_read_ends_the_latch_too() -> None:
-    book = HealthBook(BOOT)
+def test_a_rebind_that_was_seen_before_the_file_was_read_ends_the_latch_too(book: HealthBook) -> None:
     find(book, 0.0, "old")
     latch(book, 1.0, XID)
     after = HealthBook(BOOT)
@@ -274,8 +201,7 @@ def test_a_rebind_that_was_seen_before_the_file_was_read_ends_the_latch_too() ->
 # --- what a starting pod is told ---
 
 
-def test_to_its_holder_hardware_is_as_records_and_probes_say_or_as_a_reset_would_leave_it() -> None:
-    book = HealthBook(BOOT)
+def test_to_its_holder_hardware_is_as_records_and_probes_say_or_as_a_reset_would_leave_it(book: HealthBook) -> None:
     latch(book, 1.0, XID, signal(NOW, "worn-out", "g", clears_on=[OPERATOR]))
     book.probed("fake", {"u": [signal(NOW, "moved", "i", unless_held=True)]}, 1.0)
     book.drain(["d"], "", None, 1.0, 1.0)

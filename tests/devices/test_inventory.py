@@ -10,7 +10,8 @@ from agent import limits
 from agent.devices.inventory import Inventory
 from agent.devices.model import HEALTHY, Health, Held, Slot, State
 from backends.base import Device, Link
-from tests.devices.fakes import KIND, Fake, by_unit, device, held, reconfigure, resource
+from tests.devices import fakes
+from tests.devices.fakes import KIND, Fake, by_unit, device, held, reconfigure, resource, shown
 
 A, B = "a.example/one", "b.example/two"
 SICK = Health(State.UNHEALTHY, "sick", "It is sick.")
@@ -18,15 +19,7 @@ WEAK = Health(State.DEGRADED, "weak", "It is weak.")
 
 
 def inventory(*names: str, devices: Sequence[Device] = ()) -> Inventory:
-    resources = [resource(name) for name in names or (A, B)]
-    made = Inventory(resources, {KIND: Fake(*resources)})
-    made.update(KIND, by_unit(devices))
-    made.ready(KIND)
-    return made
-
-
-def shown(it: Inventory, name: str) -> dict[str, str]:
-    return {slot.id: slot.health.reason or slot.health.state.value for slot in it.slots(name).values()}
+    return fakes.inventory(*map(resource, names or (A, B)), devices=devices)
 
 
 # --- links ---
@@ -438,17 +431,10 @@ def test_a_touched_list_is_taken_again_with_nothing_changed() -> None:
     assert second.slots == first.slots
 
 
-def test_a_look_that_finds_the_same_changes_nothing() -> None:
-    it = inventory(devices=[device("d", A)])
+def test_a_look_that_finds_the_same_and_an_allocate_of_what_is_listed_change_no_list() -> None:
+    it = inventory(devices=[found := device("d", A)])
     it.take()
     it.update(KIND, by_unit([device("d", A)]))
-    assert it.take() == []
-
-
-def test_an_allocate_of_what_is_listed_changes_no_list() -> None:
-    found = device("d", A)
-    it = inventory(devices=[found])
-    it.take()
     it.claim([held(A, "d", found)])
     assert it.take() == []
 
@@ -471,9 +457,6 @@ def test_nonsense_instead_of_ids_refuses_that_device_alone(ids: Any) -> None:
 def test_an_id_said_twice_is_listed_once() -> None:
     it = inventory(A, devices=[device("d", A, ids=["x", "x"])])
     assert shown(it, A) == {"x": "Healthy"}
-
-
-# --- the kubelet's message limit ---
 
 
 def test_beyond_the_message_limit_unclaimed_ids_are_left_out_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:

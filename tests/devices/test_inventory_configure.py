@@ -9,21 +9,14 @@ from typing import Any
 
 from agent.devices.inventory import Inventory
 from backends.base import Device, Resource
-from tests.devices.fakes import KIND, Fake, Sharing, by_unit, device, held, reconfigure, resource
+from tests.devices import fakes
+from tests.devices.fakes import KIND, Fake, Sharing, device, held, reconfigure, resource, shown
 
 A, B = "a.example/one", "b.example/two"
 
 
 def inventory(*names: str, devices: Sequence[Device] = ()) -> Inventory:
-    resources = [resource(name) for name in names or (A, B)]
-    made = Inventory(resources, {KIND: Fake(*resources)})
-    made.update(KIND, by_unit(devices))
-    made.ready(KIND)
-    return made
-
-
-def shown(it: Inventory, name: str) -> dict[str, str]:
-    return {slot.id: slot.health.reason or slot.health.state.value for slot in it.slots(name).values()}
+    return fakes.inventory(*map(resource, names or (A, B)), devices=devices)
 
 
 def configure(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -132,36 +132,34 @@ def test_devices_linked_at_random_are_placed_as_well_as_by_exhaustive_search(rng
 # --- what that means on machines that are known ---
 
 
-def test_a_dgx1_gives_two_gpus_with_two_links_between_them_and_at_one_switch_if_it_can() -> None:
-    assert numbers(chosen(dgx1(), 2)) == [2, 3]
-    assert numbers(chosen(dgx1(), 2, must=g(0))) == [0, 3]
-
-
-def test_a_dgx1_gives_four_gpus_of_one_socket_which_are_all_linked() -> None:
-    assert numbers(chosen(dgx1(), 4)) == [0, 1, 2, 3]
-    assert numbers(chosen(dgx1(), 4, free=g(0, 1, 2, 4, 5, 6, 7))) == [4, 5, 6, 7]
-
-
-def test_with_equal_links_fewer_switches_and_numa_nodes_decide() -> None:
-    assert numbers(chosen(dgx2(), 2, free=g(1, 2, 4, 5, 8))) == [4, 5]
-    assert numbers(chosen(hgx_h100(), 4, free=g(0, 1, 2, 4, 5, 6, 7))) == [4, 5, 6, 7]
-
-
-def test_a_hive_is_not_left_for_a_socket() -> None:
-    assert numbers(chosen(mi210(), 3, free=g(0, 1, 4, 5, 6))) == [4, 5, 6]
-
-
-def test_one_gpu_is_taken_where_the_fewest_are_free() -> None:
-    assert numbers(chosen(hgx_h100(), 1, free=g(0, 1, 2, 3, 6, 7))) == [6]
-    assert numbers(chosen(l40s(), 1, free=g(0, 1, 2, 3, 4, 5, 7))) == [7], "a whole switch would be broken"
-    assert numbers(chosen(l40s(), 2, free=g(0, 1, 2, 3, 4, 5))) == [4, 5], "a whole socket would be broken"
-
-
-def test_of_two_groups_with_as_many_free_the_one_in_use_is_used_up() -> None:
+def two_switches() -> Machine:
+    """Two devices at one and four at the other."""
     slots = Slots()
     slots.switch(2, 0)
     slots.switch(4, 0)
-    assert numbers(chosen(Machine(slots.found), 1, free=g(0, 1, 4, 5))) == [4]
+    return Machine(slots.found)
+
+
+@pytest.mark.parametrize(
+    ("make", "size", "free", "must", "expected"),
+    [
+        pytest.param(dgx1, 2, None, [], [2, 3], id="two with two links, at one switch"),
+        pytest.param(dgx1, 2, None, [0], [0, 3], id="two with two links"),
+        pytest.param(dgx1, 4, None, [], [0, 1, 2, 3], id="four of one socket, which are all linked"),
+        pytest.param(dgx1, 4, [0, 1, 2, 4, 5, 6, 7], [], [4, 5, 6, 7], id="four of the other socket"),
+        pytest.param(dgx2, 2, [1, 2, 4, 5, 8], [], [4, 5], id="of equal links, at one switch"),
+        pytest.param(hgx_h100, 4, [0, 1, 2, 4, 5, 6, 7], [], [4, 5, 6, 7], id="of equal links, on one NUMA node"),
+        pytest.param(mi210, 3, [0, 1, 4, 5, 6], [], [4, 5, 6], id="a hive is not left for a socket"),
+        pytest.param(hgx_h100, 1, [0, 1, 2, 3, 6, 7], [], [6], id="one where the fewest are free"),
+        pytest.param(l40s, 1, [0, 1, 2, 3, 4, 5, 7], [], [7], id="no whole switch is broken"),
+        pytest.param(l40s, 2, [0, 1, 2, 3, 4, 5], [], [4, 5], id="no whole socket is broken"),
+        pytest.param(two_switches, 1, [0, 1, 4, 5], [], [4], id="of as many free, the switch in use is used up"),
+    ],
+)
+def test_on_a_machine_that_is_known_a_pod_gets(
+    make: Callable[[], Machine], size: int, free: list[int] | None, must: list[int], expected: list[int]
+) -> None:
+    assert numbers(chosen(make(), size, None if free is None else g(*free), g(*must))) == expected
 
 
 def test_virtual_functions_of_one_card_stay_together() -> None:
@@ -243,11 +241,6 @@ def test_what_must_be_included_comes_first_whatever_it_is() -> None:
     assert choose(slots, (), "spread", g(0, 1, 5), ["unknown", "g05", "g05"], 4) == ("unknown", "g05", "g00", "g01")
     assert choose(slots, (), "spread", g(0, 1), ["g07"], 2) == ("g07", "g00")
     assert choose(slots, (), "spread", g(0, 1), ["g07", "g06", "g05"], 2) == ("g07", "g06")
-
-
-@pytest.mark.parametrize(("size", "found"), [(-1, 0), (0, 0), (9, 8), (2**31 - 1, 8)])
-def test_an_impossible_size_gets_as_many_as_there_are(size: int, found: int) -> None:
-    assert len(chosen(hgx_h100(), size)) == found
 
 
 def test_nothing_at_all_is_no_error() -> None:

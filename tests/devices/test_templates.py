@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ from agent.devices.inventory import Inventory
 from agent.limits import resource_name_problem
 from agent.naming import fits
 from backends.base import Device, Resource, ResourceSpec
-from tests.devices.fakes import KIND, Fake, FakeOptions, by_unit, device, held, reconfigure
+from tests.devices.fakes import KIND, Fake, FakeOptions, by_unit, device, held, inventory, reconfigure
 
 MIG = "nvidia.com/mig-{profile}"
 SMALL, LARGE = "nvidia.com/mig-1g.5gb", "nvidia.com/mig-7g.40gb"
@@ -28,13 +29,6 @@ def resource(name: str, kind: str = KIND, select: Sequence[Mapping[str, tuple[st
 def mig(key: str, *profiles: str, hardware: Sequence[str] | None = None) -> Device:
     found = device(key, hardware=hardware)
     return replace(found, attributes={**found.attributes, "profile": profiles} if profiles else found.attributes)
-
-
-def inventory(*resources: Resource[Any], devices: Sequence[Device] = ()) -> Inventory:
-    made = Inventory(resources, {KIND: Fake(*resources)})
-    made.update(KIND, by_unit(devices))
-    made.ready(KIND)
-    return made
 
 
 def configure(it: Inventory, *resources: Resource[Any]) -> None:
@@ -202,10 +196,19 @@ def test_what_a_template_gave_stays_when_it_changes() -> None:
     assert given.spec == only.spec
 
 
-def test_a_template_that_comes_takes_its_devices() -> None:
-    it = inventory(resource(WHOLE), devices=[mig("a", "1g.5gb")])
-    configure(it, resource(MIG), resource(WHOLE))
-    assert shown(it) == {SMALL: {"a": "Healthy"}, WHOLE: {}}
+@pytest.mark.parametrize(
+    ("before", "now", "lists"),
+    [
+        pytest.param([WHOLE], [MIG, WHOLE], {SMALL: {"a": "Healthy"}, WHOLE: {}}, id="it comes"),
+        pytest.param([MIG], ["a.b/{profile}"], {"a.b/1g.5gb": {"a": "Healthy"}}, id="it is renamed"),
+        pytest.param([MIG, WHOLE], [WHOLE, MIG], {WHOLE: {"a": "Healthy"}, SMALL: {}}, id="it comes second now"),
+    ],
+)
+def test_devices_follow_a_template_that_changes(before: list[str], now: list[str], lists: dict[str, Any]) -> None:
+    it = inventory(*map(resource, before), devices=[mig("a", "1g.5gb")])
+    configure(it, *map(resource, now))
+    it.take()
+    assert shown(it) == lists
 
 
 def test_a_name_that_was_written_out_goes_on_when_a_template_gives_it() -> None:
@@ -236,19 +239,6 @@ def test_what_retires_is_in_force_again_when_a_template_comes_that_gives_its_nam
     configure(it, resource(MIG))
     it.take()
     assert shown(it) == {SMALL: {"a": "gone"}}
-
-
-def test_a_template_that_is_renamed_has_its_devices_under_new_names() -> None:
-    it = inventory(resource(MIG), devices=[mig("a", "1g.5gb")])
-    configure(it, resource("nvidia.com/part-{profile}"))
-    it.take()
-    assert shown(it) == {"nvidia.com/part-1g.5gb": {"a": "Healthy"}}
-
-
-def test_resources_that_change_places_take_the_names_with_them() -> None:
-    it = inventory(resource(MIG), resource(WHOLE), devices=[mig("a", "1g.5gb")])
-    configure(it, resource(WHOLE), resource(MIG))
-    assert shown(it) == {WHOLE: {"a": "Healthy"}, SMALL: {}}
 
 
 # --- whatever happens ---
