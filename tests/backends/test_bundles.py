@@ -3,7 +3,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from backends.base import (
@@ -14,15 +13,14 @@ from backends.base import (
     HostPath,
     Mount,
     Node,
-    OptionsError,
     PathChange,
     Resource,
     ResourceSpec,
     Uevent,
 )
 from backends.chardev import CharDev, CharDevOptions, CharDevResource, PathOption
-from backends.known import Known
-from tests.backends.trees import plant, planted_host
+from tests.backends.chardevs import chardev, known
+from tests.backends.trees import plant
 from tests.nodes import make_node
 
 TTYS = "dev/ttyUSB0 c 188:0\ndev/ttyUSB1 c 188:1\ndev/ttyUSB2 c 188:2\n"
@@ -37,10 +35,6 @@ def bundle(*paths: PathOption, count: int = 1, name: str = "example.com/b") -> C
     return Resource(name, ResourceSpec("chardev", CharDevOptions(list(paths), count)))
 
 
-def chardev(tmp_path: Path, tree: str, *resources: CharDevResource) -> CharDev:
-    return CharDev(planted_host(tmp_path, tree), resources)
-
-
 def found(backend: CharDev, unit: str = "bundle:example.com/b") -> list[Device]:
     assert unit in backend.units()
     return list(backend.discover(unit).devices)
@@ -52,62 +46,6 @@ def holdings(backend: CharDev) -> dict[str, str]:
 
 def problems(backend: CharDev, unit: str = "bundle:example.com/b") -> list[str]:
     return [problem.sentence for problem in backend.discover(unit).problems]
-
-
-# --- options ---
-
-
-def test_the_keys_are_read_from_the_config() -> None:
-    table = {
-        "paths": [
-            {"path": "/dev/video*", "shared": True, "limit": 2},
-            {"path": "/etc/x", "type": "mount", "read_only": True, "optional": True},
-        ]
-    }
-    assert msgspec.convert(table, CharDevOptions) == CharDevOptions(
-        [
-            PathOption("/dev/video*", shared=True, limit=2),
-            PathOption("/etc/x", type="mount", read_only=True, optional=True),
-        ]
-    )
-    for word in ("Mount", "file", ""):
-        with pytest.raises(msgspec.ValidationError, match="type"):
-            msgspec.convert({"paths": [{"path": "/etc/x", "type": word}]}, CharDevOptions)
-
-
-@pytest.mark.parametrize(
-    "good",
-    [
-        bundle(path("/dev/a"), path("/dev/b*", limit=3, optional=True)),
-        bundle(path("/dev/a"), path("/var/lib/x/*", type="mount", mount_path="/x/", read_only=True)),
-        bundle(path("/dev/log", type="mount")),
-        bundle(path("/dev/kvm", shared=True), path("/dev/net/tun", shared=True)),
-    ],
-)
-def test_possible_bundles_pass(good: CharDevResource) -> None:
-    CharDev.check(good)
-
-
-@pytest.mark.parametrize(
-    ("option", "key", "words"),
-    [
-        (path("/etc/x"), "path", 'has type = "mount"'),
-        (path("/etc/x/", type="mount"), "path", "leave it out"),
-        (path("/", type="mount"), "path", "leave it out"),
-        (path("/etc/../x", type="mount"), "path", "'..'"),
-        (path("etc/x", type="mount"), "path", "not an absolute path"),
-        (path("/etc/**/x", type="mount"), "path", "one '*' for each"),
-        (path("/etc/x", type="mount", permissions="r"), "permissions", "read_only"),
-        (path("/etc/x", type="mount", shared=True), "shared", "is for nodes"),
-        (path("/dev/x", read_only=True), "read_only", "is for mounts"),
-        (path("/dev/x", limit=0), "limit", "1 or more"),
-    ],
-)
-def test_an_impossible_member_is_refused_with_its_key(option: PathOption, key: str, words: str) -> None:
-    with pytest.raises(OptionsError) as refused:
-        CharDev.check(bundle(path("/dev/a"), option))
-    assert refused.value.path == ("paths", 1, key)
-    assert words in refused.value.sentence
 
 
 # --- what a bundle is ---
@@ -375,10 +313,6 @@ def test_a_probe_tells_which_member_is_wrong(tmp_path: Path) -> None:
 
 
 # --- what is listened to ---
-
-
-def known(backend: CharDev) -> Known:
-    return Known({unit: backend.discover(unit).devices for unit in backend.units()})
 
 
 def test_any_member_that_comes_or_goes_affects_the_bundle_alone(tmp_path: Path) -> None:

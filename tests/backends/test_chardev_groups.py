@@ -8,19 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.config import ConfigError, load, typed
-from agent.devices.inventory import Inventory
-from agent.devices.model import Held
-from backends.base import AllocationRefused, Device, Grant, HostPath, OptionsError, Resource, ResourceSpec, Uevent
-from backends.chardev import CharDev, CharDevOptions, CharDevResource
+from backends.base import AllocationRefused, Device, Grant, HostPath, Uevent
+from backends.chardev import CharDev, CharDevResource
 from backends.known import Known
+from tests.backends.chardevs import FTDI, NAME, Looked, configured
 from tests.backends.linux.sticks import device_number, directory, stick, tty
 from tests.backends.trees import planted_host
 from tests.nodes import make_node
 
-NAME = "example.com/x"
 TTYS = "dev/ttyUSB0 c 188:0\ndev/ttyUSB1 c 188:1\ndev/ttyACM0 c 166:0\n"
-FTDI = {"vendor": "0403", "product": "6001"}
 
 
 def paths(*texts: str, count: int = 1, **keys: Any) -> dict[str, Any]:
@@ -28,101 +24,11 @@ def paths(*texts: str, count: int = 1, **keys: Any) -> dict[str, Any]:
     return {"paths": [{"path": text, **keys} for text in texts], "count": count}
 
 
-def grouped(*groups: dict[str, Any], name: str = NAME, **options: Any) -> CharDevResource:
-    found, mistakes = typed.convert({"groups": list(groups), **options}, CharDevOptions)
-    assert not mistakes
-    return Resource(name, ResourceSpec("chardev", found))
-
-
-class Looked:
-    """The inventory of resources after one look at everything."""
-
-    def __init__(self, root: Path, tree: str, *resources: CharDevResource) -> None:
-        self.backend = CharDev(planted_host(root, tree), resources)
-        self.inventory = Inventory(resources, {"chardev": self.backend})
-        self.units: set[str] = set()
-        self.look()
-
-    def look(self) -> None:
-        units = set(self.backend.units())
-        self.inventory.update("chardev", {unit: self.backend.discover(unit).devices for unit in self.units | units})
-        self.units = units
-
-    def listed(self, name: str = NAME) -> dict[str, str]:
-        """Each ID with the key of its device."""
-        slots = self.inventory.slots(name).items()
-        return {device_id: slot.device.key if slot.device else "gone" for device_id, slot in slots}
-
-    def grant(self, device_id: str, name: str = NAME) -> Grant:
-        slot = self.inventory.slots(name)[device_id]
-        assert slot.device is not None
-        return Grant(device_id, slot.device)
-
-    def refused(self) -> dict[str, str]:
-        return {lost.device.key: lost.why for lost in self.inventory.unclaimed()}
-
-
 # --- options ---
 
 
-@pytest.mark.parametrize(
-    ("groups", "options", "path", "words"),
-    [
-        ([{}], {}, ("groups", 0, "paths"), "has no path; name one, or say usb or match"),
-        ([paths("/dev/a"), {**paths("/dev/b"), "usb": FTDI}], {}, ("groups", 1, "usb"), "beside paths"),
-        ([paths("/dev/a")], paths("/dev/b"), ("paths",), "is beside groups"),
-        ([paths("/dev/a")], {"usb": FTDI}, ("usb",), "is beside groups; say it in each group that it is for"),
-        ([paths("/dev/a")], {"count": 3}, ("count",), "is beside groups"),
-        ([paths("/dev/a", count=0)], {}, ("groups", 0, "count"), "it must be from 1"),
-        ([paths("/dev/a"), paths("/dev/b", "/tmp/c")], {}, ("groups", 1, "paths", 1, "path"), "not below /dev"),
-        ([{"usb": {"vendor": 403}}], {}, ("groups", 0, "usb", "vendor"), "is ambiguous"),
-        (
-            [paths("/dev/a*"), paths("/dev/b"), paths("/dev/b")],
-            {},
-            ("groups", 2),
-            "with the ID b, as one before it would",
-        ),
-        (
-            [paths("/dev/b", count=3), paths("/dev/b", count=2)],
-            {},
-            ("groups", 1),
-            "with the ID b::0, as one before it would",
-        ),
-        ([paths("/dev/a", "/dev/b"), paths("/dev/a", "/dev/c")], {}, ("groups", 1), "let their first paths differ"),
-    ],
-)
-def test_impossible_groups_are_refused_with_their_key(
-    groups: list[dict[str, Any]], options: dict[str, Any], path: tuple[Any, ...], words: str
-) -> None:
-    with pytest.raises(OptionsError) as error:
-        CharDev.check(grouped(*groups, **options))
-    assert error.value.path == path
-    assert words in error.value.sentence
-
-
-def test_groups_of_all_ways_are_possible() -> None:
-    CharDev.check(
-        grouped(
-            paths("/dev/a", count=3),
-            paths("/dev/b", "/dev/c*"),
-            {"usb": FTDI, "nodes": ["tty"], "id": "port"},
-            {"match": {"subsystem": "tty"}},
-            {"usb": [FTDI, {"vendor": "10c4"}], "together": "each"},
-        )
-    )
-
-
-def test_a_mistake_in_a_group_is_told_with_its_line(tmp_path: Path) -> None:
-    file = tmp_path / "config.toml"
-    file.write_text(
-        f'[[resource]]\nname = "{NAME}"\nbackend = "chardev"\n'
-        '[[resource.groups]]\npaths = [{ path = "/dev/a" }]\n'
-        '[[resource.groups]]\ncount = 2\npaths = [\n  { path = "/dev/b" },\n  { path = "b" },\n]\n'
-    )
-    with pytest.raises(ConfigError) as error:
-        load(file)
-    (problem,) = error.value.problems
-    assert (problem.line, problem.path) == (10, "resource[0].groups[1].paths[1].path")
+def grouped(*groups: dict[str, Any], name: str = NAME) -> CharDevResource:
+    return configured(name, groups=list(groups))
 
 
 # --- IDs ---
@@ -269,30 +175,6 @@ SERIAL = {"vendor": "0403"}
 CAPTURE_STICK = ("534d", "2109")
 
 
-@pytest.mark.parametrize(
-    ("options", "path", "words"),
-    [
-        ({**paths("/dev/a"), "together": "all"}, ("together",), "is for usb"),
-        ({"usb": FTDI, "together": "each"}, ("together",), "there is one selector"),
-        ({"usb": [FTDI], "together": "all", "id": "port"}, ("id",), "is for single sticks"),
-        ({"usb": [FTDI, SERIAL], "together": "each"}, ("usb", 1), "may take the same sticks"),
-        ({"usb": [{**FTDI, "serial": "A"}, SERIAL], "together": "each"}, ("usb", 1), "may take the same sticks"),
-        ({"usb": [FTDI, {"vendor": "x"}], "together": "each"}, ("usb", 1, "vendor"), "four hexadecimal digits"),
-    ],
-)
-def test_what_cannot_be_together_is_refused_with_its_key(
-    options: dict[str, Any], path: tuple[Any, ...], words: str
-) -> None:
-    with pytest.raises(OptionsError) as error:
-        CharDev.check(Resource(NAME, ResourceSpec("chardev", typed.convert(options, CharDevOptions)[0])))
-    assert error.value.path == path
-    assert words in error.value.sentence
-
-
-def test_sticks_of_two_serials_may_be_together() -> None:
-    CharDev.check(grouped({"usb": [{**FTDI, "serial": "A"}, {**FTDI, "serial": "B"}], "together": "each"}))
-
-
 def test_all_sticks_of_a_group_are_one_device_named_after_what_selects_them(tmp_path: Path) -> None:
     tree = stick("1-3", 6, serial="B") + stick("1-2", 5, serial="A") + stick("1-4", 7, *CAPTURE_STICK)
     resource = grouped({"usb": [CAPTURE, SERIAL], "together": "all", "count": 2})
@@ -317,11 +199,10 @@ def test_sticks_with_one_serial_or_none_that_is_known_are_all_together(tmp_path:
 def test_what_joins_or_leaves_changes_the_identity_and_not_the_id(tmp_path: Path) -> None:
     resource = grouped({"usb": [CAPTURE, SERIAL], "together": "all"})
     node = Looked(tmp_path, stick("1-2", 5, serial="A"), resource)
-    held = node.grant("534d:2109+0403:*").device
-    node.inventory.claim([Held(NAME, "534d:2109+0403:*", "chardev", held.hardware, held.identity)])
+    node.hold("534d:2109+0403:*")
     planted_host(tmp_path, stick("1-4", 7, *CAPTURE_STICK))
     node.look()
-    assert node.inventory.slots(NAME)["534d:2109+0403:*"].health.reason == "replaced"
+    assert node.state("534d:2109+0403:*") == "replaced"
 
 
 def test_one_stick_of_each_selector_makes_a_set_named_after_the_first(tmp_path: Path) -> None:

@@ -5,13 +5,12 @@ from typing import Any
 
 import pytest
 
-from agent.config import typed
 from agent.devices.inventory import Inventory
-from backends.base import Device, Host, HostPath, Node, OptionsError, PathChange, Resource, ResourceSpec, Uevent
-from backends.chardev import CharDev, CharDevOptions, CharDevResource
+from backends.base import Device, Host, HostPath, Node, PathChange, Uevent
+from backends.chardev import CharDev, CharDevResource
 from backends.known import Known
+from tests.backends.chardevs import NAME, chardev, configured, only, problems
 from tests.backends.linux.sticks import device_number, directory, record, stick, tty
-from tests.backends.trees import planted_host
 
 UNIT = "udev:c:188:0"
 AT = f"sys/{directory('1-2')}/1-2:1.0"
@@ -26,60 +25,11 @@ def serial_port(port: str = "1-2", name: str = "ttyUSB0", numbers: str = "188:0"
     return stick(port, 5, serial="A1") + tty(port, name, numbers) + links + driver
 
 
-def resource(match: Any, name: str = "example.com/x", **options: Any) -> CharDevResource:
-    found, mistakes = typed.convert({"match": match, **options}, CharDevOptions)
-    assert not mistakes
-    return Resource(name, ResourceSpec("chardev", found))
-
-
-def chardev(tmp_path: Path, tree: str, *resources: CharDevResource) -> CharDev:
-    return CharDev(planted_host(tmp_path, tree), resources)
-
-
-def only(backend: CharDev, unit: str = UNIT) -> Device:
-    (device,) = backend.discover(unit).devices
-    return device
-
-
-def problems(backend: CharDev, unit: str) -> list[str]:
-    found = backend.discover(unit)
-    assert not found.devices
-    return [problem.sentence for problem in found.problems]
-
-
 # --- options ---
 
 
-@pytest.mark.parametrize(
-    ("match", "path", "words"),
-    [
-        ({"subsystem": ""}, ("match", "subsystem"), "not the name of a directory"),
-        ({"subsystem": "../tty"}, ("match", "subsystem"), "not the name of a directory"),
-        ({"subsystem": ".."}, ("match", "subsystem"), "not the name of a directory"),
-        ([{"subsystem": "tty"}, {"subsystem": "t ty"}], ("match", 1, "subsystem"), "not the name"),
-        ({"subsystem": "tty", "attributes": {"../x": "1"}}, ("match", "attributes", "../x"), "'../x'"),
-        ({"subsystem": "tty", "attributes": {"/etc/passwd": "*"}}, ("match", "attributes", "/etc/passwd"), "path"),
-    ],
-)
-def test_an_impossible_match_is_refused_with_its_key(match: Any, path: tuple[Any, ...], words: str) -> None:
-    with pytest.raises(OptionsError) as refused:
-        CharDev.check(resource(match))
-    assert refused.value.path == path
-    assert words in refused.value.sentence
-
-
-@pytest.mark.parametrize(
-    ("options", "key"), [({"nodes": "all"}, "nodes"), ({"id": "port"}, "id"), ({"usb": {"vendor": "1"}}, "match")]
-)
-def test_keys_of_another_way_are_refused(options: dict[str, Any], key: str) -> None:
-    with pytest.raises(OptionsError) as refused:
-        CharDev.check(resource({"subsystem": "tty"}, **options))
-    assert refused.value.path == (key,)
-
-
-def test_a_match_names_its_subsystem() -> None:
-    _, mistakes = typed.convert({"match": {"driver": "ftdi_sio"}}, CharDevOptions)
-    assert mistakes == [(("match",), "the key 'subsystem' is missing")]
+def resource(match: Any, name: str = NAME, **options: Any) -> CharDevResource:
+    return configured(name, match=match, **options)
 
 
 # --- what is there ---
@@ -91,7 +41,7 @@ def test_what_matches_is_a_device_named_by_udevs_lasting_link(tmp_path: Path) ->
     facts = ("E:ID_BUS=usb", "E:ID_VENDOR_ID=0403", "E:ID_SERIAL=FTDI_A1")
     record(tmp_path, "c188:0", *facts, "S:serial/by-path/pci", f"S:{BY_ID}")
     assert list(backend.units()) == ["udev:tty", UNIT]
-    device = only(backend)
+    device = only(backend, UNIT)
     assert device == Device(
         key=UNIT,
         unit=UNIT,
@@ -163,7 +113,7 @@ def test_an_id_is_the_link_that_lasts_longest_else_the_nodes_name(tmp_path: Path
     found = resource({"subsystem": "tty"})
     backend = chardev(tmp_path, serial_port(), found)
     record(tmp_path, "c188:0", *(f"S:{link}" for link in links))
-    assert list(backend.ids(found, only(backend))) == [name]
+    assert list(backend.ids(found, only(backend, UNIT))) == [name]
 
 
 def test_two_devices_with_one_link_are_one_id_and_a_reason(tmp_path: Path) -> None:
@@ -190,15 +140,8 @@ def test_a_device_is_offered_once_udev_has_written_it_down(tmp_path: Path) -> No
         "/dev/ttyUSB0 is offered once udev has it in /run/udev/data; is udevd running?"
     ]
     record(tmp_path, "c188:0", f"S:{BY_ID}")
-    assert only(backend).attributes["id"] == (BY_ID,)
+    assert only(backend, UNIT).attributes["id"] == (BY_ID,)
     assert not problems(backend, "udev:tty")
-
-
-def test_the_entry_of_the_stick_before_is_waited_out(tmp_path: Path) -> None:
-    match = {"subsystem": "tty", "properties": {"ID_MODEL_ID": "ea60"}}
-    backend = chardev(tmp_path, serial_port(), resource(match))
-    record(tmp_path, "c188:0", "E:ID_BUS=usb", "E:ID_VENDOR_ID=10c4", "E:ID_MODEL_ID=ea60", "S:serial/by-id/other")
-    assert not backend.discover(UNIT).devices
 
 
 def test_without_udev_sysfs_decides_and_what_only_udev_knows_is_a_problem(tmp_path: Path) -> None:
@@ -208,7 +151,7 @@ def test_without_udev_sysfs_decides_and_what_only_udev_knows_is_a_problem(tmp_pa
         resource({"subsystem": "tty", "driver": "ftdi_sio", "properties": {"DEVNAME": "ttyUSB*"}}, "a/sysfs"),
         resource({"subsystem": "tty", "properties": {"ID_SERIAL": "*", "DEVNAME": "*"}, "tags": ["seat"]}, "a/udev"),
     )
-    assert only(backend).resource == "a/sysfs"
+    assert only(backend, UNIT).resource == "a/sysfs"
     (sentence,) = problems(backend, "udev:tty")
     assert sentence.startswith(
         "a/udev matches by ID_SERIAL and the tag seat, which only udev knows, and there is no udev database at "

@@ -1,17 +1,11 @@
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from agent.config import typed
 from agent.devices.inventory import Inventory
-from agent.devices.model import Held
 from backends.base import (
     ANY_SUBSYSTEM,
     AllocationRefused,
@@ -19,131 +13,28 @@ from backends.base import (
     Grant,
     HostPath,
     Node,
-    OptionsError,
     PathChange,
     Resource,
     ResourceSpec,
     Uevent,
 )
 from backends.chardev import CharDev, CharDevOptions, CharDevResource, PathOption
-from backends.chardev.selectors import UsbOption, usb_id
 from backends.known import Known
+from tests.backends.chardevs import FTDI, NAME, Looked, chardev, configured, only, problems
 from tests.backends.linux.sticks import CONTROLLER, describe, directory, function, stick, tty
-from tests.backends.trees import plant, planted_host
+from tests.backends.trees import plant
 from tests.nodes import make_node
-
-FTDI = {"vendor": "0403", "product": "6001"}
-
-
-def resource(name: str = "example.com/x", usb: Any = FTDI, **options: Any) -> CharDevResource:
-    found, mistakes = typed.convert({"usb": usb, **options}, CharDevOptions)
-    assert not mistakes
-    return Resource(name, ResourceSpec("chardev", found))
-
-
-def chardev(tmp_path: Path, tree: str, *resources: CharDevResource) -> CharDev:
-    return CharDev(planted_host(tmp_path, tree), resources)
-
-
-def only(backend: CharDev, unit: str) -> Device:
-    (device,) = backend.discover(unit).devices
-    return device
-
-
-def problem(backend: CharDev, unit: str) -> str:
-    found = backend.discover(unit)
-    assert not found.devices
-    (problem,) = found.problems
-    return problem.sentence
-
-
-def refused(found: CharDevResource) -> OptionsError:
-    with pytest.raises(OptionsError) as error:
-        CharDev.check(found)
-    return error.value
-
 
 # --- options ---
 
 
-@pytest.mark.parametrize("usb", [FTDI, [FTDI, {"vendor": "0x10C4"}], {"vendor": "403", "serial": "A 1"}])
-def test_one_or_several_selectors_are_possible(usb: Any) -> None:
-    CharDev.check(resource(usb=usb, nodes=["tty", "hidraw"], id="port", permissions="r", count=3))
+def resource(name: str = NAME, usb: Any = FTDI, **options: Any) -> CharDevResource:
+    return configured(name, usb=usb, **options)
 
 
-UNSURE = "is ambiguous without quotes; write"
-IMPOSSIBLE = "is no USB ID; write its four hexadecimal digits in quotes, as `lsusb` shows them"
-
-
-@pytest.mark.parametrize(
-    ("number", "sentence"),
-    [
-        (1234, f'{UNSURE} "1234" if these are the digits that `lsusb` shows, or "04d2" if 0x4d2 is meant'),
-        (403, f'{UNSURE} "0403" if these are the digits that `lsusb` shows, or "0193" if 0x193 is meant'),
-        (0x8087, f'{UNSURE} "8087" if 0x8087 is meant'),
-        (0x10000, IMPOSSIBLE),
-        (-1, IMPOSSIBLE),
-    ],
-)
-def test_a_number_is_refused_and_both_ways_to_read_it_are_shown(number: int, sentence: str) -> None:
-    error = refused(resource(usb=[FTDI, {"vendor": number}]))
-    assert (error.path, error.sentence) == (("usb", 1, "vendor"), f"{number} {sentence}")
-
-
-@given(st.integers(0, 0xFFFF))
-def test_the_ways_to_read_a_number_are_themselves_accepted(number: int) -> None:
-    with pytest.raises(OptionsError) as error:
-        CharDev.check(resource(usb={"vendor": "0403", "product": number}))
-    written = error.value.sentence.split('"')[1::2]
-    assert usb_id(written[-1]) == f"{number:04x}"
-    for text in written:
-        CharDev.check(resource(usb={"vendor": text}))
-
-
-@pytest.mark.parametrize("written", ["403", "0403", "0x0403", "0X403"])
-def test_ids_are_hexadecimal_with_or_without_0x(written: str) -> None:
-    assert usb_id(written) == "0403"
-    CharDev.check(resource(usb={"vendor": written}))
-
-
-@pytest.mark.parametrize(
-    ("usb", "path", "words"),
-    [
-        ({"vendor": ""}, ("usb", "vendor"), "four hexadecimal digits"),
-        ({"vendor": "04O3"}, ("usb", "vendor"), "four hexadecimal digits"),
-        ({"vendor": "04030"}, ("usb", "vendor"), "four hexadecimal digits"),
-        ([{"vendor": "0403", "product": "0x"}], ("usb", 0, "product"), "four hexadecimal digits"),
-        ({"vendor": "0403", "serial": ""}, ("usb", "serial"), "empty"),
-        ({"vendor": "0403", "serial": "A "}, ("usb", "serial"), "spaces"),
-    ],
-)
-def test_an_impossible_selector_is_refused_with_its_key(usb: Any, path: tuple[Any, ...], words: str) -> None:
-    error = refused(resource(usb=usb))
-    assert error.path == path
-    assert words in error.sentence
-
-
-@pytest.mark.parametrize(
-    ("options", "key", "words"),
-    [
-        (CharDevOptions(), "paths", "name one, or say usb or match"),
-        (CharDevOptions([PathOption("/dev/a")], usb=UsbOption("1")), "usb", "beside paths"),
-        (CharDevOptions(usb=UsbOption("1"), nodes=[]), "nodes", "is empty"),
-        (CharDevOptions(usb=UsbOption("1"), permissions="x"), "permissions", "'x'"),
-        (CharDevOptions([PathOption("/dev/a")], nodes="tty"), "nodes", "is for usb"),
-        (CharDevOptions([PathOption("/dev/a")], id="port"), "id", "is for usb"),
-        (CharDevOptions([PathOption("/dev/a")], permissions="rw"), "permissions", "each path"),
-    ],
-)
-def test_what_does_not_go_together_is_refused_with_its_key(options: CharDevOptions, key: str, words: str) -> None:
-    error = refused(Resource("example.com/x", ResourceSpec("chardev", options)))
-    assert error.path == (key,)
-    assert words in error.sentence
-
-
-def test_mistyped_keys_are_mistakes() -> None:
-    _, mistakes = typed.convert({"usb": [{"vendor": "1", "serials": "x"}, {}], "id": "bus"}, CharDevOptions)
-    assert [path for path, _ in mistakes] == [("usb", 0, "serials"), ("usb", 1), ("id",)]
+def problem(backend: CharDev, unit: str) -> str:
+    (sentence,) = problems(backend, unit)
+    return sentence
 
 
 # --- what is there ---
@@ -341,128 +232,67 @@ def test_what_an_id_needs_and_is_not_there_is_a_reason(tmp_path: Path) -> None:
     assert "its root hub does not say its version" in problem(backend, "usb:1-2")
 
 
-class Plugged:
-    """The backend and the inventory behind it, as the daemon has them."""
-
-    def __init__(self, tmp_path: Path, tree: str, *resources: CharDevResource) -> None:
-        self.root = tmp_path
-        self.backend = chardev(tmp_path, tree, *resources)
-        self.inventory = Inventory(resources, {"chardev": self.backend})
-        self.units: set[str] = set()
-
-    def look(self) -> None:
-        units = set(self.backend.units())
-        found = {unit: self.backend.discover(unit).devices for unit in units | self.units}
-        self.units = units
-        self.inventory.update("chardev", found)
-
-    def slots(self, name: str = "example.com/x") -> dict[str, str]:
-        """ID → where its stick is, or why it has none."""
-        slots = self.inventory.slots(name)
-        return {slot.id: slot.device.key if slot.device else slot.health.reason for slot in slots.values()}
-
-    def unplug(self, port: str) -> None:
-        (self.root / "sys/bus/usb/devices" / port).unlink()
-        shutil.rmtree(self.root / "sys" / directory(port))
-
-    def plug(self, port: str, number: int, **options: Any) -> None:
-        plant(self.root, stick(port, number, **options))
-
-    def state(self, slot: str) -> str:
-        """Why the kubelet is told Unhealthy; empty if it is told Healthy."""
-        return self.inventory.slots("example.com/x")[slot].health.reason
-
-    def hold(self, slot: str) -> Held:
-        """A pod is given this."""
-        device = self.inventory.slots("example.com/x")[slot].device
-        assert device is not None
-        held = Held("example.com/x", slot, "chardev", device.hardware, device.identity)
-        self.inventory.claim([held])
-        return held
-
-
 def test_of_two_sticks_with_one_serial_one_is_offered_and_the_other_is_refused_with_a_reason(tmp_path: Path) -> None:
-    node = Plugged(tmp_path, stick("1-3", 5, serial="0001"), resource())
-    node.look()
-    assert node.slots() == {"0403:6001:0001": "usb:1-3"}
+    node = Looked(tmp_path, stick("1-3", 5, serial="0001"), resource())
+    assert node.listed() == {"0403:6001:0001": "usb:1-3"}
     node.hold("0403:6001:0001")
     node.plug("1-2", 6, serial="0001")
     node.look()
-    assert node.slots() == {"0403:6001:0001": "usb:1-3"}  # what a pod holds stays the stick it has
+    assert node.listed() == {"0403:6001:0001": "usb:1-3"}  # what a pod holds stays the stick it has
     (unclaimed,) = node.inventory.unclaimed()
     assert unclaimed.device.key == "usb:1-2"
     assert unclaimed.why == "example.com/x selects it, but its ID 0403:6001:0001 is that of usb:1-3"
 
 
-def test_sticks_with_one_serial_are_all_offered_by_port(tmp_path: Path) -> None:
-    tree = stick("1-2", 6, serial="0001") + stick("1-3", 5, serial="0001")
-    node = Plugged(tmp_path, tree, resource(id="port"))
-    node.look()
-    assert node.slots() == {"0000:00:14.0-usbv2-2": "usb:1-2", "0000:00:14.0-usbv2-3": "usb:1-3"}
-
-
 def test_a_stick_keeps_its_id_elsewhere_but_is_offered_there_only_once_its_pod_has_ended(tmp_path: Path) -> None:
-    node = Plugged(tmp_path, stick("1-2", 5, serial="A1"), resource())
-    node.look()
+    node = Looked(tmp_path, stick("1-2", 5, serial="A1"), resource())
     held = node.hold("0403:6001:A1")
     node.unplug("1-2")
     node.look()
-    assert node.slots() == {"0403:6001:A1": "gone"}
+    assert node.listed() == {"0403:6001:A1": "gone"}
     node.plug("1-4", 6, serial="A1")
     node.look()
-    assert node.slots() == {"0403:6001:A1": "usb:1-4"}
+    assert node.listed() == {"0403:6001:A1": "usb:1-4"}
     assert node.state("0403:6001:A1") == "replaced"  # the pod's node is gone for good
     node.inventory.unclaim([held])
     assert node.state("0403:6001:A1") == ""
 
 
 def test_a_stick_keeps_its_id_and_its_pod_when_it_is_plugged_in_again(tmp_path: Path) -> None:
-    node = Plugged(tmp_path, stick("1-2", 5, serial="A1"), resource())
-    node.look()
+    node = Looked(tmp_path, stick("1-2", 5, serial="A1"), resource())
     node.hold("0403:6001:A1")
     node.unplug("1-2")
     node.plug("1-2", 6, serial="A1")
     node.look()
-    assert node.slots() == {"0403:6001:A1": "usb:1-2"}
+    assert node.listed() == {"0403:6001:A1": "usb:1-2"}
     assert node.state("0403:6001:A1") == ""
     node.unplug("1-2")
     node.plug("1-2", 7, serial="A2")
     node.look()
-    assert node.slots() == {"0403:6001:A1": "gone", "0403:6001:A2": "usb:1-2"}
+    assert node.listed() == {"0403:6001:A1": "gone", "0403:6001:A2": "usb:1-2"}
 
 
 def test_a_node_that_a_pod_still_has_is_not_given_to_a_second_pod_as_another_sticks(tmp_path: Path) -> None:
     tree = stick("1-2", 5, serial="A1") + tty("1-2", "ttyUSB0", "188:0")
-    node = Plugged(tmp_path, tree, resource(nodes="tty"))
-    node.look()
+    node = Looked(tmp_path, tree, resource(nodes="tty"))
     held = node.hold("0403:6001:A1")
     node.unplug("1-2")
     (tmp_path / "dev/ttyUSB0").unlink()
     node.plug("1-3", 6, serial="A2")
     plant(tmp_path, tty("1-3", "ttyUSB0", "188:0"))
     node.look()
-    assert node.slots() == {"0403:6001:A1": "gone"}
+    assert node.listed() == {"0403:6001:A1": "gone"}
     (unclaimed,) = node.inventory.unclaimed()
     assert unclaimed.why == "example.com/x selects it, but node:c:188:0 is held by a pod as 0403:6001:A1"
     node.inventory.unclaim([held])
-    assert node.slots() == {"0403:6001:A2": "usb:1-3"}
-
-
-def test_a_path_and_a_stick_never_both_own_a_tty(tmp_path: Path) -> None:
-    tree = stick("1-2", 5, serial="A1") + tty("1-2", "ttyUSB0", "188:0")
-    path = Resource("a/path", ResourceSpec("chardev", CharDevOptions([PathOption("/dev/ttyUSB0")])))
-    node = Plugged(tmp_path, tree, path, resource("a/stick", nodes="all"))
-    node.look()
-    assert [(one.device.key, one.why.split("; ")[0]) for one in node.inventory.unclaimed()] == [
-        ("usb:1-2", "a/stick selects it, but node:c:188:0 belongs to a/path")
-    ]
+    assert node.listed() == {"0403:6001:A2": "usb:1-3"}
 
 
 # --- re-enumeration ---
 
 
 def test_the_same_stick_at_another_number_is_the_same_device_with_another_node(tmp_path: Path) -> None:
-    node = Plugged(tmp_path, stick("1-2", 5, serial="A1"), resource())
+    node = Looked(tmp_path, stick("1-2", 5, serial="A1"), resource())
     before = only(node.backend, "usb:1-2")
     node.unplug("1-2")
     assert not node.backend.discover("usb:1-2").devices
@@ -527,12 +357,6 @@ def test_the_container_learns_bus_and_device_as_kubevirt_tells_them(tmp_path: Pa
     assert edits.env == {"USB_RESOURCE_KUBEVIRT_IO_A-B_C": "2:17,1:5"}
     assert edits.nodes == (*two.nodes, *one.nodes)
     assert {node.permissions for node in edits.nodes} == {"mrw"}
-
-
-def test_options_of_the_issue_are_read() -> None:
-    table = {"usb": [{"vendor": "0403", "product": "6001", "serial": "x"}], "nodes": "all", "count": 2}
-    options = msgspec.convert(table, CharDevOptions)
-    assert options.usb == [UsbOption("0403", "6001", "x")]
 
 
 def test_sticks_have_names_of_their_own_where_the_name_is_a_template(tmp_path: Path) -> None:

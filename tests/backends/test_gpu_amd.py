@@ -71,10 +71,6 @@ def test_a_partition_is_not_reset_since_the_others_would_be_too(tmp_path: Path) 
             gpu.prepare(AMD, [Grant(key, device)])
 
 
-def test_a_gpu_of_the_class_of_accelerators_is_found(tmp_path: Path) -> None:
-    assert MI300X in set(backend(tmp_path, mi300x_cpx(), AMD).units())
-
-
 def test_without_the_compute_driver_nothing_is_offered(tmp_path: Path) -> None:
     gpu = backend(tmp_path, amd_gpu("0000:23:00.0", 0), AMD)
     assert devices(gpu)["0000:23:00.0"].unusable == "/dev/kfd does not exist"

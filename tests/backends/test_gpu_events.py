@@ -40,13 +40,39 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Gpu:
     return backend(tmp_path_factory.mktemp("machine"), hgx_h100())
 
 
-@pytest.mark.parametrize("action", ["bind", "unbind", "remove", "add"])
-def test_a_gpus_own_event(machine: Gpu, action: str) -> None:
-    assert affected(machine, pci_event(FIRST, action)) == {GPUS[0], "nvlink"}
+@pytest.mark.parametrize(
+    ("hint", "units"),
+    [
+        *((pci_event(FIRST, action), {GPUS[0], "nvlink"}) for action in ("bind", "unbind", "remove", "add")),
+        (pci_event("/devices/pci0000:e0/0000:e1:00.0", "add"), {"0000:e1:00.0", "nvlink"}),  # one that nobody knew
+        # a bridge takes the GPUs below it along
+        (pci_event("/devices/pci0000:19/0000:19:01.0", "remove", "8086:347A", "60400"), {GPUS[0], "nvlink"}),
+        (Uevent("add", "drm", f"{FIRST}/drm/card0"), {GPUS[0]}),
+        # other functions' events
+        (pci_event("/devices/pci0000:e0/0000:e1:00.0", "add", "15B3:1021", "20700"), set()),
+        (Uevent("change", "drm", "/devices/platform/vkms/drm/card0"), set()),
+        (LinkChange("eth0", 2), set()),
+        # nodes that come late may be any GPU's
+        (path("/dev/nvidia3"), set(GPUS)),
+        (path("/dev/nvidia-uvm"), set(GPUS)),
+        (path("/dev/nvidia-caps/nvidia-cap3"), set(GPUS)),
+        (path("/dev"), set(GPUS)),
+        (path("/proc/driver/nvidia/gpus"), set(GPUS)),
+        (path("/dev/ttyUSB0"), set()),
+        (path("/dev/dri/card0"), set()),
+        (path("/dev/kfd"), set()),
+        (path("/proc/driver"), set()),
+        # the driver's entry is about that GPU
+        (path(f"/proc/driver/nvidia/gpus/{GPUS[3]}"), {GPUS[3]}),
+        (path(f"/proc/driver/nvidia/gpus/{GPUS[3]}/information"), {GPUS[3]}),
+        (path("/proc/driver/nvidia/gpus/readme"), set()),
+    ],
+)
+def test_an_event_is_about_these_gpus(machine: Gpu, hint: Uevent | PathChange | LinkChange, units: set[str]) -> None:
+    assert affected(machine, hint) == units
 
 
-def test_a_gpu_that_nobody_knew(machine: Gpu) -> None:
-    assert affected(machine, pci_event("/devices/pci0000:e0/0000:e1:00.0", "add")) == {"0000:e1:00.0", "nvlink"}
+def test_a_gpu_is_known_by_its_first_event(machine: Gpu) -> None:
     assert machine.affects(pci_event("/devices/pci0000:e0/0000:e1:00.0", "add"), Known()) == {"0000:e1:00.0", "nvlink"}
 
 
@@ -55,34 +81,6 @@ def test_a_gpu_that_loses_a_virtual_function_is_looked_at_again(tmp_path: Path) 
                     files={"class": "0x038000", "vendor": "0x8086"})  # fmt: skip
     event = pci_event("/devices/pci0000:6f/0000:6f:01.0/0000:6f:00.1", "remove", "8086:56C0", "38000")
     assert affected(backend(tmp_path, flex_server() + gone), event) == {"0000:6f:00.1", "0000:6f:00.0"}
-
-
-def test_other_functions_events_mean_nothing(machine: Gpu) -> None:
-    assert affected(machine, pci_event("/devices/pci0000:e0/0000:e1:00.0", "add", "15B3:1021", "20700")) == set()
-    assert affected(machine, Uevent("change", "drm", "/devices/platform/vkms/drm/card0")) == set()
-    assert affected(machine, LinkChange("eth0", 2)) == set()
-
-
-def test_an_event_below_a_gpu(machine: Gpu) -> None:
-    assert affected(machine, Uevent("add", "drm", f"{FIRST}/drm/card0")) == {GPUS[0]}
-
-
-def test_a_bridge_takes_the_gpus_below_it_along(machine: Gpu) -> None:
-    bridge = pci_event("/devices/pci0000:19/0000:19:01.0", "remove", "8086:347A", "60400")
-    assert affected(machine, bridge) == {GPUS[0], "nvlink"}
-
-
-def test_nodes_that_come_late_may_be_any_nvidia_gpus(machine: Gpu) -> None:
-    for text in ("/dev/nvidia3", "/dev/nvidia-uvm", "/dev/nvidia-caps/nvidia-cap3", "/dev", "/proc/driver/nvidia/gpus"):
-        assert affected(machine, path(text)) == set(GPUS), text
-    for text in ("/dev/ttyUSB0", "/dev/dri/card0", "/dev/kfd", "/proc/driver"):
-        assert affected(machine, path(text)) == set(), text
-
-
-def test_the_drivers_entry_is_about_that_gpu(machine: Gpu) -> None:
-    assert affected(machine, path(f"/proc/driver/nvidia/gpus/{GPUS[3]}")) == {GPUS[3]}
-    assert affected(machine, path(f"/proc/driver/nvidia/gpus/{GPUS[3]}/information")) == {GPUS[3]}
-    assert affected(machine, path("/proc/driver/nvidia/gpus/readme")) == set()
 
 
 def test_amds_nodes(tmp_path: Path) -> None:
@@ -128,10 +126,11 @@ def said(gpu: Gpu, key: str) -> dict[str, tuple[str, Verdict]]:
     return {signal.reason: (signal.hardware, signal.verdict) for signal in signals if signal.measure is None}
 
 
-def test_a_gpu_that_is_well(tmp_path: Path) -> None:
-    gpu = backend(tmp_path, nvidia_gpu("0000:3b:00.0", 0))
-    (key,) = devices(gpu)
-    assert said(gpu, key) == {}
+def test_of_a_gpu_that_is_well_or_cannot_be_used_nothing_is_said(tmp_path: Path) -> None:
+    well = nvidia_gpu("0000:3b:00.0", 0)
+    bare = nvidia_gpu("0000:5e:00.0", 1, driver=None, registered=False, node=False)
+    gpu = backend(tmp_path, well + bare)
+    assert [said(gpu, key) for key in devices(gpu)] == [{}, {}]
 
 
 def test_what_pci_says_is_said_of_the_gpu(tmp_path: Path) -> None:
@@ -150,11 +149,6 @@ def test_a_node_or_driver_that_went_since_it_was_found(tmp_path: Path) -> None:
     assert reasons == ["node-missing", "driver-unbound"]
     plant(tmp_path, "dev/nvidia0 c 195:5")
     assert next(s.message for s in gpu.probe(device)) == "/dev/nvidia0 is c:195:5, but the driver says c:195:0"
-
-
-def test_a_gpu_that_cannot_be_used_is_not_blamed_for_its_driver(tmp_path: Path) -> None:
-    gpu = backend(tmp_path, nvidia_gpu("0000:3b:00.0", 0, driver=None, registered=False, node=False))
-    assert said(gpu, "0000:3b:00.0") == {}
 
 
 def test_a_gpu_is_reset_by_itself(tmp_path: Path) -> None:

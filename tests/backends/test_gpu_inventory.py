@@ -12,13 +12,11 @@ from click.testing import CliRunner
 from agent.cli import fairlead
 from agent.devices.health import HealthBook
 from agent.devices.inventory import Inventory
-from agent.devices.model import Held, State
 from backends.base import Clears, HostPath, Record
 from backends.gpu import Gpu, GpuResource, nvml
 from tests.backends.fake_nvml import FakeGpu, FakeMig, FakeNvml
 from tests.backends.gpus import backend, look, resource
 from tests.backends.machines import CONTROLS, flex_server, hgx_h100, mi210_server, mig, nvidia_gpu, uuid
-from tests.backends.trees import plant
 
 
 class Node:
@@ -109,39 +107,12 @@ def test_one_dead_gpu_leaves_the_others_as_they_are(tmp_path: Path) -> None:
     assert len(found) == 7
 
 
-def test_a_pod_that_holds_a_gpu_sees_why_it_is_no_longer_offered(tmp_path: Path) -> None:
-    node = Node(tmp_path, hgx_h100(), resource())
-    device = node.inventory.slots("nvidia.com/gpu")[uuid(0)].device
-    assert device is not None
-    node.inventory.claim([Held("nvidia.com/gpu", uuid(0), "gpu", device.hardware, device.identity)])
-    (tmp_path / "dev/nvidia0").unlink()
-    node.look()
-    health = node.inventory.slots("nvidia.com/gpu")[uuid(0)].health
-    assert (health.state, health.message) == (
-        State.UNHEALTHY,
-        "/dev/nvidia0 does not exist; a pod still holds it",
-    )
-    plant(tmp_path, "dev/nvidia0 c 195:0")
-    node.look()
-    assert node.states("nvidia.com/gpu")[uuid(0)] == "Healthy"
-
-
 def test_another_card_at_the_same_place_is_another_device(tmp_path: Path) -> None:
     node = Node(tmp_path, nvidia_gpu("0000:3b:00.0", 0), resource())
     file = tmp_path / "proc/driver/nvidia/gpus/0000:3b:00.0/information"
     file.write_text(file.read_text().replace(uuid(0), uuid(9)))
     node.look()
     assert list(node.states("nvidia.com/gpu")) == [uuid(9)]
-
-
-def test_a_gpu_whose_driver_is_late_is_offered_as_soon_as_its_node_is_there(tmp_path: Path) -> None:
-    node = Node(tmp_path, nvidia_gpu("0000:3b:00.0", 0, node=False), resource())
-    (unclaimed,) = node.inventory.unclaimed()
-    assert (unclaimed.device.unusable, unclaimed.why) == ("/dev/nvidia0 does not exist",) * 2
-    plant(tmp_path, "dev/nvidia0 c 195:0")
-    node.look()
-    assert node.states("nvidia.com/gpu") == {uuid(0): "Healthy"}
-    assert node.inventory.unclaimed() == []
 
 
 # --- as an operator sees it ---

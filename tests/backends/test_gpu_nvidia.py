@@ -32,12 +32,6 @@ def test_dgx1(tmp_path: Path) -> None:
     assert found[uuid(7)].numa_node == 1
 
 
-def test_hgx_h100(tmp_path: Path) -> None:
-    gpu = backend(tmp_path, hgx_h100())
-    assert offered(gpu) == [uuid(minor) for minor in range(8)]
-    assert not [problem for one in look(gpu).values() for problem in one.problems]
-
-
 def test_what_can_be_selected(tmp_path: Path) -> None:
     (device,) = devices(backend(tmp_path, CONTROLS + nvidia_gpu("0000:3b:00.0", 4))).values()
     assert device.identity == device.key == uuid(4)

@@ -77,10 +77,6 @@ def test_an_error_of_one_gpu_instance_is_not_the_whole_gpus() -> None:
     assert signals(line(94, "PCI:0000:3b:00 GPU-I:05 GPU-CI:00"))[0].hardware == f"mig:{GPU}/gi5"
 
 
-def test_several_xids_of_one_gpu_latch_each_by_itself() -> None:
-    assert {signal.reason for n in (48, 79) for signal in signals(line(n))} == {"xid-48", "xid-79"}
-
-
 @pytest.mark.parametrize("number", sorted(xid.CRITICAL))
 def test_critical_by_default(number: int) -> None:
     assert verdicts(number) == [Verdict.NOW]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ from backends.base import Device, Grant, Problem
 from backends.infiniband import InfiniBand
 from tests.backends.rdma_trees import DOWN, ETHERNET, RDMA_CM, PortTree, adapter, exclusive, rxe
 from tests.backends.test_infiniband import resource
-from tests.backends.trees import entries, planted_host, restored
+from tests.backends.trees import entries, planted_host, spoilt
 
 PF, VF, OTHER = "0000:3b:00.0", "0000:3b:00.2", "0000:86:00.0"
 TREE = (
@@ -27,15 +25,6 @@ TREE = (
 ALONE = adapter("mlx5_9", OTHER, (ETHERNET,), number=9, first_port=9, kind="020000", netdevs=["eth9"])
 
 SHARED, APART = resource("rdma/shared", shared=2), resource("rdma/apart", select=[{"address": (OTHER,)}])
-
-
-SPOILS: list[Callable[[Path, random.Random], object]] = [
-    lambda path, chance: None,
-    lambda path, chance: path.write_bytes(chance.randbytes(chance.randrange(200))),
-    lambda path, chance: path.write_bytes(b"9" * 4000),
-    lambda path, chance: path.symlink_to("/proc/self/mem"),  # opens, and cannot be read
-    lambda path, chance: path.mkdir(),
-]
 
 
 def everything(found: InfiniBand) -> tuple[dict[str, Device], list[Problem]]:
@@ -56,21 +45,15 @@ def test_whatever_is_missing_or_garbage_nothing_is_raised_and_no_other_adapter_s
 ) -> None:
     root = tmp_path / "node"
     planted_host(root, TREE + exclusive(is_exclusive))
-    spoilt = [path for path in entries(root) if path.is_symlink() or path.is_file()]
+    files = [path for path in entries(root) if path.is_symlink() or path.is_file()]
     host = planted_host(root, ALONE)
 
     @settings(max_examples=20, deadline=None)
     @given(st.integers(0, 2**32), st.floats(0.02, 0.6))
     def check(seed: int, share: float) -> None:
-        chance, found = random.Random(seed), InfiniBand(host, [APART, SHARED])
+        found = InfiniBand(host, [APART, SHARED])
         before = everything(found)[0][OTHER]
-        with restored(root) as take:
-            for path in spoilt:
-                if chance.random() < share:
-                    is_file = not path.is_symlink()
-                    take(path)
-                    if is_file:
-                        chance.choice(SPOILS)(path, chance)
+        with spoilt(root, files, seed, share):
             devices, problems = everything(found)
         assert devices[OTHER] == before
         assert OTHER not in {problem.subject for problem in problems}

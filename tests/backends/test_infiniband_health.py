@@ -161,11 +161,6 @@ def made(tmp_path: Path, tree: str, unit: str = PF, **options: Any) -> tuple[Inf
     return found, device
 
 
-def test_an_adapter_that_is_well_has_nothing_said_of_it(tmp_path: Path) -> None:
-    found, device = made(tmp_path, adapter("mlx5_0", PF))
-    assert probed(found, device) == {}
-
-
 @pytest.mark.parametrize("name", ["uverbs0", "umad1", "issm1"])
 def test_a_node_that_is_gone_or_another_is_told_at_once_of_every_port(tmp_path: Path, name: str) -> None:
     found, device = made(tmp_path, adapter("mlx4_0", PF, (PortTree(), PortTree())))
@@ -317,28 +312,6 @@ def test_a_port_is_down_for_ten_seconds_before_it_counts_and_up_for_five(tmp_pat
     seen = {now: at(book, down if now < 16 else up, now) for now in (0.0, 2.0, 8.0, 10.0, 14.0, 16.0, 18.0, 20.0, 21.0)}
     assert [now for now, is_ in seen.items() if is_ is Is.UNHEALTHY] == [10.0, 14.0, 16.0, 18.0, 20.0]
     assert seen[21.0] is Is.HEALTHY
-
-
-def test_a_port_that_bounces_within_ten_seconds_stays_healthy() -> None:
-    book, options = HealthBook(), InfiniBandOptions()
-    down, up = (list(ports.signals("rdma:x", [port], options)) for port in (off(), state()))
-    assert {at(book, down if n % 4 else up, n * 2.0) for n in range(40)} == {Is.HEALTHY}
-
-
-def test_a_cause_that_is_said_in_other_words_does_not_begin_anew() -> None:
-    book, options = HealthBook(), InfiniBandOptions()
-    words = [off(), state(State.DOWN, Physical.DISABLED), state(State.DOWN, Physical.TRAINING)]
-    for n in range(5):
-        assert at(book, list(ports.signals("rdma:x", [words[n % 3]], options)), n * 2.0) is Is.HEALTHY
-    assert at(book, list(ports.signals("rdma:x", [words[1]], options)), 10.0) is Is.UNHEALTHY
-
-
-def test_a_fabric_without_a_subnet_manager_counts_after_its_grace() -> None:
-    book, options = HealthBook(), InfiniBandOptions()
-    waiting = list(ports.signals("rdma:x", [init()], options))
-    assert [at(book, waiting, now) for now in (0.0, 12.0, 29.0)] == [Is.HEALTHY] * 3
-    assert at(book, waiting, 30.0) is Is.UNHEALTHY
-    assert book.of("rdma:x").reason == "no-subnet-manager"
 
 
 def test_a_port_that_was_down_and_waits_for_its_subnet_manager_stays_unhealthy_until_it_is_active() -> None:

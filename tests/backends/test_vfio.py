@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +15,7 @@ from agent.devices.survey import survey
 from backends.base import AllocationRefused, Device, Verdict
 from backends.vfio import Vfio, VfioResource
 from tests.backends.pci_trees import function
-from tests.backends.trees import entries, restored
+from tests.backends.trees import entries, spoilt
 from tests.backends.vfio_node import GPU, ROOT, SOUND, backend, devices, gpu, grant, only, own_node, resource, sound
 
 OTHER = "0000:5e:00.0"
@@ -59,12 +58,6 @@ def test_the_driver_bound_anew_is_another_binding_of_the_same_hardware(tmp_path:
     assert before.identity == after.identity
     assert before.bindings.keys() == after.bindings.keys() == after.hardware
     assert before.bindings != after.bindings
-
-
-def test_bridges_belong_to_a_group_and_to_no_device(tmp_path: Path) -> None:
-    bridge = function("0000:3a:00.0", "8086:2030", below="pci0000:3a", kind="060400", driver="pcieport", group=12)
-    device = only(backend(tmp_path, bridge + gpu(), resource("a/x", {"iommu_group": ("12",)})))
-    assert device.hardware == {f"pci:{GPU}"}
 
 
 def test_two_cards_in_one_group_are_one_device(tmp_path: Path) -> None:
@@ -130,14 +123,12 @@ def test_two_resources_that_split_a_group_are_refused_with_both_names(tmp_path: 
     assert [problem.sentence for problem in discovery.problems] == [sentence]
 
 
-def test_a_resource_that_has_all_of_a_group_leaves_nothing_to_split(tmp_path: Path) -> None:
+def test_a_resource_that_has_all_of_a_group_leaves_nothing_to_split_unless_another_comes_first(tmp_path: Path) -> None:
     everything, part = resource("a/all", {"vendor": ("10de",)}), resource("b/gpu")
-    assert [d.unusable for d in devices(backend(tmp_path, gpu() + sound(), everything, part))] == ["", ""]
-
-
-def test_a_resource_that_has_the_rest_of_a_group_splits_it(tmp_path: Path) -> None:
-    part, rest = resource("a/gpu"), resource("b/rest", {"vendor": ("10de",)})
-    assert all("is split between a/gpu" in d.unusable for d in devices(backend(tmp_path, gpu() + sound(), part, rest)))
+    found = backend(tmp_path, gpu() + sound(), everything, part)
+    assert [device.unusable for device in devices(found)] == ["", ""]
+    found = Vfio(found.host, [part, everything])
+    assert all("is split between b/gpu" in device.unusable for device in devices(found))
 
 
 # --- what cannot be used as it is ---
@@ -156,60 +147,91 @@ def test_nothing_is_said_of_the_health_of_what_cannot_be_used_and_may_be_another
     assert reasons(found, only(found)) == []
 
 
-def test_a_function_without_an_iommu_is_unusable_with_the_reason(tmp_path: Path) -> None:
-    device = only(backend(tmp_path, gpu(None, group=None)))
-    assert device.unit == GPU
-    assert device.unusable.startswith("it is in no IOMMU group: turn the IOMMU on")
+SCREEN = "it drives the screen of the firmware and the console (boot_vga), and so is left to the host (see force)"
+UNSAFE = "sys/module/vfio/parameters/enable_unsafe_noiommu_mode = Y\n"
 
 
-@pytest.mark.parametrize("bind", ["start", "allocate"])
-def test_a_screen_is_not_taken_from_the_host_unless_by_force(tmp_path: Path, bind: str) -> None:
-    tree = gpu("nouveau", files={"boot_vga": "1"})
-    device = only(backend(tmp_path / "a", tree, resource(bind=bind)))
-    assert device.unusable == (
-        "it drives the screen of the firmware and the console (boot_vga), and so is left to the host (see force)"
-    )
-    assert only(backend(tmp_path / "b", tree, resource(bind=bind, force=[GPU]))).unusable == ""
-
-
-def test_what_is_on_vfio_is_nothing_that_the_host_needs(tmp_path: Path) -> None:
-    assert only(backend(tmp_path, gpu(files={"boot_vga": "1"}), resource(bind="allocate"))).unusable == ""
+@pytest.mark.parametrize(
+    ("tree", "options", "why"),
+    [
+        (gpu(None, group=None), {}, "it is in no IOMMU group: turn the IOMMU on"),
+        (gpu(None, group=None) + UNSAFE, {"bind": "allocate"}, ""),  # it may be used without, and waits for a pod
+        (gpu("nouveau", files={"boot_vga": "1"}), {"bind": "start"}, SCREEN),
+        (gpu("nouveau", files={"boot_vga": "1"}), {"bind": "allocate"}, SCREEN),
+        (gpu("nouveau", files={"boot_vga": "1"}), {"bind": "start", "force": [GPU]}, ""),
+        (gpu("nouveau", files={"boot_vga": "1"}), {"bind": "allocate", "force": [GPU]}, ""),
+        (gpu(files={"boot_vga": "1"}), {"bind": "allocate"}, ""),  # what is on vfio is nothing that the host needs
+    ],
+)
+def test_what_cannot_be_used_as_it_is_says_why(tmp_path: Path, tree: str, options: dict[str, Any], why: str) -> None:
+    device = only(backend(tmp_path, tree, resource(**options)))
+    assert device.unit == (GPU if "iommu_group" not in tree else "12")
+    assert device.unusable.startswith(why)
+    assert bool(device.unusable) == bool(why)
 
 
 # --- how it is ---
 
 
-def test_a_group_with_a_neighbour_on_another_driver_is_not_viable(tmp_path: Path) -> None:
-    found = backend(tmp_path, gpu() + sound("snd_hda_intel"))
-    device = only(found)
-    assert reasons(found, device) == [("iommu:12", "group-not-viable", Verdict.NOW)]
-    assert messages(found, device) == [
-        f"IOMMU group 12 cannot be handed out while {SOUND}, which is in it, is bound to snd_hda_intel"
-    ]
+CARD = function(OTHER, "8086:10d3", kind="020000", driver="e1000e", net=["eth1"], group=12)
+ROUTER = (
+    function(OTHER, kind="020000", driver="e1000e", net=["eth0"], group=12)
+    + f"sys/class/net/eth0 -> ../../devices/pci0000:00/{OTHER}/net/eth0\n"
+    + "proc/1/net/route = Iface\\neth0\t00000000\t0102A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\n"
+)
+NOT_VIABLE = "group-not-viable", Verdict.NOW
+BLOCKED = "IOMMU group 12 cannot be handed out while"
 
 
-def test_a_neighbour_that_may_be_bound_is_no_obstacle(tmp_path: Path) -> None:
-    found = backend(tmp_path, gpu() + sound("snd_hda_intel"), resource(bind="allocate"))
-    assert reasons(found, only(found)) == []
-
-
-def test_another_card_in_the_group_is_bound_only_where_that_is_asked_for(tmp_path: Path) -> None:
-    tree = gpu() + function(OTHER, "8086:10d3", kind="020000", driver="e1000e", net=["eth1"], group=12)
-    found = backend(tmp_path / "a", tree, resource(bind="allocate"))
-    (message,) = messages(found, only(found))
-    assert message.startswith(f"IOMMU group 12 cannot be handed out while {OTHER}, which is in it, is bound to e1000e;")
-    assert message.endswith('companions = "group" would permit to bind it too')
-    found = backend(tmp_path / "b", tree, resource(bind="allocate", companions="group"))
-    assert messages(found, only(found)) == []
-
-
-def test_a_companion_that_the_host_needs_is_an_obstacle(tmp_path: Path) -> None:
-    tree = gpu() + function(OTHER, kind="020000", driver="e1000e", net=["eth0"], group=12)
-    tree += f"sys/class/net/eth0 -> ../../devices/pci0000:00/{OTHER}/net/eth0\n"
-    tree += "proc/1/net/route = Iface\\neth0\t00000000\t0102A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\n"
-    found = backend(tmp_path, tree, resource(bind="allocate", companions="group"))
-    (message,) = messages(found, only(found))
-    assert message.endswith(f"{OTHER}, which is in it, is bound to e1000e and carries the default route, through eth0")
+@pytest.mark.parametrize(
+    ("tree", "options", "said", "words"),
+    [
+        pytest.param(
+            gpu() + sound("snd_hda_intel"), {}, NOT_VIABLE,
+            [f"{BLOCKED} {SOUND}, which is in it, is bound to snd_hda_intel"],
+            id="a neighbour on another driver",
+        ),
+        pytest.param(gpu() + sound("snd_hda_intel"), {"bind": "allocate"}, None, [], id="one that may be bound"),
+        pytest.param(
+            gpu() + CARD, {"bind": "allocate"}, NOT_VIABLE,
+            [
+                f"{BLOCKED} {OTHER}, which is in it, is bound to e1000e;",
+                'companions = "group" would permit to bind it too',
+            ],
+            id="another card",
+        ),
+        pytest.param(
+            gpu() + CARD, {"bind": "allocate", "companions": "group"}, None, [], id="another card that may be bound",
+        ),
+        pytest.param(
+            gpu() + ROUTER, {"bind": "allocate", "companions": "group"}, NOT_VIABLE,
+            [f"{OTHER}, which is in it, is bound to e1000e and carries the default route, through eth0"],
+            id="one that the host needs",
+        ),
+        pytest.param(gpu(None), {}, ("driver-unbound", Verdict.NOW), [], id="between two drivers"),
+        pytest.param(gpu(None), {"bind": "allocate"}, None, [], id="it waits for a pod"),
+        pytest.param(
+            gpu(None, files={"driver_override": "vfio-pci"}), {"bind": "allocate"},
+            ("driver-unbound", Verdict.DEGRADED), [], id="it was taken from vfio by hand",
+        ),
+        pytest.param(
+            gpu("nvidia"), {"bind": "start"}, ("not-bound", Verdict.NOW),
+            [f"{GPU} is on nvidia: Fairlead binds it to vfio-pci while it runs"],
+            id="it is to be bound at the start",
+        ),
+        pytest.param(
+            gpu(), {"iommu": "iommufd"}, ("no-iommufd", Verdict.NOW), ["need Linux 6.6"], id="a kernel without iommufd",
+        ),
+    ],
+)  # fmt: skip
+def test_how_a_group_is(
+    tmp_path: Path, tree: str, options: dict[str, Any], said: tuple[str, Verdict] | None, words: list[str]
+) -> None:
+    found = backend(tmp_path, tree, resource(**options))
+    assert only(found).unusable == ""
+    assert reasons(found, only(found)) == ([("iommu:12", *said)] if said else [])
+    for message in messages(found, only(found)):
+        assert all(part in message for part in words)
 
 
 def test_a_companion_without_a_driver_may_be_needed_too(tmp_path: Path) -> None:
@@ -221,30 +243,6 @@ def test_a_companion_without_a_driver_may_be_needed_too(tmp_path: Path) -> None:
     )
     never = Vfio(found.host, [resource()])
     assert "group-not-viable" not in [reason for _, reason, _ in reasons(never, only(never))]
-
-
-def test_a_function_between_two_drivers_is_unhealthy_and_no_reason_to_withdraw_it(tmp_path: Path) -> None:
-    found = backend(tmp_path, gpu(None))
-    device = only(found)
-    assert device.unusable == ""
-    assert reasons(found, device) == [("iommu:12", "driver-unbound", Verdict.NOW)]
-
-
-def test_a_function_that_waits_for_a_pod_is_healthy_without_a_driver(tmp_path: Path) -> None:
-    found = backend(tmp_path, gpu(None), resource(bind="allocate"))
-    assert reasons(found, only(found)) == []
-
-
-def test_one_that_was_taken_from_vfio_by_hand_says_so(tmp_path: Path) -> None:
-    found = backend(tmp_path, gpu(None, files={"driver_override": "vfio-pci"}), resource(bind="allocate"))
-    assert reasons(found, only(found)) == [("iommu:12", "driver-unbound", Verdict.DEGRADED)]
-
-
-def test_what_is_to_be_bound_at_the_start_is_unhealthy_until_then(tmp_path: Path) -> None:
-    found = backend(tmp_path, gpu("nvidia"), resource(bind="start"))
-    device = only(found)
-    assert reasons(found, device) == [("iommu:12", "not-bound", Verdict.NOW)]
-    assert messages(found, device)[0].startswith(f"{GPU} is on nvidia: Fairlead binds it to vfio-pci while it runs")
 
 
 def test_a_missing_node_is_told(tmp_path: Path) -> None:
@@ -264,55 +262,39 @@ def test_a_function_that_fell_off_the_bus_is_told_of_the_function(tmp_path: Path
 # --- nodes, in each mode ---
 
 
-def test_legacy_nodes_are_kubevirts_in_their_order(tmp_path: Path) -> None:
-    assert paths(only(backend(tmp_path, gpu(), resource(iommu="legacy")))) == ["/dev/vfio/vfio", "/dev/vfio/12"]
+IOMMUFD = "dev/iommu c 10:125\n"
+NEW = own_node(GPU, 3, cdev=True) + IOMMUFD
+NEW_KERNEL = gpu().replace("vfio0", "vfio3") + NEW
+WITHOUT_IOMMU = gpu(group=3) + "sys/kernel/iommu_groups/3/name = vfio-noiommu\n"
+GROUP = ["/dev/vfio/vfio", "/dev/vfio/12"]
+OWN = ["/dev/vfio/devices/vfio3", "/dev/iommu"]
 
 
-NEW = own_node(GPU, 3, cdev=True) + "dev/iommu c 10:125\n"
-
-
-def new_kernel(root: Path, iommu: str) -> Vfio:
-    return backend(root, gpu().replace("vfio0", "vfio3") + NEW, resource(iommu=iommu))
-
-
-def test_both_have_the_functions_own_node_after_the_groups(tmp_path: Path) -> None:
-    expected = ["/dev/vfio/vfio", "/dev/vfio/12", "/dev/vfio/devices/vfio3", "/dev/iommu"]
-    assert paths(only(new_kernel(tmp_path, "both"))) == expected
-
-
-def test_both_are_the_groups_alone_on_an_older_kernel(tmp_path: Path) -> None:
-    assert paths(only(backend(tmp_path, gpu() + "dev/iommu c 10:125\n"))) == ["/dev/vfio/vfio", "/dev/vfio/12"]
-
-
-def test_iommufd_alone(tmp_path: Path) -> None:
-    found = new_kernel(tmp_path, "iommufd")
-    assert paths(only(found)) == ["/dev/vfio/devices/vfio3", "/dev/iommu"]
-    assert reasons(found, only(found)) == []
-
-
-def test_iommufd_on_a_kernel_without_it(tmp_path: Path) -> None:
-    found = backend(tmp_path, gpu(), resource(iommu="iommufd"))
-    assert reasons(found, only(found)) == [("iommu:12", "no-iommufd", Verdict.NOW)]
-    assert "need Linux 6.6" in messages(found, only(found))[0]
-
-
-def test_a_function_without_an_iommu_has_a_node_of_its_own_name(tmp_path: Path) -> None:
-    tree = gpu(group=3) + "sys/kernel/iommu_groups/3/name = vfio-noiommu\ndev/vfio/noiommu-3 c 240:3\n"
-    found = backend(tmp_path, tree)
+@pytest.mark.parametrize(
+    ("tree", "iommu", "nodes"),
+    [
+        pytest.param(gpu(), "legacy", GROUP, id="legacy nodes are KubeVirt's in their order"),
+        pytest.param(NEW_KERNEL, "both", GROUP + OWN, id="both have the function's own node after the group's"),
+        pytest.param(gpu() + IOMMUFD, "both", GROUP, id="both are the group's alone on an older kernel"),
+        pytest.param(NEW_KERNEL, "iommufd", OWN, id="iommufd alone"),
+        pytest.param(
+            WITHOUT_IOMMU + "dev/vfio/noiommu-3 c 240:3\n",
+            "both",
+            ["/dev/vfio/vfio", "/dev/vfio/noiommu-3"],
+            id="without an IOMMU the group has a name of its own",
+        ),
+    ],
+)
+def test_the_nodes_are_those_of_the_mode(tmp_path: Path, tree: str, iommu: str, nodes: list[str]) -> None:
+    found = backend(tmp_path, tree, resource(iommu=iommu))
     device = only(found)
-    assert (device.unit, paths(device)) == (GPU, ["/dev/vfio/vfio", "/dev/vfio/noiommu-3"])
+    assert (device.unit, paths(device)) == (GPU if "noiommu" in tree else "12", nodes)
     assert reasons(found, device) == []
 
 
 def test_a_function_without_an_iommu_cannot_be_had_by_iommufd(tmp_path: Path) -> None:
-    tree = gpu(group=3) + "sys/kernel/iommu_groups/3/name = vfio-noiommu\n"
-    found = backend(tmp_path, tree, resource(iommu="iommufd"))
+    found = backend(tmp_path, WITHOUT_IOMMU, resource(iommu="iommufd"))
     assert "has no IOMMU, which iommufd needs" in messages(found, only(found))[0]
-
-
-def test_a_function_that_may_be_used_without_an_iommu_waits_for_a_pod(tmp_path: Path) -> None:
-    tree = gpu(None, group=None) + "sys/module/vfio/parameters/enable_unsafe_noiommu_mode = Y\n"
-    assert only(backend(tmp_path, tree, resource(bind="allocate"))).unusable == ""
 
 
 # --- what a pod gets ---
@@ -388,15 +370,6 @@ def everything(found: Vfio) -> None:
             found.edits(made, [grant(device)])
 
 
-SPOILS: list[Callable[[Path, random.Random], object]] = [
-    lambda path, chance: None,
-    lambda path, chance: path.write_bytes(chance.randbytes(chance.randrange(200))),
-    lambda path, chance: path.write_bytes(b"9" * 4000),
-    lambda path, chance: path.symlink_to("/proc/self/mem"),  # opens, and cannot be read
-    lambda path, chance: path.mkdir(),
-]
-
-
 def test_whatever_is_missing_or_garbage_nothing_is_raised(tmp_path: Path) -> None:
     root = tmp_path / "node"
     tree = gpu() + sound("snd_hda_intel") + function(OTHER, "10de:1eb8", driver="nvidia", drm=["card0"], group=13)
@@ -406,14 +379,7 @@ def test_whatever_is_missing_or_garbage_nothing_is_raised(tmp_path: Path) -> Non
     @settings(max_examples=60, deadline=None)
     @given(st.integers(0, 2**32), st.floats(0.02, 0.6))
     def check(seed: int, share: float) -> None:
-        chance = random.Random(seed)
-        with restored(root) as take:
-            for path in files:
-                if chance.random() < share:
-                    is_file = not path.is_symlink()
-                    take(path)
-                    if is_file:
-                        chance.choice(SPOILS)(path, chance)
+        with spoilt(root, files, seed, share):
             everything(found)
 
     check()
@@ -437,12 +403,6 @@ def test_the_machines_own_functions_are_read() -> None:
     from backends.base import Host
 
     everything(Vfio(Host(), [resource("a/all", {"function": ("physical",)}, bind="allocate")]))
-
-
-def test_garbage_is_a_problem_of_that_function(tmp_path: Path) -> None:
-    found = backend(tmp_path, gpu(), resource("a/x", {"address": (GPU,)}))
-    (tmp_path / f"sys/devices/{ROOT}/{GPU}/uevent").write_bytes(b"PCI_ID=\xff\n")
-    assert [problem.subject for problem in found.discover("12").problems] == [GPU]
 
 
 def test_functions_have_names_of_their_own_where_the_name_is_a_template(tmp_path: Path) -> None:

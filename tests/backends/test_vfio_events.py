@@ -66,17 +66,6 @@ def test_events_of_nodes_lead_to_the_groups_that_have_them(tmp_path: Path) -> No
     assert affected(found, LinkChange("eth0", 2)) == set()
 
 
-def test_a_group_that_becomes_viable_is_seen_by_its_neighbours_unbind_alone(tmp_path: Path) -> None:
-    found = backend(tmp_path, gpu() + sound("snd_hda_intel"))
-    before = known(found)
-    (tmp_path / f"sys/devices/{ROOT}/{SOUND}/driver").unlink()
-    units = found.affects(pci_event(SOUND, "unbind"), before)
-    assert units is not ALL
-    (unit,) = units
-    (device,) = found.discover(unit).devices
-    assert [*found.probe(device)] == []
-
-
 def test_what_is_listened_to(tmp_path: Path) -> None:
     watches = backend(tmp_path, gpu()).watches(Known())
     assert watches.subsystems == {"pci", "vfio", "vfio-dev"}

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 
 from backends.base import Host
 from tests.nodes import make_node
@@ -60,6 +61,29 @@ def restored(root: Path) -> Iterator[Callable[[Path], None]]:
                 else:
                     path.unlink(missing_ok=True)
                 Path(aside, str(number)).rename(path)
+
+
+_SPOILS: Sequence[Callable[[Path, Random], object]] = (
+    lambda path, chance: None,
+    lambda path, chance: path.write_bytes(chance.randbytes(chance.randrange(200))),
+    lambda path, chance: path.write_bytes(b"9" * 4000),
+    lambda path, chance: path.symlink_to("/proc/self/mem"),  # opens, and cannot be read
+    lambda path, chance: path.mkdir(),
+)
+
+
+@contextmanager
+def spoilt(root: Path, paths: Iterable[Path], seed: int, share: float) -> Iterator[None]:
+    """For a while, that share of these links and files is missing or garbage, the same for the same seed."""
+    chance = Random(seed)
+    with restored(root) as take:
+        for path in paths:
+            if chance.random() < share:
+                is_file = not path.is_symlink()
+                take(path)
+                if is_file:
+                    chance.choice(_SPOILS)(path, chance)
+        yield
 
 
 def _plant(root: Path, entry: str) -> None:

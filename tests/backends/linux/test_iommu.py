@@ -23,12 +23,6 @@ def offenders(found: iommu.Group) -> list[str]:
     return [member.name for member in found.members if not member.is_viable]
 
 
-def test_a_group_is_its_members(tmp_path: Path) -> None:
-    found = group(tmp_path, function(GPU, group=12) + function(SOUND, group=12) + function("0000:40:00.0", group=13))
-    assert [member.name for member in found.members] == [GPU, SOUND]
-    assert (found.name, found.is_noiommu) == ("IOMMU group 12", False)
-
-
 def test_a_bridge_is_a_member_and_nothing_to_hand_out(tmp_path: Path) -> None:
     found = group(tmp_path, function(GPU, group=12) + function(BRIDGE, kind="060400", driver="shpchp", group=12))
     assert [member.name for member in found.members] == [BRIDGE, GPU]

@@ -61,8 +61,29 @@ def changed(tmp_path: Path, header: bytes = HEADER, **files: str) -> dict[str, V
     return said(pci_health.signals(machine(tmp_path, files, header=header), GPU))
 
 
-def test_nothing_is_said_of_a_function_that_is_well(tmp_path: Path) -> None:
-    assert changed(tmp_path) == {}
+UNSET_BAR = "\\n".join([RESOURCE[0], "0x0000000000000000 0x00000007ffffffff 0x000000002014220c"])
+
+
+@pytest.mark.parametrize(
+    ("files", "signals"),
+    [
+        pytest.param({}, {}, id="a function that is well"),
+        pytest.param({"power_state": "error"}, {"power-error": Verdict.NOW}, id="it cannot be powered"),
+        pytest.param({"resource": UNSET_BAR}, {"bar-unassigned": Verdict.NOW}, id="a BAR without an address"),
+        pytest.param({"broken_parity_status": "1"}, {"broken-parity": Verdict.DEGRADED}, id="parity errors"),
+        pytest.param({"current_link_width": "8"}, {"link-width": Verdict.DEGRADED}, id="a narrow link"),
+        *(
+            pytest.param({"current_link_width": lanes}, {}, id=f"a width that cannot be: {lanes}")
+            for lanes in ("0", "255", "63", "Unknown", "")
+        ),
+        pytest.param(
+            {"current_link_speed": "2.5 GT/s PCIe"}, {"link-speed": Verdict.INFO}, id="a slow link, which is only shown"
+        ),
+        pytest.param({"current_link_speed": "Unknown"}, {}, id="a speed that cannot be"),
+    ],
+)
+def test_what_sysfs_says_of_a_function(tmp_path: Path, files: dict[str, str], signals: dict[str, Verdict]) -> None:
+    assert said(pci_health.signals(machine(tmp_path, files), GPU)) == signals
 
 
 def test_nothing_is_said_of_a_function_that_is_gone(tmp_path: Path) -> None:
@@ -74,12 +95,12 @@ def test_a_configuration_space_of_nothing_but_ones_is_off_the_bus(tmp_path: Path
     assert changed(tmp_path, header=b"\xff" * 64, current_link_width="63") == {"off-bus": Verdict.NOW}
 
 
-def test_a_virtual_function_whose_vendor_reads_ones_is_not_off_the_bus(tmp_path: Path) -> None:
-    assert changed(tmp_path, header=b"\xff\xff\xff\xff" + HEADER[4:]) == {}
-
-
-@pytest.mark.parametrize("header", [b"", b"\xff" * 12, b"\xff" * 63, b"\xff" * 63 + b"\0"])
-def test_part_of_a_configuration_space_proves_nothing(tmp_path: Path, header: bytes) -> None:
+@pytest.mark.parametrize(
+    "header",
+    [b"", b"\xff" * 12, b"\xff" * 63, b"\xff" * 63 + b"\0", b"\xff\xff\xff\xff" + HEADER[4:]],
+    ids=["nothing", "a part", "all but one byte", "not all ones", "a virtual function's vendor"],
+)
+def test_less_than_a_configuration_space_of_ones_proves_nothing(tmp_path: Path, header: bytes) -> None:
     assert changed(tmp_path, header=header) == {}
 
 
@@ -89,36 +110,9 @@ def test_a_sleeping_function_is_not_woken_and_so_nothing_is_known(tmp_path: Path
     assert said(pci_health.signals(machine(tmp_path, files, header=b"\xff" * 64), GPU)) == {}
 
 
-def test_a_function_that_cannot_be_powered_is_unhealthy(tmp_path: Path) -> None:
-    assert changed(tmp_path, power_state="error") == {"power-error": Verdict.NOW}
-
-
-def test_a_bar_without_an_address_is_unhealthy(tmp_path: Path) -> None:
-    unset = [RESOURCE[0], "0x0000000000000000 0x00000007ffffffff 0x000000002014220c"]
-    assert changed(tmp_path, resource="\\n".join(unset)) == {"bar-unassigned": Verdict.NOW}
-
-
-def test_parity_errors_degrade(tmp_path: Path) -> None:
-    assert changed(tmp_path, broken_parity_status="1") == {"broken-parity": Verdict.DEGRADED}
-
-
-def test_a_narrow_link_degrades(tmp_path: Path) -> None:
-    assert changed(tmp_path, current_link_width="8") == {"link-width": Verdict.DEGRADED}
-
-
 def test_a_link_that_is_as_wide_as_its_slot_is_well(tmp_path: Path) -> None:
     host = machine(tmp_path, {"current_link_width": "8"}, upstream={"max_link_width": "8"})
     assert said(pci_health.signals(host, GPU)) == {}
-
-
-@pytest.mark.parametrize("lanes", ["0", "255", "63", "Unknown", ""])
-def test_a_width_that_cannot_be_is_unknown(tmp_path: Path, lanes: str) -> None:
-    assert changed(tmp_path, current_link_width=lanes) == {}
-
-
-def test_a_slow_link_is_only_shown(tmp_path: Path) -> None:
-    assert changed(tmp_path, current_link_speed="2.5 GT/s PCIe") == {"link-speed": Verdict.INFO}
-    assert changed(tmp_path, current_link_speed="Unknown") == {}
 
 
 def test_counted_errors_are_numbers_that_matter_when_they_rise(tmp_path: Path) -> None:

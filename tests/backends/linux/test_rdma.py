@@ -7,15 +7,13 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from backends.base import Host
 from backends.linux import rdma, rdma_ports
 from backends.linux.rdma import Port
 from backends.linux.rdma_ports import Physical, PortState, State
-from tests.backends.rdma_trees import DOWN, ETHERNET, PortTree, adapter, exclusive, hca, rxe
-from tests.backends.trees import entries, plant, planted_host, restored
+from tests.backends.rdma_trees import DOWN, ETHERNET, PortTree, adapter, exclusive, hca
+from tests.backends.trees import plant, planted_host
 
 PF = "0000:3b:00.0"
 BELOW = "pci0000:3a/0000:3a:01.0"
@@ -29,30 +27,6 @@ def only(host: Host, place: str = PF) -> rdma.Adapter:
 
 def nodes(found: rdma.Adapter) -> list[tuple[str, str, str]]:
     return [(node.path.name, node.number, node.hca) for node in found.nodes]
-
-
-def test_an_adapter_is_read_whole(tmp_path: Path) -> None:
-    host = planted_host(tmp_path, adapter("mlx5_0", PF, below=BELOW, netdevs=["ib0"]))
-    assert rdma.places(host) == [PF]
-    found = only(host)
-    assert (found.address, found.names, found.netdevs, found.away) == (PF, ("mlx5_0",), ("ib0",), ())
-    (one,) = found.hcas
-    assert (one.node_guid, one.board_id, one.fw_ver) == ("b83f:d203:00a1:0001", "MT_0000000838", "28.39.1002")
-    assert one.ports == (Port("mlx5_0", 1, "InfiniBand"),)
-    assert found.problems == ()
-
-
-def test_port_2_of_a_dual_port_adapter_is_not_lost(tmp_path: Path) -> None:
-    """A peer's bug: SR and RS take the first umad and issm that they find."""
-    found = only(planted_host(tmp_path, adapter("mlx4_0", PF, (PortTree(), PortTree()), number=1, first_port=10)))
-    assert nodes(found) == [
-        ("issm10", "231:74", "mlx4_0"),
-        ("issm11", "231:75", "mlx4_0"),
-        ("umad10", "231:10", "mlx4_0"),
-        ("umad11", "231:11", "mlx4_0"),
-        ("uverbs1", "231:193", "mlx4_0"),
-    ]
-    assert [port.number for port in found.hcas[0].ports] == [1, 2]
 
 
 def test_nodes_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
@@ -73,24 +47,6 @@ def test_all_adapters_of_a_function_are_at_one_place(tmp_path: Path) -> None:
     assert rdma.places(host) == [PF]
     assert only(host).names == ("mlx5_0", "mlx5_10")
     assert {name for _, _, name in nodes(only(host))} == {"mlx5_0", "mlx5_10"}
-
-
-def test_a_subfunction_has_a_place_of_its_own(tmp_path: Path) -> None:
-    aux = f"pci0000:00/{PF}/mlx5_core.sf.4"
-    tree = adapter("mlx5_0", PF) + hca("mlx5_2", aux, number=2) + f"sys/devices/{aux}/sfnum = 88\n"
-    host = planted_host(tmp_path, tree)
-    assert rdma.places(host) == [PF, f"{PF}/mlx5_core.sf.4"]
-    found = only(host, f"{PF}/mlx5_core.sf.4")
-    assert (found.names, found.address, found.subfunction) == (("mlx5_2",), PF, "88")
-    assert only(host).names == ("mlx5_0",)
-
-
-def test_software_is_known_by_its_name(tmp_path: Path) -> None:
-    host = planted_host(tmp_path, rxe("rxe0", "eth0") + rxe("rxe1", "eth1", number=1))
-    assert rdma.places(host) == ["rxe0", "rxe1"]
-    found = only(host, "rxe1")
-    assert (found.address, found.netdevs) == (None, ("eth1",))
-    assert [node.path.name for node in found.nodes] == ["issm1", "umad1", "uverbs1"]
 
 
 def test_software_in_the_hardware_of_its_interface_does_not_own_it(tmp_path: Path) -> None:
@@ -223,33 +179,6 @@ def test_a_firmware_that_does_not_answer_is_told_and_an_adapter_that_leaves_is_n
 
 
 # --- anything may be missing, or be garbage ---
-
-
-def test_any_files_may_be_missing_or_garbage(tmp_path: Path) -> None:
-    root = tmp_path / "host"
-    host = planted_host(root, adapter("mlx4_0", PF, (PortTree(), ETHERNET), netdevs=["ib0"]) + rxe(number=5))
-    every = entries(root / "sys")
-
-    @given(
-        st.lists(st.sampled_from(every), max_size=40, unique=True),
-        st.dictionaries(st.sampled_from([path for path in every if not path.is_symlink()]), st.binary(max_size=64)),
-    )
-    @settings(max_examples=60, deadline=None)
-    def check(missing: list[Path], garbage: dict[Path, bytes]) -> None:
-        with restored(root) as take:
-            for path in {*missing, *garbage}:
-                take(path)
-            for path, content in garbage.items():
-                path.write_bytes(content)
-            for place in {*rdma.places(host), PF, "rxe0"}:
-                if (found := rdma.read(host, place)) is None:
-                    continue
-                for port in (port for one in found.hcas for port in one.ports):
-                    assert port.link_layer in ("", "InfiniBand", "Ethernet")
-                    assert not rdma_ports.read(host, port, ["symbol_error"]).fault
-                assert all(node.path.parent == rdma.NODES for node in found.nodes)
-
-    check()
 
 
 def test_a_half_removed_adapter_is_what_is_left_of_it(tmp_path: Path) -> None:
