@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -29,7 +30,10 @@ from agent.kubelet.api.v1beta1 import (
 )
 from agent.kubelet.server import SocketServer
 from agent.kubelet.wire import Codec, Encoded, device_head, device_tail, join_list, list_item
+from agent.simulation.changes import ResourceView
+from agent.simulation.kubelet import Kubelet
 
+TOY = "example.com/toy"
 LIST_AND_WATCH = "/v1beta1.DevicePlugin/ListAndWatch"
 
 
@@ -49,6 +53,24 @@ async def register(
         await RegistrationStub(channel).register(request, timeout=timeout)
     finally:
         channel.close()
+
+
+@asynccontextmanager
+async def serving(
+    kubelet: Kubelet, listed: Encoded, name: str = "toy.sock", **settings: object
+) -> AsyncIterator[ToyPlugin]:
+    """A toy that has registered, and whose devices can be had; `settings` are attributes it has before."""
+    async with ToyPlugin(kubelet.plugin_dir, TOY, listed, name) as plugin:
+        for setting, value in settings.items():
+            setattr(plugin, setting, value)
+        await serve(kubelet, plugin)
+        yield plugin
+
+
+async def serve(kubelet: Kubelet, plugin: ToyPlugin) -> None:
+    """Register it, and wait until its devices can be had."""
+    await plugin.register()
+    await kubelet.wait_for(lambda k: k.resources.get(TOY, ResourceView(TOY)).allocatable > 0)
 
 
 class ToyPlugin(DevicePluginBase):

@@ -12,9 +12,8 @@ from agent.kubelet.wire import Codec
 from agent.simulation.kubelet import Kubelet
 from agent.simulation.pods import Container, Pod
 from tests.simulation.manual_clock import ManualClock
-from tests.simulation.plugin import ToyPlugin, devices
+from tests.simulation.plugin import TOY, devices, serving
 
-TOY = "example.com/toy"
 Held = dict[tuple[str, str], list[str]]
 
 
@@ -35,15 +34,9 @@ async def listed(kubelet: Kubelet) -> Held:
     }
 
 
-async def serve(kubelet: Kubelet, plugin: ToyPlugin) -> None:
-    await plugin.register()
-    await kubelet.wait_for(lambda k: TOY in k.resources and k.resources[TOY].allocatable > 0)
-
-
 async def test_active_pods_are_listed_with_one_entry_for_each_id(kubelet: Kubelet) -> None:
     assert await listed(kubelet) == {}
-    async with ToyPlugin(kubelet.plugin_dir, TOY, devices("a", "b")) as plugin:
-        await serve(kubelet, plugin)
+    async with serving(kubelet, devices("a", "b")):
         pod = Pod("p", (Container("main", {TOY: 2}), Container("idle")))
         await kubelet.admit(pod)
         ((main, _),) = [(p.containers[0], p) for p in (await ask(kubelet)).pod_resources]
@@ -54,8 +47,7 @@ async def test_active_pods_are_listed_with_one_entry_for_each_id(kubelet: Kubele
 
 
 async def test_ids_that_have_vanished_are_still_listed(kubelet: Kubelet) -> None:
-    async with ToyPlugin(kubelet.plugin_dir, TOY, devices("a")) as plugin:
-        await serve(kubelet, plugin)
+    async with serving(kubelet, devices("a")) as plugin:
         await kubelet.admit(Pod("p", (Container("main", {TOY: 1}),)))
         plugin.publish(devices())
         await kubelet.wait_for(lambda k: k.resources[TOY].capacity == 0)
@@ -63,8 +55,7 @@ async def test_ids_that_have_vanished_are_still_listed(kubelet: Kubelet) -> None
 
 
 async def test_ordinary_init_containers_are_left_out_and_sidecars_are_not(kubelet: Kubelet) -> None:
-    async with ToyPlugin(kubelet.plugin_dir, TOY, devices("a", "b")) as plugin:
-        await serve(kubelet, plugin)
+    async with serving(kubelet, devices("a", "b")):
         init = (Container("proxy", {TOY: 1}, sidecar=True), Container("flash", {TOY: 1}, long=True))
         await kubelet.admit(Pod("p", (Container("main"),), init=init))
         assert set(await listed(kubelet)) == {("p", "proxy"), ("p", "main")}
@@ -74,9 +65,8 @@ async def test_after_a_start_only_the_pods_known_so_far_are_listed(tmp_path: Pat
     clock = ManualClock()
     async with (
         Kubelet(tmp_path, clock=clock, pod_delay=1.0) as kubelet,
-        ToyPlugin(kubelet.plugin_dir, TOY, devices("a", "b"), "toy.sock") as plugin,
+        serving(kubelet, devices("a", "b"), "toy.sock"),
     ):
-        await serve(kubelet, plugin)
         await kubelet.admit(Pod("one", (Container("main", {TOY: 1}),)))
         await kubelet.admit(Pod("two", (Container("main", {TOY: 1}),)))
         assert len(await listed(kubelet)) == 2

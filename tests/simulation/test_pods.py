@@ -14,10 +14,9 @@ from agent.simulation.lifecycle import KubeletStoppedError
 from agent.simulation.manager import KubeletPanicError
 from agent.simulation.pods import Container, Phase, Pod, State
 from tests.simulation.manual_clock import ManualClock
-from tests.simulation.plugin import ToyPlugin, devices
+from tests.simulation.plugin import TOY, ToyPlugin, devices, serve, serving
 from tests.wait import settled
 
-TOY = "example.com/toy"
 IDS = [f"d{n}" for n in range(8)]
 
 
@@ -25,14 +24,8 @@ def pod(name: str, count: int = 1, init: tuple[Container, ...] = ()) -> Pod:
     return Pod(name, (Container("main", {TOY: count}),), init)
 
 
-async def serve(kubelet: Kubelet, plugin: ToyPlugin) -> None:
-    await plugin.register()
-    await kubelet.wait_for(lambda k: TOY in k.resources and k.resources[TOY].allocatable > 0)
-
-
 async def test_a_container_gets_its_devices_in_one_call_and_in_random_order(kubelet: Kubelet) -> None:
-    async with ToyPlugin(kubelet.plugin_dir, TOY, devices(*IDS)) as plugin:
-        await serve(kubelet, plugin)
+    async with serving(kubelet, devices(*IDS)) as plugin:
         for n in range(4):
             assert (await kubelet.admit(pod(f"p{n}", 8))).phase is Phase.RUNNING
             kubelet.end(pod(f"p{n}", 8))
@@ -42,8 +35,7 @@ async def test_a_container_gets_its_devices_in_one_call_and_in_random_order(kube
 
 
 async def test_devices_in_use_are_not_given_twice_and_are_free_again_after_the_pods_end(kubelet: Kubelet) -> None:
-    async with ToyPlugin(kubelet.plugin_dir, TOY, devices("a", "b")) as plugin:
-        await serve(kubelet, plugin)
+    async with serving(kubelet, devices("a", "b")) as plugin:
         await kubelet.admit(pod("one"))
         await kubelet.admit(pod("two"))
         assert {i for ids in plugin.allocations for i in ids} == {"a", "b"}
@@ -58,8 +50,7 @@ async def test_a_plugins_error_is_terminal_and_its_message_reaches_the_owner_ver
     async def refuse(ids: Sequence[str]) -> AllocateResponse:
         raise GRPCError(Status.FAILED_PRECONDITION, f"Device {ids[0]} is not there; try “another”.")
 
-    async with ToyPlugin(kubelet.plugin_dir, TOY, devices("a")) as plugin:
-        await serve(kubelet, plugin)
+    async with serving(kubelet, devices("a")) as plugin:
         plugin.on_allocate = refuse
         status = await kubelet.admit(pod("p"))
         assert (status.phase, status.reason) == (Phase.FAILED, "UnexpectedAdmissionError")
@@ -75,8 +66,7 @@ async def test_a_reply_without_a_container_fails_admission(kubelet: Kubelet) -> 
     async def nothing(ids: Sequence[str]) -> AllocateResponse:
         return AllocateResponse([])
 
-    async with ToyPlugin(kubelet.plugin_dir, TOY, devices("a")) as plugin:
-        await serve(kubelet, plugin)
+    async with serving(kubelet, devices("a")) as plugin:
         plugin.on_allocate = nothing
         assert "no containers return" in (await kubelet.admit(pod("p"))).message
 
@@ -91,8 +81,7 @@ async def test_unknown_and_unhealthy_resources_fail_admission(kubelet: Kubelet) 
 
 
 async def test_init_containers_leave_their_devices_to_the_app_which_is_allocated_again(kubelet: Kubelet) -> None:
-    async with ToyPlugin(kubelet.plugin_dir, TOY, devices(*IDS)) as plugin:
-        await serve(kubelet, plugin)
+    async with serving(kubelet, devices(*IDS)) as plugin:
         await kubelet.admit(pod("p", 3, init=(Container("prepare", {TOY: 2}),)))
         first, second = plugin.allocations
         assert len(first) == 2
@@ -101,15 +90,13 @@ async def test_init_containers_leave_their_devices_to_the_app_which_is_allocated
 
 
 async def test_a_sidecar_keeps_its_devices(kubelet: Kubelet) -> None:
-    async with ToyPlugin(kubelet.plugin_dir, TOY, devices("a", "b")) as plugin:
-        await serve(kubelet, plugin)
+    async with serving(kubelet, devices("a", "b")) as plugin:
         await kubelet.admit(pod("p", 1, init=(Container("proxy", {TOY: 1}, sidecar=True),)))
         assert {i for ids in plugin.allocations for i in ids} == {"a", "b"}
 
 
 async def test_a_long_init_container_holds_its_devices_until_it_is_finished(kubelet: Kubelet) -> None:
-    async with ToyPlugin(kubelet.plugin_dir, TOY, devices("a", "b")) as plugin:
-        await serve(kubelet, plugin)
+    async with serving(kubelet, devices("a", "b")):
         long = Pod("p", (Container("main"),), init=(Container("flash", {TOY: 2}, long=True),))
         status = await kubelet.admit(long)
         assert (status.phase, status.containers["flash"].state) == (Phase.PENDING, State.RUNNING)
@@ -119,10 +106,10 @@ async def test_a_long_init_container_holds_its_devices_until_it_is_finished(kube
 
 
 async def test_a_preference_is_asked_with_free_and_chosen_devices_and_followed(kubelet: Kubelet) -> None:
-    async with ToyPlugin(kubelet.plugin_dir, TOY, devices(*IDS, unhealthy=["bad"])) as plugin:
-        plugin.options = DevicePluginOptions(get_preferred_allocation_available=True)
+    async with serving(
+        kubelet, devices(*IDS, unhealthy=["bad"]), options=DevicePluginOptions(get_preferred_allocation_available=True)
+    ) as plugin:
         plugin.prefer = lambda available, must, size: [*must, *sorted(set(available) - set(must))][:size]
-        await serve(kubelet, plugin)
         await kubelet.admit(pod("p", 2))
         assert sorted(plugin.allocations[-1]) == ["d0", "d1"]
         await kubelet.admit(pod("q", 3, init=(Container("prepare", {TOY: 1}),)))
@@ -133,19 +120,19 @@ async def test_a_preference_is_asked_with_free_and_chosen_devices_and_followed(k
 
 
 async def test_a_preference_may_be_nonsense_and_the_rest_is_filled_up(kubelet: Kubelet) -> None:
-    async with ToyPlugin(kubelet.plugin_dir, TOY, devices(*IDS)) as plugin:
-        plugin.options = DevicePluginOptions(get_preferred_allocation_available=True)
+    async with serving(
+        kubelet, devices(*IDS), options=DevicePluginOptions(get_preferred_allocation_available=True)
+    ) as plugin:
         plugin.prefer = lambda available, must, size: ["d7", "not-there"]
-        await serve(kubelet, plugin)
         await kubelet.admit(pod("p", 2))
         assert "d7" in plugin.allocations[0]
         assert len(plugin.allocations[0]) == 2
 
 
 async def test_an_error_from_the_preference_fails_admission(kubelet: Kubelet) -> None:
-    async with ToyPlugin(kubelet.plugin_dir, TOY, devices(*IDS)) as plugin:
-        plugin.options = DevicePluginOptions(get_preferred_allocation_available=True)
-        await serve(kubelet, plugin)
+    async with serving(
+        kubelet, devices(*IDS), options=DevicePluginOptions(get_preferred_allocation_available=True)
+    ) as plugin:
         status = await kubelet.admit(pod("p"))
         assert status.phase is Phase.FAILED
         assert "GetPreferredAllocation rpc failed" in status.message
@@ -153,9 +140,7 @@ async def test_an_error_from_the_preference_fails_admission(kubelet: Kubelet) ->
 
 
 async def test_pre_start_comes_before_every_start_of_a_container(kubelet: Kubelet) -> None:
-    async with ToyPlugin(kubelet.plugin_dir, TOY, devices("a", "b")) as plugin:
-        plugin.options = DevicePluginOptions(pre_start_required=True)
-        await serve(kubelet, plugin)
+    async with serving(kubelet, devices("a", "b"), options=DevicePluginOptions(pre_start_required=True)) as plugin:
         both = pod("p", 2, init=(Container("prepare", {TOY: 1}),))
         status = await kubelet.admit(both)
         await kubelet.restart_container(both, "main")
@@ -164,8 +149,7 @@ async def test_pre_start_comes_before_every_start_of_a_container(kubelet: Kubele
 
 
 async def test_without_pre_start_a_container_restarts_on_an_unhealthy_device_unasked(kubelet: Kubelet) -> None:
-    async with ToyPlugin(kubelet.plugin_dir, TOY, devices("a")) as plugin:
-        await serve(kubelet, plugin)
+    async with serving(kubelet, devices("a")) as plugin:
         status = await kubelet.admit(pod("p"))
         plugin.publish(devices(unhealthy=["a"]))
         await kubelet.wait_for(lambda k: k.resources[TOY].allocatable == 0)
@@ -229,8 +213,7 @@ async def test_a_slow_allocate_delays_unrelated_pods(kubelet: Kubelet) -> None:
         await go.wait()
         return AllocateResponse([ContainerAllocateResponse()])
 
-    async with ToyPlugin(kubelet.plugin_dir, TOY, devices("a")) as plugin:
-        await serve(kubelet, plugin)
+    async with serving(kubelet, devices("a")) as plugin:
         plugin.on_allocate = slow
         first = asyncio.create_task(kubelet.admit(pod("p")))
         other = asyncio.create_task(kubelet.admit(Pod("other", (Container("main"),))))
@@ -283,8 +266,7 @@ async def test_a_kubelet_that_ends_during_admission_leaves_the_pod_to_be_admitte
         await asyncio.Event().wait()
         raise AssertionError
 
-    async with ToyPlugin(kubelet.plugin_dir, TOY, devices("a"), "toy.sock") as plugin:
-        await serve(kubelet, plugin)
+    async with serving(kubelet, devices("a"), "toy.sock") as plugin:
         plugin.on_allocate = hang
         admission = asyncio.create_task(kubelet.admit(pod("p")))
         await asked.wait()

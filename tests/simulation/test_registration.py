@@ -12,10 +12,9 @@ from agent.simulation.changes import Kind
 from agent.simulation.kubelet import Kubelet
 from agent.simulation.naming import is_extended_resource
 from tests.simulation.manual_clock import ManualClock
-from tests.simulation.plugin import ToyPlugin, devices, register
+from tests.simulation.plugin import TOY, ToyPlugin, devices, register
 from tests.wait import pass_time, settled, until
 
-TOY = "example.com/toy"
 DEADLINE = 60.0  # seconds, of which none passes but by a test
 
 

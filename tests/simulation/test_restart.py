@@ -18,20 +18,14 @@ from agent.simulation.kubelet import Kubelet
 from agent.simulation.pods import Container, Phase, Pod
 from agent.simulation.sockets import Version
 from tests.simulation.manual_clock import ManualClock
-from tests.simulation.plugin import ToyPlugin, devices, register
+from tests.simulation.plugin import TOY, ToyPlugin, devices, register, serve, serving
 from tests.wait import PATIENCE, until
 
-TOY = "example.com/toy"
 POD = Pod("p", (Container("main", {TOY: 1}),))
 
 
 def data(kubelet: Kubelet) -> Any:
     return json.loads((kubelet.plugin_dir / "kubelet_internal_checkpoint").read_text())["Data"]
-
-
-async def serve(kubelet: Kubelet, plugin: ToyPlugin) -> None:
-    await plugin.register()
-    await kubelet.wait_for(lambda k: k.resources.get(TOY, ResourceView(TOY)).allocatable > 0)
 
 
 def bind(path: Path) -> None:
@@ -91,8 +85,7 @@ async def test_the_order_is_delete_create_listen_pod_resources(tmp_path: Path) -
 
 @pytest.mark.parametrize("kill", [False, True])
 async def test_a_stop_leaves_kubelet_sock_behind_and_ends_the_streams(kubelet: Kubelet, kill: bool) -> None:
-    async with ToyPlugin(kubelet.plugin_dir, TOY, devices("a")) as plugin:
-        await serve(kubelet, plugin)
+    async with serving(kubelet, devices("a")) as plugin:
         await kubelet.stop(kill=kill)
         assert await plugin.server.wait_disconnected(PATIENCE)
         await until(lambda: plugin.streams == kubelet.streams(TOY) == 0)
@@ -102,8 +95,7 @@ async def test_a_stop_leaves_kubelet_sock_behind_and_ends_the_streams(kubelet: K
 
 
 async def test_the_checkpoint_has_the_kubelets_form_and_follows_every_list(kubelet: Kubelet) -> None:
-    async with ToyPlugin(kubelet.plugin_dir, TOY, devices("a", unhealthy=["b"])) as plugin:
-        await serve(kubelet, plugin)
+    async with serving(kubelet, devices("a", unhealthy=["b"])) as plugin:
         await kubelet.wait_for(lambda k: (k.plugin_dir / checkpoint.NAME).exists())
         assert data(kubelet) == {"PodDeviceEntries": None, "RegisteredDevices": {TOY: ["a"]}}
         status = await kubelet.admit(POD)
@@ -121,15 +113,13 @@ async def test_the_checkpoint_has_the_kubelets_form_and_follows_every_list(kubel
 
 
 async def test_the_checkpoint_sorts_devices_by_numa_node(kubelet: Kubelet) -> None:
-    async with ToyPlugin(kubelet.plugin_dir, TOY, devices("a", numa_node=1)) as plugin:
-        await serve(kubelet, plugin)
+    async with serving(kubelet, devices("a", numa_node=1)):
         await kubelet.admit(POD)
         assert data(kubelet)["PodDeviceEntries"][0]["DeviceIDs"] == {"1": ["a"]}
 
 
 async def test_an_ended_pod_stays_in_the_checkpoint_until_something_else_is_written(kubelet: Kubelet) -> None:
-    async with ToyPlugin(kubelet.plugin_dir, TOY, devices("a", "b")) as plugin:
-        await serve(kubelet, plugin)
+    async with serving(kubelet, devices("a", "b")):
         await kubelet.admit(POD)
         kubelet.end(POD)
         assert len(data(kubelet)["PodDeviceEntries"]) == 1
@@ -158,11 +148,7 @@ async def test_a_damaged_checkpoint_is_told_and_the_kubelet_starts_with_nothing(
 
 async def test_allocations_survive_a_restart_and_resources_wait_for_their_plugins(tmp_path: Path) -> None:
     clock = ManualClock()
-    async with (
-        Kubelet(tmp_path, clock=clock) as kubelet,
-        ToyPlugin(kubelet.plugin_dir, TOY, devices("a", "b"), "toy.sock") as plugin,
-    ):
-        await serve(kubelet, plugin)
+    async with Kubelet(tmp_path, clock=clock) as kubelet, serving(kubelet, devices("a", "b"), "toy.sock") as plugin:
         await kubelet.admit(POD)
         (held,) = plugin.allocations[0]
         await kubelet.restart()
@@ -180,11 +166,7 @@ async def test_allocations_survive_a_restart_and_resources_wait_for_their_plugin
 
 async def test_a_resource_that_never_returns_after_a_restart_expires(tmp_path: Path) -> None:
     clock = ManualClock()
-    async with (
-        Kubelet(tmp_path, clock=clock) as kubelet,
-        ToyPlugin(kubelet.plugin_dir, TOY, devices("a")) as plugin,
-    ):
-        await serve(kubelet, plugin)
+    async with Kubelet(tmp_path, clock=clock) as kubelet, serving(kubelet, devices("a")):
         await kubelet.restart()
         clock.advance(300.0)
         assert kubelet.resources == {TOY: ResourceView(TOY)}
@@ -204,8 +186,7 @@ async def test_a_restart_with_a_held_id_missing_crashes_where_numa_nodes_are_kno
     kubelet: Kubelet, listed: Encoded, crash: bool
 ) -> None:
     (kubelet.plugin_dir / "sub").mkdir()
-    async with ToyPlugin(kubelet.plugin_dir, TOY, devices("a", numa_node=0), "sub/toy.sock") as plugin:
-        await serve(kubelet, plugin)
+    async with serving(kubelet, devices("a", numa_node=0), "sub/toy.sock") as plugin:
         await kubelet.admit(POD)
         plugin.publish(listed)
         await kubelet.wait_for(lambda k: "b" in k.resources[TOY].healthy)
@@ -217,8 +198,7 @@ async def test_a_restart_with_a_held_id_missing_crashes_where_numa_nodes_are_kno
 
 async def test_a_plugin_in_a_sub_directory_is_found_again_after_many_restarts(kubelet: Kubelet) -> None:
     (kubelet.plugin_dir / "sub").mkdir()
-    async with ToyPlugin(kubelet.plugin_dir, TOY, devices("a"), "sub/toy.sock") as plugin:
-        await serve(kubelet, plugin)
+    async with serving(kubelet, devices("a"), "sub/toy.sock") as plugin:
         for n in range(20):
             await kubelet.restart(wipe="1.32" if n % 2 else "1.36", kill=n % 3 == 0)
             await serve(kubelet, plugin)

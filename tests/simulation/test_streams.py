@@ -15,11 +15,10 @@ from agent.simulation.changes import Change, Kind, ResourceView
 from agent.simulation.kubelet import Kubelet
 from agent.simulation.pods import Container, Phase, Pod
 from tests.simulation.manual_clock import ManualClock
-from tests.simulation.plugin import ToyPlugin, devices
+from tests.simulation.plugin import TOY, ToyPlugin, devices, serving
 from tests.wait import PATIENCE, at_once, pass_time, settled
 from tests.wait import until as eventually
 
-TOY = "example.com/toy"
 NEVER = 3600.0  # a delay that no test waits for
 
 
@@ -68,9 +67,7 @@ async def test_the_old_streams_end_disconnects_the_new_client_and_nothing_recove
 
 
 async def test_after_an_end_of_stream_the_kubelet_closes_that_connection(kubelet: Kubelet) -> None:
-    async with ToyPlugin(kubelet.plugin_dir, TOY, devices("a")) as plugin:
-        await plugin.register()
-        await until(kubelet, 1)
+    async with serving(kubelet, devices("a")) as plugin:
         plugin.end_streams()
         assert await plugin.server.wait_disconnected(PATIENCE)
         assert kubelet.resources[TOY].allocatable == 0
@@ -188,9 +185,7 @@ async def test_a_hand_over_without_a_moment_of_zero(kubelet: Kubelet) -> None:
 
 
 async def test_the_kubelet_never_opens_a_stream_again(kubelet: Kubelet) -> None:
-    async with ToyPlugin(kubelet.plugin_dir, TOY, devices("a")) as plugin:
-        await plugin.register()
-        await until(kubelet, 1)
+    async with serving(kubelet, devices("a")) as plugin:
         plugin.die()
         await until(kubelet, 0)
         pass_time(1.0)
@@ -202,9 +197,7 @@ async def test_the_kubelet_never_opens_a_stream_again(kubelet: Kubelet) -> None:
 
 
 async def test_every_list_is_a_full_replacement(kubelet: Kubelet) -> None:
-    async with ToyPlugin(kubelet.plugin_dir, TOY, devices("a", "b")) as plugin:
-        await plugin.register()
-        await until(kubelet, 2)
+    async with serving(kubelet, devices("a", "b")) as plugin:
         plugin.publish(devices("c", unhealthy=["b"]))
         view = await until(kubelet, 1)
         assert view == ResourceView(TOY, 2, 1, frozenset({"c"}), frozenset({"b"}))
@@ -227,9 +220,7 @@ async def test_a_duplicate_id_is_counted_twice(kubelet: Kubelet) -> None:
 
 
 async def test_an_empty_list_gives_capacity_zero_and_stays_listed(kubelet: Kubelet) -> None:
-    async with ToyPlugin(kubelet.plugin_dir, TOY, devices("a")) as plugin:
-        await plugin.register()
-        await until(kubelet, 1)
+    async with serving(kubelet, devices("a")) as plugin:
         plugin.publish(devices())
         assert await until(kubelet, 0) == ResourceView(TOY)
 
@@ -251,21 +242,14 @@ async def test_a_list_over_4_mib_is_refused_and_the_plugin_dropped(kubelet: Kube
 
 
 async def test_nonsense_instead_of_a_list_ends_the_stream(kubelet: Kubelet) -> None:
-    async with ToyPlugin(kubelet.plugin_dir, TOY, devices("a")) as plugin:
-        await plugin.register()
-        await until(kubelet, 1)
+    async with serving(kubelet, devices("a")) as plugin:
         plugin.publish(type(devices())(b"\x0a\xff"))
         await until(kubelet, 0)
 
 
 async def test_a_streams_end_keeps_capacity_and_after_five_minutes_the_node_reports_zero(tmp_path: Path) -> None:
     clock = ManualClock()
-    async with (
-        Kubelet(tmp_path, clock=clock) as kubelet,
-        ToyPlugin(kubelet.plugin_dir, TOY, devices("a", "b")) as plugin,
-    ):
-        await plugin.register()
-        await until(kubelet, 2)
+    async with Kubelet(tmp_path, clock=clock) as kubelet, serving(kubelet, devices("a", "b")) as plugin:
         plugin.end_streams()
         view = await until(kubelet, 0)
         assert view.capacity == 2
@@ -280,12 +264,7 @@ async def test_a_streams_end_keeps_capacity_and_after_five_minutes_the_node_repo
 
 async def test_a_plugin_that_returns_in_time_ends_the_grace_period(tmp_path: Path) -> None:
     clock = ManualClock()
-    async with (
-        Kubelet(tmp_path, clock=clock) as kubelet,
-        ToyPlugin(kubelet.plugin_dir, TOY, devices("a")) as plugin,
-    ):
-        await plugin.register()
-        await until(kubelet, 1)
+    async with Kubelet(tmp_path, clock=clock) as kubelet, serving(kubelet, devices("a")) as plugin:
         plugin.end_streams()
         assert await plugin.server.wait_disconnected(PATIENCE)
         clock.advance(299.0)
@@ -301,9 +280,7 @@ async def test_a_plugin_that_returns_in_time_ends_the_grace_period(tmp_path: Pat
 async def test_a_change_names_the_devices_that_differ_and_when_the_message_arrived(
     kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with ToyPlugin(kubelet.plugin_dir, TOY, devices("a", "b", "c")) as plugin:
-        await plugin.register()
-        await until(kubelet, 3)
+    async with serving(kubelet, devices("a", "b", "c")) as plugin:
         monkeypatch.setattr(endpoint, "time", SimpleNamespace(perf_counter=lambda: 7.0))
         with kubelet.changes() as changes:
             plugin.publish(devices("a", "d", unhealthy=["b"]))
@@ -314,9 +291,7 @@ async def test_a_change_names_the_devices_that_differ_and_when_the_message_arriv
 
 
 async def test_waiting_in_vain_says_what_the_node_shows(kubelet: Kubelet) -> None:
-    async with ToyPlugin(kubelet.plugin_dir, TOY, devices("a")) as plugin:
-        await plugin.register()
-        await until(kubelet, 1)
+    async with serving(kubelet, devices("a")):
         with pytest.raises(TimeoutError, match=r"example.com/toy 1/1 \(1 streams\)"):
             await kubelet.wait_for(lambda k: False, timeout=0)
 
@@ -326,9 +301,7 @@ async def test_ten_thousand_devices_are_taken_in_promptly(kubelet: Kubelet) -> N
     random.Random(1).shuffle(ids)
     seen: list[Change] = []
     kubelet.subscribe(seen.append)
-    async with ToyPlugin(kubelet.plugin_dir, TOY, devices(*ids)) as plugin:
-        await plugin.register()
-        await until(kubelet, 10_000)
+    async with serving(kubelet, devices(*ids)) as plugin:
         plugin.publish(devices(*ids[:-1], unhealthy=ids[-1:]))
         await until(kubelet, 9_999)
     lists = [change for change in seen if change.kind is Kind.LIST]
