@@ -38,13 +38,6 @@ def test_the_domain_is_its_default_or_the_files_or_the_options() -> None:
     assert loads(imported(f"domain: b.c\n{_ONE}", domain="d.e")) == ["d.e/a"]
 
 
-def test_nothing_is_lost_of_plain_paths() -> None:
-    found = imported(_groups({"count": 3, "paths": [{"path": "/dev/a"}]}))
-    assert found.lossless
-    assert said(found) == []
-    assert _resources(found.toml)[0]["count"] == 3
-
-
 @pytest.mark.parametrize(
     ("keys", "wanted"),
     [

@@ -22,11 +22,6 @@ def test_the_import_of_a_whole_file_is_as_written_down(source: str) -> None:
 
 
 @pytest.mark.parametrize("source", _FORMATS)
-def test_what_is_printed_loads(source: str) -> None:
-    assert loads(import_text((_GOLDEN / f"{source}.yaml").read_text()))
-
-
-@pytest.mark.parametrize("source", _FORMATS)
 def test_what_is_commented_out_as_a_suggestion_would_load_too(source: str) -> None:
     found = import_text((_GOLDEN / f"{source}.yaml").read_text())
     everything = re.sub(r"^#(?! \S)", "", found.toml, flags=re.MULTILINE)
