@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from agent.cli import asking, fairlead, output
 from agent.cli.explain import lines
-from agent.console.client import NoDaemonError
+from agent.console.client import NoDaemonError, WrongNameError
 from agent.console.views import (
     Configuration,
     Device,
@@ -212,6 +212,12 @@ def test_what_ends_a_signal_is_said_as_one_would_do_it() -> None:
 def test_of_what_was_read_the_empty_is_left_out() -> None:
     shown = list(lines(Explanation("GPU-2", "gpu", "1", attributes={"node_numbers": ("", "", "c:195:1")})))
     assert [line.split() for line in shown if "node_numbers" in line] == [["node_numbers", "c:195:1"]]
+
+
+def test_an_unknown_device_is_wrong_usage(run: Run) -> None:
+    failure = run("explain", "GPU-2").exception
+    assert isinstance(failure, WrongNameError)
+    assert "did you mean 'GPU-1'" in failure.sentence
 
 
 # --- drain, undrain, reload ---

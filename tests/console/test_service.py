@@ -115,6 +115,13 @@ async def test_the_socket_is_for_its_owner_and_goes_with_the_server(daemon: Fake
     assert not path.exists()
 
 
+async def test_no_daemon_is_a_sentence(tmp_path: Path) -> None:
+    asking = Client(tmp_path / "nobody.sock")
+    with pytest.raises(NoDaemonError, match="no Fairlead answers"):
+        await asking.status()
+    asking.close()
+
+
 async def test_a_socket_that_says_nothing_of_sense_is_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "odd.sock"
     with socket.socket(socket.AF_UNIX) as listener:
