@@ -118,8 +118,10 @@ class Lapses:
             return
         over = await self._look_at_directory([registrar.plugin.sent_at for registrar in registered])
         for registrar in registered:
-            self._compare(registrar)
-            if registrar.rival and registrar.plugin.began < over:
+            is_over = registrar.plugin.began < over
+            if not (registrar.rival and is_over):  # else the record may have nothing of that name, as if it were ours
+                self._compare(registrar)
+            if registrar.rival and is_over:
                 self._renew(registrar, _LOST)
             elif registrar.plugin.sent_at >= self._doubts.get(registrar.plugin.resource, math.inf):
                 self._renew(registrar, _DOUBTED)
@@ -173,9 +175,9 @@ class Lapses:
         except PodResourcesError:
             self._doubts.clear()
             return  # the witnesses ask there too, and say so; and kubelets before 1.23 do not know the call
-        still = self._offering()
-        known = {name for name, sent_at in asked.items() if still.get(name) == sent_at}
-        self._doubts = {name: since for name, since in self._doubts.items() if name in still.keys() - known}
+        now = {it.plugin.resource: it.plugin.sent_at for it in self.registrars() if it.registered and it.plugin.offers}
+        known = {name for name, sent_at in asked.items() if now.get(name) == sent_at}
+        self._doubts = {name: since for name, since in self._doubts.items() if name in now.keys() - known}
         lost = known - allocatable.resources
         self._tried = {name: tried for name, tried in self._tried.items() if name not in allocatable.resources}
         for registrar in self.registrars():

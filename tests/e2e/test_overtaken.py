@@ -9,6 +9,7 @@ from tests.e2e.foreign import hold, other_plugin
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import AgentProcess, finish
 
+OTHER = "fl.test/other"
 SELDOM = "from agent.kubelet import lapses\nlapses.INTERVAL = 3600.0\n"
 """Nothing is found by looking every minute: what is found is found by a sign."""
 
@@ -60,6 +61,22 @@ async def test_a_device_that_comes_when_another_plugin_ends_does_not_hide_its_en
             before = node.kubelet.registrations[WIDGET]
             await agent.takes_turns(20)
         node.mknod("w2")
+        await registered_again(node, agent, before)
+    assert node.kubelet.panics == []
+
+
+async def test_a_list_of_another_resource_when_another_plugin_ends_does_not_hide_its_end(node: Node) -> None:
+    """The kubelet writes its record with each list: the name that was taken from us stands there with nothing then."""
+    node.mknod("w1", "x1")
+    patient = "from agent.kubelet import lapses\nlapses._GATHER = 2.0\n"  # the kubelet has written before anybody looks
+    async with node.agent(chardev(), chardev("/dev/x*", OTHER), prelude=SELDOM + patient) as agent:
+        await node.healthy("w1")
+        await node.healthy("x1", resource=OTHER)
+        async with other_plugin(node, WIDGET, "theirs-0", name="rival.sock"):
+            await agent.says("overtaken", resource=WIDGET)
+            before = node.kubelet.registrations[WIDGET]
+        node.mknod("x2")
+        await node.healthy("x1", "x2", resource=OTHER)
         await registered_again(node, agent, before)
     assert node.kubelet.panics == []
 

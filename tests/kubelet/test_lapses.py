@@ -134,6 +134,28 @@ async def test_a_list_that_was_sent_while_the_kubelet_answered_proves_nothing(
         assert not agent.registrar._is_outdated
 
 
+async def test_a_list_that_was_sent_while_the_kubelet_answered_after_another_plugins_end_may_hide_that_the_name_is_lost(
+    node: SimulatedKubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(node) as agent:
+        await stays_well(node, agent)
+        clock = Clock(agent)
+        clock.now = clock.start + INTERVAL
+
+        async def late(*_: object) -> Allocatable:
+            agent.plugin.sent_at = clock.now
+            return Allocatable(frozenset({TOY}))
+
+        monkeypatch.setattr(lapses, "list_allocatable", late)
+        looks = looking(agent, node, clock)
+        looks.changed(node.plugin_dir / "rival.sock")
+        await looks.look()
+        assert not agent.registrar._is_outdated
+        clock.now += 1
+        await looks.look()
+        assert agent.registrar._is_outdated
+
+
 async def test_a_kubelet_that_does_not_say_what_it_offers_is_not_troubled(
     node: SimulatedKubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
