@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -40,6 +41,16 @@ _LIST_WAITS: Final = 1.0  # seconds at most that a list waits for the checkpoint
 _FIRST_LIST_WAITS: Final = 2.0  # seconds at most that a resource's first list waits for both witnesses
 
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class _Traced:
+    """What a container got, and the slots that it got it for."""
+
+    container: tuple[str, str]
+    """Its pod's UID, and its name: another plugin may give the same ID to a later pod, for other hardware."""
+    trace: Trace
+    slots: frozenset[SlotKey]
 
 
 class Witnesses:
@@ -79,8 +90,8 @@ class Witnesses:
         self._socket = pod_resources
         self._names, self._served, self._devices = names, served, devices
         self._tracer = tracer
-        self._traces: dict[SlotKey, tuple[Trace, frozenset[SlotKey]]] = {}
-        """Of claims whose hardware is not known: what the container got, and the slots that it got it for."""
+        self._traces: dict[SlotKey, _Traced] = {}
+        """Of claims whose hardware is not known."""
         self._traced_at = -1  # the tracer's revision
         self._foreign: dict[tuple[str, tuple[str, ...]], tuple[bytes, Trace]] = {}
         """Of resources that are not ours: the last answer for these IDs, and what the container got."""
@@ -247,12 +258,15 @@ class Witnesses:
             return {}
         for entry in checkpoint.entries if checkpoint else ():
             slots = frozenset((entry.resource, device_id) for device_id in entry.ids)
-            if any(slot in bare and slot not in self._traces for slot in slots):
-                self._traces |= dict.fromkeys(slots & bare.keys(), (entry.trace(), slots))
+            container = entry.pod_uid, entry.container
+            if any(
+                slot not in self._traces or self._traces[slot].container != container for slot in slots & bare.keys()
+            ):
+                self._traces |= dict.fromkeys(slots & bare.keys(), _Traced(container, entry.trace(), slots))
         traced = {slot: self._traces[slot] for slot in bare if slot in self._traces}
-        found = self._tracer.hardware({slot: trace for slot, (trace, _) in traced.items()}, bare)
+        found = self._tracer.hardware({slot: it.trace for slot, it in traced.items()}, bare)
         # the answer is about all IDs of a container: what one of them has under its own name is not another's
-        return {slot: hardware - self._known_of(traced[slot][1] - {slot}) for slot, hardware in found.items()}
+        return {slot: hardware - self._known_of(traced[slot].slots - {slot}) for slot, hardware in found.items()}
 
     def _known_of(self, slots: Iterable[SlotKey]) -> frozenset[str]:
         devices = (self._devices(slot) for slot in slots)

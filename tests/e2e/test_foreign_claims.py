@@ -165,4 +165,22 @@ async def test_another_plugins_resource_that_becomes_ours_lists_what_its_pods_ho
         await node.healthy("w2", resource=THEIRS)
         assert "a-0" in node.kubelet.resources[THEIRS].unhealthy
         assert node.lists_without("a-0", since, THEIRS) == []
+
+
+async def test_one_id_of_another_plugin_holds_other_hardware_each_time_it_is_given(node: Node) -> None:
+    """That plugin comes and goes beside a running agent; its second pod has another device than its first."""
+    node.mknod("w1", "w2")
+    async with node.agent(prelude=OFTEN_ASKING) as agent:
+        await node.healthy("w1", "w2")
+        for taken, free in (("w1", "w2"), ("w2", "w1")):
+            async with other_plugin(node, WIDGET, "a-0", nodes=[f"/dev/{taken}"]):
+                holder, held = await hold(node, WIDGET)
+                since = len(node.lists)
+            await node.registered()
+            await node.healthy(free)
+            assert not any(taken in change.after.healthy for change in node.lists[since:] if change.after)
+            node.kubelet.end(holder)
+            agent.pass_minute()
+            await node.healthy("w1", "w2")
+            await node.shows(lambda _, it=held: it not in node.listed())  # type: ignore[misc]
     assert node.kubelet.panics == []
