@@ -83,6 +83,7 @@ class Discoverer:
         self._report = self._reports.report
         self._publish = publish
         self._on_watches = on_watches
+        self._watches = Watches()
         self._unit_deadline = unit_deadline
         self._clock = clock
         self.schedule = Schedule(resync, probe, clock)
@@ -395,7 +396,7 @@ class Discoverer:
             self.schedule.retry(unit, failed=False)
         self._note_failures(failures)
         self._note_listing(failure, listed)
-        return bool(news.units) or fresh
+        return bool(news.units) or fresh or "watches" in self.problems
 
     def _digest_probes(self, progress: Walk) -> None:
         """Publish what probes said that they did not say before, note what went wrong."""
@@ -424,10 +425,10 @@ class Discoverer:
         """What the sources should listen to for this backend."""
         try:
             watches = answers.watches(self.backend, ask(lambda: self.backend.watches(self.known)))
-        except Exception as error:  # noqa: BLE001  # reported; the slow timer still looks
+        except Exception as error:  # noqa: BLE001  # reported; what it watched before, or the slow timer, tells of more
             self._report("watches", [Problem("watches", f"watches() failed: {shown(error)}")])
-            watches = Watches()
         else:
             self._report("watches", [])
-        self.schedule.poll = watches.poll
-        return watches
+            self._watches = watches
+            self.schedule.poll = watches.poll
+        return self._watches

@@ -1005,7 +1005,8 @@ async def test_every_event_is_refused_to_a_backend_that_does_not_say_what_each_i
     class Forgetful(Fake):
         affects = Backend.affects
 
+    watched, eyes = eyes.backend.watched, Eyes()
     eyes.it.backend = Forgetful()
-    eyes.it.backend.watched = eyes.backend.watched
+    eyes.it.backend.watched = watched
     assert eyes.it.watches() == Watches()
     assert "affects() does not say what each is about" in eyes.sentences()[0]

@@ -56,6 +56,22 @@ async def test_a_backend_that_fails_is_reported_once_and_its_resource_served(
             await agent.says("discovery-problem-solved", backend="troubled0")
 
 
+async def test_a_backend_that_cannot_say_what_it_watches_hears_of_what_it_watched_before(
+    node: Node, trouble: Trouble
+) -> None:
+    node.mknod("t0/a")
+    async with node.agent(trouble.resource(), environment=trouble.environment) as agent:
+        await node.healthy("a", resource=TROUBLED)
+        trouble.order("watches", "raise")
+        node.mknod("t0/b")  # after which it is asked
+        await agent.says("discovery-problem", subject="watches")
+        node.mknod("t0/c")
+        await node.healthy("a", "b", "c", resource=TROUBLED)
+        trouble.forget("watches")
+        node.mknod("event")  # in the directory above: nothing of its own changes
+        await agent.says("discovery-problem-solved")
+
+
 @pytest.mark.parametrize(("call", "report"), [("units", "listing its units"), ("discover-a", "reading a")])
 async def test_a_backend_that_hangs_is_reported_and_its_other_units_go_on(
     node: Node, trouble: Trouble, call: str, report: str
