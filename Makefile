@@ -19,7 +19,7 @@ INSTALL := python -m pip --quiet --quiet --disable-pip-version-check install --n
 SUITES ?= bookworm trixie # Debian 12 and 13
 AS ?= root user
 .DEFAULT_GOAL := help
-.PHONY: help demo test pauses test-versions test-debian12 trees e2e lint types floors check-proto check bench proto wheel wheel-test container-test lock clean
+.PHONY: help demo test pauses test-versions test-debian12 trees e2e lint types floors check-proto check soak bench proto wheel wheel-test container-test lock clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,6 +89,9 @@ check-proto: $(VENV)/.ready ## do the generated modules match proto/?
 	$(BIN)/python proto/generate.py --check
 
 check: lint types floors check-proto test ## everything but packaging and benchmarks
+
+soak: $(VENV)/.ready ## break everything at random for 30 minutes, and compare with a model; ARGS="--minutes 5 --seed 7"
+	$(BIN)/python -m tests.soak $(ARGS)
 
 bench: $(VENV)/.ready ## measure; writes build/bench.json
 	$(BIN)/python -m bench $(ARGS)

@@ -24,6 +24,7 @@ _HERE: Final = Path(__file__).parent
 _SLOW: Final = (
     "e2e",
     "guest",
+    "soak",
     "console/http/test_page_in_browser.py",
     "kubelet/test_cancellation.py",
     "test_at_once.py",
