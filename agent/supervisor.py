@@ -11,10 +11,12 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
+from types import ModuleType
 from typing import Any, Final
 
 import anyio
 import structlog
+from anyio import to_thread
 from anyio.abc import TaskGroup
 
 from agent import garbage
@@ -257,8 +259,7 @@ class Agent:
             self._tasks.start_soon(supervise, "configuration file", self._reloader.watch)
 
     async def _serve_http(self, listen: str) -> None:
-        from agent.console.http import serving  # noqa: PLC0415  # 4 MB and 60 ms that most nodes can do without
-
+        serving = await to_thread.run_sync(_load_http)
         await serving.serve(self.control, self.watchdog, self.counts, listen, self.config.http_hosts)
 
     async def _settle(self) -> None:
@@ -433,3 +434,10 @@ class Agent:
             await self._witnesses.ask()
         self._flush()
         self._health_changed.set()
+
+
+def _load_http() -> ModuleType:
+    """4 MB that most nodes can do without, and 60 ms that the event loop can."""
+    from agent.console.http import serving  # noqa: PLC0415
+
+    return serving
