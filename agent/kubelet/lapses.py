@@ -107,8 +107,10 @@ class Lapses:
     def _pause(self) -> float:
         if self._overtaken or self._doubts:
             return _UNSETTLED
-        settling = [it for it in self.registrars() if it.registered and self._clock() - it.plugin.sent_at < SETTLED]
-        return _BESIDE_OTHERS if self._observed.sockets or settling else INTERVAL
+        settled = max((it.plugin.sent_at for it in self.registrars() if it.registered), default=-math.inf) + SETTLED
+        if (left := settled - self._clock()) > 0:
+            return left
+        return _BESIDE_OTHERS if self._observed.sockets else INTERVAL
 
     async def look(self) -> None:
         """Register once more what the kubelet should offer and does not."""

@@ -81,6 +81,14 @@ async def test_a_list_of_another_resource_when_another_plugin_ends_does_not_hide
     assert node.kubelet.panics == []
 
 
+async def test_another_plugin_that_comes_just_after_we_did_is_told_once_that_can_be_known(node: Node) -> None:
+    """Not seconds later: a list of ours until then would hide it."""
+    node.mknod("w1")
+    never = "from agent.kubelet import lapses\nlapses._BESIDE_OTHERS = 3600.0\n"
+    async with node.agent(prelude=SELDOM + never) as agent, other_plugin(node, WIDGET, "theirs-0", name="rival.sock"):
+        await agent.says("overtaken", resource=WIDGET)
+
+
 async def test_another_plugin_that_was_there_first_and_ends_costs_nothing(node: Node) -> None:
     node.mknod("w1")
     async with other_plugin(node, WIDGET, "theirs-0", name="rival.sock"):
