@@ -89,7 +89,7 @@ class Plugin:
         self.allocating = 0
         """How many Allocates are under way."""
         self.asked = 0
-        """How many have come."""
+        """How many have come for what the kubelet was told of: who asks for anything else is not the kubelet."""
         self.on_call: Callable[[], None] = lambda: None
         """Called when a stream has opened or ended, or was refused, and when an Allocate has been answered."""
         self._counts = counts or Counts()
@@ -283,7 +283,7 @@ class Plugin:
     async def _allocate(self, stream: Stream[wire.AllocateCall, Any]) -> None:
         call, began = await _receive(stream), time.monotonic()
         self.allocating += 1
-        self.asked += 1
+        self.asked += any(device_id in self._sent for ids in call.containers for device_id in ids)
         try:
             given = [await self._give(ids) for ids in call.containers]
             await stream.send_message(wire.Encoded(b"".join(given)))  # messages one after the other are merged

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
+from grpclib.client import Channel
+from grpclib.exceptions import GRPCError
+
+from agent.kubelet.api.v1beta1 import AllocateRequest, ContainerAllocateRequest, DevicePluginStub
 from agent.simulation.pods import Phase
 from tests.e2e.foreign import hold, other_plugin
 from tests.e2e.node import WIDGET, Node, chardev, pod
@@ -87,6 +92,24 @@ async def test_another_plugin_that_comes_just_after_we_did_is_told_once_that_can
     never = "from agent.kubelet import lapses\nlapses._BESIDE_OTHERS = 3600.0\n"
     async with node.agent(prelude=SELDOM + never) as agent, other_plugin(node, WIDGET, "theirs-0", name="rival.sock"):
         await agent.says("overtaken", resource=WIDGET)
+
+
+async def test_who_asks_for_what_we_do_not_have_is_not_the_kubelet_and_does_not_hide_another_plugin(node: Node) -> None:
+    node.mknod("w1")
+    often = "from agent.kubelet import lapses\nlapses._UNSETTLED = 0.01\n"
+    async with node.agent(prelude=SELDOM + often) as agent:
+        await node.healthy("w1")
+        async with other_plugin(node, WIDGET, "theirs-0", name="rival.sock"):
+            await agent.says("overtaken", resource=WIDGET)
+            lists, channel = len(node.lists), Channel(path=str(node.sockets / "fl.test_widget.sock"))
+            with pytest.raises(GRPCError, match="theirs-0"):
+                await DevicePluginStub(channel).allocate(AllocateRequest([ContainerAllocateRequest(["theirs-0"])]))
+            channel.close()
+            node.mknod("w2")
+            await agent.says("device-changed", device="/dev/w2")
+            await agent.takes_turns(5)
+            assert not agent.said("not-overtaken")
+            assert len(node.lists) == lists
 
 
 async def test_another_plugin_that_was_there_first_and_ends_costs_nothing(node: Node) -> None:
