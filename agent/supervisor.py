@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from functools import partial
 from types import ModuleType
 from typing import Any, Final
@@ -214,9 +214,14 @@ class Agent:
             wall=self._wall,
         )
 
+    async def _confirm(self, resource: str, listed: Callable[[], Container[str]]) -> None:
+        """What is to be known before each list."""
+        await self._serving.lapses.before_list(resource)
+        await self._witnesses.confirm(resource, listed)
+
     def _plugin(self, name: str) -> Plugin:
         hooks = self._allocator.allocate, self._preferences.of(name), self._starter.of(name)
-        return Plugin(name, *hooks, confirm=self._witnesses.confirm, counts=self.counts)
+        return Plugin(name, *hooks, confirm=self._confirm, counts=self.counts)
 
     # --- start and stop ---
 

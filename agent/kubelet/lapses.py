@@ -12,7 +12,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -21,7 +21,7 @@ import anyio
 import structlog
 
 from agent.devices.workers import NoWorkerError, Workers
-from agent.kubelet.checkpoint import FILE_NAME
+from agent.kubelet.checkpoint import FILE_NAME, record
 from agent.kubelet.podresources import PodResourcesError, list_allocatable
 from agent.kubelet.registration import Registrar
 from agent.kubelet.rivals import SETTLED, Observation, ended, observe, sentence, strange
@@ -35,6 +35,7 @@ _GATHER: Final = 0.3  # seconds from a sign to the look that it causes
 _STOPS_WITHIN: Final = 2.0  # seconds from the end of a plugin's stream to that of its socket
 _LONGEST: Final = 3600.0  # seconds between two registrations of a resource that the kubelet goes on losing
 _DEADLINE: Final = 5.0  # seconds for an answer
+_LIST_WAITS: Final = 0.5  # seconds at most that a list waits for the kubelet's record
 _LOST: Final = "the kubelet offers none of its devices, as if another plugin had registered this name and were gone"
 _DOUBTED: Final = (
     "another plugin ended when a list was sent: if it had registered this name, the kubelet refuses every pod"
@@ -147,6 +148,22 @@ class Lapses:
         return over
 
     # --- another plugin that serves ---
+
+    async def before_list(self, resource: str) -> None:
+        """Find out whether another plugin has the name by now: a list that was sent then would hide it.
+
+        Only where something has happened in the plugin directory since the last look.
+        """
+        registrar = next((it for it in self.registrars() if it.registered and it.plugin.resource == resource), None)
+        if registrar is None or not self._sign.is_set() or resource in self._overtaken:
+            return
+        try:
+            with anyio.fail_after(_LIST_WAITS):
+                written, registered = await self._workers.start(partial(record, self._plugin_dir))
+        except (TimeoutError, NoWorkerError):
+            return  # the witnesses read there too, and say so
+        self._observed = replace(self._observed, written=written, registered=registered)
+        self._compare(registrar)
 
     def _compare(self, registrar: Registrar) -> None:
         """Say that another plugin has the name, or has it no more."""

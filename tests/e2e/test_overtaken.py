@@ -94,6 +94,20 @@ async def test_another_plugin_that_comes_just_after_we_did_is_told_once_that_can
         await agent.says("overtaken", resource=WIDGET)
 
 
+async def test_no_list_goes_out_between_another_plugins_registration_and_the_next_look(node: Node) -> None:
+    """The kubelet would show ours as healthy, and have nothing of the other plugin's any more that betrays it."""
+    node.mknod("w1")
+    blind = "import anyio\nfrom agent.kubelet import lapses\nlapses.Lapses.run = lambda _: anyio.sleep_forever()\n"
+    async with node.agent(prelude=blind) as agent:
+        await node.healthy("w1")
+        async with other_plugin(node, WIDGET, "theirs-0", name="rival.sock"):
+            agent.pass_minute()  # the list that the kubelet had from us is long settled
+            lists = len(node.lists)
+            node.mknod("w2")
+            await agent.says("overtaken", resource=WIDGET)
+            assert len(node.lists) == lists
+
+
 async def test_who_asks_for_what_we_do_not_have_is_not_the_kubelet_and_does_not_hide_another_plugin(node: Node) -> None:
     node.mknod("w1")
     often = "from agent.kubelet import lapses\nlapses._UNSETTLED = 0.01\n"
