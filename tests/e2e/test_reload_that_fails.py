@@ -263,6 +263,7 @@ async def test_a_backend_that_is_removed_leaves_nothing_but_what_pods_hold(node:
     node.mknod("t0/a", "t0/b", "t0/c", "w1")
     async with node.agent(FIRST, http(node), prelude=DEAF + HASTY + NAMING, environment=trouble.environment) as agent:
         await node.healthy("w1")
+        await agent.says("http-served")
         await metrics(node)
         await node.admit(pod("first"))  # which has the state's file opened, and threads that read and write
         files, watches = agent.open_files(), watched(agent)
