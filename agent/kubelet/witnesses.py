@@ -176,6 +176,8 @@ class Witnesses:
     async def confirm(self, resource: str, listed: Callable[[], Container[str]]) -> None:
         """Take in what pods hold of a resource, as the checkpoint of this moment says, and the list that is due lacks.
 
+        What it has of a claim without hardware is traced: the list may offer that hardware under another ID.
+
         Args:
             resource: of ours.
             listed: the IDs of the list, as it is when called.
@@ -194,7 +196,8 @@ class Witnesses:
         self._see_foreign(checkpoint)
         self._trace_again()
         held, listed_now = checkpoint.held.get(resource, frozenset()) if checkpoint else frozenset[str](), listed()
-        if missing := {(resource, device_id) for device_id in held if device_id not in listed_now}:
+        slots = {(resource, device_id) for device_id in held}
+        if missing := {it for it in slots if it[1] not in listed_now or self._ledger.is_bare(it, unknown=False)}:
             self._adopt(missing, checkpoint)
 
     async def _ask_about(self, resource: str) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from agent.devices.claims import Ledger
+from agent.claims.traces import Trace
+from agent.devices.claims import Ledger, SlotKey
 from agent.devices.model import Held
 from agent.kubelet import checkpoint_reader, witnesses
-from agent.kubelet.checkpoint import Checkpoint, CheckpointError
+from agent.kubelet.api.v1beta1 import ContainerAllocateResponse, DeviceSpec
+from agent.kubelet.checkpoint import Checkpoint, CheckpointEntry, CheckpointError
 from agent.kubelet.checkpoint_reader import CheckpointReader
 from agent.kubelet.witnesses import Witnesses
 from tests.wait import limit, until
@@ -70,6 +73,18 @@ async def test_those_who_ask_during_a_reading_share_the_next(reader: CheckpointR
     assert readings.begun == 2
 
 
+class AllLead:
+    """A tracer to which every trace with a node leads to a card."""
+
+    revision = 0
+
+    def ours(self, _: Trace) -> tuple[()]:
+        return ()
+
+    def hardware(self, traces: Mapping[SlotKey, Trace], _: Mapping[SlotKey, str]) -> dict[SlotKey, frozenset[str]]:
+        return {slot: frozenset({"card"}) for slot, trace in traces.items() if trace.nodes}
+
+
 class House:
     def __init__(self, root: Path) -> None:
         self.began: list[Held] = []
@@ -81,6 +96,7 @@ class House:
             names=lambda: [TOY],
             served={TOY: KIND}.get,
             devices=lambda _: None,
+            tracer=AllLead(),  # type: ignore[arg-type]
             began=self.began.extend,
             ended=lambda _: None,
             resend=lambda _: None,
@@ -109,6 +125,19 @@ async def test_what_a_list_lacks_is_taken_in_and_what_it_has_is_not(house: House
     house.listed = {"b"}
     await house.confirm()
     assert house.ids == ["a"]
+
+
+async def test_the_hardware_of_what_a_list_has_is_traced_once_the_checkpoint_tells_of_it(
+    house: House, readings: Readings
+) -> None:
+    readings.hold("a")  # adopted without hardware: its answer is not written yet
+    await house.confirm()
+    answer = ContainerAllocateResponse(devices=[DeviceSpec("/dev/x", "/dev/w1", "rw")])
+    entry = CheckpointEntry("pod", "main", TOY, ("a",), msgspec.json.encode(bytes(answer)))
+    readings.found = Checkpoint((1, 1, 2), (entry,), {TOY: frozenset({"a"})})
+    house.listed = {"a"}
+    await house.confirm()
+    assert [held.hardware for held in house.began] == [frozenset(), frozenset({"card"})]
 
 
 async def test_a_damaged_checkpoint_is_told_and_holds_no_list_up(house: House, readings: Readings) -> None:
