@@ -6,11 +6,11 @@ The kubelet takes of it what is free, and fills up with any devices where that i
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import structlog
+from anyio import to_thread
 
 from agent.devices.inventory import Inventory
 from agent.devices.placement import choose
@@ -58,7 +58,8 @@ class Preferences:
         slots, links = dict(self._inventory.slots(name)), self._inventory.links(resource.spec.backend)
         placement, available, must_include = resource.spec.placement, request.available, request.must_include
         try:
-            return await asyncio.to_thread(choose, slots, links, placement, available, must_include, request.size)
+            # not asyncio's threads: their module is loaded with the first one, which takes a descriptor
+            return await to_thread.run_sync(choose, slots, links, placement, available, must_include, request.size)
         except Exception:
             log.exception("placement-failed", resource=name, size=request.size, then="giving the first ones")
             return plain(request)
