@@ -1,12 +1,13 @@
 """Reads the configuration again: when asked, on SIGHUP, and when its file has changed; one after the other.
 
-A configuration with mistakes changes nothing. What is read and made of it is made in a thread; the supervisor applies it.
+A configuration with mistakes changes nothing, nor does one that cannot be put into force. It is read in a thread, where the
+backends that it needs are made, too.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,13 +16,14 @@ from typing import Any, Final
 import anyio
 import structlog
 
-from agent.config import DEFAULT_PATH, Config, ConfigError, Difference, compare, load
+from agent.config import DEFAULT_PATH, Config, ConfigError, ConfigProblem, Difference, compare, load
 from agent.console.control import RefusedError
 from agent.console.views import Reloaded
-from agent.devices.making import make_backends
+from agent.devices.making import make_backends, why_unmade
 from agent.devices.sources.files import FileWatch
 from agent.devices.sources.paths import POLL
 from agent.devices.workers import NoWorkerError, Workers
+from agent.errors import shown
 from agent.notify import Notifier
 from backends.base import Backend
 
@@ -42,7 +44,7 @@ class Change:
 
     difference: Difference
     backends: Mapping[str, Backend[Any]]
-    """A new instance of each backend whose resources are others."""
+    """A new instance of each backend that is to look anew: whose resources are others, or which is stuck."""
 
 
 class Reloader:
@@ -51,6 +53,7 @@ class Reloader:
     def __init__(
         self,
         current: Callable[[], Config],
+        stuck: Callable[[], Set[str]],
         apply: Callable[[Change], Awaitable[None]],
         notifier: Notifier,
         status: Callable[[], str],
@@ -60,7 +63,8 @@ class Reloader:
 
         Args:
             current: the configuration in force.
-            apply: puts another into force.
+            stuck: the backends in force that another instance may do better than.
+            apply: puts another into force; if it raises and has not, nothing has changed.
             notifier: is told when it begins and ends.
             status: what it is told then.
             default: the file, where there was none at the start.
@@ -69,7 +73,7 @@ class Reloader:
         """What was wrong with the configuration when it was read last; empty if it is in force."""
         self.needs_restart: tuple[str, ...] = ()
         """The settings that are others in the file, and that only a restart applies."""
-        self._current, self._apply = current, apply
+        self._current, self._stuck, self._apply = current, stuck, apply
         self._notifier, self._status = notifier, status
         self._default = default
         self._next: asyncio.Future[Reloaded] | None = None
@@ -113,20 +117,38 @@ class Reloader:
         """
         if not self._current().read_at:
             raise RefusedError("this daemon was given its configuration by another program, and has no file to read")
+        change = None
         try:
-            with anyio.fail_after(READ_DEADLINE):
-                change = await self._workers.start(partial(_read, self._current(), self._default))
+            change = await self._read()
+            await self._apply(change)
         except ConfigError as error:
             raise self._refuse(tuple(map(str, error.problems))) from None
         except (TimeoutError, NoWorkerError):
             raise self._refuse((f"{self._file()}: reading it, or starting a backend for it, hangs",)) from None
-        finally:
-            self._workers.close()
-        self.mistakes = ()
+        except Exception as error:
+            if change is not None and self._current() is change.difference.config:
+                self.mistakes = ()
+                raise  # it is in force
+            log.exception("part-failed", part="reload")  # where it came from matters
+            raise self._refuse((f"{self._file()}: it cannot be put into force: {shown(error)}",)) from error
         difference = change.difference
-        await self._apply(change)
+        self.mistakes = ()
         self._tell(difference)
         return Reloaded(difference.added, difference.removed, difference.changed, difference.needs_restart)
+
+    async def _read(self) -> Change:
+        """Read the file, and make what is needed of it.
+
+        Raises:
+            ConfigError: it has mistakes.
+            TimeoutError: it hangs.
+            NoWorkerError: it has hung before.
+        """
+        try:
+            with anyio.fail_after(READ_DEADLINE):
+                return await self._workers.start(partial(_read, self._current(), self._default, self._stuck()))
+        finally:
+            self._workers.close()
 
     def _refuse(self, mistakes: tuple[str, ...]) -> RefusedError:
         """Say what is wrong once, however often it is read."""
@@ -194,15 +216,22 @@ class Reloader:
             return True
 
 
-def _read(before: Config, default: Path) -> Change:
+def _read(before: Config, default: Path, stuck: Set[str]) -> Change:
     """Read the configuration, and make the backends that it needs anew (blocking).
 
     Raises:
-        ConfigError: with every mistake; a file that was there and is no more is one.
+        ConfigError: with every mistake; a file that was there and is no more is one, and a backend that cannot be started,
+            unless it was stuck before.
     """
     difference = compare(before, load(before.source, default=default))
-    of_kinds = [it for it in difference.config.resources if it.spec.backend in difference.kinds]
-    return Change(difference, make_backends(before.host, of_kinds))
+    kinds = difference.kinds if not difference.settings else {it.spec.backend for it in difference.config.resources}
+    of_kinds = [it for it in difference.config.resources if it.spec.backend in kinds | stuck]
+    made = make_backends(before.host, of_kinds)
+    unmade = {kind: why for kind, it in made.items() if (why := why_unmade(it))}
+    file = before.source or default
+    if mistakes := [f"the backend {kind}: {why}" for kind, why in unmade.items() if kind in kinds - stuck]:
+        raise ConfigError(tuple(ConfigProblem(file, None, "", mistake) for mistake in mistakes))
+    return Change(difference, {kind: it for kind, it in made.items() if kind in kinds or kind not in unmade})
 
 
 def _answer(answer: asyncio.Future[Reloaded], error: BaseException) -> None:

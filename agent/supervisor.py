@@ -18,13 +18,13 @@ import structlog
 from anyio.abc import TaskGroup
 
 from agent import garbage
-from agent.applying import Applier
 from agent.claims.traces import Tracer
 from agent.config import AgentConfig, Config
 from agent.console import views
 from agent.console.service import serve
 from agent.control import AgentControl, Parts
 from agent.counting import Counts
+from agent.daemon.reconfiguration import Reconfiguration
 from agent.devices.adoption import Adopter
 from agent.devices.claims import Ledger, names_of
 from agent.devices.features import FeatureFile
@@ -87,7 +87,6 @@ class Agent:
         """
         settings = config.agent
         self._clock, self._wall = clock, wall
-        self.config = config
         self.watchdog = Watchdog(notifier)
         self.counts = Counts()
         self._watching = Watching(
@@ -126,8 +125,10 @@ class Agent:
         )
         told = self._adopter, self._oddities, self._features, self.counts
         self._publisher = Publisher(self.inventory, self._serving, *told)
-        self._applier = self._make_applier()
-        self._reloader = Reloader(lambda: self.config, self._apply, notifier, lambda: self._serving.status)
+        self._reconfiguration = self._make_reconfiguration(config)
+        self._reloader = Reloader(
+            lambda: self.config, self._watching.stuck, self._apply, notifier, lambda: self._serving.status
+        )
         self.control = self._make_control(backends, events or Events())
         """What the faces ask."""
         self._tasks: TaskGroup  # of the running agent
@@ -170,8 +171,9 @@ class Agent:
             clock=self._clock,
         )
 
-    def _make_applier(self) -> Applier:
-        return Applier(
+    def _make_reconfiguration(self, config: Config) -> Reconfiguration:
+        return Reconfiguration(
+            config,
             self._watching,
             self.inventory,
             self._serving,
@@ -179,9 +181,15 @@ class Agent:
             self._starter,
             self._adopter,
             self._oddities,
-            self._learn,
+            self._errands,
+            self._judge,
             self._flush,
         )
+
+    @property
+    def config(self) -> Config:
+        """What is in force."""
+        return self._reconfiguration.config
 
     def _make_control(self, backends: Mapping[str, Backend[Any]], events: Events) -> AgentControl:
         return AgentControl(
@@ -276,13 +284,13 @@ class Agent:
 
     def _digest(self, news: News) -> None:
         """Discovery found something different."""
-        self._learn(news)
+        self.inventory.update(news.backend, news.units, news.links)
+        self._judge(news)
         self._flush(news.since)
         asyncio.get_running_loop().call_soon(self._health_changed.set)  # as above
         self._oddities.tell_of_failures()
 
-    def _learn(self, news: News) -> None:
-        self.inventory.update(news.backend, news.units, news.links)
+    def _judge(self, news: News) -> None:
         now = self._clock()
         ours = self._errands.turns.have_effects()
         found = self._health.found(news.backend, news.units, now, beside=news.beside, anew=news.anew, ours=ours)
@@ -317,9 +325,7 @@ class Agent:
 
     async def _apply(self, change: Change) -> None:
         """Put another configuration into force."""
-        outlooks = await self._applier.look_ahead(change, SETTLE)
-        self.config = change.difference.config
-        self._applier.apply(change, outlooks)
+        await self._reconfiguration.apply(change, SETTLE)
         self._health_changed.set()
         self._tasks.start_soon(self._adopt_what_is_new)
 
@@ -390,8 +396,10 @@ class Agent:
         await self._adopter.run()
 
     async def _look_at(self, kind: str, units: Set[str]) -> None:
-        if (discoverer := self.discoverers.get(kind)) is not None:  # else it is no longer configured, and sees nothing
+        while (discoverer := self.discoverers.get(kind)) is not None:  # else it is not configured, and sees nothing
             await discoverer.look_at(units)
+            if self.discoverers.get(kind) is discoverer:
+                return  # else a reload has put another into its place, which is to look
 
     def _was_reset(self, hardware: Set[str]) -> None:
         self.inventory.set_health(self._health.cleared(Clears.OUR_RESET, hardware, self._clock()))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final, TypeVar
 
 import anyio
 import structlog
@@ -15,8 +14,7 @@ from anyio.abc import TaskGroup
 from agent.config import AgentConfig
 from agent.counting import Counts
 from agent.devices.discovery import Discoverer
-from agent.devices.looks import Walk
-from agent.devices.making import is_made
+from agent.devices.making import why_unmade
 from agent.devices.news import News
 from agent.devices.records import Sightings, wants
 from agent.devices.sources.base import Resync, Said
@@ -33,22 +31,13 @@ from backends.base import ANY_SUBSYSTEM, Backend, Hint, Host, LinkChange, Record
 Recorded = Callable[[Sequence[Signal], Record], None]
 """Told what a record of the kernel's says about hardware."""
 
+T = TypeVar("T")
+
 _INOTIFY, _KMSG, _LINKS, _UEVENTS = "inotify", "kernel's log", "network interfaces", "uevents"
 
 _WAKE: Final = 2.0  # seconds for a look at everything after we did not run
 
 log = structlog.get_logger()
-
-
-@dataclass(slots=True)
-class Outlook:
-    """What another instance of a backend has found, beside the one in force."""
-
-    backend: Backend[Any]
-    discoverer: Discoverer
-    """Of the one in force, or a new one."""
-    found: Walk | None = None
-    """None as long as it has not finished."""
 
 
 class Watching:
@@ -67,14 +56,13 @@ class Watching:
         """Prepare; `digest` is told what looking has found, the watchdog that the sources are alive."""
         self.backends = dict(backends)
         """By their kinds, as they are now."""
-        self._settings = settings
         self._digest = digest
         self._recorded = recorded
         self._sightings = Sightings()
         self._counts = counts
         self._watches: dict[str, Watches] = {}
         self._tasks: TaskGroup  # of the running agent
-        self._scopes: dict[str, anyio.CancelScope] = {}
+        self._scopes: dict[Discoverer, anyio.CancelScope] = {}
         self._pulses = {name: watchdog.pulse(name) for name in (_INOTIFY, _KMSG, _LINKS)}
         self._paths = PathSource(self.take, host, self._pulses[_INOTIFY].beat)
         self.kmsg = KmsgSource(self.take, host, beat=self._pulses[_KMSG].beat)
@@ -83,13 +71,31 @@ class Watching:
         if settings.uevents != "off":
             pulse = self._pulses[_UEVENTS] = watchdog.pulse(_UEVENTS)
             self._uevents = UeventSource(self.take, host, settings.uevents, beat=pulse.beat, counts=counts)
-        self.discoverers = {kind: self._discoverer(kind, backend) for kind, backend in self.backends.items()}
+        self.discoverers: dict[str, Discoverer] = {}
+        self.discoverers.update({kind: self._discoverer(kind, it, settings) for kind, it in self.backends.items()})
 
-    def _discoverer(self, kind: str, backend: Backend[Any]) -> Discoverer:
-        resync, probe = self._settings.resync, self._settings.probe
-        return Discoverer(
-            kind, backend, self._publish, resync=resync, probe=probe, on_watches=self._watch, counts=self._counts
+    def _discoverer(self, kind: str, backend: Backend[Any], settings: AgentConfig) -> Discoverer:
+        """Whoever looks through this instance; what it finds is heard while it is in force."""
+
+        def publish(news: News) -> None:
+            if self.discoverers.get(kind) is made:
+                self._publish(news)
+
+        def watch(kind: str, watches: Watches) -> None:
+            if self.discoverers.get(kind) is made:
+                self._watch(kind, watches)
+
+        made = Discoverer(
+            kind,
+            backend,
+            publish,
+            resync=settings.resync,
+            probe=settings.probe,
+            on_watches=watch,
+            counts=self._counts,
+            before=self.discoverers.get(kind),
         )
+        return made
 
     # --- parts that run ---
 
@@ -97,7 +103,7 @@ class Watching:
         """Listen, and then look, so that nothing happens unseen in between."""
         for discoverer in self.discoverers.values():
             self._watches[discoverer.kind] = discoverer.watches()
-        self._listen_to(self._all_watches())
+        self.listen()
         for name, source in {
             _INOTIFY: self._paths.run,
             _KMSG: self.kmsg.run,
@@ -111,7 +117,7 @@ class Watching:
             self._start(discoverer)
 
     def _start(self, discoverer: Discoverer) -> None:
-        scope = self._scopes[discoverer.kind] = anyio.CancelScope()
+        scope = self._scopes[discoverer] = anyio.CancelScope()
         self._tasks.start_soon(_run, discoverer, scope)
 
     async def _run_uevents(self) -> None:
@@ -122,8 +128,8 @@ class Watching:
 
     async def looked(self) -> None:
         """Wait until every backend has had its first scan."""
-        for discoverer in list(self.discoverers.values()):
-            await discoverer.first_scan.wait()
+        while waiting := [it for it in self.discoverers.values() if not it.first_scan.is_set()]:
+            await waiting[0].first_scan.wait()
 
     async def until(self, due: float | None, event: asyncio.Event, clock: Callable[[], float]) -> None:
         """Wait until this time, or for an event.
@@ -148,45 +154,60 @@ class Watching:
 
     # --- another configuration ---
 
-    def set_timers(self, settings: AgentConfig) -> None:
-        """Look and probe at these intervals from now on."""
-        self._settings = settings
-        for discoverer in self.discoverers.values():
-            discoverer.schedule.set_timers(settings.resync, settings.probe)
+    def stuck(self) -> set[str]:
+        """The backends that another instance may do better than: one that could not be started, or whose reads hang."""
+        return {kind for kind, it in self.discoverers.items() if it.is_stuck or why_unmade(it.backend)}
 
-    async def look_ahead(self, backends: Mapping[str, Backend[Any]], patience: float) -> list[Outlook]:
-        """See what other instances of backends find, beside those in force, as far as they do in so many seconds."""
-        outlooks = []
-        for kind, backend in backends.items():
-            discoverer = self.discoverers.get(kind) or self._discoverer(kind, backend)
-            outlooks.append(Outlook(backend, discoverer))
-        with anyio.move_on_after(patience):
-            async with anyio.create_task_group() as tasks:
-                for outlook in outlooks:
-                    tasks.start_soon(_look_ahead, outlook)
-        return outlooks
+    @asynccontextmanager
+    async def beside(
+        self, backends: Mapping[str, Backend[Any]], settings: AgentConfig, patience: float
+    ) -> AsyncIterator[dict[str, Discoverer]]:
+        """Have these instances look at the node beside those in force, for so many seconds before the body is run.
 
-    def exchange(self, outlooks: Iterable[Outlook], gone: Iterable[str]) -> list[News]:
-        """Go on with these instances, and without those backends; what that changes, for the caller to make known."""
-        news = [self._leave(kind) for kind in gone]
-        for outlook in outlooks:
-            kind, discoverer = outlook.discoverer.kind, outlook.discoverer
-            self.backends[kind] = outlook.backend
-            is_new = kind not in self.discoverers
-            self.discoverers[kind] = discoverer
-            news.append(discoverer.exchange(outlook.backend, outlook.found))
-            if is_new:
+        What has not been put into force by its end goes.
+        """
+        fresh = {kind: self._discoverer(kind, backend, settings) for kind, backend in backends.items()}
+        try:
+            for discoverer in fresh.values():
                 self._start(discoverer)
-        for told in news:
-            asyncio.get_running_loop().call_soon(self._sight, told)  # once the caller has made it known
-        return news
+            with anyio.move_on_after(patience):
+                for discoverer in fresh.values():
+                    await discoverer.first_scan.wait()
+            for kind, discoverer in fresh.items():
+                if not discoverer.first_scan.is_set():
+                    log.warning("backend-slow", backend=kind, waited=patience, then="listing what is known so far")
+            yield fresh
+        finally:
+            for kind, discoverer in fresh.items():
+                if self.discoverers.get(kind) is not discoverer:
+                    self._scopes.pop(discoverer).cancel()
+                    if kind not in self.discoverers:
+                        self._counts.discovery.pop(kind, None)
 
-    def _leave(self, kind: str) -> News:
-        discoverer = self.discoverers.pop(kind)
-        del self.backends[kind], self._watches[kind]
+    def watches_of(self, discoverers: Mapping[str, Discoverer]) -> dict[str, Watches]:
+        """What these want to be told of."""
+        mine = self.discoverers
+        return {kind: self._watches[kind] if mine.get(kind) is it else it.watches() for kind, it in discoverers.items()}
+
+    def exchange(self, discoverers: Mapping[str, Discoverer], watches: Mapping[str, Watches]) -> None:
+        """These are in force, with these wishes; all others go, and nobody hears what their threads come back with."""
+        gone = [it for kind, it in self.discoverers.items() if discoverers.get(kind) is not it]
+        for kind in self.discoverers.keys() - discoverers.keys():
+            self._counts.discovery.pop(kind, None)
+        _become(self.discoverers, discoverers)
+        _become(self.backends, {kind: it.backend for kind, it in discoverers.items()})
+        self._watches = dict(watches)
+        for discoverer in gone:
+            discoverer.leave()
+            self._scopes.pop(discoverer).cancel()
+
+    def sight_soon(self, news: News) -> None:
+        """Tell what was said of new hardware earlier, a turn from now: when the caller has made the news known."""
+        asyncio.get_running_loop().call_soon(self._sight, news)
+
+    def listen(self) -> None:
+        """Hear what those in force asked for."""
         self._listen_to(self._all_watches())
-        self._scopes.pop(kind).cancel()
-        return discoverer.leave()
 
     # --- what the kernel says ---
 
@@ -230,7 +251,7 @@ class Watching:
         if self._watches.get(kind) == watches:
             return
         self._watches[kind] = watches
-        self._listen_to(self._all_watches())
+        self.listen()
 
     def _all_watches(self) -> Watches:
         every = Watches()
@@ -256,12 +277,10 @@ async def _look_again(discoverer: Discoverer) -> None:
         await discoverer.look_at(discoverer.known)
 
 
-async def _look_ahead(outlook: Outlook) -> None:
-    if is_made(outlook.backend):
-        outlook.found = await outlook.discoverer.look_ahead(outlook.backend)
-    else:
-        # nothing that an earlier instance found can be had through it
-        outlook.found = Walk(listed=frozenset(), known=outlook.discoverer.known)
+def _become(mine: dict[str, T], theirs: Mapping[str, T]) -> None:
+    """Others have the mapping, and see what is in it."""
+    mine.clear()
+    mine.update(theirs)
 
 
 def _concerns(hint: Hint, watches: Watches) -> bool:

@@ -126,7 +126,7 @@ class Backend(ABC, Generic[Options]):
 
     Write `units`, `discover` and `edits`; the rest has defaults. One instance serves all resources of its
     kind. `units`, `discover`, `probe`, `glance`, `adopt`, `claim`, `prepare` and `release` run in worker threads and may
-    block; everything else is pure and runs on the event loop.
+    block; everything else is pure and runs on the event loop, `ids` also in a thread.
     """
 
     options_type: ClassVar[type[Any]]

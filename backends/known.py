@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, MutableMapping
 
 from backends.values import Device
 
@@ -20,9 +20,23 @@ class Known(MutableMapping[str, tuple[Device, ...]]):
         self._minding: dict[str, tuple[str, ...]] = {}
         self.update(units or {})
 
+    def copy(self) -> Known:
+        """The same, to go on from."""
+        other = Known()
+        other._units, other._minding = self._units.copy(), self._minding.copy()
+        return other
+
     def minding(self, hardware: str) -> tuple[str, ...]:
         """The units with a device that owns this hardware or depends on it."""
         return self._minding.get(hardware, ())
+
+    def items(self) -> ItemsView[str, tuple[Device, ...]]:
+        """As a dictionary's, which are ten times as fast as a mapping's; there may be 10,000 units."""
+        return self._units.items()
+
+    def keys(self) -> KeysView[str]:
+        """The same."""
+        return self._units.keys()
 
     def __getitem__(self, unit: str) -> tuple[Device, ...]:
         return self._units[unit]

@@ -39,7 +39,10 @@ class House:
         self.systemd.bind(str(file.with_name("notify")))
         self.systemd.setblocking(False)
         notifier = Notifier(str(file.with_name("notify")))
-        self.it = Reloader(lambda: self.config, lambda change: self.apply(change), notifier, lambda: "well")
+        self.stuck: set[str] = set()
+        self.it = Reloader(
+            lambda: self.config, lambda: self.stuck, lambda change: self.apply(change), notifier, lambda: "well"
+        )
 
     def write(self, *names: str, more: str = "") -> None:
         self.file.write_text("".join(STUB.format(name=name) for name in names) + more)
@@ -168,8 +171,25 @@ async def test_a_file_whose_reading_hangs_is_refused_and_the_next_one_too(
         assert await house.reload() == Reloaded()
 
 
-async def test_an_error_of_ours_is_told_to_whoever_asked_and_the_next_is_another(house: House) -> None:
+async def test_an_error_of_ours_before_it_is_in_force_is_a_mistake_and_the_next_is_another(house: House) -> None:
     async def fail(_change: Change) -> None:
+        raise ZeroDivisionError
+
+    house.apply = fail
+    async with house.running():
+        house.write(A, B)
+        with capture_logs() as lines, pytest.raises(RefusedError, match="cannot be put into force: ZeroDivisionError"):
+            await house.reload()
+        assert [line["event"] for line in lines] == ["part-failed", "config-invalid"]
+        assert len(house.it.mistakes) == 1
+        house.apply = house._apply
+        assert await house.reload() == Reloaded(added=(B,))
+        assert not list(house.it.mistakes)
+
+
+async def test_an_error_of_ours_when_it_is_in_force_is_told_to_whoever_asked(house: House) -> None:
+    async def fail(change: Change) -> None:
+        await house._apply(change)
         raise ZeroDivisionError
 
     house.apply = fail
@@ -177,9 +197,41 @@ async def test_an_error_of_ours_is_told_to_whoever_asked_and_the_next_is_another
     with pytest.raises(ZeroDivisionError):
         await house.it.run()
     assert isinstance(asked.exception(), ZeroDivisionError)
+    assert not list(house.it.mistakes)
     house.apply = house._apply
     async with house.running():
         assert await house.reload() == Reloaded()
+
+
+async def test_what_is_stuck_gets_a_new_instance_though_the_file_is_the_same_and_other_timers_have_all_look_anew(
+    house: House,
+) -> None:
+    async with house.running():
+        house.stuck = {"stub"}
+        assert await house.reload() == Reloaded()
+        house.stuck = {"gone meanwhile"}
+        assert await house.reload() == Reloaded()
+        house.write(A, more='[agent]\nprobe = "7s"\n')
+        assert await house.reload() == Reloaded()
+    assert [list(change.backends) for change in house.applied] == [["stub"], [], ["stub"]]
+
+
+async def test_a_backend_that_cannot_be_started_is_a_mistake_unless_it_was_stuck(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: object) -> None:
+        raise OSError("no such luck")
+
+    monkeypatch.setattr("backends.stub.Stub.__init__", refuse)
+    async with house.running():
+        house.write(A, B)
+        with pytest.raises(RefusedError, match="the backend stub: it could not be started"):
+            await house.reload()
+        assert not house.applied
+        house.stuck = {"stub"}
+        assert await house.reload() == Reloaded(added=(B,))
+        assert await house.reload() == Reloaded()
+    assert [list(change.backends) for change in house.applied] == [["stub"], []], "what it was is as good"
 
 
 async def test_at_the_end_nobody_is_left_waiting(house: House) -> None:

@@ -32,11 +32,6 @@ class Candidate:
     value: str = ""
     """Of which value a template made the resource's name; empty if none did."""
 
-    @property
-    def sense(self) -> tuple[str, tuple[str, ...], str]:
-        """All of it but where the resource stands."""
-        return self.resource, self.ids, self.value
-
 
 @dataclass(frozen=True, slots=True)
 class Placed:

@@ -24,6 +24,10 @@ class Conditions:
             else:
                 self._health[hardware] = health
 
+    def all(self) -> dict[str, Health]:
+        """All of it."""
+        return self._health.copy()
+
     def of(self, device: Device, held: Container[str]) -> Health:
         """How the device is; `held` is what pods hold."""
         if not self._health:

@@ -7,7 +7,7 @@ the process ends, or a reload takes the template away.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,8 +22,20 @@ from backends.base import Backend, Device, Resource
 class Configured:
     """The resources by their names, in the order of the config."""
 
-    def __init__(self, resources: Sequence[Resource[Any]], backends: Mapping[str, Backend[Any]]) -> None:
-        """Take these in; `backends` by their kinds."""
+    def __init__(
+        self,
+        resources: Sequence[Resource[Any]],
+        backends: Mapping[str, Backend[Any]],
+        before: Configured | None = None,
+    ) -> None:
+        """Take these in.
+
+        Args:
+            resources: in their order.
+            backends: by their kinds.
+            before: what was configured, if another configuration was in force: the resources that its templates have
+                given stay in force, as far as there are such templates, and as these are now.
+        """
         self.written: Mapping[str, Resource[Any]] = {resource.name: resource for resource in resources}
         """As the config has them, templates included."""
         self.resources = {name: resource for name, resource in self.written.items() if not resource.is_template}
@@ -39,6 +51,10 @@ class Configured:
             self._of_kind[resource.spec.backend].append(resource)
         self._news: list[Resource[Any]] = []
         self._templates = [resource for resource in resources if resource.is_template]
+        for name, resource in before.resources.items() if before else ():
+            now = self.written.get(resource.template)
+            if before and now is not None and now.spec.backend == resource.spec.backend:
+                self.bring(name, now.spec.backend, before.stands_for.get(name, ""))
 
     def kind(self, name: str) -> str | None:
         """The backend of a resource or template; None while it retires."""
@@ -105,18 +121,10 @@ class Configured:
         given, self._news = self._news, []
         return given
 
-    def keep(self, before: Configured) -> None:
-        """The resources that templates which are still there had given stay in force, as the templates are now.
-
-        So does what is said of backends whose resources are the same.
-        """
-        differing = self.differing(before)
-        self.broken.update({n: why for n, why in before.broken.items() if before.kind(n) not in differing})
-        for name, resource in before.resources.items():
-            now = self.written.get(resource.template)
-            if now is not None and now.spec.backend == resource.spec.backend:
-                self.bring(name, now.spec.backend, before.stands_for.get(name, ""))
-        self._news = before.take_given()
+    def go_on_from(self, before: Configured) -> None:
+        """Templates have given so far what they had given there, and what of that `take_given` has not told yet is left."""
+        untold = [self.resources[it.name] for it in before._news if it.name in self.resources]
+        self._news = [it for it in self._news if it.name not in before.resources] + untold
 
     # --- devices ---
 
@@ -153,30 +161,6 @@ class Configured:
         return Candidate(
             resource.name, order, ask(lambda: answers.ids(self._backends[kind].ids(resource, device))), value
         )
-
-    def renumber(self, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
-        """The same resources, where they stand in the order now."""
-        if all(it.order == self._order_of(it.resource) for it in candidates):
-            return candidates
-        return tuple(replace(it, order=self._order_of(it.resource)) for it in candidates)
-
-    def _order_of(self, name: str) -> int:
-        if (order := self._order.get(name)) is not None:
-            return order
-        giver = self.giver(name)
-        assert giver is not None
-        return self._order[giver.name]
-
-    def differing(self, before: Configured) -> Set[str]:
-        """The backends whose resources are others than before, or in another order."""
-        kinds = self._of_kind.keys() | before._of_kind.keys()
-        return {kind for kind in kinds if self._of_kind.get(kind) != before._of_kind.get(kind)}
-
-    def reorders(self, before: Configured) -> bool:
-        """Are there two resources of before of which another comes first now?"""
-        return [name for name in before.written if name in self.written] != [
-            name for name in self.written if name in before.written
-        ]
 
 
 def _cannot_be_reset(resource: Resource[Any], device: Device) -> str | None:

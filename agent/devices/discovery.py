@@ -29,7 +29,7 @@ from agent.discovery.answers import ask
 from agent.discovery.reports import Reports, cannot_read, hangs, signals_of_hung
 from agent.errors import shown, words
 from agent.runtime.patience import Running
-from backends.base import ALL, All, Backend, Device, Hint, Problem, Record, Signal, Watches
+from backends.base import ALL, All, Backend, Device, Hint, Link, Problem, Record, Signal, Watches
 
 UNIT_DEADLINE: Final = 5.0
 """Seconds after which a read is taken to hang."""
@@ -37,7 +37,8 @@ UNIT_DEADLINE: Final = 5.0
 THREADS: Final = 64
 """Each read that hangs keeps one; as many units may hang before the others are no longer looked at."""
 
-_CALLS = ("affects", "signals", "watches")  # problems that belong to a call, not to a unit
+_FOR_EVENTS = ("affects", "signals")
+_CALLS = (*_FOR_EVENTS, "watches")  # problems that belong to a call, not to a unit
 
 
 class Discoverer:
@@ -55,14 +56,31 @@ class Discoverer:
         on_watches: Callable[[str, Watches], None] = lambda _kind, _watches: None,
         clock: Callable[[], float] = time.monotonic,
         counts: Counts | None = None,
+        before: Discoverer | None = None,
     ) -> None:
+        """Prepare.
+
+        Args:
+            kind: the backend's name.
+            backend: the instance that looks, for good: another one has a discoverer of its own.
+            publish: is told what has changed.
+            resync: seconds between two looks at everything.
+            probe: seconds between two probes of all that is known.
+            unit_deadline: seconds after which a read is taken to hang.
+            on_watches: is told what the sources should listen to.
+            clock: the time in seconds.
+            counts: has the durations of scans.
+            before: the one in force, of which this one may take the place (`take_over`); until then that goes on.
+        """
         self.kind = kind
         self.backend = backend
-        self.workers = Workers(kind, THREADS)
-        self._seen = Seen()
+        self.workers: Workers = before.workers if before else Workers(kind, THREADS)  # those that hang count, too
+        self._seen: Seen = before._seen.inherited() if before else Seen()
+        self._inherited = dict(self._seen.devices.items())
         self.known = self._seen.devices
-        self._reports = Reports(kind)
-        self.problems, self._report = self._reports.problems, self._reports.report
+        self._reports = Reports(kind, before.problems_of_units() if before else {})
+        self.problems: dict[str, tuple[Problem, ...]] = self._reports.problems
+        self._report = self._reports.report
         self._publish = publish
         self._on_watches = on_watches
         self._unit_deadline = unit_deadline
@@ -103,6 +121,19 @@ class Discoverer:
             return ()
         self._reports.call_answered("signals")
         return said
+
+    def problems_of_units(self) -> dict[str, tuple[Problem, ...]]:
+        """What is wrong, but for calls that nobody has made of another instance."""
+        return {unit: problems for unit, problems in self.problems.items() if unit not in _FOR_EVENTS}
+
+    @property
+    def is_stuck(self) -> bool:
+        """Does a read hang, or does a call fail, that another instance may do better, with threads to try it?"""
+        return bool(self._hung or self.problems.keys() & _CALLS) and self.workers.spare
+
+    def links(self) -> dict[str, tuple[Link, ...]]:
+        """The links that were found so far, by unit."""
+        return self._seen.links.copy()
 
     def selectable(self) -> list[Device]:
         """Whatever a selector could have meant, taken or not."""
@@ -145,42 +176,40 @@ class Discoverer:
 
     # --- another configuration ---
 
-    async def look_ahead(self, backend: Backend[Any]) -> Walk:
-        """What another instance of the backend finds, to be handed to `exchange`; what goes wrong is left to that."""
-        progress = Walk(known=dict(self.known))
-        if EVERY_UNIT in self._hung:
-            return progress
-        call = partial(walk, backend, None, frozenset(self._hung), self._seen, progress, self._clock)
-        try:
-            await self.workers.start(call)
-        except Exception:  # noqa: BLE001  # the scan that follows the exchange meets it again, and reports it
-            return Walk()
-        finally:
-            progress.abandoned = True  # if this is cancelled; else it has ended
-        return progress
+    def take_over(self, before: Discoverer | None) -> News:
+        """Take the place of the one before; what is different from now on, for the caller to make known.
 
-    def exchange(self, backend: Backend[Any], found: Walk | None) -> News:
-        """Go on with another instance of the backend, and look at everything again; what it has found up to now.
-
-        The caller makes that known, with what else is new.
+        The other's word counts for units that we have not read yet, and for those that changed after we began: those
+        are to be looked at again.
         """
-        self.backend = backend
-        for call in ("affects", "signals"):  # which nobody has asked of this one
-            self._reports.call_is_well(call)
-        news = News(self.kind, {}, {}, anew=True)
-        if found is not None:
-            found = found.without_moved(self.known)
-            news = replace(self._told(found), anew=True)
-            self._take_in(news, found, None)
-            self.first_scan.set()
-        self._on_watches(self.kind, self.watches())
-        self.rescan()  # what happened since it was looked ahead
-        return news
+        seen, old = self._seen, before._seen if before else Seen()
+        earlier, now = self._inherited, dict(old.devices.items())
+        self._inherited = {}
+        moved = (earlier.keys() ^ now.keys()) | {unit for unit, it in now.items() if earlier.get(unit) is not it}
+        believed = moved | (seen.devices.keys() - seen.signals.keys())  # what was read has signals, if only none
+        for unit in believed:
+            seen.believe(old, unit)
+        gone = dict.fromkeys(now.keys() - seen.devices.keys(), ())
+        changed = {unit: found for unit, found in seen.devices.items() if found is not now.get(unit)}
+        return News(
+            self.kind,
+            changed | gone,
+            {unit: said for unit, said in seen.signals.items() if unit not in believed} | gone,
+            {unit: links for unit, links in seen.links.items() if links != old.links.get(unit, ())}
+            | dict.fromkeys(old.links.keys() - seen.links.keys(), ()),
+            anew=True,
+            beside={unit: beside for unit in changed if (beside := seen.beside.get(unit))},
+        )
 
-    def leave(self) -> News:
-        """Nobody wants this backend any more: nothing of what it found is there."""
+    def leave(self) -> None:
+        """Another one has our place, or none: whoever waits is let go."""
         self._waiting.let_go()
+        for call in _FOR_EVENTS:
+            self._reports.call_is_well(call)
         self.first_scan.set()
+
+    def nothing_left(self) -> News:
+        """None has: nothing of what was found is there."""
         return replace(news_of(self.kind, {}, frozenset(self.known), self._seen), anew=True)
 
     # --- one scan ---
@@ -194,18 +223,15 @@ class Discoverer:
         failed: dict[str, str] = {}
         units = self._wanted(todo)
         while units is None or units:
-            progress, backend = Walk(), self.backend
+            progress = Walk()
             skip = frozenset(self._hung.keys() | self._slow.units)
-            call = partial(walk, backend, units, skip, self._seen, progress, self._clock)
+            call = partial(walk, self.backend, units, skip, self._seen, progress, self._clock)
             try:
                 failure = await self._run(call, progress)
             except NoWorkerError as error:
                 self._report_no_worker(error)
                 failed |= dict.fromkeys(units or todo.units, str(error))
                 break
-            if backend is not self.backend:
-                units = self._wanted(todo)  # what an earlier instance sees is not what is configured
-                continue
             progress = progress.so_far()
             failed |= {unit: cannot_read(unit, error) for unit, error in progress.failures.items()}
             self._digest(progress, failure, since)
@@ -238,18 +264,16 @@ class Discoverer:
         units = ((todo.probes | todo.glances) & self.known.keys()) - self._hung.keys() - late
         at_a_glance = todo.glances - todo.probes
         while units:
-            backend, progress = self.backend, Walk(interrupted=todo.one)
+            progress = Walk(interrupted=todo.one)
             self._probing = progress
             try:
-                call = partial(probe, backend, units, at_a_glance, self._seen, progress, self._clock)
+                call = partial(probe, self.backend, units, at_a_glance, self._seen, progress, self._clock)
                 await self._run(call, progress)
             except NoWorkerError as error:
                 self._report_no_worker(error)
                 break
             finally:
                 self._probing = None
-            if backend is not self.backend:
-                break  # everything is looked at again
             self._digest_probes(progress)
             units = units - progress.probes.keys() - progress.failures.keys() - self._hung.keys() - self._slow.units
             if progress.interrupted:
@@ -289,7 +313,7 @@ class Discoverer:
             if unit is not None and lasts >= OVERTAKEN:
                 progress.abandoned = True
                 progress.since = now - lasts  # without the time in which we did not run
-                self._slow.add(unit, self.backend, progress, job)
+                self._slow.add(unit, progress, job)
                 return None
             await wait(progress, job, OVERTAKEN)
         error = job.exception()
@@ -300,11 +324,10 @@ class Discoverer:
         async for slow in self._slow.ended(self._unit_deadline, self._clock, self.schedule.asked):
             if slow.hangs is not None:
                 self._quarantine(slow.unit, slow.hangs)
-            elif slow.backend is self.backend:
-                if slow.found.probes:
-                    self._digest_probes(slow.found)
-                else:
-                    self._digest(slow.found, None, since)
+            elif slow.found.probes:
+                self._digest_probes(slow.found)
+            else:
+                self._digest(slow.found, None, since)
             if slow.unit in self._again:
                 self._again.discard(slow.unit)
                 self._ask([slow.unit])

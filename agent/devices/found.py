@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agent.devices.assignment import Candidate, Placed
-from backends.base import Device
+from agent.devices.model import Health, Held
+from backends.base import Device, Link
 
 Ref = tuple[str, str, str, str]
 """Names one found device: backend, unit, the resource it was built for or "", key."""
@@ -37,6 +38,20 @@ class Found:
         lost = dict(refusal.split(" ", 1) for refusal in self.lost)
         has = self.placed.resource if self.placed else ""
         return lost.get(resource, f"selects it, but {has} comes before it in the configuration and has it")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Whatever an inventory is told; none of it changes."""
+
+    units: Mapping[str, Mapping[str, tuple[Device, ...]]] = field(default_factory=dict)
+    """Backend → unit → its devices."""
+    links: Mapping[str, Mapping[str, Sequence[Link]]] = field(default_factory=dict)
+    """The same for links."""
+    health: Mapping[str, Health] = field(default_factory=dict)
+    """Of hardware that is not healthy."""
+    held: Mapping[tuple[str, str], Held] = field(default_factory=dict)
+    """By slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +103,6 @@ class Indexes:
                     index[key] = tuple(ref for ref in refs if ref != found.ref)
                     rivals.update(index[key])
         return rivals
-
-    def shares(self, found: Found) -> bool:
-        """Does any other own some of its hardware?"""
-        return any(len(self.owned[hardware]) > 1 for hardware in found.device.hardware)
 
     def connected(self, refs: Iterable[Ref], found: Mapping[Ref, Found]) -> set[Ref]:
         """Of what was found, these and all that share hardware or IDs with them, directly or through others."""

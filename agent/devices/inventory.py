@@ -13,24 +13,38 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from agent.devices.assignment import assign
 from agent.devices.conditions import Conditions
 from agent.devices.configured import Configured
 from agent.devices.finding import find, places_of
-from agent.devices.found import Found, Indexes, Ref, Unclaimed
+from agent.devices.found import Facts, Found, Indexes, Ref, Unclaimed
 from agent.devices.holding import GONE, Holdings, elsewhere, is_same, kept_back, replaced, retired, unusable
 from agent.devices.listing import Listing
-from agent.devices.model import Health, Held, Slot, Snapshot
+from agent.devices.model import HEALTHY, Health, Held, Slot, Snapshot
 from backends.base import Backend, Device, Link, Resource
+
+_T = TypeVar("_T")
 
 
 class Inventory:
     """The lists of all resources, and who owns which hardware."""
 
-    def __init__(self, resources: Sequence[Resource[Any]], backends: Mapping[str, Backend[Any]]) -> None:
-        self.configured = Configured(resources, backends)
+    def __init__(
+        self,
+        resources: Sequence[Resource[Any]],
+        backends: Mapping[str, Backend[Any]],
+        before: Configured | None = None,
+    ) -> None:
+        """Begin with nothing.
+
+        Args:
+            resources: in their order, templates included.
+            backends: by their kinds.
+            before: what was configured, where another configuration is in force (`go_on_from`).
+        """
+        self.configured = Configured(resources, backends, before)
         """As the config has it now, and what its templates have given."""
         self._found: dict[Ref, Found] = {}
         self._units: dict[tuple[str, str], tuple[Ref, ...]] = {}
@@ -45,33 +59,6 @@ class Inventory:
         """Raised whenever other devices are there, or other resources."""
 
     # --- what goes in ---
-
-    def configure(
-        self,
-        resources: Sequence[Resource[Any]],
-        backends: Mapping[str, Backend[Any]],
-        units: Mapping[str, Mapping[str, Sequence[Device]]] = MappingProxyType({}),
-    ) -> None:
-        """These are the resources from now on; only what this concerns is decided anew, and all of it at once.
-
-        Args:
-            resources: in their order, templates included.
-            backends: by their kinds.
-            units: of each backend that was looked at for this, or is no more, the units that differ from before.
-        """
-        before, self.configured = self.configured, Configured(resources, backends)
-        self.revision += 1
-        self.configured.keep(before)
-        for claim in self._held.by_slot.values():
-            self._bring(claim.resource, claim.backend)
-        now = self.configured.resources
-        self._lists |= {name: Listing(name) for name in now if name not in self._lists}
-        self._ready &= {resource.spec.backend for resource in resources}
-        found = [(backend, *it) for backend, of_backend in units.items() for it in of_backend.items()]
-        moved = {ref for it in found for ref in self._replace_unit(*it)}
-        self._settle(moved | self._select_anew(before))
-        for name in now.keys() ^ before.resources.keys():
-            self._write_all((name, device_id) for device_id in self._lists[name].claims)
 
     def update(
         self,
@@ -148,6 +135,36 @@ class Inventory:
         """Have this list sent again although nothing changed (it makes the kubelet write its checkpoint: A3)."""
         if (listing := self._lists.get(resource)) is not None:
             listing.touch()
+
+    # --- another configuration ---
+
+    def facts(self) -> Facts:
+        """What it was told of pods and of health, as it is now."""
+        return Facts(health=self._conditions.all(), held=self._held.by_slot | self._foreign.by_slot)
+
+    def learn(self, now: Facts, before: Facts) -> None:
+        """Take in all facts of now, of which it knows those of before."""
+        self.unclaim(claim for slot, claim in before.held.items() if slot not in now.held)
+        self.claim(claim for slot, claim in now.held.items() if before.held.get(slot) is not claim)
+        names = now.health.keys() | before.health.keys()
+        health = {name: now.health.get(name, HEALTHY) for name in names}
+        self.set_health({name: it for name, it in health.items() if it is not before.health.get(name)})
+        for backend, found in now.units.items():
+            units = _differing(found, before.units.get(backend, {}))
+            links = _differing(now.links.get(backend, {}), before.links.get(backend, {}))
+            self.update(backend, units, links)
+
+    def go_on_from(self, before: Inventory) -> None:
+        """Take up its lists where they are, so that only what differs is listed anew; `before` stays as it is."""
+        self.revision = before.revision + 1
+        self.configured.go_on_from(before.configured)
+        self._ready = before._ready & {resource.spec.backend for resource in self.configured.written.values()}
+        for name, listing in before._lists.items():
+            self._lists.setdefault(name, Listing(name)).go_on_from(listing)
+
+    def become(self, other: Inventory) -> None:
+        """Be what the other one is: whoever asks sees one or the other. Cannot fail; nobody may use the other any more."""
+        vars(self).update(vars(other))
 
     # --- what comes out ---
 
@@ -260,22 +277,6 @@ class Inventory:
         self._withdraw(found)
         self._rewrite_tombstones(found.device)
         return rivals
-
-    def _select_anew(self, before: Configured) -> set[Ref]:
-        """Ask the resources again who takes what; the refs whose place must be found anew."""
-        differing, reorders = self.configured.differing(before), self.configured.reorders(before)
-        moved: set[Ref] = set()
-        for ref, found in self._found.items():
-            if ref[0] in differing:
-                candidates, found.refused = self.configured.select(ref[0], found.device)
-                if [it.sense for it in candidates] != [it.sense for it in found.candidates]:
-                    moved |= {ref, *self._index.remove(found)}
-                    found.candidates = candidates
-                    self._index.add(found)
-            found.candidates = self.configured.renumber(found.candidates)
-            if reorders and (len(found.candidates) > 1 or self._index.shares(found)):
-                moved.add(ref)
-        return moved
 
     # --- who gets what ---
 
@@ -432,3 +433,9 @@ class Inventory:
     def _is_ready(self, resource: str) -> bool:
         backend = self.configured.kind(resource)
         return backend is None or backend in self._ready
+
+
+def _differing(now: Mapping[str, Sequence[_T]], before: Mapping[str, Sequence[_T]]) -> dict[str, Sequence[_T]]:
+    """What a unit has now, if it is not the same object; nothing of units that are gone."""
+    gone = dict.fromkeys(before.keys() - now.keys(), ())
+    return {unit: it for unit, it in now.items() if before.get(unit) is not it} | gone

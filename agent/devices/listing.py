@@ -100,6 +100,20 @@ class Listing:
         """Make the next snapshot due although nothing changed."""
         self.dirty = True
 
+    def go_on_from(self, before: Listing) -> None:
+        """Take up where the resource's list is, which has been another one's so far: only what differs has changed."""
+        self._generation, self._listed, self.omitted = before._generation, before._listed, before.omitted
+        self._changed = before._changed | (before.slots.keys() ^ self.slots.keys())
+        for device_id, now in self.slots.items():
+            was = before.slots.get(device_id)
+            if was is None or (was.device is now.device and was.health is now.health):
+                continue
+            if was.device == now.device and was.health.says_what(now.health):
+                self.slots[device_id] = was
+            else:
+                self._changed.add(device_id)
+        self.dirty = before.dirty or bool(self._changed)
+
     def snapshot(self, now: float = 0.0) -> Snapshot:
         """Everything listed now, as a new generation; unclaimed slots beyond the kubelet's limit are left out.
 

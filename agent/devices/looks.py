@@ -6,7 +6,7 @@ What backends answer is checked while it is read, so that nonsense is blamed on 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,6 +30,20 @@ class Seen:
     """What was to be seen right before the last probe: what has changed since then shows at the next glance."""
     beside: dict[str, tuple[Device, ...]] = field(default_factory=dict)
 
+    def inherited(self) -> Seen:
+        """What another instance of the backend compares with; what it has looked at itself has signals."""
+        return Seen(self.devices.copy(), self.links.copy())
+
+    def believe(self, other: Seen, unit: str) -> None:
+        """Of this unit, what the other has seen counts."""
+        self.replace({}, {unit})
+        for mine, theirs in zip(self._parts(), other._parts(), strict=True):
+            if unit in theirs:
+                mine[unit] = theirs[unit]
+
+    def _parts(self) -> tuple[MutableMapping[str, Any], ...]:
+        return self.devices, self.links, self.signals, self.glances, self.beside
+
     def selectable(self) -> list[Device]:
         """All devices, and what is beside them."""
         return [device for seen in (self.devices, self.beside) for found in seen.values() for device in found]
@@ -49,7 +63,7 @@ class Seen:
             self.glances[unit] = look.glance
             self.beside[unit] = look.discovery.beside
         for unit in gone:
-            for last in (self.devices, self.links, self.signals, self.glances, self.beside):
+            for last in self._parts():
                 last.pop(unit, None)
 
 
@@ -84,8 +98,6 @@ class Walk:
     abandoned: bool = False
     interrupted: bool = False
     """Something more urgent came up: end with the unit that is being probed."""
-    known: Mapping[str, tuple[Device, ...]] = field(default_factory=dict)
-    """What it was compared with, of a walk for another instance: others may look at the same units meanwhile."""
 
     def so_far(self) -> Walk:
         """What it has come to; the thread of one that hangs may write on at any time."""
@@ -99,12 +111,6 @@ class Walk:
 
         parts = of(self.looks), of(self.probes), of(self.glances), of(self.failures)
         return Walk(*parts, unit=unit, since=self.since)
-
-    def without_moved(self, now: Mapping[str, tuple[Device, ...]]) -> Walk:
-        """Without the units of which something else is known by now: what it says of them is older, and told to nobody."""
-        stayed = {unit: look for unit, look in self.looks.items() if now.get(unit) is self.known.get(unit)}
-        listed = None if self.listed is None else self.listed | (now.keys() - self.known.keys())
-        return replace(self, looks=stayed, listed=listed)
 
 
 def walk(

@@ -29,9 +29,9 @@ def _make(kind: str, host: Host, resources: list[Resource[Any]]) -> Backend[Any]
         return _Unmade(host, resources, error)
 
 
-def is_made(backend: Backend[Any]) -> bool:
-    """Could it be started?"""
-    return not isinstance(backend, _Unmade)
+def why_unmade(backend: Backend[Any]) -> str:
+    """Why it could not be started; empty if it could."""
+    return f"it could not be started: {shown(backend.error)}" if isinstance(backend, _Unmade) else ""
 
 
 class _Unmade(Backend[msgspec.Struct]):
@@ -41,10 +41,10 @@ class _Unmade(Backend[msgspec.Struct]):
 
     def __init__(self, host: Host, resources: Sequence[Resource[Any]], error: Exception) -> None:
         super().__init__(host, resources)
-        self._error = error
+        self.error = error
 
     def _raise(self) -> NoReturn:
-        raise RuntimeError(f"it could not be started: {shown(self._error)}") from self._error
+        raise RuntimeError(why_unmade(self)) from self.error
 
     def units(self) -> Iterable[str]:
         self._raise()

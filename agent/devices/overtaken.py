@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from agent.devices.looks import Walk
 from agent.runtime.patience import STEP, Running
-from backends.base import Backend
 
 OVERTAKEN: Final = 0.1
 """Seconds that the other units wait for a slow read."""
@@ -20,8 +19,6 @@ class Slow:
     """A slow read that has ended, or hangs."""
 
     unit: str
-    backend: Backend[Any]
-    """The instance that reads."""
     found: Walk
     """What it has found of this unit."""
     hangs: asyncio.Future[None] | None
@@ -32,7 +29,7 @@ class Overtaken:
     """Slow reads under way."""
 
     def __init__(self) -> None:
-        self._slow: dict[str, tuple[Backend[Any], Walk, asyncio.Future[None]]] = {}
+        self._slow: dict[str, tuple[Walk, asyncio.Future[None]]] = {}
         self._running = Running(0.0)
         self._missed = 0.0
 
@@ -41,36 +38,34 @@ class Overtaken:
         """What is being read."""
         return self._slow.keys()
 
-    def add(self, unit: str, backend: Backend[Any], walk: Walk, job: asyncio.Future[None]) -> None:
+    def add(self, unit: str, walk: Walk, job: asyncio.Future[None]) -> None:
         """The thread of this walk is slow at this unit, and ends with it."""
         if not self._slow:
             self._running, self._missed = Running(walk.since + OVERTAKEN), 0.0
-        self._slow[unit] = backend, walk, job
+        self._slow[unit] = walk, job
 
     def _let_pass(self, now: float) -> None:
         """Time in which we did not run is no read's fault."""
         before, self._missed = self._missed, self._running.missed(now)
-        for _, walk, _ in self._slow.values():
+        for walk, _ in self._slow.values():
             walk.since += self._missed - before
 
     async def ended(self, deadline: float, clock: Callable[[], float], urgent: asyncio.Event) -> AsyncIterator[Slow]:
         """Each that ends, or hangs for so many seconds; until there are none, or something urgent comes up."""
         while self._slow and not urgent.is_set():
-            unit, (backend, walk, job) = min(self._slow.items(), key=lambda it: it[1][1].since)
+            unit, (walk, job) = min(self._slow.items(), key=lambda it: it[1][0].since)
             now = clock()
             self._let_pass(now)
             left = walk.since + deadline - now
             if not job.done() and left > 0:
-                await _first([job for _, _, job in self._slow.values()], urgent, min(left, STEP))
-                unit, (backend, walk, job) = next(
-                    (it for it in self._slow.items() if it[1][2].done()), (unit, self._slow[unit])
-                )
+                await _first([job for _, job in self._slow.values()], urgent, min(left, STEP))
+                unit, (walk, job) = next((it for it in self._slow.items() if it[1][1].done()), (unit, self._slow[unit]))
                 if not job.done():
                     continue
             del self._slow[unit]
             found = walk.only(unit)
             is_told = job.done() or found.looks or found.failures or found.probes
-            yield Slow(unit, backend, found, None if is_told else job)
+            yield Slow(unit, found, None if is_told else job)
 
 
 async def wait(walk: Walk, job: asyncio.Future[None], seconds: float) -> None:

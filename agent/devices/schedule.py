@@ -61,11 +61,6 @@ class Schedule:
             self._todo.units.update(units)
         self.asked.set()
 
-    def set_timers(self, resync: float, probe: float) -> None:
-        """From now on with these times; what is due by them is due at once."""
-        self._resync, self._probe = resync, probe
-        self.asked.set()
-
     def put_off(self, probes: Iterable[str], glances: Iterable[str]) -> None:
         """These were to be probed, and those glanced at, and something more urgent came up."""
         self._todo.probes.update(probes)

@@ -33,6 +33,11 @@ class Workers:
         self._threads = 0
         self._closed = False
 
+    @property
+    def spare(self) -> bool:
+        """Is at least half of the threads free, so that what hangs may be tried once more?"""
+        return self._threads * 2 <= self._limit
+
     def start(self, call: Callable[[], T]) -> asyncio.Future[T]:
         """Run a blocking call in a thread; whoever gives up on it just drops the future.
 

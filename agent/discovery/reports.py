@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 import structlog
@@ -21,8 +22,9 @@ log = structlog.get_logger()
 class Reports:
     """The problems of one backend."""
 
-    def __init__(self, kind: str) -> None:
-        self.problems: dict[str, tuple[Problem, ...]] = {}
+    def __init__(self, kind: str, problems: Mapping[str, tuple[Problem, ...]] = MappingProxyType({})) -> None:
+        """Begin with these, which have been said."""
+        self.problems = dict(problems)
         """Per unit; an empty name stands for the backend as a whole."""
         self._kind = kind
         self._soon_well: dict[str, asyncio.TimerHandle] = {}

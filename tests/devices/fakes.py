@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import msgspec
 
+from agent.devices.found import Facts
+from agent.devices.inventory import Inventory
 from agent.devices.model import Held
 from backends.base import (
     All,
@@ -68,6 +72,24 @@ def held(resource: str, device_id: str, found: Device | None = None) -> Held:
     if found is None:
         return Held(resource, device_id, KIND)
     return Held(resource, device_id, KIND, found.hardware, found.identity)
+
+
+def reconfigure(
+    it: Inventory,
+    resources: Sequence[Resource[Any]],
+    backends: Mapping[str, Backend[Any]],
+    units: Mapping[str, Mapping[str, tuple[Device, ...]]] = MappingProxyType({}),
+) -> None:
+    """As a reload does it; `units` are those that new instances of backends see otherwise than before."""
+    seen: dict[str, dict[str, tuple[Device, ...]]] = {}
+    for (kind, unit), refs in it._units.items():
+        seen.setdefault(kind, {})[unit] = tuple(it._found[ref].device for ref in refs)
+    for kind, found in units.items():
+        seen.setdefault(kind, {}).update(found)
+    after = Inventory(resources, backends, it.configured)
+    after.learn(replace(it.facts(), units=seen), Facts())
+    after.go_on_from(it)
+    it.become(after)
 
 
 class Fake(Backend[FakeOptions]):

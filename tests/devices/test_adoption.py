@@ -16,7 +16,7 @@ from agent.devices.adoption import Adopter
 from agent.devices.inventory import Inventory
 from agent.devices.turns import Turns
 from backends.base import Device, NotReady, Resource
-from tests.devices.fakes import KIND, Fake, by_unit, device, resource
+from tests.devices.fakes import KIND, Fake, by_unit, device, reconfigure, resource
 from tests.wait import PATIENCE, pass_time, settled, until
 
 A, B = "a.example/one", "b.example/two"
@@ -234,7 +234,7 @@ async def test_a_backend_that_cannot_say_whether_it_adopts_is_asked_nothing_more
 
 async def test_a_resource_that_is_another_now_adopts_what_it_has_once_more_and_others_do_not(house: House) -> None:
     other = "c.example/three"
-    house.inventory.configure([resource(A), resource(other)], {KIND: house.backend})
+    reconfigure(house.inventory, [resource(A), resource(other)], {KIND: house.backend})
     house.inventory.ready(KIND)
     house.configure(resource(A), resource(other))
     house.show(device("x", A), device("y", other))

@@ -1,15 +1,20 @@
-"""Another instance of a backend takes the place of the one in force, while that goes on looking."""
+"""Another instance of a backend looks beside the one in force, and takes its place."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
+import anyio
 import pytest
 
+from agent.devices.discovery import Discoverer
+from agent.devices.news import News
 from backends.base import HostPath, Signal, Verdict, Watches
-from tests.devices.fakes import Fake, device
-from tests.devices.test_discovery import HINT, Eyes, Hanging, failing, hanging, looking
+from tests.devices.fakes import KIND, Fake, device
+from tests.devices.test_discovery import HINT, NEVER, Eyes, Hanging, failing, hanging, looking
+from tests.wait import limit, until
 
 __all__ = ["hanging"]  # a fixture
 
@@ -19,6 +24,28 @@ def other(*keys: str) -> Fake:
     backend = Fake()
     backend.hardware = {key: [device(key, "other")] for key in keys}
     return backend
+
+
+@asynccontextmanager
+async def beside(eyes: Eyes, backend: Fake, *, waits: bool = True) -> AsyncIterator[tuple[Discoverer, list[News]]]:
+    """A discoverer for this instance, which has looked beside the one in force, and what it publishes."""
+    news: list[News] = []
+    fresh = Discoverer(KIND, backend, news.append, resync=NEVER, probe=NEVER, unit_deadline=NEVER, before=eyes.it)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(fresh.run)
+        async with limit("the first scan of another instance"):
+            while waits and not fresh.first_scan.is_set():
+                await fresh.first_scan.wait()
+        yield fresh, news
+        tasks.cancel_scope.cancel()
+
+
+def known(it: Discoverer) -> dict[str, list[str]]:
+    return {unit: [found.key for found in devices] for unit, devices in it.known.items()}
+
+
+def sentences(it: Discoverer) -> list[str]:
+    return [problem.sentence for problems in it.problems.values() for problem in problems]
 
 
 @pytest.fixture
@@ -32,167 +59,171 @@ def eyes() -> Eyes:
     return eyes
 
 
-async def test_what_the_other_finds_is_told_to_whoever_exchanges_them_and_only_what_is_new(eyes: Eyes) -> None:
+async def test_what_differs_from_the_one_before_is_told_and_that_one_sees_nothing_of_it(eyes: Eyes) -> None:
     async with looking(eyes):
         eyes.news.clear()
-        fresh = other("kept", "changed", "came")
-        fresh.seen = lambda found: [Signal(found.key, "sick", Verdict.NOW, "It is sick.")]
-        found = await eyes.it.look_ahead(fresh)
-        assert eyes.news == []
-        assert eyes.known() == {"kept": ["kept"], "changed": ["changed"], "gone": ["gone"]}
-        news = eyes.it.exchange(fresh, found)
-        assert {unit: len(devices) for unit, devices in news.units.items()} == {"changed": 1, "came": 1, "gone": 0}
-        assert {unit: len(signals) for unit, signals in news.signals.items()} == {
-            "kept": 1, "changed": 1, "came": 1, "gone": 0,
-        }  # fmt: skip
-        assert eyes.it.backend is fresh
-        assert news.anew
-        await eyes.until(lambda: bool(eyes.news))  # it looks at everything again
-        assert not eyes.news[0].anew
-        assert eyes.news[0].units == {}
-        assert len(fresh.looked) == 6
+        backend = other("kept", "changed", "came")
+        backend.seen = lambda found: [Signal(found.key, "sick", Verdict.NOW, "It is sick.")]
+        async with beside(eyes, backend) as (fresh, _):
+            assert eyes.news == []
+            assert eyes.known() == {"kept": ["kept"], "changed": ["changed"], "gone": ["gone"]}
+            news = fresh.take_over(eyes.it)
+            assert {unit: len(devices) for unit, devices in news.units.items()} == {"changed": 1, "came": 1, "gone": 0}
+            assert {unit: len(signals) for unit, signals in news.signals.items()} == {
+                "kept": 1, "changed": 1, "came": 1, "gone": 0,
+            }  # fmt: skip
+            assert news.anew
+            assert eyes.known() == {"kept": ["kept"], "changed": ["changed"], "gone": ["gone"]}
 
 
 async def test_what_happens_between_the_look_and_the_exchange_is_seen(eyes: Eyes) -> None:
     async with looking(eyes):
-        fresh = other("kept", "changed")
-        found = await eyes.it.look_ahead(fresh)
-        del fresh.hardware["kept"]
-        eyes.it.exchange(fresh, found)
-        await eyes.until(lambda: "kept" not in eyes.known())
+        backend = other("kept", "changed")
+        async with beside(eyes, backend) as (fresh, news):
+            del backend.hardware["kept"]
+            fresh.take_over(eyes.it)
+            fresh.rescan()
+            await until(lambda: "kept" not in fresh.known)
+            assert news[-1].units == {"kept": ()}
 
 
 async def test_what_went_after_the_other_had_looked_and_is_back_is_told(eyes: Eyes) -> None:
     """Else it would be known to us, and listed nowhere, until it changes."""
-    async with looking(eyes):
-        fresh = other("kept")
-        found = await eyes.it.look_ahead(fresh)
+    async with looking(eyes), beside(eyes, other("kept")) as (fresh, news):
         del eyes.backend.hardware["kept"]
         eyes.it.rescan()
         await eyes.until(lambda: "kept" not in eyes.known())
-        eyes.news.clear()
-        eyes.news.append(eyes.it.exchange(fresh, found))
-        await eyes.until(lambda: eyes.known() == {"kept": ["kept"]})
-        assert [news.units["kept"] for news in eyes.news if "kept" in news.units] == [(device("kept", "other"),)]
+        news.clear()
+        assert "kept" not in fresh.take_over(eyes.it).units
+        fresh.rescan()
+        await until(lambda: known(fresh) == {"kept": ["kept"]})
+        assert [it.units["kept"] for it in news if "kept" in it.units] == [(device("kept", "other"),)]
 
 
 async def test_what_came_after_the_other_had_looked_does_not_go_for_a_moment(eyes: Eyes) -> None:
-    async with looking(eyes):
-        fresh = other("kept", "came")
-        del fresh.hardware["came"]
-        found = await eyes.it.look_ahead(fresh)
-        fresh.hardware["came"] = eyes.backend.hardware["came"] = [device("came", "other")]
+    async with looking(eyes), beside(eyes, other("kept")) as (fresh, _):
+        eyes.backend.hardware["came"] = [device("came", "other")]
         eyes.it.rescan()
         await eyes.until(lambda: "came" in eyes.known())
-        news = eyes.it.exchange(fresh, found)
-        assert set(news.units) == {"changed", "gone"}
-        assert "came" in eyes.known()
+        assert set(fresh.take_over(eyes.it).units) == {"changed", "gone"}
+        assert "came" in fresh.known
 
 
 async def test_what_changed_after_the_other_had_looked_is_not_set_back(eyes: Eyes) -> None:
-    async with looking(eyes):
-        fresh = other("kept", "changed")
-        found = await eyes.it.look_ahead(fresh)
+    async with looking(eyes), beside(eyes, other("kept", "changed")) as (fresh, _):
         eyes.backend.hardware["kept"] = [device("kept", "other", identity="another card")]
         eyes.it.rescan()
         await eyes.until(lambda: eyes.it.known["kept"][0].identity == "another card")
-        assert set(eyes.it.exchange(fresh, found).units) == {"changed", "gone"}
-        assert eyes.it.known["kept"][0].identity == "another card"
+        assert set(fresh.take_over(eyes.it).units) == {"changed", "gone"}
+        assert fresh.known["kept"][0].identity == "another card"
 
 
-async def test_a_new_one_has_looked_when_it_has_looked_ahead() -> None:
-    eyes = Eyes()
-    fresh = other("a")
-    news = eyes.it.exchange(fresh, await eyes.it.look_ahead(fresh))
-    assert set(news.units) == {"a"}
-    assert eyes.it.first_scan.is_set()
+async def test_one_that_has_nobody_before_it_tells_all_that_it_has_found() -> None:
+    async with looking(Eyes(other("a"))) as eyes:
+        news = eyes.it.take_over(None)
+        assert (set(news.units), set(news.signals), news.anew) == ({"a"}, {"a"}, True)
 
 
-async def test_one_that_has_not_finished_in_time_keeps_what_was_known_until_it_has(eyes: Eyes) -> None:
-    async with looking(eyes):
-        fresh = other("a")
-        news = eyes.it.exchange(fresh, None)
-        assert news.units == {}
-        assert news.anew
-        assert set(eyes.known()) == {"kept", "changed", "gone"}
-        await eyes.until(lambda: set(eyes.known()) == {"a"})
+async def test_one_that_has_not_finished_in_time_keeps_what_was_known_until_it_has(
+    eyes: Eyes, hanging: Hanging
+) -> None:
+    backend = other("a", "changed")
+
+    def listed() -> list[str]:
+        hanging.here()
+        return ["a", "changed"]
+
+    backend.listed = listed
+    async with looking(eyes), beside(eyes, backend, waits=False) as (fresh, news):
+        await eyes.until(lambda: hanging.entered)
+        told = fresh.take_over(eyes.it)
+        assert (told.units, told.signals, told.anew) == ({}, {}, True)
+        assert set(known(fresh)) == {"kept", "changed", "gone"}
+        hanging.let_go()
+        await until(lambda: set(known(fresh)) == {"a", "changed"})
+        assert [set(it.units) for it in news] == [{"a", "changed", "kept", "gone"}]
 
 
-def refuse() -> Any:
+async def test_a_unit_that_hangs_keeps_what_was_known_of_it(eyes: Eyes, hanging: Hanging) -> None:
+    backend = other("kept", "changed", "gone")
+    backend.hardware["changed"] = hanging.unit(device("changed", "other"), name="changed")
+    async with looking(eyes), beside(eyes, backend, waits=False) as (fresh, _):
+        await until(lambda: {"gone", "kept"} <= fresh._seen.signals.keys())
+        news = fresh.take_over(eyes.it)
+        assert set(news.units) == {"gone"}
+        assert set(news.signals) == {"kept", "gone"}
+        hanging.let_go()
+        await until(lambda: fresh.known["changed"] == (device("changed", "other"),))
+
+
+def refuse() -> None:
     raise OSError("no such luck")
 
 
 async def test_one_that_cannot_list_its_units_keeps_what_was_known_and_says_so(eyes: Eyes) -> None:
-    async with looking(eyes):
-        fresh = other()
-        fresh.listed = refuse
-        assert eyes.it.exchange(fresh, await eyes.it.look_ahead(fresh)).units == {}
-        await eyes.until(lambda: eyes.sentences() == ["backend fake cannot list its units: no such luck"])
-        assert set(eyes.known()) == {"kept", "changed", "gone"}
+    backend = other()
+    backend.hardware, backend.listed = dict(eyes.backend.hardware), refuse
+    async with looking(eyes), beside(eyes, backend) as (fresh, _):
+        assert fresh.take_over(eyes.it).units == {}
+        assert sentences(fresh) == ["backend fake cannot list its units: no such luck"]
+        assert set(known(fresh)) == {"kept", "changed", "gone"}
+        assert eyes.sentences() == []
 
 
 async def test_a_unit_that_the_other_cannot_read_keeps_what_was_known_and_is_tried_again(eyes: Eyes) -> None:
+    backend = other("kept", "changed", "gone")
+    backend.hardware["changed"] = refuse
+    async with looking(eyes), beside(eyes, backend) as (fresh, _):
+        assert set(fresh.take_over(eyes.it).units) == {"gone"}
+        assert sentences(fresh) == ["changed cannot be read: no such luck"]
+
+
+async def test_what_is_wrong_is_so_until_the_other_has_seen_that_it_is_not(eyes: Eyes) -> None:
+    eyes.backend.hardware["changed"] = refuse
     async with looking(eyes):
-        fresh = other("kept", "changed", "gone")
-        fresh.hardware["changed"] = refuse
-        news = eyes.it.exchange(fresh, await eyes.it.look_ahead(fresh))
-        assert set(news.units) == {"gone"}
         assert eyes.sentences() == ["changed cannot be read: no such luck"]
+        eyes.backend.affected = lambda _hint: refuse()
+        eyes.it.hint(HostPath("/dev/x"))  # type: ignore[arg-type]
+        fresh = Discoverer(KIND, other("changed"), eyes.publish, before=eyes.it)
+        assert sentences(fresh) == ["changed cannot be read: no such luck"], "what this instance answers is not known"
+        async with beside(eyes, other("changed")) as (fresh, _):
+            assert sentences(fresh) == []
 
 
-async def test_what_to_listen_to_is_what_the_other_wants() -> None:
-    wanted: list[Watches] = []
-    eyes = Eyes(options={"on_watches": lambda _kind, watches: wanted.append(watches)})
+async def test_reads_that_hang_count_for_the_other_too_and_half_of_the_threads_are_for_what_does_not(
+    eyes: Eyes, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eyes.it.workers._limit = 4
     async with looking(eyes):
-        wanted.clear()
-        fresh = other()
-        fresh.watched = lambda: Watches(directories=frozenset({HostPath("/dev/other")}))
-        eyes.it.exchange(fresh, await eyes.it.look_ahead(fresh))
-        assert wanted[0].directories == {HostPath("/dev/other")}
+        for number in (1, 2):
+            eyes.it._hung["changed"] = asyncio.get_running_loop().create_future()
+            assert eyes.it.is_stuck
+            eyes.it.workers.start(lambda number=number: hanging.here(f"{number}"))  # type: ignore[misc]
+        await eyes.until(lambda: len(hanging.entered) == 2)
+        async with beside(eyes, other("kept")) as (fresh, _):
+            assert fresh.workers is eyes.it.workers
+            assert not eyes.it.is_stuck
 
 
-async def test_what_the_one_before_was_looking_at_is_not_taken_for_what_is_there(eyes: Eyes, hanging: Hanging) -> None:
-    """Its walk ends after the exchange; all of it is looked at again, by the other."""
-    async with looking(eyes):
-        fresh = other("kept", "slow")
-        eyes.backend.hardware["slow"] = hanging.unit(device("stale", unit="slow"))
-        eyes.it.rescan()
-        await eyes.until(lambda: bool(hanging.entered))
-        eyes.news.clear()
-        eyes.it.exchange(fresh, await eyes.it.look_ahead(fresh))
-        waiting = asyncio.ensure_future(eyes.look_at("slow"))
-        hanging.let_go()
-        await waiting
-        assert eyes.known() == {"kept": ["kept"], "slow": ["slow"]}
-        assert all("stale" not in str(news) for news in eyes.news)
-
-
-async def test_a_look_ahead_that_is_given_up_costs_nothing_but_its_thread(eyes: Eyes, hanging: Hanging) -> None:
-    async with looking(eyes):
-        fresh = other("kept")
-        fresh.hardware["slow"] = hanging.unit()
-        looking_ahead = asyncio.ensure_future(eyes.it.look_ahead(fresh))
-        await eyes.until(lambda: hanging.entered)
-        looking_ahead.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await looking_ahead
-        eyes.backend.hardware["came"] = [device("came")]
-        eyes.it.rescan()
-        await eyes.until(lambda: "came" in eyes.known())
-        hanging.let_go()
-
-
-async def test_one_that_leaves_takes_everything_with_it_and_nobody_waits_for_it(eyes: Eyes, hanging: Hanging) -> None:
+async def test_one_that_leaves_keeps_nobody_waiting_and_its_end_leaves_nothing(eyes: Eyes, hanging: Hanging) -> None:
     async with looking(eyes):
         eyes.backend.hardware["slow"] = hanging.unit()
         waiting = asyncio.ensure_future(eyes.look_at("slow"))
         await eyes.until(lambda: bool(hanging.entered))
-        news = eyes.it.leave()
+        news = eyes.it.nothing_left()
         assert news.anew
         assert news.units == dict.fromkeys(["kept", "changed", "gone"], ())
         assert news.signals == dict.fromkeys(["kept", "changed", "gone"], ())
+        eyes.it.leave()
         await waiting
         hanging.let_go()
+
+
+async def test_what_to_listen_to_is_asked_of_the_other(eyes: Eyes) -> None:
+    backend = other()
+    backend.watched = lambda: Watches(directories=frozenset({HostPath("/dev/other")}))
+    async with looking(eyes), beside(eyes, backend) as (fresh, _):
+        assert fresh.watches().directories == {HostPath("/dev/other")}
 
 
 async def test_what_the_one_before_failed_on_is_no_problem_of_the_other(eyes: Eyes) -> None:
@@ -200,5 +231,7 @@ async def test_what_the_one_before_failed_on_is_no_problem_of_the_other(eyes: Ey
         eyes.backend.affected = lambda _: failing()()
         eyes.it.hint(HINT)
         assert eyes.it.problems.keys() == {"affects"}
-        eyes.it.exchange(other(), await eyes.it.look_ahead(other()))
-        assert eyes.it.problems == {}
+        async with beside(eyes, other()) as (fresh, _):
+            assert fresh.problems == {}
+            eyes.it.leave()
+            assert eyes.it.problems == {}, "it is over, and told"

@@ -16,7 +16,7 @@ from agent.devices.inventory import Inventory
 from agent.devices.model import HEALTHY, Held, Slot
 from agent.devices.turns import Turns
 from backends.base import Device, Resource
-from tests.devices.fakes import KIND, Fake, Sharing, by_unit, device, held, resource
+from tests.devices.fakes import KIND, Fake, Sharing, by_unit, device, held, reconfigure, resource
 from tests.work import growth
 
 NAME = "a.example/one"
@@ -58,13 +58,13 @@ def ids_change(number: int) -> Callable[[], object]:
     """A reload gives each device other IDs; the held ones stay, and one of the new ones is kept back for each."""
     it = holding(number)
     shared = resource(NAME, replicas=2)
-    return in_turn(partial(it.configure, [shared], {KIND: Sharing(shared)}), it.take)
+    return in_turn(partial(reconfigure, it, [shared], {KIND: Sharing(shared)}), it.take)
 
 
 def claims_of_former_ids_end(number: int) -> Callable[[], object]:
     it = holding(number)
     shared = resource(NAME, replicas=2)
-    it.configure([shared], {KIND: Sharing(shared)})
+    reconfigure(it, [shared], {KIND: Sharing(shared)})
     it.take()
     ended = [held(NAME, card.key, card) for card in cards(number // 2)]
     return in_turn(partial(it.unclaim, ended), it.take)
@@ -95,7 +95,7 @@ def tokens_are_claimed(number: int) -> Callable[[], object]:
 def resources_retire(number: int) -> Callable[[], object]:
     it = holding(number)
     return in_turn(
-        partial(it.configure, [], {}), it.take, partial(it.configure, [resource(NAME)], {KIND: Fake()}), it.take
+        partial(reconfigure, it, [], {}), it.take, partial(reconfigure, it, [resource(NAME)], {KIND: Fake()}), it.take
     )
 
 

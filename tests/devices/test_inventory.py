@@ -10,7 +10,7 @@ from agent import limits
 from agent.devices.inventory import Inventory
 from agent.devices.model import HEALTHY, Health, Held, Slot, State
 from backends.base import Device, Link
-from tests.devices.fakes import KIND, Fake, by_unit, device, held, resource
+from tests.devices.fakes import KIND, Fake, by_unit, device, held, reconfigure, resource
 
 A, B = "a.example/one", "b.example/two"
 SICK = Health(State.UNHEALTHY, "sick", "It is sick.")
@@ -213,7 +213,7 @@ def test_a_tombstone_is_dated_from_when_its_device_was_seen_to_go() -> None:
     assert since(it, 40.0) == {"d": ("unusable", 40.0)}
     it.update(KIND, {"d": ()})
     assert since(it, 50.0) == {"d": ("gone", 50.0)}
-    it.configure([], {})
+    reconfigure(it, [], {})
     assert since(it, 60.0) == {"d": ("retired", 60.0)}
 
 

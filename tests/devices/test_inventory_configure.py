@@ -9,7 +9,7 @@ from typing import Any
 
 from agent.devices.inventory import Inventory
 from backends.base import Device, Resource
-from tests.devices.fakes import KIND, Fake, Sharing, by_unit, device, held, resource
+from tests.devices.fakes import KIND, Fake, Sharing, by_unit, device, held, reconfigure, resource
 
 A, B = "a.example/one", "b.example/two"
 
@@ -29,7 +29,7 @@ def shown(it: Inventory, name: str) -> dict[str, str]:
 def configure(
     it: Inventory, *resources: Resource[Any], units: Mapping[str, tuple[Device, ...]] = MappingProxyType({})
 ) -> None:
-    it.configure(resources, {KIND: Sharing(*resources)}, {KIND: units})
+    reconfigure(it, resources, {KIND: Sharing(*resources)}, {KIND: units})
     it.ready(KIND)
 
 
@@ -82,10 +82,11 @@ def test_what_a_reload_does_not_concern_is_not_listed_anew() -> None:
     assert [(snapshot.resource, dict(snapshot.slots)) for snapshot in it.take()] == [(A, {})]
 
 
-def test_a_backend_is_asked_nothing_where_none_of_its_resources_has_changed() -> None:
+def test_what_another_backend_is_to_offer_leaves_all_others_as_they_were() -> None:
     it = inventory(devices=[device("d", A)])
     it.take()
-    it.configure([resource("new.example/x", kind="other"), resource(A), resource(B)], {})
+    backends = {KIND: Fake(), "other": Fake()}
+    reconfigure(it, [resource("new.example/x", kind="other"), resource(A), resource(B)], backends)
     it.ready("other")
     assert shown(it, A) == {"d": "Healthy"}
     assert [snapshot.resource for snapshot in it.take()] == ["new.example/x"]
@@ -136,7 +137,7 @@ def test_what_a_new_instance_finds_comes_with_the_new_resources_in_one_list() ->
 def test_a_new_resource_is_not_listed_before_its_backend_is_ready() -> None:
     it = inventory(A)
     it.take()
-    it.configure([resource(A), resource(B, kind="other")], {}, {})
+    reconfigure(it, [resource(A), resource(B, kind="other")], {KIND: Fake(), "other": Fake()})
     assert it.take() == []
     it.ready("other")
     assert [snapshot.resource for snapshot in it.take()] == [B]

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from agent.devices.inventory import Inventory
 from agent.devices.model import HEALTHY, Health, Held, Slot, State
 from backends.base import Device, Resource
-from tests.devices.fakes import KIND, Sharing, device, held, resource
+from tests.devices.fakes import KIND, Sharing, device, held, reconfigure, resource
 
 A, B = "a.example/one", "b.example/two"
 SICK = Health(State.UNHEALTHY, "sick", "It is sick.")
@@ -88,7 +88,7 @@ class AnyOrder(RuleBasedStateMachine):
         """Perhaps the new instance of the backend finds something else."""
         self.resources = resources
         self.units |= units
-        self.it.configure(resources, {KIND: Sharing(*resources)}, {KIND: units})
+        reconfigure(self.it, resources, {KIND: Sharing(*resources)}, {KIND: units})
         self.it.ready(KIND)
         assert set(self.it.names()) >= {r.name for r in resources}
 

@@ -17,7 +17,7 @@ from agent.devices.inventory import Inventory
 from agent.devices.resuming import Resumer
 from agent.devices.turns import Turns
 from backends.base import AllocationRefused, Device, Grant, Resource
-from tests.devices.fakes import KIND, Fake, by_unit, device, held, resource
+from tests.devices.fakes import KIND, Fake, by_unit, device, held, reconfigure, resource
 from tests.wait import PATIENCE, pass_time, settled, until
 
 A, B = "a.example/one", "b.example/two"
@@ -206,7 +206,7 @@ async def test_what_a_reload_changed_while_it_waited_is_claimed_as_it_is_configu
     async with house.running():
         async with house.turns.take(frozenset({"pci:1"})):
             await settled()
-            house.inventory.configure([now], {KIND: house.backend}, {})
+            reconfigure(house.inventory, [now], {KIND: house.backend})
         await until(lambda: house.looked == [{"x"}])
     assert house.backend.resources_told == [now]
 

@@ -33,25 +33,6 @@ async def due(it: Schedule, *known: str) -> Todo | None:
     return await it.next(known) if it._is_due(known) else None
 
 
-async def test_other_timers_count_from_the_last_time(it: Schedule, clock: Clock) -> None:
-    clock.now += 10
-    it.set_timers(20.0, 5.0)
-    assert await due(it, "u") == Todo(probes={"u"})
-    clock.now += 10
-    assert await due(it, "u") == Todo(everything=True)
-    it.set_timers(300.0, 300.0)
-    assert it._deadline() == clock.now + 300.0
-
-
-async def test_who_waits_for_a_timer_hears_that_it_is_another(it: Schedule, clock: Clock) -> None:
-    waiting = asyncio.ensure_future(it.next(("u",)))
-    await asyncio.sleep(0)
-    clock.now += 10
-    it.set_timers(300.0, 5.0)
-    async with limit("the other timer"):
-        assert await waiting == Todo(probes={"u"})
-
-
 async def test_nothing_is_due_before_its_time_and_everything_at_the_start(it: Schedule, clock: Clock) -> None:
     assert await due(it, "u") is None
     it.restart()

@@ -13,7 +13,7 @@ from agent.devices.inventory import Inventory
 from agent.limits import resource_name_problem
 from agent.naming import fits
 from backends.base import Device, Resource, ResourceSpec
-from tests.devices.fakes import KIND, Fake, FakeOptions, by_unit, device, held
+from tests.devices.fakes import KIND, Fake, FakeOptions, by_unit, device, held, reconfigure
 
 MIG = "nvidia.com/mig-{profile}"
 SMALL, LARGE = "nvidia.com/mig-1g.5gb", "nvidia.com/mig-7g.40gb"
@@ -38,7 +38,7 @@ def inventory(*resources: Resource[Any], devices: Sequence[Device] = ()) -> Inve
 
 
 def configure(it: Inventory, *resources: Resource[Any]) -> None:
-    it.configure(resources, {KIND: Fake(*resources)})
+    reconfigure(it, resources, {KIND: Fake(*resources)})
     it.ready(KIND)
 
 
@@ -85,7 +85,9 @@ def test_a_resource_that_a_template_gave_is_the_template_under_another_name() ->
 def test_names_stand_where_their_template_does() -> None:
     devices = [mig("a", "7g.40gb"), mig("b", "1g.5gb"), device("w")]
     it = inventory(resource("a.b/first"), resource(MIG), resource("a.b/last"))
-    it.configure([resource("a.b/first", select=[{"x": ("y",)}]), resource(MIG), resource("a.b/last")], {KIND: Fake()})
+    reconfigure(
+        it, [resource("a.b/first", select=[{"x": ("y",)}]), resource(MIG), resource("a.b/last")], {KIND: Fake()}
+    )
     it.update(KIND, by_unit(devices))
     assert it.names() == ["a.b/first", SMALL, LARGE, "a.b/last"]
 

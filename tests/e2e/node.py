@@ -24,12 +24,14 @@ _NEVER: Final = "24h"
 
 UNHURRIED: Final = """
 from agent import reloading, supervisor
+from agent.daemon import reconfiguration
 from agent.devices import state
 supervisor.SETTLE = state._WRITE_PATIENCE = 15.0
+reloading.READ_DEADLINE = reconfiguration.DECISION_DEADLINE = 3600.0
 reloading._CLOCK_TICK = 0.0
 """
 """A prelude: a first list is whole, and what was answered is in the state file, also where a busy machine takes more for
-that than the 2 s and the 0.1 s that it may. And a file that was written just before the start is not read again."""
+that than the 2 s and the 0.1 s that it may; a reload may take its time while a test lets time pass. And a file that was written just before the start is not read again."""
 
 
 def chardev(path: str = "/dev/w*", name: str = WIDGET, count: int = 1) -> str:

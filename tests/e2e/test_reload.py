@@ -245,27 +245,6 @@ async def test_a_configuration_with_mistakes_changes_nothing_and_each_is_said_on
         assert outcomes(agent)[-1] == "config-unchanged"
 
 
-async def test_a_backend_that_cannot_be_started_again_leaves_its_resource_empty_and_what_is_held(
-    node: Node, trouble: Trouble
-) -> None:
-    node.mknod("t0/a", "t0/b", "w1")
-    async with node.agent(trouble.resource(), FIRST, prelude=DEAF, environment=trouble.environment) as agent:
-        await node.healthy("a", "b", resource=TROUBLED)
-        await node.admit(pod(resource=TROUBLED))
-        (held,) = node.held(pod(), resource=TROUBLED)
-        trouble.order("start", "raise")
-        node.config(trouble.resource(0, 'placement = "pack"'), FIRST)
-        await reload(agent)
-        await node.shows(lambda k: not k.resources[TROUBLED].healthy and node.listed(TROUBLED) == {held}, TROUBLED)
-        said = await agent.says("discovery-problem", backend="troubled0")
-        assert "it could not be started" in said["reason"]
-        assert (await node.admit(pod("other"))).phase == Phase.RUNNING
-        trouble.forget("start")
-        node.config(trouble.resource(), FIRST)
-        await reload(agent)
-        await node.healthy("a", "b", resource=TROUBLED)
-
-
 async def test_a_backend_that_hangs_delays_its_own_resources_and_no_allocate(node: Node, trouble: Trouble) -> None:
     node.mknod("t0/a", "w1")
     async with node.agent(prelude=DEAF, environment=trouble.environment) as agent:
@@ -276,7 +255,7 @@ async def test_a_backend_that_hangs_delays_its_own_resources_and_no_allocate(nod
         await trouble.asked("units")
         assert (await node.admit(pod())).phase == Phase.RUNNING
         assert outcomes(agent) == []
-        await agent.out_of_time(agent.says("backend-slow", backend="troubled0"))
+        await agent.out_of_time(agent.says("discovery-problem", backend="troubled0"))
         await node.registered(TROUBLED)
         trouble.forget("units")
         await trouble.release()

@@ -33,6 +33,7 @@ from backends.base import (
     Resource,
     ResourceSpec,
 )
+from tests.devices.fakes import reconfigure
 from tests.wait import at_once, limit
 
 TOY = "example.com/toy"
@@ -436,7 +437,7 @@ async def test_a_resource_that_a_reload_takes_from_its_backend_meanwhile_is_refu
         await record(given)
         resources = [Resource(TOY, ResourceSpec(kind, Options()))] if kind else []
         house.allocator._backends.clear()  # type: ignore[attr-defined]
-        house.inventory.configure(resources, {kind: Plain(Host(), resources)} if kind else {})
+        reconfigure(house.inventory, resources, {kind: Plain(Host(), resources)} if kind else {})
 
     house.allocator._record = reload
     assert TOY in await house.refusal("a")

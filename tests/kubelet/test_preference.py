@@ -14,7 +14,7 @@ from agent.kubelet import preference
 from agent.kubelet.preference import Preferences, plain
 from agent.kubelet.wire import PreferredRequest
 from backends.base import Link, Resource
-from tests.devices.fakes import KIND, Fake, by_unit, device, resource
+from tests.devices.fakes import KIND, Fake, by_unit, device, reconfigure, resource
 
 A = "a.example/one"
 IDS = ("a", "b", "c", "d")
@@ -114,7 +114,7 @@ async def test_it_chooses_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_resource_that_retires_meanwhile_gives_the_first_ones() -> None:
     inventory, it = preferences(Choosy())
     prefer = it.of(A)
-    inventory.configure((), {})
+    reconfigure(inventory, (), {})
     assert prefer is not None
     assert await prefer(wish(2)) == ("a", "b")
 

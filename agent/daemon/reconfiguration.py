@@ -1,0 +1,145 @@
+"""Puts another configuration into force: a second house is built beside the first, and then all moves at one moment.
+
+New instances of backends look at the node, and a new inventory decides who has what, while everything in force goes on.
+Whatever fails until then leaves no trace but its report. The move is one step of the event loop, of assignments alone;
+what hung or was left over in the old house goes with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+import anyio
+
+from agent.config import DEFAULT_PATH, Config, ConfigError, ConfigProblem, Difference
+from agent.devices.adoption import Adopter
+from agent.devices.discovery import Discoverer
+from agent.devices.found import Facts
+from agent.devices.inventory import Inventory
+from agent.devices.news import News
+from agent.devices.oddities import Oddities
+from agent.devices.workers import Workers
+from agent.kubelet.errands import Errands
+from agent.kubelet.preference import Preferences
+from agent.kubelet.prestart import Starter
+from agent.reloading import Change
+from agent.serving import Serving
+from agent.watching import Watching
+
+DECISION_DEADLINE: Final = 10.0
+"""Seconds that it may take to decide who has what; 10,000 devices take less than one."""
+
+
+@dataclass(slots=True)
+class Reconfiguration:
+    """The parts of the daemon that have to know."""
+
+    config: Config
+    """What is in force."""
+    watching: Watching
+    inventory: Inventory
+    serving: Serving
+    preferences: Preferences
+    starter: Starter
+    adopter: Adopter
+    oddities: Oddities
+    errands: Errands
+    judge: Callable[[News], None]
+    """Has the health of what was found judged; the lists follow with `flush`."""
+    flush: Callable[[], None]
+    """Hands the lists that changed to their plugins."""
+
+    async def apply(self, change: Change, patience: float) -> None:
+        """Build, and move.
+
+        Args:
+            change: from the configuration in force.
+            patience: seconds that new instances of backends may take; then what is known so far is listed.
+
+        Raises:
+            ConfigError: it cannot be put into force, and nothing has changed.
+            Exception: the same, unless `config` says otherwise: then not everybody has been told.
+        """
+        difference = change.difference
+        if not (difference or change.backends):
+            self.config = difference.config
+            return
+        async with self.watching.beside(change.backends, difference.config.agent, patience) as fresh:
+            kinds = {resource.spec.backend for resource in difference.config.resources}
+            every = {kind: it for kind, it in (self.watching.discoverers | fresh).items() if kind in kinds}
+            inventory, facts = await self._decide(difference.config, every)
+
+            # from here on nothing waits, so that whoever asks sees one configuration or the other
+            found = [it.take_over(self.watching.discoverers.get(kind)) for kind, it in fresh.items()]
+            found += [it.nothing_left() for kind, it in self.watching.discoverers.items() if kind not in kinds]
+            inventory.learn(self._facts(every), facts)
+            self._refuse_broken(difference.config, inventory)
+            inventory.go_on_from(self.inventory)
+            watches = self.watching.watches_of(every)
+
+            self.inventory.become(inventory)
+            self.watching.exchange(every, watches)
+            self.config = difference.config
+            self._tell(difference, fresh, found)
+
+    async def _decide(self, config: Config, every: Mapping[str, Discoverer]) -> tuple[Inventory, Facts]:
+        """An inventory for the configuration, and the facts that it knows; made in a thread.
+
+        Raises:
+            Exception: it cannot be made; a TimeoutError where a backend hangs that is asked for IDs.
+        """
+        backends = {kind: it.backend for kind, it in every.items()}
+        inventory, facts = Inventory(config.resources, backends, self.inventory.configured), self._facts(every)
+        workers = Workers("reload", 1)
+        try:
+            with anyio.fail_after(DECISION_DEADLINE):
+                await workers.start(partial(inventory.learn, facts, Facts()))
+        finally:
+            workers.close()
+        return inventory, facts
+
+    def _refuse_broken(self, config: Config, inventory: Inventory) -> None:
+        """Refuse resources whose devices would have no IDs any more.
+
+        Raises:
+            ConfigError: there are such.
+        """
+        broken, before = inventory.configured.broken, self.inventory.configured.broken
+        if fresh := [f"{name}: {why}" for name, why in broken.items() if name not in before]:
+            raise ConfigError(tuple(ConfigProblem(config.source or DEFAULT_PATH, None, "", why) for why in fresh))
+
+    def _facts(self, every: Mapping[str, Discoverer]) -> Facts:
+        """All there is to know now, seen by these."""
+        return replace(
+            self.inventory.facts(),
+            units={kind: dict(it.known.items()) for kind, it in every.items()},
+            links={kind: it.links() for kind, it in every.items()},
+        )
+
+    def _tell(self, difference: Difference, fresh: Mapping[str, Discoverer], found: Iterable[News]) -> None:
+        """Tell whoever is concerned that there is another configuration."""
+        self.watching.listen()
+        for discoverer in fresh.values():
+            discoverer.rescan()  # what happened since it looked
+        for news in found:
+            self.judge(news)
+            self.watching.sight_soon(news)
+        for kind in fresh:
+            self.inventory.ready(kind)
+        self.flush()
+        self._tell_kubelet(difference)
+        self.errands.close()  # threads that only backends of before needed
+        self.oddities.tell_of_failures()
+        self.oddities.tell_of_selectors(it for it in difference.config.resources if it.name in difference.new)
+        resources = self.inventory.configured.in_force()
+        self.adopter.configure((it for it in resources if it.configured not in difference.new), self.inventory.slots)
+
+    def _tell_kubelet(self, difference: Difference) -> None:
+        """Where it is to ask for something else from now on."""
+        for resource in self.inventory.configured.in_force():
+            plugin = self.serving.plugins.get(resource.name) if resource.configured in difference.new else None
+            if plugin is not None and plugin.ask(self.preferences.of(resource.name), self.starter.of(resource.name)):
+                self.serving.renew(resource.name)
