@@ -166,3 +166,16 @@ def test_another_card_in_the_place_of_one_that_a_pod_holds_is_kept_back_from_nob
     it.claim([held(A, "old", old)])
     it.update(KIND, {"u": (new,)})
     assert shown(it, A) == {"old": "gone", "new": "Healthy"}
+
+
+def test_what_a_pod_has_through_another_plugin_is_held_under_another_configuration_too() -> None:
+    found = device("d", A)
+    it = inventory(A, devices=[found])
+    theirs = replace(held("their.example/x", "0", found), foreign=True)
+    it.claim([theirs])
+    it.take()
+    configure(it, resource(A), resource(B))
+    assert shown(it, A) == {"d": "held"}
+    assert [snapshot.resource for snapshot in it.take()] == [B]
+    it.unclaim([theirs])
+    assert shown(it, A) == {"d": "Healthy"}
