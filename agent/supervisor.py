@@ -286,6 +286,8 @@ class Agent:
         """Discovery found something different."""
         self.inventory.update(news.backend, news.units, news.links)
         self._judge(news)
+        if news.more:
+            return  # the lists that change show all that one look has found
         self._flush(news.since)
         asyncio.get_running_loop().call_soon(self._health_changed.set)  # as above
         self._oddities.tell_of_failures()

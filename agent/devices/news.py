@@ -27,6 +27,8 @@ class News:
     """Another instance of the backend has found this, or there is none any more."""
     beside: Mapping[str, tuple[Device, ...]] = field(default_factory=dict)
     """Of the units whose devices differ, what else is there (`Discovery.beside`)."""
+    more: bool = False
+    """More follows at once: this is a part of what one walk found, which is too much for one step of the loop."""
 
 
 def news_of(kind: str, looks: Mapping[str, Look], gone: Set[str], seen: Seen) -> News:
