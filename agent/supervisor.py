@@ -26,7 +26,7 @@ from agent.control import AgentControl, Parts
 from agent.counting import Counts
 from agent.daemon.reconfiguration import Reconfiguration
 from agent.devices.adoption import Adopter
-from agent.devices.claims import Ledger, names_of
+from agent.devices.claims import Ledger
 from agent.devices.features import FeatureFile
 from agent.devices.health import HealthBook
 from agent.devices.inventory import Inventory
@@ -50,6 +50,7 @@ from agent.kubelet.witnesses import Witnesses
 from agent.notify import Notifier
 from agent.publishing import Publisher
 from agent.reloading import Change, Reloader
+from agent.runtime.slices import BATCH
 from agent.serving import Serving
 from agent.supervision import supervise
 from agent.watchdog import Watchdog
@@ -165,8 +166,9 @@ class Agent:
             served=self.inventory.kind,
             tracer=Tracer(self.inventory),
             devices=lambda slot: found.device if (found := self.inventory.slot(*slot)) else None,
-            began=self._claims_began,
+            began=self.inventory.claim,
             ended=self._claims_ended,
+            settled=self._after_claims_changed,
             resend=self._resend,
             clock=self._clock,
         )
@@ -236,7 +238,7 @@ class Agent:
 
     async def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
         """Run until cancelled; `on_ready` is called before the first registration."""
-        self._keeper.restore()  # before anything is seen: what was drained or latched is not Healthy for a moment
+        await self._keeper.restore()  # before anything is seen: what was drained or latched is not Healthy for a moment
         if (read := self._health.handled.get("kmsg")) is not None:
             self._watching.kmsg.after = read.boot, read.sequence
         async with anyio.create_task_group() as self._tasks:
@@ -303,7 +305,10 @@ class Agent:
         """Let time pass for what is delayed, drained or quarantined; have what must be kept written."""
         while True:
             now = self._clock()
-            self.inventory.set_health(self._health.ripen(now, self._wall()))
+            self.inventory.set_health(self._health.ripen(now, self._wall(), BATCH))
+            if (deadline := self._health.next_deadline()) is not None and deadline <= now:
+                await asyncio.sleep(0)  # there is more
+                continue
             self._flush()
             self._tasks.start_soon(self._keeper.write_health)
             self._health_changed.clear()
@@ -376,15 +381,9 @@ class Agent:
             await self._keeper.write_claims()
         self._witnesses.allocated()
 
-    def _claims_began(self, news: Sequence[Held]) -> None:
-        self.inventory.claim(news)
-        self._after_claims_changed()
-
     def _claims_ended(self, ended: Sequence[Held]) -> None:
-        log.info("claims-ended", count=len(ended), slots=names_of(held.slot for held in ended))
         self.inventory.unclaim(ended)
         self._releaser.add(ended)
-        self._after_claims_changed()
 
     def _after_claims_changed(self) -> None:
         self._flush()
@@ -430,7 +429,7 @@ class Agent:
 
     async def _catch_up(self) -> None:
         """Learn what the agent before us gave, and was told, while we waited for it to go."""
-        self._keeper.restore()
+        await self._keeper.restore()
         with anyio.move_on_after(SETTLE):
             await self._witnesses.ask()
         self._flush()

@@ -24,8 +24,9 @@ def tell(before: Mapping[str, Slot] | None, snapshot: Snapshot, counts: Counts) 
         log.info("resource-listed", resource=snapshot.resource, count=len(snapshot.slots), healthy=healthy)
         return
     happened = transitions(before, snapshot)
-    counts.transitions.update((it.resource, it.reason or it.state.lower()) for it in happened)
-    for it in happened[:LOGGED_AT_MOST]:
+    for cause, number in happened.causes().items():
+        counts.transitions[snapshot.resource, cause] += number
+    for it in happened.first(LOGGED_AT_MOST):
         log.info(
             "device-changed", resource=it.resource, device=it.device, state=it.state, reason=it.reason,
             message=it.message, count=it.ids,

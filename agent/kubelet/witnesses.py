@@ -27,6 +27,7 @@ from agent.kubelet.checkpoint import Checkpoint, CheckpointError, Version
 from agent.kubelet.checkpoint_reader import CheckpointReader
 from agent.kubelet.podresources import PodResourcesError, list_pods
 from agent.kubelet.wire import PodDevices, PodList
+from agent.runtime.slices import in_batches
 from backends.base import Device
 
 IDLE: Final = 60.0
@@ -56,6 +57,7 @@ class Witnesses:
         tracer: Tracer | None = None,
         began: Callable[[Sequence[Held]], None],
         ended: Callable[[Sequence[Held]], None],
+        settled: Callable[[], None] = lambda: None,
         resend: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -69,8 +71,9 @@ class Witnesses:
             served: the backend of a resource, if it is ours.
             devices: the device behind a slot now.
             tracer: finds the hardware of claims whose IDs are another plugin's.
-            began: told of claims that only the kubelet remembered.
-            ended: told of claims that both witnesses leave out.
+            began: told of claims that only the kubelet remembered, some at a time.
+            ended: told of claims that both witnesses leave out, some at a time.
+            settled: called when all of them have been told.
             resend: makes the kubelet write its checkpoint, by sending this resource's list again.
             clock: monotonic seconds.
         """
@@ -83,7 +86,7 @@ class Witnesses:
         self._traced_at = -1  # the tracer's revision
         self._foreign: dict[tuple[str, tuple[str, ...]], tuple[bytes, Trace]] = {}
         """Of resources that are not ours: the last answer for these IDs, and what the container got."""
-        self._began, self._ended, self._resend = began, ended, resend
+        self._began, self._ended, self._settled, self._resend = began, ended, settled, resend
         self._clock = clock
         self._checkpoint = CheckpointReader(plugin_dir)
         self._asked_about: frozenset[str] = frozenset()  # the resources that were ours when both had been asked
@@ -144,11 +147,11 @@ class Witnesses:
         except CheckpointError as error:
             # without knowing which checkpoint lay there, no later one can be told from it: judge nothing
             self._complain("checkpoint", str(error))
-            self._adopt(present or set())
+            await self._adopt(present or set())
             checkpoint = None
         else:
             self._complain("checkpoint", "")
-            self._judge(present, asked, checkpoint)
+            await self._judge(present, asked, checkpoint)
         self._have_written(checkpoint.version if checkpoint else None)
 
     def _have_written(self, version: Version | None) -> None:
@@ -180,37 +183,53 @@ class Witnesses:
             self._complain("checkpoint", str(error) or "reading it hangs")
             return
         self._see_foreign(checkpoint)
-        self._trace_again()
+        await self._trace_again()
         held, listed_now = checkpoint.held.get(resource, frozenset()) if checkpoint else frozenset[str](), listed()
         if missing := {(resource, device_id) for device_id in held if device_id not in listed_now}:
-            self._adopt(missing, checkpoint)
+            await self._adopt(missing, checkpoint)
 
     async def _ask_about(self, resource: str) -> None:
         async with self._asking:
             if resource not in self._asked_about:  # by another's first list, meanwhile
                 await self._round()
 
-    def _judge(self, present: set[SlotKey] | None, asked: float, checkpoint: Checkpoint | None) -> None:
+    async def _judge(self, present: set[SlotKey] | None, asked: float, checkpoint: Checkpoint | None) -> None:
         slots = (
             {(name, device_id) for name, ids in checkpoint.held.items() for device_id in ids} if checkpoint else set()
         )
-        self._adopt(slots | (present or set()), checkpoint)  # a List leaves out init containers (A5)
+        await self._adopt(slots | (present or set()), checkpoint)  # a List leaves out init containers (A5)
         self._see_foreign(checkpoint)
         version = checkpoint.version if checkpoint else None
         if present is not None:
             self._ledger.listed(present, asked, self._clock(), version)
-        if version is not None and (over := self._ledger.checkpoint(slots, version)):
-            self._ended(over)
+        if version is not None:
+            await self._end(slots, version)
 
-    def _adopt(self, present: set[SlotKey], checkpoint: Checkpoint | None = None) -> None:
+    async def _end(self, present: set[SlotKey], version: Version) -> None:
+        """End the claims that the checkpoint leaves out as well."""
+        over: list[Held] = []
+        async for batch in in_batches(self._ledger.doubted()):
+            if ended := self._ledger.checkpoint(present, version, batch):
+                self._ended(ended)
+                over += ended
+        if over:
+            log.info("claims-ended", count=len(over), slots=names_of(held.slot for held in over))
+            self._settled()
+
+    async def _adopt(self, present: set[SlotKey], checkpoint: Checkpoint | None = None) -> None:
         """Take in claims that we do not know: our own state was lost, or another plugin's pods are still there."""
         kinds = {name: self._served(name) for name in {name for name, _ in present}}
-        seen = {slot: kind for slot in sorted(present) if (kind := kinds[slot[0]]) is not None}
-        devices = {slot: device for slot in seen if (device := self._devices(slot)) is not None}
-        bare = {slot: kind for slot, kind in seen.items() if slot not in devices and self._ledger.is_bare(slot)}
-        if news := self._ledger.adopt(seen, devices, self._clock(), self._trace(bare, checkpoint)):
+        news: list[Held] = []
+        async for batch in in_batches(sorted(slot for slot in present if kinds[slot[0]] is not None)):
+            seen = {slot: kind for slot in batch if (kind := kinds[slot[0]]) is not None}
+            devices = {slot: device for slot in seen if (device := self._devices(slot)) is not None}
+            bare = {slot: kind for slot, kind in seen.items() if slot not in devices and self._ledger.is_bare(slot)}
+            if fresh := self._ledger.adopt(seen, devices, self._clock(), self._trace(bare, checkpoint)):
+                self._began(fresh)
+                news += fresh
+        if news:
             log.info("claims-adopted", count=len(news), slots=names_of(held.slot for held in news))
-            self._began(news)
+            self._settled()
 
     def _see_foreign(self, checkpoint: Checkpoint | None) -> None:
         """Take in what pods have of our hardware through resources that are not ours; each answer is followed once."""
@@ -239,25 +258,33 @@ class Witnesses:
         if news := self._ledger.adopt_foreign(found, self._clock()):
             log.info("claims-adopted", count=len(news), slots=names_of(held.slot for held in news))
             self._began(news)
+            self._settled()
 
     def _trace(self, bare: Mapping[SlotKey, str], checkpoint: Checkpoint | None) -> Mapping[SlotKey, frozenset[str]]:
         """The hardware of claims that have no device under their IDs; `bare` has each one's backend."""
         if self._tracer is None or not bare:
             return {}
-        for entry in checkpoint.entries if checkpoint else ():
-            slots = frozenset((entry.resource, device_id) for device_id in entry.ids)
-            if any(slot in bare and slot not in self._traces for slot in slots):
-                self._traces |= dict.fromkeys(slots & bare.keys(), (entry.trace(), slots))
+        if not bare.keys() <= self._traces.keys():
+            self._note_traces(checkpoint, {name for name, _ in bare})
         traced = {slot: self._traces[slot] for slot in bare if slot in self._traces}
         found = self._tracer.hardware({slot: trace for slot, (trace, _) in traced.items()}, bare)
         # the answer is about all IDs of a container: what one of them has under its own name is not another's
-        return {slot: hardware - self._known_of(traced[slot][1] - {slot}) for slot, hardware in found.items()}
+        others = {group: self._known_of(group) for group in {group for _, group in traced.values()}}
+        return {slot: hardware - others[traced[slot][1]] for slot, hardware in found.items()}
+
+    def _note_traces(self, checkpoint: Checkpoint | None, resources: set[str]) -> None:
+        for entry in checkpoint.entries if checkpoint else ():
+            if entry.resource not in resources:
+                continue
+            slots = frozenset((entry.resource, device_id) for device_id in entry.ids)
+            if fresh := {slot for slot in slots if slot not in self._traces and self._ledger.is_bare(slot)}:
+                self._traces |= dict.fromkeys(fresh, (entry.trace(), slots))
 
     def _known_of(self, slots: Iterable[SlotKey]) -> frozenset[str]:
         devices = (self._devices(slot) for slot in slots)
         return frozenset[str]().union(*(device.hardware for device in devices if device is not None))
 
-    def _trace_again(self) -> None:
+    async def _trace_again(self) -> None:
         """Other devices are there: what a pod holds of an earlier plugin may be among them."""
         if self._tracer is None or self._traced_at == self._tracer.revision:
             return
@@ -266,7 +293,7 @@ class Witnesses:
         self._traces = {
             slot: trace for slot, trace in self._traces.items() if self._ledger.is_bare(slot, unknown=False)
         }
-        self._adopt(set(self._traces))
+        await self._adopt(set(self._traces))
 
     async def _ask_pod_resources(self) -> set[SlotKey] | None:
         try:

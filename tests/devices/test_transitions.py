@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from agent.devices.model import HEALTHY, Health, Slot, Snapshot, State
-from agent.devices.transitions import Transition, transitions
+from agent.devices.transitions import Transition
+from agent.devices.transitions import transitions as every_transition
 from tests.devices.fakes import device
 
 NAME = "a.example/one"
@@ -11,6 +14,10 @@ SICK = Health(State.UNHEALTHY, "sick", "It is sick.")
 
 def slots(*ids: str, health: Health = HEALTHY) -> dict[str, Slot]:
     return {i: Slot(i, CARD, health) for i in ids}
+
+
+def transitions(before: Mapping[str, Slot], after: Snapshot) -> list[Transition]:
+    return every_transition(before, after).first(10)
 
 
 def test_a_device_with_a_thousand_ids_is_one_transition() -> None:

@@ -125,7 +125,7 @@ class Face:
     # --- what they are made of ---
 
     async def _look(self) -> Status:
-        return self._control.status()
+        return await self._control.status()
 
     async def _recall(self) -> Sequence[Event]:
         async with aclosing(self._control.watch(EVENTS, follow=False)) as events:
