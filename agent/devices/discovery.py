@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from agent import garbage
 from agent.counting import Counts
 from agent.devices import records
 from agent.devices.looks import Look, Seen, Walk, in_parts, probe, walk
@@ -376,6 +377,8 @@ class Discoverer:
             self._publish(news)  # if that fails, all this is found again
             different |= bool(news.units) or any(unit not in self.known for unit in looked)
             self._take_in(looked, lost)
+            if left and looked and news.units:
+                garbage.keep()
         self._note(progress, failure)
         if different:
             self._on_watches(self.kind, self.watches())

@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from agent import garbage
 from agent.discovery import answers
 from agent.runtime import descriptors
+from agent.runtime.slices import BATCH
 from backends.base import Backend, Device, Discovery, Link, Signal, Verdict
 from backends.known import Known
 
@@ -151,6 +153,7 @@ def walk(
         if not seen.devices.keys() <= listed:
             descriptors.check()
         units = progress.listed = listed
+    changed = 0
     for unit in sorted(units - skip):
         if progress.abandoned:
             return
@@ -161,6 +164,10 @@ def walk(
             progress.failures[unit] = error
         else:
             progress.looks[unit] = look
+            changed += len(look.discovery.devices) if look.changed else 0
+            if changed >= BATCH:
+                changed = 0
+                garbage.keep()
 
 
 def _look(backend: Backend[Any], unit: str, seen: Seen) -> Look:
@@ -169,6 +176,8 @@ def _look(backend: Backend[Any], unit: str, seen: Seen) -> Look:
     known = seen.devices.get(unit, ())
     if (changed := discovery.devices != known) or discovery.problems or _is_ill(signals):
         descriptors.check()
+    if not changed:
+        discovery = replace(discovery, devices=known)  # so that thousands of equal ones do not wait to be told
     return Look(
         discovery,
         glance,
