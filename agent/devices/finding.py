@@ -65,24 +65,20 @@ def find(name: str, places: Iterable[Place]) -> frozenset[str]:
         FairleadError: nothing is called that; with the nearest name.
         AmbiguousError: several devices are, with what tells them apart; or it is a part of one.
     """
-    found, known, others, alone = list[Place](), set[str](), set[str](), set[str]()
+    found, alone = list[Place](), set[str]()
     places = tuple(places)
     for place in places:
-        for hardware in place.hardware | place.depends:
-            if name == hardware:
-                return frozenset({hardware})
-            short = hardware.partition(":")[2]
-            others.update((hardware, short))
-            if name == short:
-                alone.add(hardware)
-        known.add(place.key or place.ids[0])
-        others.update(place.ids)
+        if name in place.hardware or name in place.depends:
+            return frozenset({name})
+        for of_place in (place.hardware, place.depends):
+            alone.update(it for it in of_place if it.endswith(name) and it.partition(":")[2] == name)
         if name == place.key or name in place.ids or _is_id(name, place):
             found.append(place)
     if (function := f"pci:{name}") in alone:
         return frozenset({function}).union(*(place.hardware for place in found if function in place.hardware))
     found += [Place(frozenset({it})) for it in sorted(alone) if not any(it in place.hardware for place in found)]
     if not found:
+        known, others = _names(places)
         if (address := _written_out(name)) in known | others:
             return find(address, places)
         found = [place for place in places if place.device is not None and _is_called(name, place.device)]
@@ -94,6 +90,17 @@ def find(name: str, places: Iterable[Place]) -> frozenset[str]:
         more = f" or {len(described) - _NAMED} more" if len(described) > _NAMED else ""
         raise AmbiguousError(f"{name!r} may be {' or '.join(described[:_NAMED])}{more}; name the one you mean")
     return meant.pop()
+
+
+def _names(places: Iterable[Place]) -> tuple[set[str], set[str]]:
+    """What devices are called, and what else leads to them."""
+    known, others = set[str](), set[str]()
+    for place in places:
+        for hardware in place.hardware | place.depends:
+            others.update((hardware, hardware.partition(":")[2]))
+        known.add(place.key or place.ids[0])
+        others.update(place.ids)
+    return known, others
 
 
 def _is_called(name: str, device: Device) -> bool:

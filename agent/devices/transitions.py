@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agent.devices.model import Slot, Snapshot
+from agent.runtime.slices import BATCH, in_batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,8 @@ class Transitions:
         return Counter(reason or state.lower() for _, state, reason, _ in self.counts)
 
 
-def transitions(before: Mapping[str, Slot], after: Snapshot) -> Transitions:
-    """What happened.
+async def transitions(before: Mapping[str, Slot], after: Snapshot) -> Transitions:
+    """What happened; of many IDs, in several steps of the loop.
 
     Args:
         before: the slots of the snapshot before `after`.
@@ -59,16 +60,17 @@ def transitions(before: Mapping[str, Slot], after: Snapshot) -> Transitions:
     changed = after.changed if after.changed is not None else before.keys() | after.slots.keys()
     counts: Counter[_Key] = Counter()
     said: dict[int, _Said] = {id(None): ("Gone", "", "")}  # by the health, which is one object for what is alike
-    for device_id in changed:
-        old, new = before.get(device_id), after.slots.get(device_id)
-        was, now = old and old.health, new and new.health
-        if was is now:
-            continue
-        for health in (was, now):
-            if health is not None and id(health) not in said:
-                said[id(health)] = health.state.value, health.reason, health.message
-        if said[id(was)] != (what := said[id(now)]):
-            counts[_name(new or old, device_id), *what] += 1
+    async for ids in in_batches(changed, 10 * BATCH):
+        for device_id in ids:
+            old, new = before.get(device_id), after.slots.get(device_id)
+            was, now = old and old.health, new and new.health
+            if was is now:
+                continue
+            for health in (was, now):
+                if health is not None and id(health) not in said:
+                    said[id(health)] = health.state.value, health.reason, health.message
+            if said[id(was)] != (what := said[id(now)]):
+                counts[_name(new or old, device_id), *what] += 1
     return Transitions(after.resource, counts)
 
 
