@@ -65,8 +65,9 @@ def _name(handle: asyncio.Handle) -> str:
     task = getattr(callback, "__self__", None)
     if not isinstance(task, asyncio.Task):
         return getattr(callback, "__qualname__", repr(callback))
-    names, awaited = list[str](), task.get_coro()
-    while awaited is not None and hasattr(awaited, "cr_await"):
+    names = list[str]()
+    awaited: Any = task.get_coro()
+    while hasattr(awaited, "cr_await"):
         names.append(awaited.__qualname__)
         awaited = awaited.cr_await
     return " > ".join(names[-4:])

@@ -27,7 +27,7 @@ from agent.kubelet.checkpoint import Checkpoint, CheckpointError, Version
 from agent.kubelet.checkpoint_reader import CheckpointReader
 from agent.kubelet.podresources import PodResourcesError, list_pods
 from agent.kubelet.wire import PodDevices, PodList
-from agent.runtime.slices import in_batches
+from agent.runtime.slices import in_batches, in_slices
 from backends.base import Device
 
 IDLE: Final = 60.0
@@ -93,6 +93,7 @@ class Witnesses:
         self._resent_at: tuple[Version | None] | None = None  # the checkpoint that lay there when lists were sent again
         self._pause = _WHILE_ENDING
         self._asking = asyncio.Lock()
+        self._adopting = asyncio.Lock()
         self._allocated = asyncio.Event()
         self._complaints: dict[str, str] = {}
         self.holders: Mapping[SlotKey, tuple[PodDevices, ...]] = {}
@@ -182,7 +183,7 @@ class Witnesses:
         except (TimeoutError, CheckpointError) as error:
             self._complain("checkpoint", str(error) or "reading it hangs")
             return
-        self._see_foreign(checkpoint)
+        await self._see_foreign(checkpoint)
         await self._trace_again()
         held, listed_now = checkpoint.held.get(resource, frozenset()) if checkpoint else frozenset[str](), listed()
         if missing := {(resource, device_id) for device_id in held if device_id not in listed_now}:
@@ -198,7 +199,7 @@ class Witnesses:
             {(name, device_id) for name, ids in checkpoint.held.items() for device_id in ids} if checkpoint else set()
         )
         await self._adopt(slots | (present or set()), checkpoint)  # a List leaves out init containers (A5)
-        self._see_foreign(checkpoint)
+        await self._see_foreign(checkpoint)
         version = checkpoint.version if checkpoint else None
         if present is not None:
             self._ledger.listed(present, asked, self._clock(), version)
@@ -218,67 +219,80 @@ class Witnesses:
 
     async def _adopt(self, present: set[SlotKey], checkpoint: Checkpoint | None = None) -> None:
         """Take in claims that we do not know: our own state was lost, or another plugin's pods are still there."""
+        async with self._adopting:
+            await self._note_traces(checkpoint)
+            await self._take_in(present)
+
+    async def _take_in(self, present: set[SlotKey]) -> None:
         kinds = {name: self._served(name) for name in {name for name, _ in present}}
         news: list[Held] = []
         async for batch in in_batches(sorted(slot for slot in present if kinds[slot[0]] is not None)):
             seen = {slot: kind for slot in batch if (kind := kinds[slot[0]]) is not None}
             devices = {slot: device for slot in seen if (device := self._devices(slot)) is not None}
-            bare = {slot: kind for slot, kind in seen.items() if slot not in devices and self._ledger.is_bare(slot)}
-            if fresh := self._ledger.adopt(seen, devices, self._clock(), self._trace(bare, checkpoint)):
+            bare = {slot: kind for slot, kind in seen.items() if self._is_bare(slot)}
+            if fresh := self._ledger.adopt(seen, devices, self._clock(), self._trace(bare)):
                 self._began(fresh)
                 news += fresh
         if news:
             log.info("claims-adopted", count=len(news), slots=names_of(held.slot for held in news))
             self._settled()
 
-    def _see_foreign(self, checkpoint: Checkpoint | None) -> None:
+    async def _see_foreign(self, checkpoint: Checkpoint | None) -> None:
         """Take in what pods have of our hardware through resources that are not ours; each answer is followed once."""
         if self._tracer is None or checkpoint is None:
             return
-        seen, fresh = {}, []
-        for entry in checkpoint.entries:
-            if self._served(entry.resource) is not None:
-                continue
-            known = self._foreign.get(key := (entry.resource, entry.ids))
-            if known is None or known[0] != entry.response:
-                known = entry.response, entry.trace()
-                fresh.append(key)
-            seen[key] = known
-        self._foreign = seen
-        self._follow_foreign(fresh)
+        async with self._adopting:
+            seen, fresh = {}, []
+            for entry in checkpoint.entries:
+                if self._served(entry.resource) is not None:
+                    continue
+                known = self._foreign.get(key := (entry.resource, entry.ids))
+                if known is None or known[0] != entry.response:
+                    known = entry.response, await entry.trace()
+                    fresh.append(key)
+                seen[key] = known
+            self._foreign = seen
+            await self._follow_foreign(fresh)
 
-    def _follow_foreign(self, entries: Iterable[tuple[str, tuple[str, ...]]]) -> None:
+    async def _follow_foreign(self, entries: Iterable[tuple[str, tuple[str, ...]]]) -> None:
         assert self._tracer is not None
-        found = [
+        found = (
             Held(resource, device_id, backend, hardware, foreign=True)
             for resource, ids in entries
             for backend, hardware in self._tracer.ours(self._foreign[resource, ids][1])
             for device_id in ids
-        ]
-        if news := self._ledger.adopt_foreign(found, self._clock()):
+        )
+        news: list[Held] = []
+        async for batch in in_batches(found):
+            if fresh := self._ledger.adopt_foreign(batch, self._clock()):
+                self._began(fresh)
+                news += fresh
+        if news:
             log.info("claims-adopted", count=len(news), slots=names_of(held.slot for held in news))
-            self._began(news)
             self._settled()
 
-    def _trace(self, bare: Mapping[SlotKey, str], checkpoint: Checkpoint | None) -> Mapping[SlotKey, frozenset[str]]:
+    def _trace(self, bare: Mapping[SlotKey, str]) -> Mapping[SlotKey, frozenset[str]]:
         """The hardware of claims that have no device under their IDs; `bare` has each one's backend."""
         if self._tracer is None or not bare:
             return {}
-        if not bare.keys() <= self._traces.keys():
-            self._note_traces(checkpoint, {name for name, _ in bare})
         traced = {slot: self._traces[slot] for slot in bare if slot in self._traces}
         found = self._tracer.hardware({slot: trace for slot, (trace, _) in traced.items()}, bare)
         # the answer is about all IDs of a container: what one of them has under its own name is not another's
         others = {group: self._known_of(group) for group in {group for _, group in traced.values()}}
         return {slot: hardware - others[traced[slot][1]] for slot, hardware in found.items()}
 
-    def _note_traces(self, checkpoint: Checkpoint | None, resources: set[str]) -> None:
+    async def _note_traces(self, checkpoint: Checkpoint | None) -> None:
+        """Note what containers got whose devices are not known by their IDs."""
         for entry in checkpoint.entries if checkpoint else ():
-            if entry.resource not in resources:
+            if self._tracer is None or self._served(entry.resource) is None:
                 continue
             slots = frozenset((entry.resource, device_id) for device_id in entry.ids)
-            if fresh := {slot for slot in slots if slot not in self._traces and self._ledger.is_bare(slot)}:
-                self._traces |= dict.fromkeys(fresh, (entry.trace(), slots))
+            if bare := [slot for slot in await in_slices(filter(self._is_bare, slots)) if slot not in self._traces]:
+                self._traces |= dict.fromkeys(bare, (await entry.trace(), slots))
+
+    def _is_bare(self, slot: SlotKey) -> bool:
+        """Is nothing known of the hardware that a pod has under this ID?"""
+        return self._ledger.is_bare(slot) and self._devices(slot) is None
 
     def _known_of(self, slots: Iterable[SlotKey]) -> frozenset[str]:
         devices = (self._devices(slot) for slot in slots)
@@ -288,12 +302,13 @@ class Witnesses:
         """Other devices are there: what a pod holds of an earlier plugin may be among them."""
         if self._tracer is None or self._traced_at == self._tracer.revision:
             return
-        self._traced_at = self._tracer.revision
-        self._follow_foreign(self._foreign)
-        self._traces = {
-            slot: trace for slot, trace in self._traces.items() if self._ledger.is_bare(slot, unknown=False)
-        }
-        await self._adopt(set(self._traces))
+        async with self._adopting:
+            self._traced_at = self._tracer.revision
+            await self._follow_foreign(self._foreign)
+            self._traces = {
+                slot: trace for slot, trace in self._traces.items() if self._ledger.is_bare(slot, unknown=False)
+            }
+            await self._take_in(set(self._traces))
 
     async def _ask_pod_resources(self) -> set[SlotKey] | None:
         try:
