@@ -377,8 +377,7 @@ class Discoverer:
             self._publish(news)  # if that fails, all this is found again
             different |= bool(news.units) or any(unit not in self.known for unit in looked)
             self._take_in(looked, lost)
-            if left and looked and news.units:
-                garbage.keep()
+            garbage.made(sum(map(len, news.units.values())))
         self._note(progress, failure)
         if different:
             self._on_watches(self.kind, self.watches())

@@ -13,7 +13,6 @@ from typing import Any
 from agent import garbage
 from agent.discovery import answers
 from agent.runtime import descriptors
-from agent.runtime.slices import BATCH
 from backends.base import Backend, Device, Discovery, Link, Signal, Verdict
 from backends.known import Known
 
@@ -153,7 +152,6 @@ def walk(
         if not seen.devices.keys() <= listed:
             descriptors.check()
         units = progress.listed = listed
-    changed = 0
     for unit in sorted(units - skip):
         if progress.abandoned:
             return
@@ -164,10 +162,8 @@ def walk(
             progress.failures[unit] = error
         else:
             progress.looks[unit] = look
-            changed += len(look.discovery.devices) if look.changed else 0
-            if changed >= BATCH:
-                changed = 0
-                garbage.keep()
+            if look.changed:
+                garbage.made(len(look.discovery.devices))
 
 
 def _look(backend: Backend[Any], unit: str, seen: Seen) -> Look:
