@@ -295,12 +295,14 @@ async def _draw(snapshot: Snapshot, wall: Callable[[float], float]) -> _Drawn:
     """The list's devices, each once for every state that some of its IDs are in."""
     ids: dict[tuple[int, int], list[str]] = {}
     alike: dict[tuple[int, int], Slot] = {}
+    order: dict[tuple[int, int], tuple[str, str]] = {}
     async for slots in in_batches(snapshot.slots.values(), 10 * BATCH):
         for slot in slots:
             key = (id(slot.device) if slot.device else id(slot), id(slot.health))
-            alike.setdefault(key, slot)
-            ids.setdefault(key, []).append(slot.id)
-    keys = sorted(alike, key=lambda key: _order(alike[key]))
+            if key not in alike:
+                alike[key], order[key], ids[key] = slot, _order(slot), []
+            ids[key].append(slot.id)
+    keys = sorted(order, key=order.__getitem__)
     numbers = {device_id: number for number, key in enumerate(keys) for device_id in ids[key]}
     devices = await in_slices(_devices_of(((alike[key], tuple(ids[key])) for key in keys), wall))
     return _Drawn(snapshot, tuple(devices), numbers)

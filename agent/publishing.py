@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import structlog
@@ -40,6 +42,16 @@ class Publisher:
         self._features, self._counts = features, counts
         self._untold: deque[tuple[Snapshot | None, Snapshot]] = deque()
         self._telling: asyncio.Task[None] | None = None
+        self._is_withheld = False
+
+    @contextmanager
+    def withheld(self) -> Iterator[None]:
+        """Publish nothing meanwhile: what is known is not all there is to know."""
+        self._is_withheld = True
+        try:
+            yield
+        finally:
+            self._is_withheld = False
 
     def publish(self, now: float, since: float | None = None) -> bool:
         """Publish what has changed; have devices given new resources their names?
@@ -48,6 +60,8 @@ class Publisher:
             now: monotonic seconds.
             since: when the event came that was the cause, if it was one.
         """
+        if self._is_withheld:
+            return False
         for snapshot in self._inventory.take(now):
             before = self._serving.publish(snapshot, since)
             self._adopter.listed(snapshot)

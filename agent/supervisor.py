@@ -186,6 +186,7 @@ class Agent:
             self._errands,
             self._judge,
             self._flush,
+            self._publisher.withheld,
         )
 
     @property

@@ -70,6 +70,8 @@ async def _round(root: Path) -> Mapping[str, float]:
             note("reload")
             await crowd.ask()
             note("questions")
+            await crowd.rename(agent)
+            note("reload, renamed")
             await crowd.end(agent)
         note("claims end")
     return longest

@@ -16,7 +16,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from agent import garbage
 from agent.counting import Counts
 from agent.devices import records
 from agent.devices.looks import Look, Seen, Walk, in_parts, probe, walk
@@ -377,7 +376,6 @@ class Discoverer:
             self._publish(news)  # if that fails, all this is found again
             different |= bool(news.units) or any(unit not in self.known for unit in looked)
             self._take_in(looked, lost)
-            garbage.made(sum(map(len, news.units.values())))
         self._note(progress, failure)
         if different:
             self._on_watches(self.kind, self.watches())

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from agent import garbage
 from agent.devices.assignment import assign
 from agent.devices.conditions import Conditions
 from agent.devices.configured import Configured
@@ -269,6 +270,7 @@ class Inventory:
         candidates, refused = self.configured.select(ref[0], device)
         found = self._found[ref] = Found(ref, device, candidates, refused)
         self._index.add(found)
+        garbage.made(1)
 
     def _remove(self, ref: Ref) -> set[Ref]:
         """Forget a device; the refs that may now have what it had."""

@@ -62,4 +62,6 @@ async def test_no_step_of_the_loop_is_long_at_a_reload_and_whoever_asks(crowd: C
         await crowd.give_other_ids(agent)
         was_never_long(crowd)
         await crowd.ask()
+        was_never_long(crowd)
+        await crowd.rename(agent)
     was_never_long(crowd)
