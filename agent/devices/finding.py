@@ -80,7 +80,8 @@ def find(name: str, places: Iterable[Place]) -> frozenset[str]:
         known, others = _names(places)
         if (address := _written_out(name)) in known | others:
             return find(address, places)
-        found = [place for place in places if place.device is not None and _is_called(name, place.device)]
+        is_number = _NUMBER.fullmatch(name) is not None
+        found = [it for it in places if it.device is not None and _is_called(name, it.device, is_number=is_number)]
         if not found:
             raise FairleadError(unknown("device", name, known, others - known))
     meant = {place.hardware for place in found}
@@ -102,17 +103,18 @@ def _names(places: Iterable[Place]) -> tuple[set[str], set[str]]:
     return known, others
 
 
-def _is_called(name: str, device: Device) -> bool:
+def _is_called(name: str, device: Device, *, is_number: bool) -> bool:
     """Is that a node or an attribute of it? A number is no name: `nvidia-smi` counts GPUs in another order than we.
 
     Raises:
         AmbiguousError: it is, and the device has several parts, of which that may be one.
     """
-    nodes = (node.path for node in device.nodes)
-    is_node = any(name in (node.text, node.text.removeprefix("/dev/"), node.name) for node in nodes)
-    is_number = _NUMBER.fullmatch(name) is not None
-    if not is_node and (is_number or not any(name in values for values in device.attributes.values())):
-        return False
+    for node in device.nodes:
+        if node.path.text in (name, f"/dev/{name}") or node.path.name == name:
+            break
+    else:
+        if is_number or not any(name in values for values in device.attributes.values()):
+            return False
     if device.parts:
         parts = ", ".join(sorted(device.hardware))
         raise AmbiguousError(f"{name!r} is a part of {device.key!r}, which is {parts}; name the one you mean")
