@@ -99,6 +99,7 @@ class Agent:
         self._oddities = Oddities(self.inventory, self.discoverers)
         self._health = HealthBook(boot_id(config.host))
         self._health_changed = asyncio.Event()
+        self._moments: dict[str, float] = {}  # backend → when it was that the look was told whose parts are coming
         self._ledger = Ledger()
         self._errands = Errands(Turns(clock), self._look_at)
         self._releaser = Releaser(config.host, backends, self._ledger, self._errands.turns, self._keep_state)
@@ -296,7 +297,10 @@ class Agent:
         self._oddities.tell_of_failures()
 
     def _judge(self, news: News) -> None:
-        now = self._clock()
+        # one moment for all parts of a look: hardware that has moved from one unit to another was never away
+        now = self._moments.pop(news.backend, None) or self._clock()
+        if news.more:
+            self._moments[news.backend] = now
         ours = self._errands.turns.have_effects()
         found = self._health.found(news.backend, news.units, now, beside=news.beside, anew=news.anew, ours=ours)
         self.inventory.set_health(found)
