@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, KeysView, Mapping, MutableMapping, ValuesView
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, MutableMapping
 
 from backends.values import Device
 
@@ -56,18 +56,6 @@ class Known(MutableMapping[str, tuple[Device, ...]]):
 
     def __len__(self) -> int:
         return len(self._units)
-
-    def keys(self) -> KeysView[str]:
-        """A dict's own, as the others: sets of 10,000 units are compared ten times as fast."""
-        return self._units.keys()
-
-    def values(self) -> ValuesView[tuple[Device, ...]]:
-        """As of a dict."""
-        return self._units.values()
-
-    def items(self) -> ItemsView[str, tuple[Device, ...]]:
-        """As of a dict."""
-        return self._units.items()
 
     def _forget(self, unit: str, minded: frozenset[str]) -> None:
         for hardware in minded:
