@@ -142,7 +142,8 @@ class Listing:
             elif (known := dated.get(health)) is not None:
                 health = known
             else:  # not `replace`, which takes four times as long
-                health = dated[health] = Health(health.state, health.reason, health.message, now, health.while_held)
+                known = Health(health.state, health.reason, health.message, now, health.while_held)
+                dated[health] = health = known
             self.slots[device_id] = Slot(device_id, slot.device, health)
         self._undated.clear()
 
