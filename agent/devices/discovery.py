@@ -377,7 +377,7 @@ class Discoverer:
             different |= bool(news.units) or any(unit not in self.known for unit in looked)
             self._take_in(looked, lost)
         self._note(progress, failure)
-        if different:
+        if different or "watches" in self.problems:
             self._on_watches(self.kind, self.watches())
 
     def _told(self, looks: Mapping[str, Look], gone: Set[str]) -> News:
