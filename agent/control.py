@@ -27,6 +27,7 @@ from agent.devices.unmatched import unmatched
 from agent.errors import FairleadError
 from agent.events import Events
 from agent.kubelet.witnesses import Witnesses
+from agent.runtime.slices import BATCH, in_batches, in_slices
 from agent.serving import Serving
 from backends.base import Backend, Device, Problem
 
@@ -83,18 +84,19 @@ class AgentControl:
 
     # --- what is ---
 
-    def status(self) -> views.Status:
-        """Everything there is to see, now."""
+    async def status(self) -> views.Status:
+        """Everything there is to see; with thousands of devices it takes several steps of the loop, and some ms pass."""
         parts = self._parts
         names = parts.inventory.names()
         self._drawn = {name: drawn for name, drawn in self._drawn.items() if name in names}
+        devices = {name: await self._devices(name) for name in names}
         return views.Status(
             self._version,
             self._started,
             self._wall_clock(),
             self._kubelet(),
             parts.configuration(),
-            tuple(map(self._resource, names)),
+            tuple(self._resource(name, devices[name]) for name in names),
             tuple(views.Unclaimed(it.device.key, it.backend, it.why) for it in parts.inventory.unclaimed()),
             tuple(self._problems()),
             self._node,
@@ -107,7 +109,7 @@ class AgentControl:
         present = streaming or (not serving.kubelet.complaint and serving.kubelet.socket.exists())
         return views.Kubelet(str(serving.kubelet.socket), present, serving.waiting_for)
 
-    def _resource(self, name: str) -> views.Resource:
+    def _resource(self, name: str, devices: tuple[views.Device, ...]) -> views.Resource:
         serving, configured = self._parts.serving, self._parts.inventory.resource(name)
         registrar, plugin = serving.registrars.get(name), serving.plugins.get(name)
         return views.Resource(
@@ -116,7 +118,7 @@ class AgentControl:
             registered=registrar is not None and registrar[0].registered and not registrar[0].rival,
             streaming=plugin is not None and plugin.streaming,
             complaint="; ".join(self._complaints(name)),
-            devices=self._devices(name),
+            devices=devices,
         )
 
     def _complaints(self, name: str) -> Iterator[str]:
@@ -160,27 +162,31 @@ class AgentControl:
 
     # --- devices ---
 
-    def _devices(self, name: str) -> tuple[views.Device, ...]:
+    async def _devices(self, name: str) -> tuple[views.Device, ...]:
         """The resource's devices by their state, with who holds them."""
         if (snapshot := self._parts.serving.list_of(name)) is None:
             return ()
         drawn = self._drawn.get(name)
         if drawn is None or drawn.snapshot is not snapshot:
-            drawn = self._drawn[name] = _draw(snapshot, self._wall)
+            drawn = self._drawn[name] = await _draw(snapshot, self._wall)
         held: dict[int, list[views.Held]] = {}
+        for device_id, claim in await in_slices(self._held(name)):
+            if (number := drawn.numbers.get(device_id)) is not None:
+                held.setdefault(number, []).append(claim)
+        if not held:
+            return drawn.devices
+        devices, unseen = list(drawn.devices), self._unseen(self._parts.inventory.kind(name))
+        async for batch in in_batches(held):
+            for number in batch:
+                devices[number] = _as_seen(replace(devices[number], held=tuple(held[number])), unseen)
+        return tuple(devices)
+
+    def _held(self, name: str) -> Iterator[tuple[str, views.Held]]:
+        """The resource's IDs that pods hold, under these or through another resource."""
         inventory = self._parts.inventory
         claims = [(device_id, device_id, (name, device_id)) for device_id in inventory.claims(name)]
         others = [(i, f"{claim.resource}/{claim.id}", claim.slot) for i, claim in inventory.held_elsewhere(name)]
-        for device_id, told, slot in (*claims, *others):
-            if (number := drawn.numbers.get(device_id)) is not None:
-                held.setdefault(number, []).append(views.Held(told, self._holders(slot)))
-        if not held:
-            return drawn.devices
-        unseen = self._unseen(inventory.kind(name))
-        return tuple(
-            _as_seen(replace(device, held=tuple(held[number])), unseen) if number in held else device
-            for number, device in enumerate(drawn.devices)
-        )
+        return ((device_id, views.Held(told, self._holders(slot))) for device_id, told, slot in (*claims, *others))
 
     def _unseen(self, kind: str | None) -> str:
         discoverer = self._parts.discoverers.get(kind or "")
@@ -301,20 +307,27 @@ def _as_seen(view: _Seen, unseen: str) -> _Seen:
     return replace(view, reason=NOT_SEEN, message=f"it has not been seen since the start: {unseen}; a pod holds it")
 
 
-def _draw(snapshot: Snapshot, wall: Callable[[float], float]) -> _Drawn:
+async def _draw(snapshot: Snapshot, wall: Callable[[float], float]) -> _Drawn:
     """The list's devices, each once for every state that some of its IDs are in."""
     ids: dict[tuple[int, int], list[str]] = {}
     alike: dict[tuple[int, int], Slot] = {}
-    for slot in snapshot.slots.values():
-        key = (id(slot.device) if slot.device else id(slot), id(slot.health))
-        alike.setdefault(key, slot)
-        ids.setdefault(key, []).append(slot.id)
-    devices: list[views.Device] = []
-    numbers: dict[str, int] = {}
-    for key, slot in sorted(alike.items(), key=lambda it: _order(it[1])):
-        numbers.update(dict.fromkeys(ids[key], len(devices)))
-        devices.append(_device(slot.id, slot.device, slot.health, tuple(ids[key]), wall))
+    order: dict[tuple[int, int], tuple[str, str]] = {}
+    async for slots in in_batches(snapshot.slots.values(), 10 * BATCH):
+        for slot in slots:
+            key = (id(slot.device) if slot.device else id(slot), id(slot.health))
+            if key not in alike:
+                alike[key], order[key], ids[key] = slot, _order(slot), []
+            ids[key].append(slot.id)
+    keys = sorted(order, key=order.__getitem__)
+    numbers = {device_id: number for number, key in enumerate(keys) for device_id in ids[key]}
+    devices = await in_slices(_devices_of(((alike[key], tuple(ids[key])) for key in keys), wall))
     return _Drawn(snapshot, tuple(devices), numbers)
+
+
+def _devices_of(
+    slots: Iterable[tuple[Slot, tuple[str, ...]]], wall: Callable[[float], float]
+) -> Iterator[views.Device]:
+    return (_device(slot.id, slot.device, slot.health, ids, wall) for slot, ids in slots)
 
 
 def _order(slot: Slot) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import difflib
 import enum
 import os
@@ -9,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar, Final
 
 _LISTED: Final = 20  # names in one sentence; a node may have thousands
+_COMPARED: Final = 400  # names that one is compared with
 _SOME: Final = 4  # names in one phrase of a sentence
 _LONGEST: Final = 400  # characters of a name in a sentence: a resource's has 316 at most, a device's hardly ever 100
 
@@ -37,15 +39,22 @@ class FairleadError(Exception):
 def unknown(what: str, name: str, known: Iterable[str], others: Iterable[str] = ()) -> str:
     """The sentence for a name that does not exist, with the one that was probably meant.
 
-    Where none is near, those that are known are listed, without the `others` that are known too.
+    Where none is near, those that are known are listed, without the `others` that are known too. Of thousands of names,
+    those are near that begin alike: comparing it with all of them takes half a second.
     """
     choices = sorted(known)
     name = brief(name)  # comparing a megabyte with every name takes minutes
-    if near := difflib.get_close_matches(name, [*choices, *sorted(others)], n=1):
+    if near := difflib.get_close_matches(name, [*_around(name, choices), *_around(name, sorted(others))], n=1):
         return f"there is no {what} {name!r}; did you mean {near[0]!r}?"
     shown = ", ".join(map(repr, choices[:_LISTED])) or "none at all"
     more = f" and {len(choices) - _LISTED} more" if len(choices) > _LISTED else ""
     return f"there is no {what} {name!r}; there are {shown}{more}"
+
+
+def _around(name: str, ordered: Sequence[str]) -> Sequence[str]:
+    """Of too many names, those that a name would stand among."""
+    place = bisect.bisect(ordered, name)
+    return ordered[max(0, place - _COMPARED // 2) : place + _COMPARED // 2] if len(ordered) > _COMPARED else ordered
 
 
 def brief(text: str, most: int = _LONGEST) -> str:

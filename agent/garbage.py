@@ -9,6 +9,10 @@ _THRESHOLDS: Final = (700, 10, 10)
 """Those of Python 3.11 and 3.12. 3.13 begins at 2,000 and collects a third as often: what 200 restarts of a kubelet leave
 lying took 10 MB instead of 3."""
 
+_ENOUGH: Final = 100  # devices
+
+_made = 0
+
 
 def settle() -> None:
     """To be called once everything is there that lives as long as the process.
@@ -17,3 +21,17 @@ def settle() -> None:
     """
     gc.freeze()
     gc.set_threshold(*_THRESHOLDS)
+
+
+def made(devices: int) -> None:
+    """So many devices have just been found or filed, with all that belongs to them: what lives long is kept out of sight.
+
+    With 10,000 devices a walk over all objects takes 100 ms. What is made for some of them takes 2, and is not walked over
+    again. It goes all the same once nothing refers to it; only cycles would stay, and there are none in it.
+    """
+    global _made  # noqa: PLW0603  # as the collector's own state
+    _made += devices
+    if _made >= _ENOUGH:
+        _made = 0
+        gc.collect()
+        gc.freeze()

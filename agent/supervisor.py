@@ -28,7 +28,7 @@ from agent.control import AgentControl, Parts
 from agent.counting import Counts
 from agent.daemon.reconfiguration import Reconfiguration
 from agent.devices.adoption import Adopter
-from agent.devices.claims import Ledger, names_of
+from agent.devices.claims import Ledger
 from agent.devices.features import FeatureFile
 from agent.devices.health import HealthBook
 from agent.devices.inventory import Inventory
@@ -52,6 +52,7 @@ from agent.kubelet.witnesses import Witnesses
 from agent.notify import Notifier
 from agent.publishing import Publisher
 from agent.reloading import Change, Reloader
+from agent.runtime.slices import BATCH
 from agent.serving import Serving
 from agent.supervision import supervise
 from agent.watchdog import Watchdog
@@ -100,6 +101,7 @@ class Agent:
         self._oddities = Oddities(self.inventory, self.discoverers)
         self._health = HealthBook(boot_id(config.host))
         self._health_changed = asyncio.Event()
+        self._moments: dict[str, float] = {}  # backend → when it was that the look was told whose parts are coming
         self._ledger = Ledger()
         self._errands = Errands(Turns(clock), self._look_at)
         self._releaser = Releaser(config.host, backends, self._ledger, self._errands.turns, self._keep_state)
@@ -167,8 +169,9 @@ class Agent:
             served=self.inventory.kind,
             tracer=Tracer(self.inventory),
             devices=lambda slot: found.device if (found := self.inventory.slot(*slot)) else None,
-            began=self._claims_began,
+            began=self.inventory.claim,
             ended=self._claims_ended,
+            settled=self._after_claims_changed,
             resend=self._resend,
             clock=self._clock,
         )
@@ -186,6 +189,7 @@ class Agent:
             self._errands,
             self._judge,
             self._flush,
+            self._publisher.withheld,
         )
 
     @property
@@ -227,6 +231,7 @@ class Agent:
 
     async def run_until_signal(self) -> None:
         """Run until SIGTERM or SIGINT."""
+        garbage.settle()  # what has been imported: nobody has to walk over it while thousands of devices are found
         log.info("starting", file=str(self.config.source or "none; KubeVirt's devices"))
         loop = asyncio.get_running_loop()
         with anyio.CancelScope() as scope:
@@ -243,7 +248,7 @@ class Agent:
 
     async def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
         """Run until cancelled; `on_ready` is called before the first registration."""
-        self._keeper.restore()  # before anything is seen: what was drained or latched is not Healthy for a moment
+        await self._keeper.restore()  # before anything is seen: what was drained or latched is not Healthy for a moment
         if (read := self._health.handled.get("kmsg")) is not None:
             self._watching.kmsg.after = read.boot, read.sequence
         async with anyio.create_task_group() as self._tasks:
@@ -292,12 +297,17 @@ class Agent:
         """Discovery found something different."""
         self.inventory.update(news.backend, news.units, news.links)
         self._judge(news)
+        if news.more:
+            return  # the lists that change show all that one look has found
         self._flush(news.since)
         asyncio.get_running_loop().call_soon(self._health_changed.set)  # as above
         self._oddities.tell_of_failures()
 
     def _judge(self, news: News) -> None:
-        now = self._clock()
+        # one moment for all parts of a look: hardware that has moved from one unit to another was never away
+        now = self._moments.pop(news.backend, None) or self._clock()
+        if news.more:
+            self._moments[news.backend] = now
         ours = self._errands.turns.have_effects()
         found = self._health.found(news.backend, news.units, now, beside=news.beside, anew=news.anew, ours=ours)
         self.inventory.set_health(found)
@@ -307,7 +317,10 @@ class Agent:
         """Let time pass for what is delayed, drained or quarantined; have what must be kept written."""
         while True:
             now = self._clock()
-            self.inventory.set_health(self._health.ripen(now, self._wall()))
+            self.inventory.set_health(self._health.ripen(now, self._wall(), BATCH))
+            if (deadline := self._health.next_deadline()) is not None and deadline <= now:
+                await asyncio.sleep(0)  # there is more
+                continue
             self._flush()
             self._tasks.start_soon(self._keeper.write_health)
             self._health_changed.clear()
@@ -380,15 +393,9 @@ class Agent:
             await self._keeper.write_claims()
         self._witnesses.allocated()
 
-    def _claims_began(self, news: Sequence[Held]) -> None:
-        self.inventory.claim(news)
-        self._after_claims_changed()
-
     def _claims_ended(self, ended: Sequence[Held]) -> None:
-        log.info("claims-ended", count=len(ended), slots=names_of(held.slot for held in ended))
         self.inventory.unclaim(ended)
         self._releaser.add(ended)
-        self._after_claims_changed()
 
     def _after_claims_changed(self) -> None:
         self._flush()
@@ -434,7 +441,7 @@ class Agent:
 
     async def _catch_up(self) -> None:
         """Learn what the agent before us gave, and was told, while we waited for it to go."""
-        self._keeper.restore()
+        await self._keeper.restore()
         with anyio.move_on_after(SETTLE):
             await self._witnesses.ask()
         self._flush()

@@ -24,6 +24,7 @@ from bench.measure_metrics import metrics
 from bench.measure_prefer import prefer_16, prefer_1000
 from bench.measure_registration import exec_to_registered, kubelet_to_registered
 from bench.measure_restart import exec_to_whole
+from bench.measure_steps import loop_step_max
 
 
 def _event_to_list(quick: bool) -> Iterable[Figure]:
@@ -88,6 +89,10 @@ def _metrics(quick: bool) -> Iterable[Figure]:
     yield from metrics(3 if quick else 50)
 
 
+def _loop_step_max(quick: bool) -> Iterable[Figure]:
+    yield from loop_step_max(1 if quick else 3)
+
+
 _MEASURES: Final[Mapping[str, Callable[[bool], Iterable[Figure]]]] = {
     "event_to_list": _event_to_list,
     "tokens_to_list": _tokens_to_list,
@@ -102,6 +107,7 @@ _MEASURES: Final[Mapping[str, Callable[[bool], Iterable[Figure]]]] = {
     "kubelet_to_registered": _kubelet_to_registered,
     "idle": _idle,
     "metrics": _metrics,
+    "loop_step_max": _loop_step_max,
 }
 
 

@@ -39,6 +39,11 @@ _REGISTRATION: Final = "1.4 ms of our CPU and 1.5 ms of the measuring kubelet's 
 _IMPORTS: Final = "half of it is importing; without other load on the machine it is 280 ms"
 _LIBRARIES: Final = "before the first device the interpreter is 11 MB, the libraries are 23 and our own code is 4"
 
+_MASSES: Final = (
+    "first look", "allocation", "start with claims", "start without state", "all go", "all come back", "reload",
+    "questions", "reload, renamed", "claims end",
+)  # fmt: skip
+
 LIMITS: Final[Mapping[tuple[str, str], Limit]] = {
     ("event_to_list", "8"): Limit("ms", p50=1.0, missed_because=_WAKING),
     ("event_to_list", "8 (uevent)"): Limit("ms", p50=1.0, missed_because=_WAKING),
@@ -60,6 +65,7 @@ LIMITS: Final[Mapping[tuple[str, str], Limit]] = {
     ("kubelet_to_registered", "100"): Limit("ms", p50=250.0, missed_because=_REGISTRATION),
     ("metrics", "1,000"): Limit("ms", p50=20.0),
     ("metrics_hold", "1,000"): Limit("ms", p50=5.0),
+    **{("loop_step_max", what): Limit("ms", p50=50.0) for what in _MASSES},
     ("rss", "100"): Limit("MB", p50=36.0, missed_because=_LIBRARIES),
     ("rss", "100, all on"): Limit("MB", p50=48.0),
     ("idle_cpu", "100"): Limit("%", p50=0.3),

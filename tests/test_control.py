@@ -28,16 +28,18 @@ async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
     node.notified.close()
 
 
-def shown(agent: Agent, name: str = TOY) -> Resource:
-    return next(resource for resource in agent.control.status().resources if resource.name == name)
+async def shown(agent: Agent, name: str = TOY) -> Resource:
+    return next(resource for resource in (await agent.control.status()).resources if resource.name == name)
 
 
 async def test_a_resource_is_shown_with_its_devices_and_their_place(node: Node) -> None:
     before = time.time()
     async with node.running(toys(2)) as agent:
         await node.has(TOY, healthy=2)
-        await until(lambda: shown(agent).registered)  # the kubelet may have the list before it answers the registration
-        resource = shown(agent)
+        await until(
+            lambda: agent._serving.registrars[TOY][0].registered
+        )  # the kubelet may have the list before it answers the registration
+        resource = await shown(agent)
         assert (resource.backend, resource.registered, resource.streaming, resource.complaint) == (
             "stub",
             True,
@@ -48,7 +50,7 @@ async def test_a_resource_is_shown_with_its_devices_and_their_place(node: Node) 
             ("stub-0", ("stub-0",), "Healthy", 0.0, 0),
             ("stub-1", ("stub-1",), "Healthy", 0.0, 0),
         ]
-        status = agent.control.status()
+        status = await agent.control.status()
         assert (status.kubelet.present, status.kubelet.waiting_for) == (True, "")
         assert before <= status.started <= status.now
 
@@ -59,7 +61,7 @@ async def test_a_device_that_fails_says_why_and_since_when(node: Node) -> None:
         before = time.time()
         node.say("stub-1 unhealthy its fan is stuck")
         await node.has(TOY, healthy=1, unhealthy=1)
-        bad = shown(agent).devices[1]
+        bad = (await shown(agent)).devices[1]
         assert (bad.key, bad.state, bad.message) == ("stub-1", "Unhealthy", "its fan is stuck")
         after = time.time()
         assert before <= bad.since <= after
@@ -73,12 +75,12 @@ async def test_a_device_that_a_pod_holds_and_that_is_gone_says_since_when(node: 
         node.say("stub-0 gone")
         await node.has(TOY, healthy=0, unhealthy=1)
         after = time.time()
-        for it in shown(agent).devices[0], agent.control.explain("stub-0"):
+        for it in (await shown(agent)).devices[0], agent.control.explain("stub-0"):
             assert it.reason == "gone"
             assert before <= it.since <= after
     async with node.running(toys(1)) as agent:
         await node.has(TOY, healthy=0, unhealthy=1)
-        for it in shown(agent).devices[0], agent.control.explain("stub-0"):
+        for it in (await shown(agent)).devices[0], agent.control.explain("stub-0"):
             assert (it.reason, it.since) == ("gone", 0.0)  # this run has not seen it go
 
 
@@ -86,24 +88,24 @@ async def test_who_holds_what_is_told_once_the_kubelet_has_said_it(node: Node) -
     async with node.running(toys(1)) as agent:
         await node.has(TOY, healthy=1)
         await node.kubelet.admit(pod("p", 1, TOY))
-        assert shown(agent).devices[0].held == (Held("stub-0", ()),)
+        assert (await shown(agent)).devices[0].held == (Held("stub-0", ()),)
         await agent._witnesses.ask()
-        assert shown(agent).devices[0].held == (Held("stub-0", (Holder("default", "p", "app"),)),)
-        assert agent.control.explain("stub-0").held == shown(agent).devices[0].held
+        assert (await shown(agent)).devices[0].held == (Held("stub-0", (Holder("default", "p", "app"),)),)
+        assert agent.control.explain("stub-0").held == (await shown(agent)).devices[0].held
 
 
 async def test_devices_are_drawn_once_for_each_list(node: Node) -> None:
     async with node.running(toys(2)) as agent:
         await node.has(TOY, healthy=2)
-        assert shown(agent).devices is shown(agent).devices
+        assert (await shown(agent)).devices is (await shown(agent)).devices
 
 
-def test_a_devices_ids_stand_together_by_their_state() -> None:
+async def test_a_devices_ids_stand_together_by_their_state() -> None:
 
     card, sick = device("card"), Health(State.UNHEALTHY, "hot", "It burns.")
     slots = [Slot(f"card::{n}", card, Health(State.HEALTHY) if n == 1 else sick) for n in range(4)]
     gone = Slot("old", None, Health(State.UNHEALTHY, "gone"))
-    drawn = _draw(Snapshot("r", 1, {slot.id: slot for slot in (*slots, gone)}), lambda monotonic: monotonic)
+    drawn = await _draw(Snapshot("r", 1, {slot.id: slot for slot in (*slots, gone)}), lambda monotonic: monotonic)
     assert [(it.key, it.ids, it.state) for it in drawn.devices] == [
         ("card", ("card::1",), "Healthy"),
         ("card", ("card::0", "card::2", "card::3"), "Unhealthy"),
@@ -115,8 +117,8 @@ def test_a_devices_ids_stand_together_by_their_state() -> None:
 async def test_what_is_awaited_is_said(tmp_path_factory: pytest.TempPathFactory) -> None:
     node = Node(tmp_path_factory.mktemp("n"))
     async with node.running(toys(1)) as agent:
-        await until(lambda: "kubelet.sock" in agent.control.status().kubelet.waiting_for)
-        status = agent.control.status()
+        await until(lambda: "kubelet.sock" in agent._serving.waiting_for)
+        status = await agent.control.status()
         assert not status.kubelet.present
         assert (status.resources[0].registered, status.resources[0].streaming) == (False, False)
     node.notified.close()
@@ -126,7 +128,7 @@ async def test_problems_and_what_nobody_takes_are_shown(node: Node) -> None:
     node.say("stub-9 unhealthy")
     async with node.running(toys(1)) as agent:
         await node.has(TOY, healthy=1)
-        assert [problem.message for problem in agent.control.status().problems] == [
+        assert [problem.message for problem in (await agent.control.status()).problems] == [
             "/run/toys: there is no device stub-9"
         ]
 

@@ -12,8 +12,8 @@ from typing import Final
 import pytest
 
 _TESTS: Final = Path(__file__).parent
-_MAY: Final = {"wait.py", "pauses.py"}
-"""These are what others wait with, and what makes tests slow on purpose."""
+_MAY: Final = {"wait.py", "pauses.py", "loop_steps.py"}
+"""These are what others wait with, what makes tests slow on purpose, and what bench/ measures with."""
 
 _IMPORT: Final = re.compile(r"^from agent\S* import", re.MULTILINE)
 _CLOCKS: Final = {"monotonic", "perf_counter", "process_time", "thread_time"}

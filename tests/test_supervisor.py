@@ -206,6 +206,16 @@ def pod(name: str = "pod", count: int = 1, resource: str = TOY) -> Pod:
 # --- start ---
 
 
+def began(agent: Agent, held: Sequence[Held]) -> None:
+    agent.inventory.claim(held)
+    agent._after_claims_changed()
+
+
+def over(agent: Agent, held: Sequence[Held]) -> None:
+    agent._claims_ended(held)
+    agent._after_claims_changed()
+
+
 async def test_it_is_ready_before_there_is_a_kubelet_and_says_so_once(node: Node) -> None:
     async with node.running(toys()):
         await until(lambda: node.sockets() == ["example.com_toy.sock"])
@@ -466,14 +476,14 @@ async def test_a_retired_name_that_is_back_waits_for_its_old_server(
     held = [Held(OTHER, "a", "stub")]
     async with node.running(toys()) as agent:
         await node.has(TOY, healthy=3)
-        agent._claims_began(held)
+        began(agent, held)
         await node.has(OTHER, healthy=0, unhealthy=1)
         for _ in range(3):
             old = agent._serving.registrars[OTHER][0]
             old.plugin.allocating = 1  # an Allocate under way keeps the old server
-            agent._claims_ended(held)
+            over(agent, held)
             await until(lambda: len(agent._serving.registrars) == 1)
-            agent._claims_began(held)
+            began(agent, held)
             await settled()
             assert old.plugin.streaming
             assert len(agent._serving.registrars) == 1
@@ -494,11 +504,11 @@ async def test_a_retired_name_that_is_back_does_not_overtake_the_end_of_its_old_
     held = [Held(OTHER, "a", "stub")]
     async with node.running(toys()) as agent:
         await node.has(TOY, healthy=3)
-        agent._claims_began(held)
+        began(agent, held)
         await node.has(OTHER, healthy=0, unhealthy=1)
-        agent._claims_ended(held)
+        over(agent, held)
         await until(lambda: len(agent._serving.registrars) == 1)
-        agent._claims_began(held)
+        began(agent, held)
         await until(lambda: node.kubelet.registrations[OTHER] == 2)
         await node.has(OTHER, healthy=0, unhealthy=1)
         assert missed == [OTHER]

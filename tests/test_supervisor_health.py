@@ -14,6 +14,8 @@ from structlog.testing import capture_logs
 
 from agent.config import Difference
 from agent.devices.health.flapping import FAILURES
+from agent.devices.model import HEALTHY
+from agent.devices.news import News
 from agent.devices.workers import Workers
 from agent.errors import FairleadError
 from agent.kubelet import plugin
@@ -292,3 +294,15 @@ async def test_a_card_that_comes_and_goes_because_of_reloads_is_well(node: Node)
             await agent._apply(Change(difference, {"cards": Cards()}))
             await until(lambda: [it.health.offered for it in agent.inventory.slots(CARDS).values()] == [True] * 4)
             await node.has(CARDS, healthy=4)
+
+
+async def test_what_moves_between_units_of_one_look_has_not_been_away(node: Node) -> None:
+    async with node.running(cards(), backends={"cards": Cards()}) as agent:
+        await node.has(CARDS, healthy=4)
+        here, there = "card 0", "card 9"
+        for _ in range(FAILURES + 1):
+            card = Device("card 0", there, frozenset({"pci:0"}))
+            agent._digest(News("cards", {here: ()}, {here: ()}, more=True))
+            agent._digest(News("cards", {there: (card,)}, {there: ()}))
+            here, there = there, here
+        assert agent._health.of("pci:0") is HEALTHY

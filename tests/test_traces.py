@@ -15,7 +15,7 @@ from backends.base import Device, HostPath, Node
 from backends.base import Mount as HeldMount
 
 
-def trace(directory: Path, response: object) -> Trace:
+async def trace(directory: Path, response: object) -> Trace:
     entry = {
         "PodUID": "u",
         "ContainerName": "c",
@@ -26,24 +26,26 @@ def trace(directory: Path, response: object) -> Trace:
     (directory / FILE_NAME).write_text(json.dumps({"Data": {"PodDeviceEntries": [entry]}, "Checksum": 1}))
     found = read(directory)
     assert found is not None
-    return found.entries[0].trace()
+    return await found.entries[0].trace()
 
 
-def test_an_answer_is_read(tmp_path: Path) -> None:
+async def test_an_answer_is_read(tmp_path: Path) -> None:
     answer = ContainerAllocateResponse(
         envs={"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2", "PCI_RESOURCE_X": "0000:3b:00.0"},
         mounts=[Mount("/in", "/var/lib/card0")],
         devices=[DeviceSpec("/dev/x", "/dev/card0", "rw")],
         cdi_devices=[CdiDevice("nvidia.com/gpu=GPU-3")],
     )
-    found = trace(tmp_path, base64.b64encode(bytes(answer)).decode())
+    found = await trace(tmp_path, base64.b64encode(bytes(answer)).decode())
     assert found.nodes == {"/dev/card0", "/var/lib/card0"}
     assert found.names == {"GPU-1", "GPU-2", "GPU-3", "0000:3b:00.0"}
 
 
 @pytest.mark.parametrize("response", [None, "", 3, "no base64", base64.b64encode(b"\x0a\xff").decode(), {"a": 1}])
-def test_an_answer_that_makes_no_sense_says_nothing_and_spoils_no_checkpoint(tmp_path: Path, response: object) -> None:
-    assert trace(tmp_path, response) == Trace()
+async def test_an_answer_that_makes_no_sense_says_nothing_and_spoils_no_checkpoint(
+    tmp_path: Path, response: object
+) -> None:
+    assert await trace(tmp_path, response) == Trace()
 
 
 def device(key: str, *nodes: str, identity: str = "") -> Device:

@@ -58,10 +58,13 @@ class Tracer:
             backends: which backend has the resource of each.
         """
         found = {}
+        of_one: dict[tuple[int, str], frozenset[str]] = {}  # all devices of a container have one trace
         for slot, trace in traces.items():
-            leads = self._leads_of(backends[slot])
-            if hardware := _followed(trace, leads):
-                found[slot] = hardware
+            key = id(trace), backends[slot]
+            if key not in of_one:
+                of_one[key] = _followed(trace, self._leads_of(backends[slot]))
+            if of_one[key]:
+                found[slot] = of_one[key]
         return found
 
     def ours(self, trace: Trace) -> Iterator[tuple[str, frozenset[str]]]:

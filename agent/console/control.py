@@ -19,8 +19,8 @@ class RefusedError(Exception):
 class Control(Protocol):
     """The daemon, for a person; every method is called on its event loop."""
 
-    def status(self) -> Status:
-        """Everything there is to see, now."""
+    async def status(self) -> Status:
+        """Everything there is to see."""
 
     def watch(self, last: int, *, follow: bool) -> AsyncGenerator[Event, None]:
         """The newest `last` events kept, then, to follow, every one as it happens; who does not keep up misses some."""

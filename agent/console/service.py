@@ -102,7 +102,7 @@ class AdminService:
             raise GRPCError(Status.PERMISSION_DENIED, f"user {uid} may not ask this of Fairlead; root may")
 
     async def _status(self, _request: requests.StatusRequest) -> Encoded:
-        status = self._control.status()
+        status = await self._control.status()
         return await self._workers.start(lambda: Encoded(encode(status)))
 
     async def _watch(self, stream: Stream[requests.WatchRequest, Any]) -> None:

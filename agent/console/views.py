@@ -15,7 +15,7 @@ NAMES_NOTHING: Final = "no device gives it a name so far"
 """Of a template that has given no resource."""
 
 
-class Holder(msgspec.Struct, frozen=True):
+class Holder(msgspec.Struct, frozen=True, gc=False):
     """A container that a pod's device was given to."""
 
     namespace: str
@@ -23,7 +23,7 @@ class Holder(msgspec.Struct, frozen=True):
     container: str
 
 
-class Held(msgspec.Struct, frozen=True):
+class Held(msgspec.Struct, frozen=True, gc=False):
     """An ID that a pod holds."""
 
     id: str
@@ -31,7 +31,7 @@ class Held(msgspec.Struct, frozen=True):
     """Who, as far as the kubelet has said."""
 
 
-class Device(msgspec.Struct, frozen=True):
+class Device(msgspec.Struct, frozen=True, gc=False):
     """One device of a resource, with those of its IDs there that are in the same state; of a tombstone, only the ID."""
 
     key: str

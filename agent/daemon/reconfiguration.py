@@ -8,6 +8,7 @@ what hung or was left over in the old house goes with it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -26,6 +27,7 @@ from agent.kubelet.errands import Errands
 from agent.kubelet.preference import Preferences
 from agent.kubelet.prestart import Starter
 from agent.reloading import Change
+from agent.runtime.slices import BATCH, in_batches
 from agent.serving import Serving
 from agent.watching import Watching
 
@@ -51,6 +53,8 @@ class Reconfiguration:
     """Has the health of what was found judged; the lists follow with `flush`."""
     flush: Callable[[], None]
     """Hands the lists that changed to their plugins."""
+    withheld: Callable[[], AbstractContextManager[None]]
+    """Has nobody hand out any list meanwhile."""
 
     async def apply(self, change: Change, patience: float) -> None:
         """Build, and move.
@@ -83,7 +87,7 @@ class Reconfiguration:
             self.inventory.become(inventory)
             self.watching.exchange(every, watches)
             self.config = difference.config
-            self._tell(difference, fresh, found)
+            await self._tell(difference, fresh, found)
 
     async def _decide(self, config: Config, every: Mapping[str, Discoverer]) -> tuple[Inventory, Facts]:
         """An inventory for the configuration, and the facts that it knows; made in a thread.
@@ -119,14 +123,16 @@ class Reconfiguration:
             links={kind: it.links() for kind, it in every.items()},
         )
 
-    def _tell(self, difference: Difference, fresh: Mapping[str, Discoverer], found: Iterable[News]) -> None:
-        """Tell whoever is concerned that there is another configuration."""
+    async def _tell(self, difference: Difference, fresh: Mapping[str, Discoverer], found: Iterable[News]) -> None:
+        """Tell whoever is concerned that there is another configuration; no list goes out before its health is known."""
         self.watching.listen()
         for discoverer in fresh.values():
             discoverer.rescan()  # what happened since it looked
-        for news in found:
-            self.judge(news)
-            self.watching.sight_soon(news)
+        with self.withheld():
+            for news in found:
+                async for (part,) in in_batches(news.in_parts(BATCH), 1):
+                    self.judge(part)
+                self.watching.sight_soon(news)
         for kind in fresh:
             self.inventory.ready(kind)
         self.flush()

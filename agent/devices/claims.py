@@ -155,11 +155,16 @@ class Ledger:
             elif claim.absent_since is None and asked - claim.since >= MIN_AGE:
                 self._claims[slot] = replace(claim, absent_since=answered, absent_version=checkpoint)
 
-    def checkpoint(self, present: Set[SlotKey], version: Version) -> list[Held]:
-        """What the kubelet's checkpoint says; returns the claims that have ended with it."""
+    def doubted(self) -> list[SlotKey]:
+        """The claims that the last List left out."""
+        return [slot for slot, claim in self._claims.items() if claim.absent_since is not None]
+
+    def checkpoint(self, present: Set[SlotKey], version: Version, slots: Iterable[SlotKey] | None = None) -> list[Held]:
+        """What the kubelet's checkpoint says; returns the claims that have ended with it, of these slots or of all."""
         ended: list[Held] = []
-        for slot, claim in list(self._claims.items()):
-            if claim.absent_since is None or version == claim.absent_version:
+        for slot in self.doubted() if slots is None else slots:
+            claim = self._claims.get(slot)
+            if claim is None or claim.absent_since is None or version == claim.absent_version:
                 continue
             if slot in present:  # an init container's, say: ask the List again
                 self._claims[slot] = replace(claim, absent_since=None, absent_version=None)

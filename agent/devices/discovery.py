@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from agent.counting import Counts
 from agent.devices import records
-from agent.devices.looks import Seen, Walk, probe, walk
+from agent.devices.looks import Look, Seen, Walk, in_parts, probe, walk
 from agent.devices.news import News, news_of
 from agent.devices.overtaken import OVERTAKEN, Overtaken, wait
 from agent.devices.schedule import EVERY_UNIT, Schedule, Todo
@@ -29,6 +29,7 @@ from agent.discovery.answers import ask
 from agent.discovery.reports import Reports, cannot_read, hangs, signals_of_hung
 from agent.errors import shown, words
 from agent.runtime.patience import Running
+from agent.runtime.slices import BATCH, in_batches
 from backends.base import ALL, All, Backend, Device, Hint, Link, Problem, Record, Signal, Watches
 
 UNIT_DEADLINE: Final = 5.0
@@ -242,7 +243,7 @@ class Discoverer:
                 break
             progress = progress.so_far()
             failed |= {unit: cannot_read(unit, error) for unit, error in progress.failures.items()}
-            self._digest(progress, failure, since)
+            await self._digest(progress, failure, since)
             if not progress.abandoned and failure is None:
                 break
             units = self._rest(progress, units, todo)
@@ -282,7 +283,7 @@ class Discoverer:
                 break
             finally:
                 self._probing = None
-            self._digest_probes(progress)
+            await self._digest_probes(progress)
             units = units - progress.probes.keys() - progress.failures.keys() - self._hung.keys() - self._slow.units
             if progress.interrupted:
                 self.schedule.put_off(units - at_a_glance, units & at_a_glance)
@@ -333,9 +334,9 @@ class Discoverer:
             if slow.hangs is not None:
                 self._quarantine(slow.unit, slow.hangs)
             elif slow.found.probes:
-                self._digest_probes(slow.found)
+                await self._digest_probes(slow.found)
             else:
-                self._digest(slow.found, None, since)
+                await self._digest(slow.found, None, since)
             if slow.unit in self._again:
                 self._again.discard(slow.unit)
                 self._ask([slow.unit])
@@ -368,42 +369,57 @@ class Discoverer:
         del self._hung[unit]
         self._ask([unit] if unit and EVERY_UNIT not in self.problems else ALL)
 
-    def _digest(self, progress: Walk, failure: Exception | None, since: float | None) -> None:
-        """Replace what the walk covered, publish what is different, note what went wrong."""
-        news = replace(self._told(progress), since=since)
-        self._publish(news)  # if that fails, all this is found again
-        if self._take_in(news, progress, failure):
+    async def _digest(self, progress: Walk, failure: Exception | None, since: float | None) -> None:
+        """Replace what the walk covered, publish what is different, note what went wrong.
+
+        Where it is much this takes several steps of the loop, as if there had been several walks.
+        """
+        looks, gone = dict(progress.looks), self._gone(progress)
+        different, left = False, len(looks) + len(gone)
+        for looked, lost in in_parts(looks, gone, BATCH):
+            if left < len(looks) + len(gone):
+                await asyncio.sleep(0)
+            left -= len(looked) + len(lost)
+            news = replace(self._told(looked, lost), since=since, more=left > 0)
+            self._publish(news)  # if that fails, all this is found again
+            different |= bool(news.units) or any(unit not in self.known for unit in looked)
+            self._take_in(looked, lost)
+        self._note(progress, failure)
+        if different or "watches" in self.problems:
             self._on_watches(self.kind, self.watches())
 
-    def _told(self, progress: Walk) -> News:
-        """What the walk covered and is different."""
-        return news_of(self.kind, dict(progress.looks), self._gone(progress), self._seen)
+    def _told(self, looks: Mapping[str, Look], gone: Set[str]) -> News:
+        """What of that is different from what was known."""
+        return news_of(self.kind, looks, gone, self._seen)
 
     def _gone(self, progress: Walk) -> Set[str]:
         return self.known.keys() - progress.listed if progress.listed is not None else frozenset()
 
-    def _take_in(self, news: News, progress: Walk, failure: Exception | None) -> bool:
-        """Remember what the walk covered, and note what went wrong; may something else be to be watched now?"""
-        looks, failures, listed = dict(progress.looks), dict(progress.failures), progress.listed
-        fresh = any(unit not in self.known for unit in looks)
-        self._seen.replace(looks, self._gone(progress))
+    def _take_in(self, looks: Mapping[str, Look], gone: Set[str]) -> None:
+        """Remember what a walk covered."""
+        self._seen.replace(looks, gone)
+        for unit, look in looks.items():
+            self._report(unit, look.discovery.problems)
+            self.schedule.retry(unit, failed=False)
+
+    def _note(self, progress: Walk, failure: Exception | None) -> None:
+        """Note what went wrong in a walk, and what no longer is."""
+        listed = progress.listed
         if listed is not None:
             for unit in self.problems.keys() - listed - {EVERY_UNIT, *_CALLS}:
                 self._report(unit, [])
                 self.schedule.retry(unit, failed=False)
-        for unit, look in looks.items():
-            self._report(unit, look.discovery.problems)
-            self.schedule.retry(unit, failed=False)
-        self._note_failures(failures)
+        self._note_failures(dict(progress.failures))
         self._note_listing(failure, listed)
-        return bool(news.units) or fresh or "watches" in self.problems
 
-    def _digest_probes(self, progress: Walk) -> None:
-        """Publish what probes said that they did not say before, note what went wrong."""
+    async def _digest_probes(self, progress: Walk) -> None:
+        """Publish what probes said that they did not say before, note what went wrong; in steps, as above."""
         signals = {unit: said for unit, said in dict(progress.probes).items() if said is not None}
-        if signals:
-            self._publish(News(self.kind, {}, signals))
-            self._seen.signals.update(signals)
+        left = len(signals)
+        async for batch in in_batches(signals.items()):
+            left -= len(batch)
+            self._publish(News(self.kind, {}, dict(batch), more=left > 0))
+            self._seen.signals.update(batch)
         self._seen.glances.update(dict(progress.glances))
         self._note_failures(dict(progress.failures))
 

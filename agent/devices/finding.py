@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from agent.devices.found import Found
 from agent.devices.model import Held
@@ -20,9 +19,8 @@ _NUMBER: Final = re.compile(r"(0x)?[0-9a-f]+", re.IGNORECASE)
 _NAMED: Final = 8  # devices in one sentence
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where hardware can be found by name."""
+class Place(NamedTuple):
+    """Where hardware can be found by name; a named tuple, since 10,000 are made for each question."""
 
     hardware: frozenset[str]
     """Of the device."""
@@ -65,27 +63,25 @@ def find(name: str, places: Iterable[Place]) -> frozenset[str]:
         FairleadError: nothing is called that; with the nearest name.
         AmbiguousError: several devices are, with what tells them apart; or it is a part of one.
     """
-    found, known, others, alone = list[Place](), set[str](), set[str](), set[str]()
+    found, alone = list[Place](), set[str]()
     places = tuple(places)
     for place in places:
-        for hardware in place.hardware | place.depends:
-            if name == hardware:
-                return frozenset({hardware})
-            short = hardware.partition(":")[2]
-            others.update((hardware, short))
-            if name == short:
+        if name in place.hardware or name in place.depends:
+            return frozenset({name})
+        for hardware in (*place.hardware, *place.depends):
+            if hardware.endswith(name) and hardware.partition(":")[2] == name:
                 alone.add(hardware)
-        known.add(place.key or place.ids[0])
-        others.update(place.ids)
         if name == place.key or name in place.ids or _is_id(name, place):
             found.append(place)
     if (function := f"pci:{name}") in alone:
         return frozenset({function}).union(*(place.hardware for place in found if function in place.hardware))
     found += [Place(frozenset({it})) for it in sorted(alone) if not any(it in place.hardware for place in found)]
     if not found:
+        known, others = _names(places)
         if (address := _written_out(name)) in known | others:
             return find(address, places)
-        found = [place for place in places if place.device is not None and _is_called(name, place.device)]
+        is_number = _NUMBER.fullmatch(name) is not None
+        found = [it for it in places if it.device is not None and _is_called(name, it.device, is_number=is_number)]
         if not found:
             raise FairleadError(unknown("device", name, known, others - known))
     meant = {place.hardware for place in found}
@@ -96,17 +92,29 @@ def find(name: str, places: Iterable[Place]) -> frozenset[str]:
     return meant.pop()
 
 
-def _is_called(name: str, device: Device) -> bool:
+def _names(places: Iterable[Place]) -> tuple[set[str], set[str]]:
+    """What devices are called, and what else leads to them."""
+    known, others = set[str](), set[str]()
+    for place in places:
+        for hardware in place.hardware | place.depends:
+            others.update((hardware, hardware.partition(":")[2]))
+        known.add(place.key or place.ids[0])
+        others.update(place.ids)
+    return known, others
+
+
+def _is_called(name: str, device: Device, *, is_number: bool) -> bool:
     """Is that a node or an attribute of it? A number is no name: `nvidia-smi` counts GPUs in another order than we.
 
     Raises:
         AmbiguousError: it is, and the device has several parts, of which that may be one.
     """
-    nodes = (node.path for node in device.nodes)
-    is_node = any(name in (node.text, node.text.removeprefix("/dev/"), node.name) for node in nodes)
-    is_number = _NUMBER.fullmatch(name) is not None
-    if not is_node and (is_number or not any(name in values for values in device.attributes.values())):
-        return False
+    for node in device.nodes:
+        if node.path.text in (name, f"/dev/{name}") or node.path.name == name:
+            break
+    else:
+        if is_number or not any(name in values for values in device.attributes.values()):
+            return False
     if device.parts:
         parts = ", ".join(sorted(device.hardware))
         raise AmbiguousError(f"{name!r} is a part of {device.key!r}, which is {parts}; name the one you mean")

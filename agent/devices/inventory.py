@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from agent import garbage
 from agent.devices.assignment import Candidate, assign
 from agent.devices.conditions import Conditions
 from agent.devices.configured import Configured
@@ -270,6 +271,7 @@ class Inventory:
     def _add(self, ref: Ref, device: Device) -> None:
         found = self._found[ref] = Found(ref, device, *self._select(ref, device))
         self._index.add(found)
+        garbage.made(1)
 
     def _select(self, ref: Ref, device: Device) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
         """Who takes a device: a list that is full already only one that a pod holds. Other IDs are not even made."""

@@ -19,6 +19,7 @@ from agent.devices.model import Health
 from agent.devices.releases import Releaser
 from agent.devices.state import StateFile
 from agent.errors import FairleadError
+from agent.runtime.slices import in_batches
 from backends.base import Clears
 
 _PATIENCE: Final = 3.0
@@ -57,12 +58,12 @@ class Keeper:
         self._late = False
         self._writing = self._again = False
 
-    def restore(self) -> None:
-        """Take in what the file says; where it says nothing, all stays as it is (blocking)."""
+    async def restore(self) -> None:
+        """Take in what the file says; where it says nothing, all stays as it is (reading it blocks)."""
         kept, now = self._state.read(), self._clock()
-        if kept.claims is not None:
-            self._ledger.restore(kept.claims, now)
-            self._inventory.claim(kept.claims)
+        async for batch in in_batches(kept.claims or ()):
+            self._ledger.restore(batch, now)
+            self._inventory.claim(batch)
         if kept.releasing is not None:
             self._releaser.add(kept.releasing)
         if kept.health is not None:

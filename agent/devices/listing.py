@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
 
 from agent import limits
 from agent.devices.model import HEALTHY, Health, Held, Slot, Snapshot
@@ -135,12 +134,17 @@ class Listing:
         dated: dict[Health, Health] = {}  # the same object for what is alike
         for device_id in self._undated & self._listed.keys() & self.slots.keys():
             slot, before = self.slots[device_id], self._listed[device_id].health
-            if slot.health.since:
+            health = slot.health
+            if health.since:
                 continue
-            health = before if before.says_what(slot.health) else dated.get(slot.health)
-            if health is None:
-                health = dated[slot.health] = replace(slot.health, since=now)
-            self.slots[device_id] = slot._replace(health=health)
+            if before.says_what(health):
+                health = before
+            elif (known := dated.get(health)) is not None:
+                health = known
+            else:  # not `replace`, which takes four times as long
+                known = Health(health.state, health.reason, health.message, now, health.while_held)
+                dated[health] = health = known
+            self.slots[device_id] = Slot(device_id, slot.device, health)
         self._undated.clear()
 
     def _fitting(self) -> dict[str, Slot]:

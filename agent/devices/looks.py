@@ -6,10 +6,11 @@ What backends answer is checked while it is read, so that nonsense is blamed on 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from agent import garbage
 from agent.discovery import answers
 from agent.runtime import shortage
 from backends.base import Backend, Device, Discovery, Link, Signal, Verdict
@@ -113,6 +114,26 @@ class Walk:
         return Walk(*parts, unit=unit, since=self.since)
 
 
+def in_parts(looks: Mapping[str, Look], gone: Set[str], size: int) -> Iterator[tuple[dict[str, Look], frozenset[str]]]:
+    """Looks at units, and units that are gone, in parts of about so many devices; one part, if need be an empty one.
+
+    What is there comes before what is gone: hardware that has moved from one unit to another has not been away.
+    """
+    part, devices = dict[str, Look](), 0
+    for unit, look in looks.items():
+        if devices >= size:
+            yield part, frozenset()
+            part, devices = {}, 0
+        part[unit] = look
+        devices += max(1, len(look.discovery.devices))
+    left = sorted(gone)
+    last = frozenset(left[: max(0, size - devices)])
+    for at in range(len(last), len(left), size):
+        yield part, last
+        part, last = {}, frozenset(left[at : at + size])
+    yield part, last
+
+
 def walk(
     backend: Backend[Any],
     units: Set[str] | None,
@@ -141,6 +162,8 @@ def walk(
             progress.failures[unit] = error
         else:
             progress.looks[unit] = look
+            if look.changed:
+                garbage.made(len(look.discovery.devices))
 
 
 def _look(backend: Backend[Any], unit: str, seen: Seen) -> Look:
@@ -149,6 +172,8 @@ def _look(backend: Backend[Any], unit: str, seen: Seen) -> Look:
     known = seen.devices.get(unit, ())
     if (changed := discovery.devices != known) or discovery.problems or _is_ill(signals):
         shortage.check()
+    if not changed:
+        discovery = replace(discovery, devices=known)  # so that thousands of equal ones do not wait to be told
     return Look(
         discovery,
         glance,

@@ -44,10 +44,12 @@ class Health:
 
     def says_what(self, other: Health) -> bool:
         """Does it say the same as another, since whenever?"""
+        if self is other:
+            return True
         mine, theirs = self.to_holder, other.to_holder
-        return (self.state, self.reason, self.message, mine.state, mine.reason, mine.message) == (
-            other.state, other.reason, other.message, theirs.state, theirs.reason, theirs.message,
-        )  # fmt: skip
+        return (self.state is other.state and self.reason == other.reason and self.message == other.message) and (
+            mine.state is theirs.state and mine.reason == theirs.reason and mine.message == theirs.message
+        )
 
 
 HEALTHY = Health(State.HEALTHY)

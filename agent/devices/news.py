@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, field, replace
 
 from agent.devices.looks import Look, Seen
 from backends.base import Device, Link, Signal
@@ -27,6 +27,22 @@ class News:
     """Another instance of the backend has found this, or there is none any more."""
     beside: Mapping[str, tuple[Device, ...]] = field(default_factory=dict)
     """Of the units whose devices differ, what else is there (`Discovery.beside`)."""
+    more: bool = False
+    """More follows at once: this is a part of what one walk found, which is too much for one step of the loop."""
+
+    def in_parts(self, size: int) -> Iterator[News]:
+        """The same in parts of so many units, for whom links do not matter; at least one part."""
+        units = list({**self.units, **self.signals})
+        for at in range(0, max(1, len(units)), size):
+            part = units[at : at + size]
+            yield replace(
+                self,
+                units={unit: self.units[unit] for unit in part if unit in self.units},
+                signals={unit: self.signals[unit] for unit in part if unit in self.signals},
+                links={},
+                beside={unit: self.beside[unit] for unit in part if unit in self.beside},
+                anew=self.anew and not at,
+            )
 
 
 def news_of(kind: str, looks: Mapping[str, Look], gone: Set[str], seen: Seen) -> News:

@@ -22,7 +22,8 @@ from agent.devices.turns import HangsError, Turns
 from agent.devices.workers import LIMIT, NoWorkerError, Workers
 from agent.discovery import answers
 from agent.errors import words
-from backends.base import AllocationRefused, Backend, Device, Grant
+from agent.runtime.slices import in_batches
+from backends.base import AllocationRefused, Backend, Device, Grant, Resource
 
 RESUME_DEADLINE: Final = 60.0
 """Seconds that a backend may take to make one device ready before it is reported."""
@@ -68,8 +69,10 @@ class Resumer:
         await looked()
         try:
             async with anyio.create_task_group() as tasks:
-                for held in self._ledger.held():
-                    tasks.start_soon(self._resume, held.slot)
+                async for batch in in_batches(self._ledger.held()):
+                    for held in batch:
+                        if self._may_need_claim(held):
+                            tasks.start_soon(self._resume, held.slot)
         finally:
             for workers in self._workers.values():
                 workers.close()
@@ -91,14 +94,27 @@ class Resumer:
             await anyio.sleep(delay)
             delay = min(delay * 2, _RETRY_MOST)
 
+    def _may_need_claim(self, held: Held) -> bool:
+        try:
+            return self._needs_claim(held) is not None
+        except Exception:  # noqa: BLE001  # whatever a backend raises; `_resume` asks again, and reports it
+            return True
+
+    def _needs_claim(self, held: Held) -> Resource[Any] | None:
+        """Its resource, if the backend has anything to do for a pod that has it."""
+        resource = self._inventory.resource(held.resource)
+        if resource is None or resource.spec.backend != held.backend:
+            return None
+        return resource if answers.needs_claim(self._backends[held.backend], resource) else None
+
     async def _claim(self, held: Held) -> bool:
         """Make it ready, if that is the backend's to do, and see what came of it; not yet if pod or device are not there.
 
         Raises:
             Exception: it could not be made ready.
         """
-        resource, kind = self._inventory.resource(held.resource), held.backend
-        if resource is None or resource.spec.backend != kind or not answers.needs_claim(self._backends[kind], resource):
+        resource, kind = self._needs_claim(held), held.backend
+        if resource is None:
             return True
         async with self._turns.take_within(RESUME_DEADLINE, held.things) as turn:
             device = self._device(held)

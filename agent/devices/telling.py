@@ -17,15 +17,16 @@ LOGGED_AT_MOST: Final = 10
 log = structlog.get_logger()
 
 
-def tell(before: Mapping[str, Slot] | None, snapshot: Snapshot, counts: Counts) -> None:
+async def tell(before: Mapping[str, Slot] | None, snapshot: Snapshot, counts: Counts) -> None:
     """One line for each device whose state changed, with its reason; all of them are counted."""
     if before is None:
         healthy = sum(slot.health.offered for slot in snapshot.slots.values())
         log.info("resource-listed", resource=snapshot.resource, count=len(snapshot.slots), healthy=healthy)
         return
-    happened = transitions(before, snapshot)
-    counts.transitions.update((it.resource, it.reason or it.state.lower()) for it in happened)
-    for it in happened[:LOGGED_AT_MOST]:
+    happened = await transitions(before, snapshot)
+    for cause, number in happened.causes().items():
+        counts.transitions[snapshot.resource, cause] += number
+    for it in happened.first(LOGGED_AT_MOST):
         log.info(
             "device-changed", resource=it.resource, device=it.device, state=it.state, reason=it.reason,
             message=it.message, count=it.ids,

@@ -15,6 +15,7 @@ import msgspec
 
 from agent.claims.traces import Trace
 from agent.kubelet.wire import SENSELESS, messages, strings
+from agent.runtime.slices import in_slices
 from backends.linux import files
 
 FILE_NAME: Final = "kubelet_internal_checkpoint"
@@ -41,14 +42,14 @@ class CheckpointEntry:
     response: bytes = field(default=b"null", compare=False, repr=False)
     """The plugin's answer, a ContainerAllocateResponse, as JSON has bytes."""
 
-    def trace(self) -> Trace:
+    async def trace(self) -> Trace:
         """What the container was given; nothing where that makes no sense."""
         try:
             answer = msgspec.json.decode(self.response, type=bytes | None) or b""
-            nodes = [path for node in messages(answer, 3) for path in strings(node, 2)]
-            mounts = [path for mount in messages(answer, 2) for path in strings(mount, 2)]
+            nodes = await in_slices(path for node in messages(answer, 3) for path in strings(node, 2))
+            mounts = await in_slices(path for mount in messages(answer, 2) for path in strings(mount, 2))
             values = [value for pair in messages(answer, 1) for text in strings(pair, 2) for value in text.split(",")]
-            cdi = [name.rpartition("=")[2] for device in messages(answer, 5) for name in strings(device, 1)]
+            cdi = await in_slices(name.rpartition("=")[2] for it in messages(answer, 5) for name in strings(it, 1))
         except (msgspec.MsgspecError, *SENSELESS):
             return Trace()
         return Trace(frozenset(nodes + mounts), frozenset(values + cdi))

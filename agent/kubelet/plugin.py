@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -44,6 +45,8 @@ The kubelet may have asked for it before it read that list, and looks it up agai
 still at that list. It takes milliseconds for one, and waits for its disk meanwhile. An Allocate waits as long: a refusal
 would fail a pod that asks, as it should, for hardware that is there.
 """
+
+_AT_ONCE: Final = 5000  # IDs that are encoded in one step of the loop, which takes some ms
 
 SERVICE: Final = "/v1beta1.DevicePlugin/"
 
@@ -213,6 +216,8 @@ class Plugin:
             elif (wait := next_message - time.monotonic()) > 0:
                 await self._pause(wait)
             else:
+                while not self._list.encode(_AT_ONCE):  # noqa: ASYNC110  # others have their turn meanwhile
+                    await asyncio.sleep(0)
                 snapshot = await self._confirmed(snapshot)
                 if self._ending.is_set() or self._is_silent:
                     continue
@@ -350,32 +355,42 @@ async def _receive(stream: Stream[Any, Any]) -> Any:
 
 
 class _EncodedList:
-    """The list as bytes, ID by ID; only what changed is encoded again."""
+    """The list as bytes, ID by ID; only what changed is encoded again, when it is to be sent."""
 
     def __init__(self) -> None:
         self._heads: dict[str, bytes] = {}
         self._items: dict[str, bytes] = {}
+        self._slots: Mapping[str, Slot] = {}
         self._generation = 0
+        self._changed: set[str] = set()  # since they were encoded
         self._gone: set[str] = set()
         self._message: wire.Encoded | None = None
 
     def apply(self, snapshot: Snapshot) -> None:
         """Take over what the snapshot changed."""
         self._message = None
+        slots = snapshot.slots
         changed: Set[str] | None = snapshot.changed
         if changed is None or snapshot.generation != self._generation + 1:
-            self._gone |= self._items.keys() - snapshot.slots.keys()
-            self._heads, self._items = {}, {}
-            changed = snapshot.slots.keys()
-        self._generation = snapshot.generation
-        slots, heads, items = snapshot.slots, self._heads, self._items
+            changed = self._items.keys() | self._changed | slots.keys()
+        self._generation, self._slots = snapshot.generation, slots
+        self._gone |= {device_id for device_id in changed if device_id not in slots and device_id in self._items}
+        self._changed |= changed
+
+    def encode(self, most: int | None = None) -> bool:
+        """Encode so many of the IDs that changed, or all; were these all?"""
+        if most is None or len(self._changed) <= most:
+            changed, self._changed = self._changed, set()
+        else:
+            changed = set(islice(self._changed, most))
+            self._changed -= changed
+        slots, heads, items = self._slots, self._heads, self._items
         device, health, tail = None, None, b""
         for device_id in changed:
             slot = slots.get(device_id)
             if slot is None:
                 heads.pop(device_id, None)
-                if items.pop(device_id, None) is not None:
-                    self._gone.add(device_id)
+                items.pop(device_id, None)
                 continue
             head = heads.get(device_id)
             if head is None:
@@ -384,6 +399,7 @@ class _EncodedList:
                 device, health = slot.device, slot.health
                 tail = wire.device_tail(health.offered, device.numa_node if device else None)
             items[device_id] = wire.list_item(head, tail)
+        return not self._changed
 
     def take_left(self) -> Set[str]:
         """The IDs that were taken off since the last call; they may be back by now."""
@@ -393,5 +409,6 @@ class _EncodedList:
     def message(self) -> wire.Encoded:
         """The whole list."""
         if self._message is None:
+            self.encode()
             self._message = wire.join_list(self._items.values())
         return self._message

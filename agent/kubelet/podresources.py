@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -13,13 +14,14 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from agent.kubelet.api.v1 import AllocatableResourcesRequest, ListPodResourcesRequest
 from agent.kubelet.calling import apart
 from agent.kubelet.gathering import GatheringChannel
-from agent.kubelet.wire import SENSELESS, Allocatable, Codec, PodList
+from agent.kubelet.wire import SENSELESS, Allocatable, Codec, Encoded, PodList, allocatable_names, pod_devices
+from agent.runtime.slices import in_slices
 
 MOST_BYTES: Final = 16 << 20
 """Of an answer: what the kubelet's own clients take."""
 
 _Request = TypeVar("_Request")
-_Answer = TypeVar("_Answer")
+_Part = TypeVar("_Part")
 
 
 class PodResourcesError(Exception):
@@ -38,7 +40,7 @@ async def list_pods(socket: Path, timeout: float) -> PodList:  # noqa: ASYNC109 
     Raises:
         PodResourcesError: no kubelet, no answer in time, or none that makes sense.
     """
-    return await _ask(socket, "List", ListPodResourcesRequest(), PodList, timeout)
+    return PodList(tuple(await _ask(socket, "List", ListPodResourcesRequest(), pod_devices, timeout)))
 
 
 async def list_allocatable(socket: Path, timeout: float) -> Allocatable:  # noqa: ASYNC109  # as above
@@ -47,22 +49,23 @@ async def list_allocatable(socket: Path, timeout: float) -> Allocatable:  # noqa
     Raises:
         PodResourcesError: as above, or the kubelet is older than 1.23.
     """
-    return await _ask(socket, "GetAllocatableResources", AllocatableResourcesRequest(), Allocatable, timeout)
+    request = AllocatableResourcesRequest()
+    return Allocatable(frozenset(await _ask(socket, "GetAllocatableResources", request, allocatable_names, timeout)))
 
 
 async def _ask(
     socket: Path,
     method: str,
     request: _Request,
-    answer: type[_Answer],
+    read: Callable[[bytes], Iterable[_Part]],
     timeout: float,  # noqa: ASYNC109  # as above
-) -> _Answer:
+) -> list[_Part]:
     if socket.is_symlink():  # noqa: ASYNC240  # it waits for no disk
         raise PodResourcesError(f"{socket} is a symbolic link, which no kubelet makes: it is not followed; remove it")
     channel = GatheringChannel(path=str(socket), codec=Codec(), most_bytes=MOST_BYTES)
     try:
-        call = UnaryUnaryMethod[_Request, _Answer](channel, f"/v1.PodResourcesLister/{method}", type(request), answer)
-        return await apart(call(request, timeout=timeout))
+        call = UnaryUnaryMethod[_Request, Encoded](channel, f"/v1.PodResourcesLister/{method}", type(request), Encoded)
+        return await in_slices(read(await apart(call(request, timeout=timeout))))
     except GRPCError as error:
         if error.status is Status.DEADLINE_EXCEEDED:  # it knows our deadline, and may see it pass a moment before us
             raise PodResourcesError(_silence(socket, timeout)) from error

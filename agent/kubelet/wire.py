@@ -28,6 +28,11 @@ class Encoded(bytes):
 
     __slots__ = ()
 
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """Leave it to the caller to read what may be long."""
+        return cls(data)
+
 
 SENSELESS: Final = (MalformedError, AssertionError, NotImplementedError)
 """What grpclib raises where a message makes no sense: what `Parsed.parse` does, one that is cut off, a compressed one."""
@@ -330,10 +335,10 @@ class PodList:
 
     entries: tuple[PodDevices, ...]
 
-    @classmethod
-    def parse(cls, data: bytes) -> Self:
-        """Read a List; CPUs, memory and everything newer than v1's devices are passed over."""
-        return cls(tuple(entry for pod in messages(data, 1) for entry in _parse_pod(pod)))
+
+def pod_devices(data: bytes) -> Iterator[PodDevices]:
+    """Read a List, which has an entry for each device; CPUs, memory and everything newer than v1's devices are passed over."""
+    return (entry for pod in messages(data, 1) for entry in _parse_pod(pod))
 
 
 def _parse_pod(pod: bytes) -> Iterator[PodDevices]:
@@ -348,13 +353,14 @@ def _parse_pod(pod: bytes) -> Iterator[PodDevices]:
 
 @dataclass(frozen=True, slots=True)
 class Allocatable:
-    """An AllocatableResourcesResponse, which has an entry for each healthy device."""
+    """An AllocatableResourcesResponse."""
 
     resources: frozenset[str]
-    """Those that have any."""
+    """Those that have any device."""
 
-    @classmethod
-    def parse(cls, data: bytes) -> Self:
-        """Read what pods may be given."""
-        entries = messages(data, 1)
-        return cls(frozenset(name for entry in entries if strings(entry, 2) for name in strings(entry, 1)[-1:]))
+
+def allocatable_names(data: bytes) -> Iterator[str]:
+    """Read what pods may be given: the resource of each healthy device."""
+    for entry in messages(data, 1):
+        if strings(entry, 2):
+            yield from strings(entry, 1)[-1:]

@@ -29,6 +29,7 @@ from agent.kubelet.checkpoint_reader import CheckpointReader
 from agent.kubelet.podresources import PodResourcesError, list_pods
 from agent.kubelet.wire import PodDevices, PodList
 from agent.runtime import patience
+from agent.runtime.slices import in_batches, in_slices
 from backends.base import Device
 
 IDLE: Final = 60.0
@@ -68,6 +69,7 @@ class Witnesses:
         tracer: Tracer | None = None,
         began: Callable[[Sequence[Held]], None],
         ended: Callable[[Sequence[Held]], None],
+        settled: Callable[[], None] = lambda: None,
         resend: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -81,8 +83,9 @@ class Witnesses:
             served: the backend of a resource, if it is ours.
             devices: the device behind a slot now.
             tracer: finds the hardware of claims whose IDs are another plugin's.
-            began: told of claims that only the kubelet remembered.
-            ended: told of claims that both witnesses leave out.
+            began: told of claims that only the kubelet remembered, some at a time.
+            ended: told of claims that both witnesses leave out, some at a time.
+            settled: called when all of them have been told.
             resend: makes the kubelet write its checkpoint, by sending this resource's list again.
             clock: monotonic seconds.
         """
@@ -95,13 +98,14 @@ class Witnesses:
         self._traced_at = -1  # the tracer's revision
         self._foreign: dict[tuple[str, tuple[str, ...]], tuple[bytes, Trace]] = {}
         """Of resources that are not ours: the last answer for these IDs, and what the container got."""
-        self._began, self._ended, self._resend = began, ended, resend
+        self._began, self._ended, self._settled, self._resend = began, ended, settled, resend
         self._clock = clock
         self._checkpoint = CheckpointReader(plugin_dir)
         self._asked_about: frozenset[str] = frozenset()  # the resources that were ours when both had been asked
         self._resent_at: tuple[Version | None] | None = None  # the checkpoint that lay there when lists were sent again
         self._pause = _WHILE_ENDING
         self._asking = asyncio.Lock()
+        self._adopting = asyncio.Lock()
         self._allocated = asyncio.Event()
         self._complaints: dict[str, str] = {}
         self.holders: Mapping[SlotKey, tuple[PodDevices, ...]] = {}
@@ -156,11 +160,11 @@ class Witnesses:
         except CheckpointError as error:
             # without knowing which checkpoint lay there, no later one can be told from it: judge nothing
             self._complain("checkpoint", str(error))
-            self._adopt(present or set())
+            await self._adopt(present or set())
             checkpoint = None
         else:
             self._complain("checkpoint", "")
-            self._judge(present, asked, checkpoint)
+            await self._judge(present, asked, checkpoint)
         self._have_written(checkpoint.version if checkpoint else None)
 
     def _have_written(self, version: Version | None) -> None:
@@ -193,98 +197,135 @@ class Witnesses:
         except (TimeoutError, CheckpointError) as error:
             self._complain("checkpoint", str(error) or "reading it hangs")
             return
-        self._see_foreign(checkpoint)
-        self._trace_again()
+        await self._see_foreign(checkpoint)
+        await self._trace_again()
         held, listed_now = checkpoint.held.get(resource, frozenset()) if checkpoint else frozenset[str](), listed()
         slots = {(resource, device_id) for device_id in held}
         if missing := {it for it in slots if it[1] not in listed_now or self._ledger.is_bare(it, unknown=False)}:
-            self._adopt(missing, checkpoint)
+            await self._adopt(missing, checkpoint)
 
     async def _ask_about(self, resource: str) -> None:
         async with self._asking:
             if resource not in self._asked_about:  # by another's first list, meanwhile
                 await self._round()
 
-    def _judge(self, present: set[SlotKey] | None, asked: float, checkpoint: Checkpoint | None) -> None:
+    async def _judge(self, present: set[SlotKey] | None, asked: float, checkpoint: Checkpoint | None) -> None:
         slots = (
             {(name, device_id) for name, ids in checkpoint.held.items() for device_id in ids} if checkpoint else set()
         )
-        self._adopt(slots | (present or set()), checkpoint)  # a List leaves out init containers (A5)
-        self._see_foreign(checkpoint)
+        await self._adopt(slots | (present or set()), checkpoint)  # a List leaves out init containers (A5)
+        await self._see_foreign(checkpoint)
         version = checkpoint.version if checkpoint else None
         if present is not None:
             self._ledger.listed(present, asked, self._clock(), version)
-        if version is not None and (over := self._ledger.checkpoint(slots, version)):
-            self._ended(over)
+        if version is not None:
+            await self._end(slots, version)
 
-    def _adopt(self, present: set[SlotKey], checkpoint: Checkpoint | None = None) -> None:
+    async def _end(self, present: set[SlotKey], version: Version) -> None:
+        """End the claims that the checkpoint leaves out as well."""
+        over: list[Held] = []
+        async for batch in in_batches(self._ledger.doubted()):
+            if ended := self._ledger.checkpoint(present, version, batch):
+                self._ended(ended)
+                over += ended
+        if over:
+            log.info("claims-ended", count=len(over), slots=names_of(held.slot for held in over))
+            self._settled()
+
+    async def _adopt(self, present: set[SlotKey], checkpoint: Checkpoint | None = None) -> None:
         """Take in claims that we do not know: our own state was lost, or another plugin's pods are still there."""
-        kinds = {name: self._served(name) for name in {name for name, _ in present}}
-        seen = {slot: kind for slot in sorted(present) if (kind := kinds[slot[0]]) is not None}
-        devices = {slot: device for slot in seen if (device := self._devices(slot)) is not None}
-        bare = {slot: kind for slot, kind in seen.items() if slot not in devices and self._ledger.is_bare(slot)}
-        if news := self._ledger.adopt(seen, devices, self._clock(), self._trace(bare, checkpoint)):
-            log.info("claims-adopted", count=len(news), slots=names_of(held.slot for held in news))
-            self._began(news)
+        async with self._adopting:
+            await self._note_traces(checkpoint)
+            await self._take_in(present)
 
-    def _see_foreign(self, checkpoint: Checkpoint | None) -> None:
+    async def _take_in(self, present: set[SlotKey]) -> None:
+        kinds = {name: self._served(name) for name in {name for name, _ in present}}
+        news: list[Held] = []
+        async for batch in in_batches(sorted(slot for slot in present if kinds[slot[0]] is not None)):
+            seen = {slot: kind for slot in batch if (kind := kinds[slot[0]]) is not None}
+            devices = {slot: device for slot in seen if (device := self._devices(slot)) is not None}
+            bare = {slot: kind for slot, kind in seen.items() if self._is_bare(slot)}
+            if fresh := self._ledger.adopt(seen, devices, self._clock(), self._trace(bare)):
+                self._began(fresh)
+                news += fresh
+        if news:
+            log.info("claims-adopted", count=len(news), slots=names_of(held.slot for held in news))
+            self._settled()
+
+    async def _see_foreign(self, checkpoint: Checkpoint | None) -> None:
         """Take in what pods have of our hardware through resources that are not ours; each answer is followed once."""
         if self._tracer is None or checkpoint is None:
             return
-        seen, fresh = {}, []
-        for entry in checkpoint.entries:
-            if self._served(entry.resource) is not None:
-                continue
-            known = self._foreign.get(key := (entry.resource, entry.ids))
-            if known is None or known[0] != entry.response:
-                known = entry.response, entry.trace()
-                fresh.append(key)
-            seen[key] = known
-        self._foreign = seen
-        self._follow_foreign(fresh)
+        async with self._adopting:
+            seen, fresh = {}, []
+            for entry in checkpoint.entries:
+                if self._served(entry.resource) is not None:
+                    continue
+                known = self._foreign.get(key := (entry.resource, entry.ids))
+                if known is None or known[0] != entry.response:
+                    known = entry.response, await entry.trace()
+                    fresh.append(key)
+                seen[key] = known
+            self._foreign = seen
+            await self._follow_foreign(fresh)
 
-    def _follow_foreign(self, entries: Iterable[tuple[str, tuple[str, ...]]]) -> None:
+    async def _follow_foreign(self, entries: Iterable[tuple[str, tuple[str, ...]]]) -> None:
         assert self._tracer is not None
-        found = [
+        found = (
             Held(resource, device_id, backend, hardware, foreign=True)
             for resource, ids in entries
             for backend, hardware in self._tracer.ours(self._foreign[resource, ids][1])
             for device_id in ids
-        ]
-        if news := self._ledger.adopt_foreign(found, self._clock()):
+        )
+        news: list[Held] = []
+        async for batch in in_batches(found):
+            if fresh := self._ledger.adopt_foreign(batch, self._clock()):
+                self._began(fresh)
+                news += fresh
+        if news:
             log.info("claims-adopted", count=len(news), slots=names_of(held.slot for held in news))
-            self._began(news)
+            self._settled()
 
-    def _trace(self, bare: Mapping[SlotKey, str], checkpoint: Checkpoint | None) -> Mapping[SlotKey, frozenset[str]]:
+    def _trace(self, bare: Mapping[SlotKey, str]) -> Mapping[SlotKey, frozenset[str]]:
         """The hardware of claims that have no device under their IDs; `bare` has each one's backend."""
         if self._tracer is None or not bare:
             return {}
-        for entry in checkpoint.entries if checkpoint else ():
-            slots = frozenset((entry.resource, device_id) for device_id in entry.ids)
-            container = entry.pod_uid, entry.container
-            if any(
-                slot not in self._traces or self._traces[slot].container != container for slot in slots & bare.keys()
-            ):
-                self._traces |= dict.fromkeys(slots & bare.keys(), _Traced(container, entry.trace(), slots))
         traced = {slot: self._traces[slot] for slot in bare if slot in self._traces}
         found = self._tracer.hardware({slot: it.trace for slot, it in traced.items()}, bare)
         # the answer is about all IDs of a container: what one of them has under its own name is not another's
-        return {slot: hardware - self._known_of(traced[slot].slots - {slot}) for slot, hardware in found.items()}
+        others = {slots: self._known_of(slots) for slots in {it.slots for it in traced.values()}}
+        return {slot: hardware - others[traced[slot].slots] for slot, hardware in found.items()}
+
+    async def _note_traces(self, checkpoint: Checkpoint | None) -> None:
+        """Note what containers got whose devices are not known by their IDs."""
+        for entry in checkpoint.entries if checkpoint else ():
+            if self._tracer is None or self._served(entry.resource) is None:
+                continue
+            slots = frozenset((entry.resource, device_id) for device_id in entry.ids)
+            container = entry.pod_uid, entry.container
+            bare = await in_slices(filter(self._is_bare, slots))
+            if any(slot not in self._traces or self._traces[slot].container != container for slot in bare):
+                self._traces |= dict.fromkeys(bare, _Traced(container, await entry.trace(), slots))
+
+    def _is_bare(self, slot: SlotKey) -> bool:
+        """Is nothing known of the hardware that a pod has under this ID?"""
+        return self._ledger.is_bare(slot) and self._devices(slot) is None
 
     def _known_of(self, slots: Iterable[SlotKey]) -> frozenset[str]:
         devices = (self._devices(slot) for slot in slots)
         return frozenset[str]().union(*(device.hardware for device in devices if device is not None))
 
-    def _trace_again(self) -> None:
+    async def _trace_again(self) -> None:
         """Other devices are there: what a pod holds of an earlier plugin may be among them."""
         if self._tracer is None or self._traced_at == self._tracer.revision:
             return
-        self._traced_at = self._tracer.revision
-        self._follow_foreign(self._foreign)
-        self._traces = {
-            slot: trace for slot, trace in self._traces.items() if self._ledger.is_bare(slot, unknown=False)
-        }
-        self._adopt(set(self._traces))
+        async with self._adopting:
+            self._traced_at = self._tracer.revision
+            await self._follow_foreign(self._foreign)
+            self._traces = {
+                slot: trace for slot, trace in self._traces.items() if self._ledger.is_bare(slot, unknown=False)
+            }
+            await self._take_in(set(self._traces))
 
     async def _ask_pod_resources(self) -> set[SlotKey] | None:
         try:

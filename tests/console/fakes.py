@@ -47,7 +47,7 @@ class FakeDaemon:
     mistakes: str = ""
     unkept: str = ""
 
-    def status(self) -> Status:
+    async def status(self) -> Status:
         return self.shown
 
     async def watch(self, last: int, *, follow: bool) -> AsyncGenerator[Event, None]:

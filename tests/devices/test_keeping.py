@@ -52,7 +52,7 @@ class Run:
         )
 
     async def begin(self) -> Run:
-        self.keeper.restore()
+        await self.keeper.restore()
         await self.keeper.begin()
         return self
 
@@ -69,7 +69,7 @@ async def test_the_next_run_knows_what_the_last_one_was_told_before_it_lists_any
     await first.keeper.write_health()
     second = Run(tmp_path)
     assert second.shown() == {"card": ""}
-    second.keeper.restore()
+    await second.keeper.restore()
     assert second.shown() == {"card": "drained"}
     assert second.ledger.held() == first.ledger.held()
     assert [it.reason for it in second.health.signals_of("pci:1", 100.0)] == ["drained", "xid-79"]
@@ -112,7 +112,7 @@ async def test_a_restart_alone_writes_nothing(tmp_path: Path) -> None:
 async def test_nothing_is_written_while_another_agent_may_run_and_then_all_that_came_up(tmp_path: Path) -> None:
     beside = await Run(tmp_path).begin()
     waiting = Run(tmp_path)
-    waiting.keeper.restore()
+    await waiting.keeper.restore()
     waiting.ledger.allocate([held("a.example/one", "late")], 0.0)
     await waiting.keeper.write_claims()
     latch(waiting.health, 2.0, signal(NOW, "xid-48", "pci:2"), sequence=2)
@@ -132,7 +132,7 @@ async def test_nothing_is_written_while_another_agent_may_run_and_then_all_that_
 async def test_a_file_that_says_nothing_of_health_takes_nothing_away(tmp_path: Path) -> None:
     run = await Run(tmp_path).begin()
     run.keeper.drain(["pci:1"], "", None)
-    run.keeper.restore()
+    await run.keeper.restore()
     assert run.health.of("pci:1").reason == "drained"
 
 

@@ -173,7 +173,7 @@ class Run:
         )
         self.lists: dict[str, _EncodedList] = {}
         self.streams: dict[str, dict[str, str]] = {}
-        self.keeper.restore()
+        at_once(self.keeper.restore())
         self.look(None)
         self.inventory.ready(KIND)
         at_once(self.keeper.begin())

@@ -322,15 +322,30 @@ def test_a_flip_encodes_that_device_and_no_other() -> None:
     for n in range(100):
         listing.put(Slot(f"d{n}", device(f"d{n}"), HEALTHY))
     encoded.apply(listing.snapshot())
+    encoded.message()
     listing.put(Slot("d7", device("d7"), SICK))
     with (
         patch.object(wire, "device_head", side_effect=AssertionError("a head never changes")),
         patch.object(wire, "list_item", wraps=wire.list_item) as items,
     ):
         encoded.apply(listing.snapshot())
+        message = encoded.message()
         assert items.call_count == 1
-    message = encoded.message()
     assert encoded.message() is message
+
+
+def test_a_long_list_is_encoded_some_devices_at_a_time_and_what_leaves_meanwhile_is_not_in_it() -> None:
+    listing, encoded = Listing(TOY), _EncodedList()
+    for n in range(5):
+        listing.put(Slot(f"d{n}", device(f"d{n}"), HEALTHY))
+    encoded.apply(listing.snapshot())
+    assert not encoded.encode(2)
+    listing.drop(["d0", "d1"])
+    snapshot = listing.snapshot()
+    encoded.apply(snapshot)
+    while not encoded.encode(2):
+        pass
+    assert sorted(wire.messages(encoded.message(), 1)) == sorted(wire.messages(_in_betterproto(snapshot), 1))
 
 
 # --- the other calls ---

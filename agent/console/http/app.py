@@ -22,10 +22,10 @@ from agent.console.http.metrics import exposition as all_metrics
 from agent.console.http.picture import EVENTS, Picture
 from agent.console.http.readiness import unready
 from agent.console.http.responses import EventStream, Whole
-from agent.console.http.slices import in_slices
 from agent.console.http.viewers import Viewers
 from agent.console.views import Event, Status
 from agent.counting import Counts
+from agent.runtime.slices import in_slices
 
 _HEADERS: Final = (
     (b"connection", b"close"),
@@ -125,7 +125,7 @@ class Face:
     # --- what they are made of ---
 
     async def _look(self) -> Status:
-        return self._control.status()
+        return await self._control.status()
 
     async def _recall(self) -> Sequence[Event]:
         async with aclosing(self._control.watch(EVENTS, follow=False)) as events:

@@ -15,10 +15,10 @@ from typing import Final
 from agent.console.http import sections
 from agent.console.http.html import Html
 from agent.console.http.places import Tile, tiles
-from agent.console.http.slices import in_slices
 from agent.console.http.tiles import drawn, name
 from agent.console.http.verdict import troubles
 from agent.console.views import Event, Status
+from agent.runtime.slices import in_slices
 
 EVENTS: Final = 50
 """How many the page shows."""

@@ -159,10 +159,13 @@ class HealthBook:
         """When time alone will next change something; None if it will not."""
         return self._deadlines.next()
 
-    def ripen(self, now: float, wall: float) -> dict[str, Health]:
-        """Time has passed: delayed signals that lasted count, recovered ones, drains and quarantines end."""
+    def ripen(self, now: float, wall: float, most: int | None = None) -> dict[str, Health]:
+        """Time has passed: delayed signals that lasted count, recovered ones, drains and quarantines end.
+
+        Of `most` pieces of hardware at a time; of the others `next_deadline` is past.
+        """
         self._offset = wall - now
-        return self._judge(self._deadlines.pop(now), now)
+        return self._judge(self._deadlines.pop(now, most), now)
 
     # --- what is known ---
 

@@ -28,10 +28,10 @@ class Deadlines:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
-    def pop(self, now: float) -> list[str]:
-        """The names whose deadlines have come, the earliest first; they have none any more."""
-        names = []
-        while (due := self.next()) is not None and due <= now:
+    def pop(self, now: float, most: int | None = None) -> list[str]:
+        """The names whose deadlines have come, the earliest first, and so many at most; they have none any more."""
+        names: list[str] = []
+        while (due := self.next()) is not None and due <= now and len(names) != most:
             name = heapq.heappop(self._heap)[1]
             del self._due[name]
             names.append(name)

@@ -130,7 +130,7 @@ async def test_what_a_device_is_called_is_text_and_no_html(tmp_path: Path) -> No
 
 
 async def test_a_failure_of_ours_is_told_once_and_costs_one_answer(face: Served) -> None:
-    def fail() -> Status:
+    async def fail() -> Status:
         raise RuntimeError("no status today")
 
     face.daemon.status = fail  # type: ignore[method-assign]

@@ -12,7 +12,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from agent.console.http import connections, slices, viewers
+from agent.console.http import connections, viewers
+from agent.runtime import slices
 from tests.console.fakes import FakeDaemon
 from tests.console.http import nodes
 from tests.console.http.serving import Answer, Served, free_port, served

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 import anyio
 import pytest
 
-from agent.console.http import slices
 from agent.console.http import viewers as viewers_module
 from agent.console.http.fresh import Fresh
 from agent.console.http.picture import Picture
-from agent.console.http.slices import in_slices
 from agent.console.http.tiles import name
 from agent.console.http.viewers import Viewers
 from agent.console.views import Event, Status
+from agent.runtime import slices
+from agent.runtime.slices import in_slices
 from tests.console.fakes import FakeDaemon
 from tests.console.http import nodes
 from tests.wait import limit, pass_time, settled

@@ -1,0 +1,94 @@
+"""A node with thousands of devices, half of which pods hold, and what the steps of its agents' event loops cost."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from agent.simulation.pods import Phase
+from tests import loop_steps, nodes
+from tests.e2e.node import WIDGET, Node, chardev, pod
+from tests.e2e.process import AgentProcess, finish
+from tests.e2e.test_claims import OFTEN_ASKING
+
+_PODS: Final = 5
+_RENAMED: Final = "fl.test/renamed"
+
+
+class Crowd:
+    """The node, and what happens to all of its devices."""
+
+    def __init__(self, node: Node, devices: int, *, counted: bool) -> None:
+        """Make the devices; steps cost byte-codes if they are to be `counted`, else seconds."""
+        self.node, self.devices, self.held = node, devices, devices // 2
+        self._pods = [pod(f"p{n}", count=self.held // _PODS) for n in range(_PODS)]
+        self._steps, self._seen = node.root / "steps", 0
+        self._watch = f"from tests import loop_steps\nloop_steps.report({str(self._steps)!r}, counted={counted})\n"
+        self._come()
+
+    def longest(self) -> loop_steps.Step:
+        """Of the steps since this was asked last."""
+        every = loop_steps.reported(self._steps)
+        since, self._seen = every[self._seen :], len(every)
+        return max(since, default=loop_steps.Step(0, ""))
+
+    @asynccontextmanager
+    async def agent(self) -> AsyncIterator[AgentProcess]:
+        """An agent that lists all devices."""
+        async with self.node.agent(prelude=OFTEN_ASKING + self._watch) as agent:
+            await self._lists(self.devices)
+            yield agent
+
+    async def hold(self) -> None:
+        """Pods get half of the devices."""
+        for wanted in self._pods:
+            assert (await self.node.admit(wanted)).phase == Phase.RUNNING
+
+    async def go(self) -> None:
+        self.node.unlink(*self._names())
+        await self._lists(0, self.held)
+
+    async def come_back(self) -> None:
+        self._come()
+        await self._lists(self.devices)
+
+    async def end(self, agent: AgentProcess) -> None:
+        """All pods end."""
+        for held in self._pods:
+            self.node.kubelet.end(held)
+        agent.pass_minute()
+        await agent.says("claims-ended", count=self.held)
+
+    async def give_other_ids(self, agent: AgentProcess) -> None:
+        """A reload gives each device two IDs; of the held ones the earlier ID stays, and for each one of the new is kept back."""
+        self.node.config(chardev(count=2))
+        await agent.says("config-reloaded")
+        await self._lists(2 * self.devices - self.held, 2 * self.held)
+
+    async def rename(self, agent: AgentProcess) -> None:
+        """A reload gives the resource another name, of which the devices of the pods cannot be had."""
+        self.node.config(chardev(name=_RENAMED))
+        await agent.says("config-reloaded", changed=[])
+        await self._lists(self.devices - self.held, resource=_RENAMED)
+
+    async def ask(self) -> None:
+        """Whoever can be asked is asked."""
+        config = str(self.node.root / "config.toml")
+        for command in (["status", "--json"], ["doctor", "--json"], ["explain", "/dev/w7"], ["explain", "/dev/w77"]):
+            _, out, err = await finish(*command, "--config", config)
+            assert out, err
+
+    def _names(self) -> Iterator[str]:
+        return (f"w{number}" for number in range(self.devices))
+
+    def _come(self) -> None:
+        for number, name in enumerate(self._names()):
+            nodes.make_node(self.node.dev / name, "c", 240, number)
+
+    async def _lists(self, healthy: int, unhealthy: int = 0, resource: str = WIDGET) -> None:
+        def shown() -> bool:
+            view = self.node.kubelet.resources[resource]
+            return (len(view.healthy), len(view.unhealthy)) == (healthy, unhealthy)
+
+        await self.node.shows(lambda _: shown(), resource)
