@@ -61,8 +61,10 @@ class Turn:
                 job.exception()  # whatever it was; asyncio complains of one that nobody read
             then()
 
-        if self._call is None or self._call.done():
+        if self._call is None:
             then()
+        elif self._call.done():
+            is_back(self._call)  # who waited may have given up in the very turn in which it failed
         else:
             self._call.add_done_callback(is_back)
 

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies
@@ -80,6 +82,28 @@ async def test_a_turn_lasts_until_its_thread_is_back_though_nobody_waits(fails: 
     async with limit("the turn ends"), turns.take({"a"}) as turn:
         assert await turn.run(workers, lambda: "again") == "again"
     workers.close()
+
+
+async def test_nobody_complains_of_a_failure_whose_waiter_gives_up_in_the_same_turn() -> None:
+    turns, workers = Turns(), Workers("toy", limit=1)
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
+    jobs: list[asyncio.Future[Any]] = [asyncio.get_running_loop().create_future()]
+    workers.start = lambda _: jobs[0]  # type: ignore[assignment, method-assign]
+
+    async def act() -> None:
+        async with turns.take({"a"}) as turn:
+            await turn.run(workers, lambda: None)
+
+    acting = asyncio.ensure_future(act())
+    await asyncio.sleep(0)
+    jobs[0].set_exception(RuntimeError("nobody misses this"))
+    acting.cancel()
+    await asyncio.wait([acting])
+    del acting
+    jobs.clear()
+    gc.collect()
+    assert (complaints, turns.is_taken({"a"})) == ([], False)
 
 
 async def test_a_call_that_finds_no_thread_gives_its_turn_back() -> None:
