@@ -10,7 +10,7 @@ import pytest
 from agent.kubelet import plugin
 from agent.simulation.pods import Phase
 from tests.test_supervisor import TOY, Node, pod, toys
-from tests.wait import until
+from tests.wait import settled, until
 
 
 @pytest.fixture
@@ -37,6 +37,7 @@ async def test_a_change_that_an_event_told_of(node: Node, monkeypatch: pytest.Mo
     monkeypatch.setattr(plugin, "COALESCE", 0.0)  # which that clock would never let pass
     async with node.running(toys()) as agent:
         await node.has(TOY, healthy=3)
+        await settled()  # whatever the start hinted at has its time from the clock of before
         monkeypatch.setattr(agent.discoverers["stub"], "_clock", lambda: 100.0)
         node.say("stub-0 unhealthy It is on fire.")
         await node.has(TOY, healthy=2, unhealthy=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -117,9 +118,11 @@ def lists(node: Node) -> Any:
 
 
 def kept(node: Node) -> dict[str, Any]:
-    """What the state file says of health."""
+    """What the state file says of health; nothing until it is written."""
+    if not (node.state / "state.json").exists():
+        return defaultdict(list)
     lines = [json.loads(line) for line in (node.state / "state.json").read_text().splitlines()]
-    health: dict[str, Any] = next(line["health"] for line in reversed(lines) if "health" in line)
+    health: dict[str, Any] = next((line["health"] for line in reversed(lines) if "health" in line), defaultdict(list))
     return health
 
 
