@@ -224,13 +224,15 @@ class Witnesses:
     async def _end(self, present: set[SlotKey], version: Version) -> None:
         """End the claims that the checkpoint leaves out as well."""
         over: list[Held] = []
-        async for batch in in_batches(self._ledger.doubted()):
-            if ended := self._ledger.checkpoint(present, version, batch):
-                self._ended(ended)
-                over += ended
-        if over:
-            log.info("claims-ended", count=len(over), slots=names_of(held.slot for held in over))
-            self._settled()
+        try:
+            async for batch in in_batches(self._ledger.doubted()):
+                if ended := self._ledger.checkpoint(present, version, batch):
+                    self._ended(ended)
+                    over += ended
+        finally:  # also of a part: a first list does not wait for all of it for ever
+            if over:
+                log.info("claims-ended", count=len(over), slots=names_of(held.slot for held in over))
+                self._settled()
 
     async def _adopt(self, present: set[SlotKey], checkpoint: Checkpoint | None = None) -> None:
         """Take in claims that we do not know: our own state was lost, or another plugin's pods are still there."""
@@ -241,16 +243,18 @@ class Witnesses:
     async def _take_in(self, present: set[SlotKey]) -> None:
         kinds = {name: self._served(name) for name in {name for name, _ in present}}
         news: list[Held] = []
-        async for batch in in_batches(sorted(slot for slot in present if kinds[slot[0]] is not None)):
-            seen = {slot: kind for slot in batch if (kind := kinds[slot[0]]) is not None}
-            devices = {slot: device for slot in seen if (device := self._devices(slot)) is not None}
-            bare = {slot: kind for slot, kind in seen.items() if self._is_bare(slot)}
-            if fresh := self._ledger.adopt(seen, devices, self._clock(), self._trace(bare)):
-                self._began(fresh)
-                news += fresh
-        if news:
-            log.info("claims-adopted", count=len(news), slots=names_of(held.slot for held in news))
-            self._settled()
+        try:
+            async for batch in in_batches(sorted(slot for slot in present if kinds[slot[0]] is not None)):
+                seen = {slot: kind for slot in batch if (kind := kinds[slot[0]]) is not None}
+                devices = {slot: device for slot in seen if (device := self._devices(slot)) is not None}
+                bare = {slot: kind for slot, kind in seen.items() if self._is_bare(slot)}
+                if fresh := self._ledger.adopt(seen, devices, self._clock(), self._trace(bare)):
+                    self._began(fresh)
+                    news += fresh
+        finally:  # as above
+            if news:
+                log.info("claims-adopted", count=len(news), slots=names_of(held.slot for held in news))
+                self._settled()
 
     async def _see_foreign(self, checkpoint: Checkpoint | None) -> None:
         """Take in what pods have of our hardware through resources that are not ours; each answer is followed once."""
