@@ -1,4 +1,4 @@
-"""Work on the event loop in slices, so that nobody on it waits long for what is done for thousands of devices.
+"""Splits work on thousands of devices into short steps of the event loop, between which other tasks run.
 
 A thread would not do: it holds the interpreter for 5 ms at a time (sys.getswitchinterval), whoever waits.
 """
