@@ -8,10 +8,13 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from tests.e2e.node import Node, chardev
 from tests.e2e.process import AgentProcess
-from tests.wait import limit, until
+from tests.wait import limit
+
+ASKED: Final = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @contextmanager
@@ -44,11 +47,14 @@ async def test_connections_that_wait_are_told_of_once_and_are_served_later(node:
     serving = f'[http]\nlisten = "unix:{http}"\n'
     async with node.agent(chardev(), serving) as agent:
         await node.healthy("w1")
-        await until(http.exists, "HTTP")
+        await agent.says("http-served")
+        with connected(http) as first:  # once it is answered, HTTP has all that it opens
+            first.send(ASKED)
+            await served(first)
         (plugin,) = (path for path in node.sockets.iterdir() if path.suffix == ".sock")
         with no_descriptors(agent):
             waiting = [connected(path) for path in (plugin, node.admin, http)]
-            waiting[-1].send(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            waiting[-1].send(ASKED)
             line = await agent.says("connections-wait")
             assert line["reason"] == "Too many open files"
         for sock in waiting:
