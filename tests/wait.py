@@ -19,7 +19,7 @@ import anyio
 
 T = TypeVar("T")
 
-PATIENCE: Final = 120.0
+PATIENCE: Final = 300.0
 """Seconds. Only a bug reaches them: hundreds of times what anything here takes on an idle machine."""
 
 _PAUSE: Final = 0.002  # seconds between two looks at a condition

@@ -163,7 +163,11 @@ class Node:
         return {path.name for path in self.sockets.iterdir()} - {"lock"} if self.sockets.exists() else set()
 
     def lose_state(self) -> None:
-        shutil.rmtree(self.state)
+        self.remove(self.state)
+
+    def remove(self, directory: Path) -> None:
+        """Remove a directory that an agent still writes to: what it makes or removes meanwhile is in nobody's way."""
+        shutil.rmtree(directory.rename(self.root / "removed"))
 
 
 def _has(change: Change, device_id: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 from pathlib import Path
 
@@ -66,7 +65,7 @@ async def test_a_plugin_directory_that_is_removed_and_made_again_is_used_again(n
     async with node.agent():
         await node.healthy("w1")
         await node.kubelet.stop()
-        shutil.rmtree(node.plugin_dir.rename(node.root / "removed"))
+        node.remove(node.plugin_dir)
         node.mknod("w2")
         await node.kubelet.start()
         await node.registered()
@@ -118,7 +117,7 @@ async def test_a_socket_of_ours_that_somebody_removes_is_made_again(node: Node) 
     node.mknod("w1")
     async with node.agent():
         await node.healthy("w1")
-        shutil.rmtree(node.sockets)
+        node.remove(node.sockets)
         await node.kubelet.restart()
         await node.registered()
         await node.healthy("w1")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 
 from tests.e2e.node import WIDGET, Node, chardev
@@ -15,7 +14,7 @@ async def test_two_agents_never_serve_a_directory_that_was_made_again(node: Node
     async with node.agent() as first:
         await node.healthy("w1")
         await node.kubelet.stop()
-        shutil.rmtree(node.plugin_dir)
+        node.remove(node.plugin_dir)
         node.plugin_dir.mkdir()
         async with AgentProcess(node.config(chardev())) as second:
             await node.kubelet.start()
@@ -39,7 +38,7 @@ async def test_an_agent_alone_serves_in_the_directory_that_was_made_again(node: 
     async with node.agent() as agent:
         await node.healthy("w1")
         await node.kubelet.stop()
-        shutil.rmtree(node.plugin_dir)
+        node.remove(node.plugin_dir)
         await node.kubelet.start()
         await agent.says("plugin-directory-replaced")
         await node.registered()

@@ -182,7 +182,7 @@ async def the_plugin_directory_is_made_again(w: World) -> AsyncIterator[None]:
     with w.model.unseen():
         await w.node.kubelet.stop()
         kept = (w.node.plugin_dir / FILE_NAME).read_bytes()
-        shutil.rmtree(w.node.plugin_dir)
+        w.node.remove(w.node.plugin_dir)
         yield
         w.node.plugin_dir.mkdir()
         (w.node.plugin_dir / FILE_NAME).write_bytes(kept)
