@@ -24,7 +24,7 @@ from agent.devices.workers import NoWorkerError, Workers
 from agent.kubelet.checkpoint import FILE_NAME, record
 from agent.kubelet.podresources import PodResourcesError, list_allocatable
 from agent.kubelet.registration import Registrar
-from agent.kubelet.rivals import SETTLED, Observation, ended, observe, sentence, strange
+from agent.kubelet.rivals import SETTLED, Observation, Offer, ended, is_doubtful, observe, sentence, strange
 
 INTERVAL: Final = 60.0
 """Seconds between two looks where no other plugin is."""
@@ -35,7 +35,8 @@ _GATHER: Final = 0.3  # seconds from a sign to the look that it causes
 _STOPS_WITHIN: Final = 2.0  # seconds from the end of a plugin's stream to that of its socket
 _LONGEST: Final = 3600.0  # seconds between two registrations of a resource that the kubelet goes on losing
 _DEADLINE: Final = 5.0  # seconds for an answer
-_LIST_WAITS: Final = 0.5  # seconds at most that a list waits for the kubelet's record
+_LIST_WAITS: Final = 0.5  # seconds at most that a list waits for the kubelet's record to be read
+_RECORD_COMES: Final = 0.05  # seconds between two looks at the record while a list waits for what it will say
 _LOST: Final = "the kubelet offers none of its devices, as if another plugin had registered this name and were gone"
 _DOUBTED: Final = (
     "another plugin ended when a list was sent: if it had registered this name, the kubelet refuses every pod"
@@ -152,25 +153,40 @@ class Lapses:
     async def before_list(self, resource: str) -> None:
         """Find out whether another plugin has the name by now: a list that was sent then would hide it.
 
-        Only where something has happened in the plugin directory since the last look.
+        Only where something has happened in the plugin directory since the last look. A list waits for the kubelet to take
+        in our first one, where its record has what was never ours: by `SETTLED` after that it is another plugin's.
         """
         registrar = next((it for it in self.registrars() if it.registered and it.plugin.resource == resource), None)
         if registrar is None or not self._sign.is_set() or resource in self._overtaken:
             return
+        while await self._has_record():
+            self._compare(registrar)
+            if resource in self._overtaken or (offer := self._offer_of(registrar)) is None:
+                return
+            if not is_doubtful(offer, self._observed, resource):
+                return
+            await asyncio.sleep(_RECORD_COMES)
+
+    async def _has_record(self) -> bool:
+        """Read what the kubelet has registered; False if that cannot be told in time."""
         try:
             with anyio.fail_after(_LIST_WAITS):
                 written, registered = await self._workers.start(partial(record, self._plugin_dir))
         except (TimeoutError, NoWorkerError):
-            return  # the witnesses read there too, and say so
+            return False  # the witnesses read there too, and say so
         self._observed = replace(self._observed, written=written, registered=registered)
-        self._compare(registrar)
+        return True
+
+    def _offer_of(self, registrar: Registrar) -> Offer | None:
+        """What the kubelet has been told of a registered resource, in seconds since 1970."""
+        offer = registrar.plugin.offer if registrar.registered else None
+        return offer and offer.on_wall_clock(self._wall() - self._clock())
 
     def _compare(self, registrar: Registrar) -> None:
         """Say that another plugin has the name, or has it no more."""
         plugin, name = registrar.plugin, registrar.plugin.resource
-        if not registrar.registered or (offer := plugin.offer) is None:
+        if (offer := self._offer_of(registrar)) is None:
             return
-        offer = offer.on_wall_clock(self._wall() - self._clock())
         theirs = strange(offer, self._observed, name, self._wall())
         if theirs is not None and name not in self._overtaken:
             self._overtaken[name] = plugin.asked

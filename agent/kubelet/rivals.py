@@ -65,11 +65,16 @@ def strange(offer: Offer, observed: Observation, resource: str, now: float) -> f
     theirs = observed.registered.get(resource)
     if theirs is None:
         return None
-    if theirs - offer.listed and observed.written > offer.began and now - offer.began >= SETTLED:
+    if is_doubtful(offer, observed, resource) and now - offer.began >= SETTLED:
         return theirs
     if theirs and theirs != offer.healthy and observed.written > offer.sent and now - offer.sent >= SETTLED:
         return theirs
     return None
+
+
+def is_doubtful(offer: Offer, observed: Observation, resource: str) -> bool:
+    """Has the kubelet, since our first list, written IDs that were never ours? As yet that list may be what it takes in."""
+    return bool(observed.registered.get(resource, frozenset()) - offer.listed) and observed.written > offer.began
 
 
 def ended(before: Observation, now: Observation) -> frozenset[str]:

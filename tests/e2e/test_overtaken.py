@@ -108,6 +108,25 @@ async def test_no_list_goes_out_between_another_plugins_registration_and_the_nex
             assert len(node.lists) == lists
 
 
+async def test_no_list_goes_out_while_it_cannot_be_known_yet_whether_another_plugin_came_just_after_we_did(
+    node: Node,
+) -> None:
+    node.mknod("w1")
+    seen = "async def run(lapses):\n lapses._sign.set()\n await anyio.sleep_forever()\n"
+    blind = f"import anyio\nfrom agent.kubelet import lapses, rivals\n{seen}lapses.Lapses.run = run\nrivals.SETTLED = 30.0\n"
+    async with node.agent(prelude=blind) as agent:
+        await node.healthy("w1")
+        async with other_plugin(node, WIDGET, "theirs-0", name="rival.sock"):
+            lists = len(node.lists)
+            node.mknod("w2")
+            await agent.says("device-changed", device="/dev/w2")
+            await agent.takes_turns(20)
+            assert not agent.said("overtaken")
+            agent.pass_minute()
+            await agent.says("overtaken", resource=WIDGET)
+            assert len(node.lists) == lists
+
+
 async def test_who_asks_for_what_we_do_not_have_is_not_the_kubelet_and_does_not_hide_another_plugin(node: Node) -> None:
     node.mknod("w1")
     often = "from agent.kubelet import lapses\nlapses._UNSETTLED = 0.01\n"

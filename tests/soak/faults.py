@@ -59,7 +59,7 @@ class Fault:
     touches: frozenset[str]
     ends_daemon: bool
     sighted: bool
-    """Begins and ends only while the daemon can answer and see."""
+    """Begins and ends only while the daemon can answer and see; the kubelet admits no pod while another waits for it."""
     happen: Callable[[World], AbstractAsyncContextManager[None]]
 
 
@@ -246,13 +246,11 @@ async def _other_plugin(w: World, resource: str, nodes: list[str], numa_node: in
     return plugin
 
 
-@fault(2, "A0, A2", "kubelet")
+@fault(2, "A0, A2", "kubelet", sighted=True)
 async def another_plugin_overtakes_us(w: World) -> AsyncIterator[None]:
     """Its pod has one of our devices, which is not ours to give until that pod ends; no ID of it leaves a list."""
     with some(w, WIDGET, 1) as (unit,):
-        # Its list would take away what is being allocated. And within the second after our own registration it cannot be
-        # told: a list of ours hides it then until it ends.
-        if unit in w.held(WIDGET) or w.admitting or w.now - w.registered_at < 1.5:
+        if unit in w.held(WIDGET) or w.admitting:  # its list would take away what is being allocated
             raise UnfitError
         with w.model.unsure(WIDGET, unit), w.model.rival(WIDGET, "theirs-0", "theirs-1"):
             plugin = await _other_plugin(w, WIDGET, [f"/dev/{unit}"])
@@ -281,7 +279,7 @@ async def _foreign_pod(w: World, resource: str, device: tuple[str, str]) -> Pod 
     return holder if status.phase is Phase.RUNNING else None
 
 
-@fault(2, "A0, A5", "kubelet", "configuration")
+@fault(2, "A0, A5", "kubelet", "configuration", sighted=True)
 async def a_reload_brings_what_another_plugin_served(w: World) -> AsyncIterator[None]:
     """Its pod's ID is in our first list, or a kubelet that restarts with NUMA devices panics for ever."""
     plugin = await _other_plugin(w, LATE, [], numa_node=0)

@@ -105,8 +105,6 @@ class World:
         self.daemon: Daemon
         self.ended_on_purpose = False
         self.step = 0
-        self.registered_at = 0.0
-        """When the kubelet took in a registration last."""
         self.foreign: dict[str, tuple[str, str]] = {}  # IDs of other plugins → the resource and unit that they are
         self._events: deque[str] = deque(maxlen=_KEPT)
         self._began = time.monotonic()
@@ -189,8 +187,6 @@ class World:
         if change.kind is Kind.CHECKPOINT and not change.text:
             return
         self.note(f"kubelet {change.kind} {change.resource} {change.text} {change.devices() or ''}")
-        if change.kind is Kind.REGISTERED:
-            self.registered_at = self.now
         if change.kind is Kind.PANIC:
             self.violate(f"the kubelet panicked: {change.text}")
         if change.kind is Kind.LIST and change.after is not None and self.model.is_served(change.resource):
