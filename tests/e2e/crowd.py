@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -11,6 +12,7 @@ from tests import loop_steps, nodes
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import AgentProcess, finish
 from tests.e2e.test_claims import OFTEN_ASKING
+from tests.wait import limit
 
 _PODS: Final = 5
 _RENAMED: Final = "fl.test/renamed"
@@ -24,6 +26,8 @@ class Crowd:
         self.node, self.devices, self.held = node, devices, devices // 2
         self._pods = [pod(f"p{n}", count=self.held // _PODS) for n in range(_PODS)]
         self._steps, self._seen = node.root / "steps", 0
+        self._http = node.root / "http.sock"
+        self._serving = f'[http]\nlisten = "unix:{self._http}"\n'
         self._watch = f"from tests import loop_steps\nloop_steps.report({str(self._steps)!r}, counted={counted})\n"
         self._come()
 
@@ -36,8 +40,9 @@ class Crowd:
     @asynccontextmanager
     async def agent(self) -> AsyncIterator[AgentProcess]:
         """An agent that lists all devices."""
-        async with self.node.agent(prelude=OFTEN_ASKING + self._watch) as agent:
+        async with self.node.agent(chardev(), self._serving, prelude=OFTEN_ASKING + self._watch) as agent:
             await self._lists(self.devices)
+            await agent.says("http-served")
             yield agent
 
     async def hold(self) -> None:
@@ -62,13 +67,13 @@ class Crowd:
 
     async def give_other_ids(self, agent: AgentProcess) -> None:
         """A reload gives each device two IDs; of the held ones the earlier ID stays, and for each one of the new is kept back."""
-        self.node.config(chardev(count=2))
+        self.node.config(chardev(count=2), self._serving)
         await agent.says("config-reloaded")
         await self._lists(2 * self.devices - self.held, 2 * self.held)
 
     async def rename(self, agent: AgentProcess) -> None:
         """A reload gives the resource another name, of which the devices of the pods cannot be had."""
-        self.node.config(chardev(name=_RENAMED))
+        self.node.config(chardev(name=_RENAMED), self._serving)
         await agent.says("config-reloaded", changed=[])
         await self._lists(self.devices - self.held, resource=_RENAMED)
 
@@ -78,6 +83,12 @@ class Crowd:
         for command in (["status", "--json"], ["doctor", "--json"], ["explain", "/dev/w7"], ["explain", "/dev/w77"]):
             _, out, err = await finish(*command, "--config", config)
             assert out, err
+        for path in ("/", "/metrics", "/status.json"):
+            reader, writer = await asyncio.open_unix_connection(str(self._http))
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+            async with limit(path):
+                assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+            writer.close()
 
     def _names(self) -> Iterator[str]:
         return (f"w{number}" for number in range(self.devices))
