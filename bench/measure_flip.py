@@ -7,9 +7,9 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any, Final
 
-from agent.devices.health import HealthBook
-from agent.devices.health.flapping import WINDOW
-from agent.devices.inventory import Inventory
+from agent.health import HealthBook
+from agent.health.flapping import WINDOW
+from agent.inventory.inventory import Inventory
 from agent.kubelet.plugin import _EncodedList
 from backends.base import Device, Host, HostPath, Node, Resource, ResourceSpec, Signal, Verdict
 from backends.chardev import CharDev, CharDevOptions, PathOption

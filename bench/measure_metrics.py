@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from agent import garbage
+from agent.runtime import garbage
 from bench.figures import Figure, figure
 from tests.console.fakes import FakeDaemon
 from tests.console.http import nodes

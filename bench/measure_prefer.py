@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from agent.devices.placement import choose
 from agent.kubelet import wire
+from agent.placement.choice import choose
 from bench import messages
 from bench.figures import Figure, figure, percentile
 from tests.devices.machines import Machine, Slots, dgx2, mi250x

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import HealthCheck, settings
 
-from agent import logs  # noqa: F401  # first: it keeps structlog from importing rich
+from agent.runtime import logs  # noqa: F401  # first: it keeps structlog from importing rich
 from tests.e2e import forkserver
 from tests.needs import skip_without
 from tests.nodes import pretend

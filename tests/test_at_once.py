@@ -15,15 +15,16 @@ from typing import Any, ClassVar, Final
 import pytest
 from structlog.testing import capture_logs
 
+from agent.claims import ledger
 from agent.config import compare
-from agent.devices import claims, releases
+from agent.daemon.reload import Change
+from agent.daemon.supervisor import Agent
+from agent.hardware import releases
 from agent.kubelet import plugin, registration, witnesses
-from agent.reloading import Change
 from agent.simulation.endpoint import PluginClient
 from agent.simulation.kubelet import Kubelet
 from agent.simulation.lifecycle import KubeletStoppedError
 from agent.simulation.pods import Phase
-from agent.supervisor import Agent
 from backends.base import (
     AllocationRefused,
     Backend,
@@ -293,7 +294,7 @@ _pod = pod
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done again after seconds and minutes is done again at once."""
     for module, name, seconds in (
-        (claims, "REWRITE_AFTER", 0.0), (releases, "_RETRY_FIRST", 0.01),
+        (ledger, "REWRITE_AFTER", 0.0), (releases, "_RETRY_FIRST", 0.01),
         (witnesses, "_AFTER_ALLOCATE", 0.005), (witnesses, "_WHILE_ENDING", 0.01), (witnesses, "IDLE", 0.03),
         (plugin, "REMEMBERED", 0.05), (plugin, "COALESCE", 0.01), (registration, "_REGISTER_DEADLINE", 0.05),
         (registration, "_REFUSED_DELAY", 0.1), (registration, "_CLOSED_WITHIN", 0.05),

@@ -9,9 +9,9 @@ import pytest
 
 from agent.console.control import NoSuchDeviceError, RefusedError
 from agent.console.views import Held, Holder, Resource
-from agent.control import _draw
-from agent.devices.model import Health, Slot, Snapshot, State
-from agent.supervisor import Agent
+from agent.daemon.control import _draw
+from agent.daemon.supervisor import Agent
+from agent.model import Health, Slot, Snapshot, State
 from backends.base import Signal, Verdict
 from tests.devices.fakes import device
 from tests.test_supervisor import TOY, Node, pod, toys

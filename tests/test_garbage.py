@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import gc
 
-from agent import garbage
+from agent.runtime import garbage
 
 
 def test_what_the_start_made_is_left_alone_and_the_rest_collected_alike_on_every_python() -> None:

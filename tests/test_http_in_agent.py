@@ -15,11 +15,11 @@ import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.console.http import viewers
-from agent.devices.making import make_backends
-from agent.events import Events
+from agent.daemon.event_log import Events
+from agent.daemon.supervisor import Agent
+from agent.discovery.backend_factory import make_backends
 from agent.kubelet import witnesses
-from agent.notify import Notifier
-from agent.supervisor import Agent
+from agent.runtime.notify import Notifier
 from tests.console.fakes import FakeDaemon
 from tests.console.http.serving import Answer, Served
 from tests.test_supervisor import NEVER, TOY, Node, ended, pod, toys

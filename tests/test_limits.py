@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent import limits
 from agent.kubelet.server import listen
 from agent.kubelet.wire import device_head, device_tail, list_item
+from agent.runtime import limits
 
 _LABELS = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,5}[a-z0-9])?", fullmatch=True)
 _DOMAINS = st.lists(_LABELS, min_size=1, max_size=4).map(".".join).filter(lambda text: not text.startswith("requests."))

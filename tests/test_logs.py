@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import structlog
 
-from agent import logs
+from agent.runtime import logs
 
 
 class _Terminal(io.StringIO):
@@ -134,7 +134,7 @@ def test_a_stream_that_was_closed_is_no_reason_to_fail() -> None:
 
 
 def test_the_daemons_logging_does_not_import_rich() -> None:
-    code = "import sys; from agent import logs; logs.set_up(); print('rich' in sys.modules); import rich"
+    code = "import sys; from agent.runtime import logs; logs.set_up(); print('rich' in sys.modules); import rich"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
 

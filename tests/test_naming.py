@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.limits import resource_name_problem
-from agent.naming import (
+from agent.config.templates import (
     NamelessError,
     can_meet,
     fits,
@@ -17,6 +16,7 @@ from agent.naming import (
     name_problem,
     sanitised,
 )
+from agent.runtime.limits import resource_name_problem
 
 MIG = "nvidia.com/mig-{profile}"
 

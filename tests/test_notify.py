@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from agent import notify
-from agent.notify import Notifier
+from agent.runtime import notify
+from agent.runtime.notify import Notifier
 from tests.wait import PATIENCE
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent.supervisor import Agent
+from agent.daemon.supervisor import Agent
 from backends.base import Backend, Record, Resource
 from backends.gpu import Gpu
 from backends.infiniband import InfiniBand

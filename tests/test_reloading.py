@@ -14,12 +14,12 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from agent import reloading
 from agent.config import load
 from agent.console.control import RefusedError
 from agent.console.views import Reloaded
-from agent.notify import Notifier
-from agent.reloading import Change, Reloader
+from agent.daemon import reload
+from agent.daemon.reload import Change, Reloader
+from agent.runtime.notify import Notifier
 from tests.wait import PATIENCE, limit, pass_time, settled, until
 
 STUB = '[[resource]]\nname = "{name}"\nbackend = "stub"\ndevices = [{{ count = 1 }}]\n'
@@ -158,15 +158,15 @@ async def test_a_file_whose_reading_hangs_is_refused_and_the_next_one_too(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on = threading.Event()
-    monkeypatch.setattr(reloading, "READ_DEADLINE", 0.01)
-    monkeypatch.setattr(reloading, "load", lambda *_, **__: go_on.wait() and house.config)
+    monkeypatch.setattr(reload, "READ_DEADLINE", 0.01)
+    monkeypatch.setattr(reload, "load", lambda *_, **__: go_on.wait() and house.config)
     async with house.running():
         for _ in range(2):
             with pytest.raises(RefusedError, match="hangs"):
                 await house.reload()
         go_on.set()
-        monkeypatch.setattr(reloading, "load", load)
-        monkeypatch.setattr(reloading, "READ_DEADLINE", PATIENCE)
+        monkeypatch.setattr(reload, "load", load)
+        monkeypatch.setattr(reload, "READ_DEADLINE", PATIENCE)
         await until(lambda: not house.it._workers._threads)
         assert await house.reload() == Reloaded()
 
@@ -260,7 +260,7 @@ async def test_a_file_is_read_once_it_has_been_left_alone_and_an_empty_one_later
 ) -> None:
     hour = 3600.0
     for name, seconds in (("_QUIET", 2 * hour), ("_QUIET_IF_EMPTY", 20 * hour), ("_RESTLESS", 1000 * hour)):
-        monkeypatch.setattr(reloading, name, seconds)
+        monkeypatch.setattr(reload, name, seconds)
 
     async def after(hours: float) -> int:
         """How often it has been read when so many hours have passed."""
@@ -290,8 +290,8 @@ async def test_a_file_is_read_once_it_has_been_left_alone_and_an_empty_one_later
 async def test_a_file_that_changes_all_the_time_is_read_all_the_same(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reloading, "_QUIET", 3600.0)  # which it never is for so long
-    monkeypatch.setattr(reloading, "_RESTLESS", 0.01)
+    monkeypatch.setattr(reload, "_QUIET", 3600.0)  # which it never is for so long
+    monkeypatch.setattr(reload, "_RESTLESS", 0.01)
     async with house.running(), anyio.create_task_group() as tasks:
         house.write(A, B)
         tasks.start_soon(house.it.watch)

@@ -87,7 +87,7 @@ def _missing(prelude: str) -> Iterator[str]:
 def test_what_a_test_patches_in_a_process_of_its_own_is_there() -> None:
     found = [f"{path}: {what}" for path in _TESTS.rglob("*.py") for what in missing(path.read_text())]
     assert not found, "\n" + "\n".join(found)
-    assert list(missing('P = """\nfrom agent import limits\nlimits.NO_SUCH = 1"""'))
+    assert list(missing('P = """\nfrom agent.runtime import limits\nlimits.NO_SUCH = 1"""'))
 
 
 def test_no_test_sleeps_or_bounds_the_clock() -> None:

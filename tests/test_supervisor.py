@@ -18,20 +18,21 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from agent import limits, serving, supervision, supervisor
+from agent.claims import ledger
 from agent.config import AgentConfig, Config
-from agent.devices import claims
-from agent.devices.making import make_backends
-from agent.devices.model import Held
-from agent.devices.state import StateFile
+from agent.daemon import serving, supervisor
+from agent.daemon.serving import Serving
+from agent.daemon.state_file import StateFile
+from agent.daemon.supervisor import Agent
+from agent.discovery.backend_factory import make_backends
 from agent.kubelet import lapses, lock, registration, witnesses
 from agent.kubelet.plugin import Plugin
-from agent.notify import Notifier
-from agent.serving import Serving
+from agent.model import Held
+from agent.runtime import limits, supervision
+from agent.runtime.notify import Notifier
 from agent.simulation.changes import Change, Kind
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
 from agent.simulation.pods import Container, Phase, Pod
-from agent.supervisor import Agent
 from backends.base import (
     Backend,
     ContainerEdits,
@@ -406,15 +407,15 @@ async def test_a_tombstone_is_rebuilt_from_podresources_alone(node: Node) -> Non
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask the kubelet all the time who holds what; claims still stay young, until `come_of_age`."""
-    monkeypatch.setattr(claims, "MIN_AGE", NEVER)
-    monkeypatch.setattr(claims, "REWRITE_AFTER", 0.0)
+    monkeypatch.setattr(ledger, "MIN_AGE", NEVER)
+    monkeypatch.setattr(ledger, "REWRITE_AFTER", 0.0)
     for name in ("IDLE", "_WHILE_ENDING", "_AFTER_ALLOCATE"):
         monkeypatch.setattr(witnesses, name, 0.01)
 
 
 def come_of_age(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kubelet has had the time to record every pod: whatever claim it does not know of ends."""
-    monkeypatch.setattr(claims, "MIN_AGE", 0.0)
+    monkeypatch.setattr(ledger, "MIN_AGE", 0.0)
 
 
 async def both_witnesses_speak(node: Node, agent: Agent, resource: str) -> None:

@@ -14,16 +14,16 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.config import Difference
-from agent.devices.health.flapping import FAILURES
-from agent.devices.model import HEALTHY
-from agent.devices.news import News
-from agent.devices.workers import Workers
-from agent.errors import FairleadError
+from agent.daemon.reload import Change
+from agent.daemon.supervisor import Agent
+from agent.discovery.changes import News
+from agent.health.flapping import FAILURES
 from agent.kubelet import plugin
-from agent.reloading import Change
+from agent.model import HEALTHY
+from agent.runtime.errors import FairleadError
+from agent.runtime.workers import Workers
 from agent.simulation.changes import Kind
 from agent.simulation.pods import Phase
-from agent.supervisor import Agent
 from backends.base import (
     Backend,
     Clears,

@@ -11,15 +11,15 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from agent import supervision, watchdog
-from agent.devices.sources.base import Said
-from agent.devices.sources.kmsg import KmsgSource
-from agent.devices.sources.links import LinkSource
-from agent.devices.sources.paths import Change, DirectoryWatch, PathSource
-from agent.devices.sources.uevents import UeventSource
-from agent.notify import Notifier
-from agent.supervision import supervise
-from agent.watchdog import BEAT, FAILING, RECOVERED, SILENCE, Pulse, Watchdog, beating
+from agent.discovery.sources.base import Said
+from agent.discovery.sources.kmsg import KmsgSource
+from agent.discovery.sources.links import LinkSource
+from agent.discovery.sources.paths import Change, DirectoryWatch, PathSource
+from agent.discovery.sources.uevents import UeventSource
+from agent.runtime import supervision, watchdog
+from agent.runtime.notify import Notifier
+from agent.runtime.supervision import supervise
+from agent.runtime.watchdog import BEAT, FAILING, RECOVERED, SILENCE, Pulse, Watchdog, beating
 from backends.base import Host, HostPath
 from tests.wait import until
 

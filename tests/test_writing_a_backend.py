@@ -16,15 +16,15 @@ from typing import Final
 import pytest
 
 from agent.config.model import AgentConfig
-from agent.devices import releases
-from agent.devices.adoption import ADOPT_DEADLINE
-from agent.devices.discovery import UNIT_DEADLINE
-from agent.devices.releases import RELEASE_DEADLINE
-from agent.devices.schedule import _RETRY_FIRST, _RETRY_MOST
-from agent.devices.workers import LIMIT
+from agent.daemon.supervisor import SETTLE
+from agent.discovery.discoverer import UNIT_DEADLINE
+from agent.discovery.schedule import _RETRY_FIRST, _RETRY_MOST
+from agent.hardware import releases
+from agent.hardware.adoption import ADOPT_DEADLINE
+from agent.hardware.releases import RELEASE_DEADLINE
 from agent.kubelet.allocation import CLAIM_DEADLINE
 from agent.kubelet.prestart import PRE_START_DEADLINE
-from agent.supervisor import SETTLE
+from agent.runtime.workers import LIMIT
 from backends.base import Backend
 from tests.wait import limit
 

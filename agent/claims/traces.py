@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from agent.devices.claims import SlotKey
-from agent.devices.inventory import Inventory
+from agent.inventory.inventory import Inventory
+from agent.model import SlotKey
 from backends.base import Device
 
 _OF_DRIVERS: Final = frozenset(

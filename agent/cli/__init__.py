@@ -9,7 +9,7 @@ from typing import Final
 
 import click
 
-from agent.errors import FairleadError, unknown
+from agent.runtime.errors import FairleadError, unknown
 from backends.printable import printable_lines
 
 _COMMANDS: Final = {

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from agent.console.client import Client, NoDaemonError
-from agent.errors import words
+from agent.runtime.errors import words
 from backends.linux import files
 
 _DEFAULT: Final = Path("/run/fairlead/admin.sock")

@@ -18,17 +18,17 @@ import anyio
 import click
 import msgspec
 
-from agent import logs
 from agent.cli import options
 from agent.config import load
-from agent.devices.making import make_backends
-from agent.errors import FairleadError
-from agent.notify import Notifier
+from agent.daemon.supervisor import Agent
+from agent.discovery.backend_factory import make_backends
+from agent.runtime import logs
+from agent.runtime.errors import FairleadError
+from agent.runtime.notify import Notifier
 from agent.simulation.hardware import LoopDevice, write_stub_file
 from agent.simulation.kubelet import Kubelet
 from agent.simulation.pods import Container, Pod
 from agent.simulation.stage import Stage, view
-from agent.supervisor import Agent
 
 LOOP: Final = "demo.fairlead/loop"
 STUB: Final = "demo.fairlead/stub"

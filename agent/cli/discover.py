@@ -10,15 +10,15 @@ from typing import Any, Final
 import anyio
 import click
 
-from agent import logs
 from agent.cli import options
 from agent.cli.output import echo, echo_json, wrapped
 from agent.config import load
 from agent.console.views import NAMES_NOTHING
-from agent.devices.inventory import Inventory
-from agent.devices.making import make_backends
-from agent.devices.model import Slot
-from agent.devices.survey import PATIENCE, Survey, survey
+from agent.discovery.backend_factory import make_backends
+from agent.inventory.inventory import Inventory
+from agent.inventory.survey import PATIENCE, Survey, survey
+from agent.model import Slot
+from agent.runtime import logs
 from backends.base import Device
 
 _MOST_NAMES: Final = 8  # of the adapters of a pool, on its line

@@ -10,7 +10,6 @@ import anyio
 import click
 from msgspec.structs import replace
 
-from agent import logs
 from agent.cli import asking, options, output
 from agent.cli.output import echo, wrapped
 from agent.config import Config, ConfigError, load
@@ -21,9 +20,10 @@ from agent.console.doctor.examination import examine
 from agent.console.doctor.findings import Finding, Level, Patient, failure, fine
 from agent.console.doctor.hardware import hardware
 from agent.console.views import Status
-from agent.devices.making import make_backends
-from agent.devices.survey import PATIENCE, survey
-from agent.errors import FairleadError
+from agent.discovery.backend_factory import make_backends
+from agent.inventory.survey import PATIENCE, survey
+from agent.runtime import logs
+from agent.runtime.errors import FairleadError
 
 _ON_ITS_WAY: Final = 1.0  # seconds in which a list reaches the kubelet and its record, many times over
 _MARKS: Final = {Level.FINE: ("ok", "green"), Level.WARNING: ("warning", "yellow"), Level.FAILURE: ("failure", "red")}

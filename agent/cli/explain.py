@@ -58,13 +58,13 @@ def _look(config: Path | None, device: str) -> Explanation:
 
     import anyio
 
-    from agent import logs
     from agent.config import load
     from agent.console.control import NoSuchDeviceError
     from agent.console.explaining import Knowledge
     from agent.console.explaining import explain as explained
-    from agent.devices.making import make_backends
-    from agent.devices.survey import PATIENCE, survey
+    from agent.discovery.backend_factory import make_backends
+    from agent.inventory.survey import PATIENCE, survey
+    from agent.runtime import logs
 
     logs.set_up("error")
     loaded = load(config)

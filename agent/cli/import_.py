@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from agent.errors import ExitCode
 from agent.importing import FORMATS, ImportRefusedError, import_text
 from agent.importing.tree import MOST_BYTES
+from agent.runtime.errors import ExitCode
 from backends.printable import printable
 
 

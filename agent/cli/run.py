@@ -11,15 +11,15 @@ import anyio
 import click
 import structlog
 
-from agent import logs
 from agent.cli import options
 from agent.config import load
-from agent.devices.making import make_backends
-from agent.events import Events
-from agent.notify import Notifier
+from agent.daemon.event_log import Events
+from agent.daemon.supervisor import Agent
+from agent.discovery.backend_factory import make_backends
+from agent.runtime import logs
 from agent.runtime.lines import QueuedLines
+from agent.runtime.notify import Notifier
 from agent.runtime.shortage import Shortage, raise_limits
-from agent.supervisor import Agent
 
 log = structlog.get_logger()
 

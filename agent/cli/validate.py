@@ -11,7 +11,7 @@ import click
 from agent.cli import options
 from agent.cli.output import echo, echo_json
 from agent.config import Config, ConfigError, ConfigProblem, load
-from agent.errors import ExitCode
+from agent.runtime.errors import ExitCode
 
 
 @click.command(epilog="Exit codes: 0 it is valid, 2 it has problems.")

@@ -14,8 +14,8 @@ from agent.config import kubevirt, typed
 from agent.config.model import AgentConfig, Config, HttpConfig
 from agent.config.problems import ConfigError, ConfigProblem, Problems
 from agent.config.resources import Registry, read_resources
-from agent.errors import unknown
-from agent.limits import plugin_directory_problem
+from agent.runtime.errors import unknown
+from agent.runtime.limits import plugin_directory_problem
 from backends import registry as installed
 from backends.base import Host
 from backends.linux import files

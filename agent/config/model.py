@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from agent.limits import SOCKET_PATH_LIMIT
+from agent.runtime.limits import SOCKET_PATH_LIMIT
 from backends.base import Host, Resource, Seconds
 
 _TCP: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s\[\]:/]+):(?P<port>[0-9]{1,5})")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.config.toml_lines import KeyPath, key_lines, line_of
-from agent.errors import ExitCode, FairleadError
+from agent.runtime.errors import ExitCode, FairleadError
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ import msgspec
 
 from agent.config import typed
 from agent.config.problems import Problems
+from agent.config.templates import can_meet, is_template, name_problem
 from agent.config.toml_lines import KeyPath
 from agent.discovery.answers import ask
-from agent.errors import shown, unknown
-from agent.limits import MESSAGE_LIMIT, most_tokens, slot_bytes
-from agent.naming import can_meet, is_template, name_problem
+from agent.runtime.errors import shown, unknown
+from agent.runtime.limits import MESSAGE_LIMIT, most_tokens, slot_bytes
 from backends.base import Backend, OptionsError, Placement, PreStart, Resource, ResourceSpec, Selector
 from backends.registry import BrokenBackendError, UnknownBackendError
 

@@ -20,7 +20,7 @@ import msgspec
 
 from agent.config.model import Listen, PathOrOff, parse_path
 from agent.config.toml_lines import KeyPath
-from agent.errors import unknown
+from agent.runtime.errors import unknown
 from backends.base import Seconds
 
 Mistake = tuple[KeyPath, str]

@@ -15,7 +15,7 @@ from agent.console import requests
 from agent.console.messages import Codec
 from agent.console.requests import SERVICE, Request
 from agent.console.views import Drained, Event, Explanation, Reloaded, Status, Undrained
-from agent.errors import ExitCode, FairleadError
+from agent.runtime.errors import ExitCode, FairleadError
 
 _Answer = TypeVar("_Answer")
 

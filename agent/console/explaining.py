@@ -8,16 +8,15 @@ from typing import Any, Final
 
 from agent.console import views
 from agent.console.control import NoSuchDeviceError
-from agent.devices import finding
-from agent.devices.claims import SlotKey
-from agent.devices.found import Found
-from agent.devices.health import Statement
-from agent.devices.inventory import Inventory
-from agent.devices.model import Slot
 from agent.discovery import answers
 from agent.discovery.answers import ask
-from agent.errors import FairleadError, shown
+from agent.health import Statement
+from agent.inventory import lookup
+from agent.inventory.found_devices import Found
+from agent.inventory.inventory import Inventory
 from agent.kubelet.allocation import unfit
+from agent.model import Slot, SlotKey
+from agent.runtime.errors import FairleadError, shown
 from backends.base import AllocationRefused, Backend, ContainerEdits, Device, Grant, Problem, Resource
 
 _NAMED: Final = 8  # devices in one sentence
@@ -96,7 +95,7 @@ def _selectable(known: Knowledge, name: str) -> tuple[str, Device] | None:
     """What a person calls so and no resource selects, with its backend."""
     there = tuple(known.selectable())
     try:
-        hardware = finding.find(name, (finding.Place(it.hardware, it.key, device=it) for _, it in there))
+        hardware = lookup.find(name, (lookup.Place(it.hardware, it.key, device=it) for _, it in there))
     except FairleadError:
         return None
     return next(((kind, it) for kind, it in there if hardware <= it.hardware), None)

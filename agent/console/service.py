@@ -25,10 +25,10 @@ from agent.console import requests
 from agent.console.control import Control, NoSuchDeviceError, RefusedError
 from agent.console.messages import encode
 from agent.console.requests import SERVICE, Request
-from agent.devices.workers import Workers
 from agent.kubelet.lock import exclusive
 from agent.kubelet.server import SocketServer
 from agent.kubelet.wire import Encoded
+from agent.runtime.workers import Workers
 
 _LOOK_AGAIN: Final = 2.0  # seconds between two looks whether the socket is still there
 _CREDENTIALS: Final = struct.Struct("=iII")  # struct ucred: pid, uid, gid (socket(7), SO_PEERCRED)

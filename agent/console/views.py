@@ -37,7 +37,7 @@ class Device(msgspec.Struct, frozen=True, gc=False):
     key: str
     ids: tuple[str, ...]
     state: str
-    """As `agent.devices.model.State`: Healthy, Degraded, Unhealthy."""
+    """As `agent.model.State`: Healthy, Degraded, Unhealthy."""
     reason: str = ""
     message: str = ""
     since: float = 0.0

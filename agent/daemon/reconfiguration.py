@@ -16,20 +16,20 @@ from typing import Final
 import anyio
 
 from agent.config import DEFAULT_PATH, Config, ConfigError, ConfigProblem, Difference
-from agent.devices.adoption import Adopter
-from agent.devices.discovery import Discoverer
-from agent.devices.found import Facts
-from agent.devices.inventory import Inventory
-from agent.devices.news import News
-from agent.devices.oddities import Oddities
-from agent.devices.workers import Workers
-from agent.kubelet.errands import Errands
+from agent.daemon.list_warnings import Oddities
+from agent.daemon.reload import Change
+from agent.daemon.serving import Serving
+from agent.daemon.watching import Watching
+from agent.discovery.changes import News
+from agent.discovery.discoverer import Discoverer
+from agent.hardware.adoption import Adopter
+from agent.hardware.jobs import Errands
+from agent.inventory.found_devices import Facts
+from agent.inventory.inventory import Inventory
 from agent.kubelet.preference import Preferences
 from agent.kubelet.prestart import Starter
-from agent.reloading import Change
 from agent.runtime.slices import BATCH, in_batches
-from agent.serving import Serving
-from agent.watching import Watching
+from agent.runtime.workers import Workers
 
 DECISION_DEADLINE: Final = 10.0
 """Seconds that it may take to decide who has what; 10,000 devices take less than one."""

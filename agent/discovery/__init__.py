@@ -1,1 +1,1 @@
-"""From backends to devices."""
+"""From backends and kernel events to the devices that are there."""

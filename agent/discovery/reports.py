@@ -9,7 +9,7 @@ from typing import Final
 
 import structlog
 
-from agent.errors import words
+from agent.runtime.errors import words
 from backends.base import Problem, Signal, Verdict
 
 CALL_WELL: Final = 60.0

@@ -16,7 +16,7 @@ from agent.importing.model import Draft, DraftGroup, ImportRefusedError, Part, R
 from agent.importing.sharing import share
 from agent.importing.tree import Table, Tree
 from agent.importing.usb import usb_id
-from agent.limits import plugin_directory_problem
+from agent.runtime.limits import plugin_directory_problem
 
 DOMAIN: Final = "squat.ai"
 """Its own default."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent.errors import ExitCode, FairleadError
+from agent.runtime.errors import ExitCode, FairleadError
 
 Value = str | int | bool | Sequence["Value"] | Mapping[str, "Value"]
 """What our TOML can say."""

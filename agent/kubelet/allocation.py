@@ -14,13 +14,13 @@ from typing import Any, Final
 
 import structlog
 
-from agent.devices.inventory import Inventory
-from agent.devices.model import Held, Slot
 from agent.discovery import answers
 from agent.discovery.answers import ask
-from agent.errors import brief
+from agent.hardware.jobs import Errands, Kind, broken
+from agent.inventory.inventory import Inventory
 from agent.kubelet import wire
-from agent.kubelet.errands import Errands, Kind, broken
+from agent.model import Held, Slot
+from agent.runtime.errors import brief
 from backends.base import AllocationRefused, Backend, Device, Grant, Resource
 
 CLAIM_DEADLINE: Final = 10.0

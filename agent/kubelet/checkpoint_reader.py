@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 from typing import Final
 
-from agent.devices.workers import NoWorkerError, Workers
 from agent.kubelet.checkpoint import Checkpoint, CheckpointError, read
 from agent.runtime import patience
+from agent.runtime.workers import NoWorkerError, Workers
 
 _DEADLINE: Final = 5.0  # seconds in which this process runs
 

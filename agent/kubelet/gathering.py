@@ -16,7 +16,7 @@ from grpclib.protocol import H2Protocol
 from h2.events import AlternativeServiceAvailable, Event, UnknownFrameReceived
 
 from agent.kubelet.flood import FrameCutter
-from agent.limits import MESSAGE_LIMIT
+from agent.runtime.limits import MESSAGE_LIMIT
 
 _MOST_FRAMES: Final = 4096
 """Of one connection to a kubelet: as many of 4 KiB as 16 MiB are; each takes h2 some 20 us."""

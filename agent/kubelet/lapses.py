@@ -20,11 +20,11 @@ from typing import Final
 import anyio
 import structlog
 
-from agent.devices.workers import NoWorkerError, Workers
 from agent.kubelet.checkpoint import FILE_NAME, record
 from agent.kubelet.podresources import PodResourcesError, list_allocatable
 from agent.kubelet.registration import Registrar
 from agent.kubelet.rivals import SETTLED, Observation, Offer, ended, is_doubtful, observe, sentence, strange
+from agent.runtime.workers import NoWorkerError, Workers
 
 INTERVAL: Final = 60.0
 """Seconds between two looks where no other plugin is."""

@@ -19,12 +19,12 @@ import structlog
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 
-from agent.counting import Counts
-from agent.errors import brief_list
 from agent.kubelet import wire
 from agent.kubelet.api.v1beta1 import DevicePluginOptions, PreStartContainerResponse
 from agent.kubelet.preference import Prefer, plain
 from agent.kubelet.rivals import Offer
+from agent.runtime.counts import Counts
+from agent.runtime.errors import brief_list
 from agent.runtime.patience import STEP, Running
 from backends.base import AllocationRefused
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from grpclib.server import Stream
 
-    from agent.devices.model import Slot, Snapshot
+    from agent.model import Slot, Snapshot
 
 COALESCE: Final = 0.05
 """Seconds between two messages of one stream."""

@@ -12,10 +12,10 @@ from typing import Any
 import structlog
 from anyio import to_thread
 
-from agent.devices.inventory import Inventory
-from agent.devices.placement import choose
 from agent.discovery.answers import ask
+from agent.inventory.inventory import Inventory
 from agent.kubelet.wire import PreferredRequest
+from agent.placement.choice import choose
 from backends.base import Backend
 
 Prefer = Callable[[PreferredRequest], Awaitable[tuple[str, ...]]]

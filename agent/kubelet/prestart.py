@@ -13,14 +13,14 @@ from typing import Any, Final
 
 import structlog
 
-from agent.devices.claims import Ledger, SlotKey
-from agent.devices.conditions import condition
-from agent.devices.inventory import Inventory
-from agent.devices.model import REPLACED, Health, State
+from agent.claims.ledger import Ledger
 from agent.discovery import answers
-from agent.errors import brief, brief_list
-from agent.kubelet.errands import Errand, Errands, Kind
+from agent.hardware.jobs import Errand, Errands, Kind
+from agent.inventory.conditions import condition
+from agent.inventory.inventory import Inventory
 from agent.kubelet.plugin import PreStart
+from agent.model import REPLACED, Health, SlotKey, State
+from agent.runtime.errors import brief, brief_list
 from backends.base import AllocationRefused, Backend, Device, Grant, Resource
 
 PRE_START_DEADLINE: Final = 27.0

@@ -23,12 +23,12 @@ import structlog
 from grpclib.client import UnaryUnaryMethod
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
-from agent.counting import Counts
 from agent.kubelet import wire
 from agent.kubelet.api.v1beta1 import DevicePluginOptions
 from agent.kubelet.calling import apart
 from agent.kubelet.gathering import GatheringChannel
 from agent.kubelet.server import SocketServer
+from agent.runtime.counts import Counts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from agent.errors import some
 from agent.kubelet.checkpoint import record
+from agent.runtime.errors import some
 
 SETTLED: Final = 1.0
 """Seconds after a list in which the kubelet takes it in."""

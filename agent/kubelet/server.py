@@ -27,11 +27,11 @@ from h2.errors import ErrorCodes
 from h2.events import DataReceived
 from h2.exceptions import ProtocolError
 
-from agent.errors import brief
 from agent.kubelet.flood import PER_TURN, Allowance, FrameCutter
 from agent.kubelet.gathering import GatheringProtocol
 from agent.kubelet.wire import Codec
-from agent.limits import MESSAGE_LIMIT, SOCKET_PATH_LIMIT
+from agent.runtime.errors import brief
+from agent.runtime.limits import MESSAGE_LIMIT, SOCKET_PATH_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterator

@@ -21,13 +21,13 @@ from typing import Final
 import anyio
 import structlog
 
+from agent.claims.ledger import Ledger, names_of
 from agent.claims.traces import Trace, Tracer
-from agent.devices.claims import Ledger, SlotKey, names_of
-from agent.devices.model import Held
 from agent.kubelet.checkpoint import Checkpoint, CheckpointError, Version
 from agent.kubelet.checkpoint_reader import CheckpointReader
 from agent.kubelet.podresources import PodResourcesError, list_pods
 from agent.kubelet.wire import PodDevices, PodList
+from agent.model import Held, SlotKey
 from agent.runtime import patience
 from agent.runtime.slices import in_batches, in_slices
 from backends.base import Device

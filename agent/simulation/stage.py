@@ -9,8 +9,8 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from agent.devices.sources.paths import Change as PathEvent
-from agent.devices.sources.paths import DirectoryWatch
+from agent.discovery.sources.paths import Change as PathEvent
+from agent.discovery.sources.paths import DirectoryWatch
 from agent.simulation.changes import Change, Kind, ResourceView
 from agent.simulation.kubelet import Kubelet
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from agent.config import typed
-from agent.devices.inventory import Inventory
-from agent.devices.model import Held
+from agent.inventory.inventory import Inventory
+from agent.model import Held
 from backends.base import Device, Grant, OptionsError, Resource, ResourceSpec
 from backends.chardev import CharDev, CharDevOptions, CharDevResource
 from backends.known import Known

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agent.devices.inventory import Inventory
+from agent.inventory.inventory import Inventory
 from backends.base import Device, Host, HostPath, Node, PathChange, Uevent
 from backends.chardev import CharDev, CharDevResource
 from backends.known import Known

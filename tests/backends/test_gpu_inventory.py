@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from agent.cli import fairlead
-from agent.devices.health import HealthBook
-from agent.devices.inventory import Inventory
+from agent.health import HealthBook
+from agent.inventory.inventory import Inventory
 from backends.base import Clears, HostPath, Record
 from backends.gpu import Gpu, GpuResource, nvml
 from tests.backends.fake_nvml import FakeGpu, FakeMig, FakeNvml

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.devices.health import HealthBook
-from agent.devices.inventory import Inventory
-from agent.devices.model import Health, Held
-from agent.devices.model import State as Is
+from agent.health import HealthBook
+from agent.inventory.inventory import Inventory
+from agent.model import Health, Held
+from agent.model import State as Is
 from backends.base import Device, Measure, Seconds, Signal, Trend, Verdict
 from backends.infiniband import InfiniBand, InfiniBandOptions, ports
 from backends.linux import rdma

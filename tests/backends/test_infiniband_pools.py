@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.devices.inventory import Inventory
-from agent.devices.model import Health, Held, State
+from agent.inventory.inventory import Inventory
+from agent.model import Health, Held, State
 from backends.base import Grant
 from backends.infiniband import InfiniBand, InfiniBandResource
 from backends.linux import rdma_ports

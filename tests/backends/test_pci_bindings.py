@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from agent.devices.health import HealthBook
-from agent.devices.health.flapping import FAILURES
+from agent.health import HealthBook
+from agent.health.flapping import FAILURES
 from backends.base import Backend, Record
 from backends.gpu import Gpu
 from backends.infiniband import InfiniBand

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.devices.inventory import Inventory
-from agent.devices.survey import survey
+from agent.inventory.inventory import Inventory
+from agent.inventory.survey import survey
 from backends.base import AllocationRefused, Device, Verdict
 from backends.vfio import Vfio, VfioResource
 from tests.backends.pci_trees import function

@@ -10,10 +10,10 @@ from typing import Any
 
 import anyio
 
-from agent.devices.discovery import Discoverer
-from agent.devices.news import News
-from agent.devices.sources.base import Resync, Said
-from agent.devices.sources.uevents import UeventSource
+from agent.discovery.changes import News
+from agent.discovery.discoverer import Discoverer
+from agent.discovery.sources.base import Resync, Said
+from agent.discovery.sources.uevents import UeventSource
 from backends.base import Device, Discovery, Record, Resource, ResourceSpec
 from backends.chardev import CharDev, CharDevOptions
 from backends.chardev.selectors import UsbOption

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import structlog
 
-from agent import logs
 from agent.cli import output
+from agent.runtime import logs
 from backends.printable import printable, printable_lines
 from tests.e2e.process import finish
 

@@ -7,7 +7,7 @@ import pytest
 
 from agent.config import AgentConfig, Config, ConfigError, ConfigProblem, load
 from agent.config.model import PathOrOff
-from agent.errors import ExitCode
+from agent.runtime.errors import ExitCode
 from backends.base import Host, Resource, ResourceSpec, Seconds
 from tests.config.fakes import CharDevOptions, FakeRegistry, PathOption, StubOptions
 

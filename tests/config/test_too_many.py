@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from agent import limits
 from agent.config import load
 from agent.config.problems import ConfigError
+from agent.runtime import limits
 from backends.base import Backend
 from backends.chardev import MOST_TOKENS, nodes, paths
 from backends.chardev.groups import Group

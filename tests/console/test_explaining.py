@@ -11,9 +11,9 @@ import pytest
 from agent.console.control import NoSuchDeviceError
 from agent.console.explaining import Knowledge, explain
 from agent.console.views import Decision, Explanation, Gift, Held, Holder, Problem, Signal
-from agent.devices.health import Statement
-from agent.devices.inventory import Inventory
-from agent.devices.model import Health, State
+from agent.health import Statement
+from agent.inventory.inventory import Inventory
+from agent.model import Health, State
 from backends.base import AllocationRefused, Backend, Clears, ContainerEdits, Device, Grant, Resource, Verdict
 from backends.base import Problem as Sentence
 from tests.devices.fakes import KIND, Fake, by_unit, device, held, resource

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.devices.health import HealthBook
+from agent.health import HealthBook
 from tests.devices.said import BOOT
 
 

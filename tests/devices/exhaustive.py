@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import combinations
 
-from agent.devices.model import Slot
+from agent.model import Slot
 from backends.base import Device, Link, Placement
 
 Key = tuple[int, ...]

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from agent.devices.found import Facts
-from agent.devices.inventory import Inventory
-from agent.devices.model import Held
+from agent.inventory.found_devices import Facts
+from agent.inventory.inventory import Inventory
+from agent.model import Held
 from backends.base import (
     All,
     Backend,

@@ -14,9 +14,9 @@ from unittest import mock
 
 import anyio
 
-from agent.devices.sources import links
-from agent.devices.sources.base import Resync, Said
-from agent.devices.sources.links import BUFFER_BYTES, LinkSource
+from agent.discovery.sources import links
+from agent.discovery.sources.base import Resync, Said
+from agent.discovery.sources.links import BUFFER_BYTES, LinkSource
 from backends.base import LinkChange
 from tests.wait import limit, settled, until
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from agent.devices.model import HEALTHY, Health, Slot
+from agent.model import HEALTHY, Health, Slot
 from backends.base import Device, Link
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from agent.devices.health import HealthBook
-from agent.devices.model import Health
+from agent.health import HealthBook
+from agent.model import Health
 from backends.base import Clears, Device, Measure, Record, Signal, Trend, Verdict
 from tests.devices.fakes import device
 

@@ -11,10 +11,10 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from agent.devices import adoption
-from agent.devices.adoption import Adopter
-from agent.devices.inventory import Inventory
-from agent.devices.turns import Turns
+from agent.hardware import adoption
+from agent.hardware.adoption import Adopter
+from agent.hardware.queue import Turns
+from agent.inventory.inventory import Inventory
 from backends.base import Device, NotReady, Resource
 from tests.devices.fakes import KIND, Fake, by_unit, device, reconfigure, resource
 from tests.wait import PATIENCE, pass_time, settled, until

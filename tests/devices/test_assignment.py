@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from itertools import permutations
 
-from agent.devices.assignment import Candidate, Placed, assign
-from agent.devices.model import Held
+from agent.inventory.assignment import Candidate, Placed, assign
+from agent.model import Held
 from backends.base import Device
 from tests.devices.fakes import device, held
 

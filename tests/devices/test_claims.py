@@ -4,8 +4,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from agent.devices.claims import MIN_AGE, REWRITE_AFTER, Ledger, SlotKey
-from agent.devices.model import Held
+from agent.claims.ledger import MIN_AGE, REWRITE_AFTER, Ledger
+from agent.model import Held, SlotKey
 from tests.devices.fakes import KIND, device, held
 
 A, B = "a.example/one", "b.example/two"

@@ -11,12 +11,12 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from agent.devices import discovery, looks, schedule
-from agent.devices.discovery import Discoverer
-from agent.devices.news import News
-from agent.devices.waiting import LookError
-from agent.devices.workers import Workers
+from agent.discovery import discoverer, schedule, unit_walk
+from agent.discovery.changes import News
+from agent.discovery.discoverer import Discoverer
 from agent.discovery.reports import CALL_WELL
+from agent.discovery.waiters import LookError
+from agent.runtime.workers import Workers
 from backends.base import (
     ANY_SUBSYSTEM,
     Backend,
@@ -735,7 +735,7 @@ async def test_a_read_that_returns_while_it_is_being_given_up_is_told(
     hanging: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its thread writes down what it found in the moment in which we make known what there is without it."""
-    returned, walk = threading.Event(), looks.walk
+    returned, walk = threading.Event(), unit_walk.walk
 
     def walked(*of: Any) -> None:
         walk(*of)
@@ -748,7 +748,7 @@ async def test_a_read_that_returns_while_it_is_being_given_up_is_told(
                 assert returned.wait(PATIENCE)
             super().publish(news)
 
-    monkeypatch.setattr(discovery, "walk", walked)
+    monkeypatch.setattr(discoverer, "walk", walked)
     backend = Fake()
     backend.hardware = {"hung": hanging.unit(device("hung", unit="hung"))}
     eyes = seeing(hanging, Late(backend))

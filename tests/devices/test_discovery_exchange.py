@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from agent.devices.discovery import Discoverer
-from agent.devices.news import News
+from agent.discovery.changes import News
+from agent.discovery.discoverer import Discoverer
 from backends.base import HostPath, Signal, Verdict, Watches
 from tests.devices.fakes import KIND, Fake, device
 from tests.devices.test_discovery import HINT, NEVER, Eyes, Hanging, failing, hanging, looking

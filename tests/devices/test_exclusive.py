@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.devices.inventory import Inventory
-from agent.devices.model import Held
+from agent.inventory.inventory import Inventory
+from agent.model import Held
 from backends.base import Device
 from backends.chardev.pairing import Matches, pair
 from tests.devices.fakes import KIND, Fake, device, held, resource

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from agent.devices import features as module
-from agent.devices.features import LIFETIME, MOST_BYTES, NAMESPACE, FeatureFile, content, features
-from agent.devices.model import HEALTHY, Health, Slot, State
+from agent.daemon import feature_file as module
+from agent.daemon.feature_file import LIFETIME, MOST_BYTES, NAMESPACE, FeatureFile, content, features
+from agent.model import HEALTHY, Health, Slot, State
 from backends.base import Device
 from tests.wait import until
 

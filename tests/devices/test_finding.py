@@ -6,9 +6,9 @@ from itertools import permutations
 
 import pytest
 
-from agent.devices.finding import AmbiguousError, Place, find
-from agent.devices.inventory import Inventory
-from agent.errors import FairleadError
+from agent.inventory.inventory import Inventory
+from agent.inventory.lookup import AmbiguousError, Place, find
+from agent.runtime.errors import FairleadError
 from backends.base import Device, HostPath, Node
 from tests.devices.fakes import KIND, Fake, by_unit, device, held, resource
 

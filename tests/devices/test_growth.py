@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from agent.devices.adoption import Adopter
-from agent.devices.claims import Ledger
-from agent.devices.inventory import Inventory
-from agent.devices.model import HEALTHY, Held, Slot
-from agent.devices.turns import Turns
+from agent.claims.ledger import Ledger
+from agent.hardware.adoption import Adopter
+from agent.hardware.queue import Turns
+from agent.inventory.inventory import Inventory
+from agent.model import HEALTHY, Held, Slot
 from backends.base import Device, Resource
 from tests.devices.fakes import KIND, Fake, Sharing, by_unit, device, held, reconfigure, resource
 from tests.work import growth

@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.devices.health import HealthBook
-from agent.devices.model import HEALTHY, Health, State
+from agent.health import HealthBook
+from agent.model import HEALTHY, Health, State
 from backends.base import Clears, Signal
 from tests.devices.said import DEGRADED, DELAYED, FINE, INFO, NOW, flap, latch, probe, signal, states
 

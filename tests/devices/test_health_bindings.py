@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from agent.devices.health import HealthBook, KeptHealth
-from agent.devices.health.flapping import WINDOW
-from agent.devices.model import HEALTHY
+from agent.health import HealthBook, KeptHealth
+from agent.health.flapping import WINDOW
+from agent.model import HEALTHY
 from backends.base import Clears
 from tests.devices.said import BOOT, NOW, bound, record, signal
 

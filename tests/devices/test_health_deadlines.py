@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.devices.health import HealthBook
-from agent.devices.health.deadlines import Deadlines
+from agent.health import HealthBook
+from agent.health.deadlines import Deadlines
 from tests.devices.said import DELAYED, INFO, probe, signal
 
 names = st.sampled_from("abc")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from agent.devices.health import Drain, HealthBook
-from agent.devices.health.words import span
-from agent.devices.model import HEALTHY, State
+from agent.health import Drain, HealthBook
+from agent.health.words import span
+from agent.model import HEALTHY, State
 from backends.base import Clears
 from tests.devices.said import BOOT, DEGRADED, NOW, flap, latch, probe, signal, states
 

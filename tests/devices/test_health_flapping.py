@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from agent.devices.health import HealthBook
-from agent.devices.health.flapping import FAILURES, FIRST, FORGOTTEN_AFTER, LONGEST, WINDOW
-from agent.devices.model import HEALTHY, Health, State
+from agent.health import HealthBook
+from agent.health.flapping import FAILURES, FIRST, FORGOTTEN_AFTER, LONGEST, WINDOW
+from agent.model import HEALTHY, Health, State
 from backends.base import Clears, Signal
 from tests.devices.said import BOOT, DEGRADED, NOW, flap, latch, probe, signal, states
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from agent.devices.health import HealthBook, KeptHealth
-from agent.devices.model import HEALTHY, Health, State
+from agent.health import HealthBook, KeptHealth
+from agent.model import HEALTHY, Health, State
 from backends.base import Clears
 from tests.devices.said import BOOT, DEGRADED, FINE, INFO, NOW, bound, find, latch, record, signal, states
 

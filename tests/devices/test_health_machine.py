@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from agent.devices.health import HealthBook
-from agent.devices.model import HEALTHY, Health, State
+from agent.health import HealthBook
+from agent.model import HEALTHY, Health, State
 from backends.base import Clears, Signal, Verdict
 from tests.devices.said import DELAYED, NOW, bound, number, record, signal
 

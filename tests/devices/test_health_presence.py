@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.devices.health import HealthBook
-from agent.devices.health.flapping import FAILURES, FIRST, WINDOW
-from agent.devices.health.presence import Presence
-from agent.devices.model import HEALTHY, Health, State
+from agent.health import HealthBook
+from agent.health.flapping import FAILURES, FIRST, WINDOW
+from agent.health.presence import Presence
+from agent.model import HEALTHY, Health, State
 from backends.base import Clears, Device
 from tests.devices.fakes import device
 from tests.devices.said import BOOT, NOW, latch, probe, signal, states

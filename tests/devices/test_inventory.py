@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from agent import limits
-from agent.devices.inventory import Inventory
-from agent.devices.model import HEALTHY, Health, Held, Slot, State
+from agent.inventory.inventory import Inventory
+from agent.model import HEALTHY, Health, Held, Slot, State
+from agent.runtime import limits
 from backends.base import Device, Link
 from tests.devices import fakes
 from tests.devices.fakes import KIND, Fake, by_unit, device, held, reconfigure, resource, shown

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from agent.devices.inventory import Inventory
+from agent.inventory.inventory import Inventory
 from backends.base import Device, Resource
 from tests.devices import fakes
 from tests.devices.fakes import KIND, Fake, Sharing, device, held, reconfigure, resource, shown

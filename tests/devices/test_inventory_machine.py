@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from agent.devices.inventory import Inventory
-from agent.devices.model import HEALTHY, Health, Held, Slot, State
+from agent.inventory.inventory import Inventory
+from agent.model import HEALTHY, Health, Held, Slot, State
 from backends.base import Device, Resource
 from tests.devices.fakes import KIND, Sharing, device, held, reconfigure, resource
 

@@ -7,15 +7,15 @@ from pathlib import Path
 import anyio
 import pytest
 
-from agent.devices import state
-from agent.devices.claims import Ledger
-from agent.devices.health import HealthBook
-from agent.devices.inventory import Inventory
-from agent.devices.keeping import Keeper
-from agent.devices.releases import Releaser
-from agent.devices.state import Kept, StateFile
-from agent.devices.turns import Turns
-from agent.errors import FairleadError
+from agent.claims.ledger import Ledger
+from agent.daemon import state_file
+from agent.daemon.keeper import Keeper
+from agent.daemon.state_file import Kept, StateFile
+from agent.hardware.queue import Turns
+from agent.hardware.releases import Releaser
+from agent.health import HealthBook
+from agent.inventory.inventory import Inventory
+from agent.runtime.errors import FairleadError
 from backends.base import Clears, Host
 from tests.devices.fakes import KIND, Fake, by_unit, device, held, resource
 from tests.devices.said import BOOT, NOW, latch, probe, signal
@@ -28,7 +28,7 @@ XID = signal(NOW, "xid-79", "pci:1", clears_on=[Clears.OPERATOR, Clears.BOOT])
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for the disk, however slow the machine is today."""
-    monkeypatch.setattr(state, "_WRITE_PATIENCE", 10.0)
+    monkeypatch.setattr(state_file, "_WRITE_PATIENCE", 10.0)
 
 
 class Run:

@@ -14,9 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from agent.devices.sources import kmsg
-from agent.devices.sources.base import Said
-from agent.devices.sources.kmsg import KmsgSource, Line, parse, split
+from agent.discovery.sources import kmsg
+from agent.discovery.sources.base import Said
+from agent.discovery.sources.kmsg import KmsgSource, Line, parse, split
 from backends.base import Host, Record
 from tests.e2e.kmsg import USER, KernelLog, record
 from tests.wait import limit, settled, until

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.devices.sources.links import LinkSource, parse
+from agent.discovery.sources.links import LinkSource, parse
 from backends.base import LinkChange
 from tests.devices import one_child
 from tests.devices.links_in_child import link_message

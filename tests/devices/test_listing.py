@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent import limits
-from agent.devices.listing import Listing
-from agent.devices.model import HEALTHY, Health, Slot, State
+from agent.inventory.slots import Listing
 from agent.kubelet.plugin import _EncodedList
+from agent.model import HEALTHY, Health, Slot, State
+from agent.runtime import limits
 from tests.devices.fakes import device, held
 
 NAME = "a.example/one"

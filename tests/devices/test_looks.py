@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from agent.devices.looks import Look, Seen, Walk, in_parts, probe, walk
 from agent.discovery.answers import NonsenseError
 from agent.discovery.answers import units as checked_units
+from agent.discovery.unit_walk import Look, Seen, Walk, in_parts, probe, walk
 from backends.base import Device, Discovery, Link, Measure, Signal, Trend, Verdict
 from backends.known import Known
 from tests.devices.fakes import Fake, device

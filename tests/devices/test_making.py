@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from agent.devices.claims import Ledger
-from agent.devices.discovery import Discoverer
-from agent.devices.making import make_backends
-from agent.devices.model import Held
-from agent.devices.releases import Releaser
-from agent.devices.turns import Turns
-from agent.devices.workers import Workers
+from agent.claims.ledger import Ledger
+from agent.discovery.backend_factory import make_backends
+from agent.discovery.discoverer import Discoverer
+from agent.hardware.queue import Turns
+from agent.hardware.releases import Releaser
+from agent.model import Held
+from agent.runtime.workers import Workers
 from backends import registry
 from backends.base import Host
 from tests.devices.fakes import Fake, resource

@@ -15,8 +15,8 @@ import pytest
 import structlog
 from inotify_simple import INotify
 
-from agent.devices.sources.base import Resync, Said
-from agent.devices.sources.paths import Change, DirectoryWatch, PathSource
+from agent.discovery.sources.base import Resync, Said
+from agent.discovery.sources.paths import Change, DirectoryWatch, PathSource
 from backends.base import Host, HostPath, PathChange
 from tests.e2e import hermetic
 from tests.wait import limit, until

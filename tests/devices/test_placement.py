@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.devices.affinity import survey
-from agent.devices.model import Health, Slot, State
-from agent.devices.placement import choose
-from agent.devices.searching import Search
+from agent.model import Health, Slot, State
+from agent.placement.affinity import survey
+from agent.placement.choice import choose
+from agent.placement.search import Search
 from backends.base import Device, Link, Placement
 from tests.devices.exhaustive import Exhaustive
 from tests.devices.machines import MACHINES, Machine, Slots, all_linked, dgx1, dgx2, hgx_h100, l40s, mi210

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.devices.records import signals, wants
 from agent.discovery.answers import NonsenseError
+from agent.discovery.records import signals, wants
 from backends.base import ANY_SUBSYSTEM, Record, Signal, Verdict, Watches
 from tests.devices.fakes import Fake
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, strategies
 from structlog.testing import capture_logs
 
-from agent.devices import releases
-from agent.devices.claims import Ledger
-from agent.devices.model import Held
-from agent.devices.releases import RELEASE_DEADLINE, Releaser, _together
-from agent.devices.turns import Turns
+from agent.claims.ledger import Ledger
+from agent.hardware import releases
+from agent.hardware.queue import Turns
+from agent.hardware.releases import RELEASE_DEADLINE, Releaser, _together
+from agent.model import Held
 from backends import registry
 from backends.base import Backend, Host, Released
 from tests.devices.fakes import Fake, device

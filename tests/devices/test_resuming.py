@@ -11,11 +11,12 @@ import anyio.lowlevel
 import pytest
 from structlog.testing import capture_logs
 
-from agent.devices import resuming
-from agent.devices.claims import Ledger, SlotKey
-from agent.devices.inventory import Inventory
-from agent.devices.resuming import Resumer
-from agent.devices.turns import Turns
+from agent.claims.ledger import Ledger
+from agent.hardware import resumption
+from agent.hardware.queue import Turns
+from agent.hardware.resumption import Resumer
+from agent.inventory.inventory import Inventory
+from agent.model import SlotKey
 from backends.base import AllocationRefused, Device, Grant, Resource
 from tests.devices.fakes import KIND, Fake, by_unit, device, held, reconfigure, resource
 from tests.wait import PATIENCE, pass_time, settled, until
@@ -90,8 +91,8 @@ def house() -> House:
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try again soon."""
-    monkeypatch.setattr(resuming, "_RETRY_FIRST", 0.001)
-    monkeypatch.setattr(resuming, "_RETRY_MOST", 0.01)
+    monkeypatch.setattr(resumption, "_RETRY_FIRST", 0.001)
+    monkeypatch.setattr(resumption, "_RETRY_MOST", 0.01)
 
 
 async def some_tries() -> None:
@@ -180,7 +181,7 @@ async def test_one_that_hangs_is_told_and_holds_up_no_other(house: House, monkey
     with capture_logs() as logs:
         async with house.running():
             await until(lambda: {"y"} in house.looked)
-            pass_time(resuming.RESUME_DEADLINE)
+            pass_time(resumption.RESUME_DEADLINE)
             await until(lambda: any("not done within 60 s" in line.get("reason", "") for line in logs))
             go_on.set()
             await until(lambda: {"x"} in house.looked)

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from agent.devices import schedule
-from agent.devices.schedule import EVERY_UNIT, Schedule, Todo
+from agent.discovery import schedule
+from agent.discovery.schedule import EVERY_UNIT, Schedule, Todo
 from backends.base import ALL
 from tests.wait import limit, pass_time, settled
 

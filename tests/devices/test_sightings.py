@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from agent.devices.health import latches
-from agent.devices.health.latches import Latches
-from agent.devices.news import News
-from agent.devices.records import Sightings
+from agent.discovery.changes import News
+from agent.discovery.records import Sightings
+from agent.health import latches
+from agent.health.latches import Latches
 from backends.base import Clears, Device, Record, Signal, Verdict
 
 RECORD = Record("kmsg", "b", 1, 1.0, "text")

@@ -15,12 +15,12 @@ import pytest
 from msgspec import structs
 from structlog.testing import capture_logs
 
-from agent.devices import state
-from agent.devices.health import Drain, Handled, KeptHealth
-from agent.devices.health.flapping import Quarantine
-from agent.devices.health.latches import Latch
-from agent.devices.model import Held
-from agent.devices.state import Kept, StateFile
+from agent.daemon import state_file
+from agent.daemon.state_file import Kept, StateFile
+from agent.health import Drain, Handled, KeptHealth
+from agent.health.flapping import Quarantine
+from agent.health.latches import Latch
+from agent.model import Held
 from backends.base import Clears, Signal, Verdict
 from tests.devices.fakes import device, held
 from tests.wait import PATIENCE, limit, pass_time, until
@@ -32,7 +32,7 @@ Y = held("a.example/one", "y")
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for the disk, however slow the machine is today."""
-    monkeypatch.setattr(state, "_WRITE_PATIENCE", PATIENCE)
+    monkeypatch.setattr(state_file, "_WRITE_PATIENCE", PATIENCE)
 
 
 async def test_what_one_run_wrote_the_next_one_reads(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_directory_that_is_none_is_reported(tmp_path: Path) -> None:
 async def test_a_reader_sees_the_old_file_or_the_new_one_and_no_half(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state, "_MOST_BYTES", 0)  # a fresh file every time
+    monkeypatch.setattr(state_file, "_MOST_BYTES", 0)  # a fresh file every time
     it = StateFile(tmp_path)
     await it.write([X])
     seen: list[Kept] = []
@@ -104,7 +104,7 @@ async def test_a_line_that_was_cut_off_counts_for_nothing_wherever_it_was(tmp_pa
     assert len(ends) == 4
     for length in range(len(whole), len(content) + 1):
         lines = sum(end <= length for end in ends)  # the last one may lack its end
-        assert state._contents(content[:length])[0] == Kept(
+        assert state_file._contents(content[:length])[0] == Kept(
             claims=(X, Y) if lines > 1 else (X,),
             releasing=(Y,) if lines > 2 else None,
             health=HEALTH if lines > 3 else None,
@@ -126,7 +126,7 @@ async def test_what_follows_a_line_that_was_cut_off_is_whole(tmp_path: Path) -> 
 async def test_the_file_is_added_to_until_it_has_doubled_and_then_begun_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state, "_MOST_BYTES", 0)
+    monkeypatch.setattr(state_file, "_MOST_BYTES", 0)
     it, many = StateFile(tmp_path), [held("a.example/one", f"x{n}") for n in range(9)]
     lines = []
     for n in range(20):
@@ -145,7 +145,7 @@ def random_claims(dice: random.Random, before: Sequence[Held]) -> list[Held]:
 async def test_whatever_came_and_went_is_read_as_it_was_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state, "_MOST_BYTES", 8192)
+    monkeypatch.setattr(state_file, "_MOST_BYTES", 8192)
     dice, it = random.Random(1), StateFile(tmp_path)
     claims, releasing = list[Held](), list[Held]()
     for _ in range(300):
@@ -165,7 +165,7 @@ async def test_what_an_allocate_writes_does_not_grow_with_what_is_held(
         written += len(data)
         return write(file, data)
 
-    monkeypatch.setattr(state, "_MOST_BYTES", 0)
+    monkeypatch.setattr(state_file, "_MOST_BYTES", 0)
     monkeypatch.setattr(os, "write", counted)
     claims = [held("a.example/one", f"id-{n:06}") for n in range(800)]
     it = StateFile(tmp_path)
@@ -214,7 +214,7 @@ async def test_an_allocate_waits_for_a_slow_disk_only_as_long_as_its_patience(tm
     allocate = asyncio.create_task(StateFile(tmp_path).write([X]))
     await until(slow.entered.is_set)
     assert not allocate.done()
-    pass_time(state._WRITE_PATIENCE)
+    pass_time(state_file._WRITE_PATIENCE)
     async with limit("its patience ends"):
         await allocate
     assert slow.written == []
@@ -224,7 +224,7 @@ async def test_writes_that_nobody_waits_for_any_more_leave_nothing_behind(
     tmp_path: Path, slow: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk may hang for days, and pods come all the time."""
-    monkeypatch.setattr(state, "_WRITE_PATIENCE", 0.0)
+    monkeypatch.setattr(state_file, "_WRITE_PATIENCE", 0.0)
     it = StateFile(tmp_path)
 
     async def futures_after(writes: int) -> int:
@@ -269,7 +269,7 @@ async def test_what_could_not_be_written_is_tried_again_though_nothing_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a drain that was ordered while the disk was full would be forgotten with the next restart."""
-    monkeypatch.setattr(state, "_RETRY", 0.01)
+    monkeypatch.setattr(state_file, "_RETRY", 0.01)
     (tmp_path / "state").touch()
     it = StateFile(tmp_path / "state")
     with capture_logs() as logs:
@@ -340,7 +340,7 @@ async def test_claims_and_health_are_written_apart_and_read_together(tmp_path: P
 
 
 async def test_a_fresh_file_has_all_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "_MOST_BYTES", 0)
+    monkeypatch.setattr(state_file, "_MOST_BYTES", 0)
     it = StateFile(tmp_path)
     await it.write(health=HEALTH)
     await it.write([X])
@@ -388,12 +388,12 @@ async def test_a_line_that_was_torn_in_the_middle_of_the_file_hides_no_other(tmp
 FULL_DISK = """
     import asyncio, resource, sys
     from pathlib import Path
-    from agent.devices import state
-    from agent.devices.model import Held
+    from agent.daemon import state_file
+    from agent.model import Held
 
     async def run(directory):
-        state._WRITE_PATIENCE = 1e6
-        it = state.StateFile(directory)
+        state_file._WRITE_PATIENCE = 1e6
+        it = state_file.StateFile(directory)
         await it.write([Held("a.example/one", "old", "fake")])
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
         for _ in range(2):

@@ -6,9 +6,9 @@ from functools import partial
 
 import pytest
 
-from agent.devices import survey as module
-from agent.devices.discovery import Discoverer
-from agent.devices.survey import survey
+from agent.discovery.discoverer import Discoverer
+from agent.inventory import survey as module
+from agent.inventory.survey import survey
 from backends.base import Discovery, Problem, Signal, Verdict
 from tests.devices.fakes import KIND, Fake, device, resource
 from tests.wait import PATIENCE, limit, pass_time, settled

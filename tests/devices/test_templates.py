@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.devices.inventory import Inventory
-from agent.limits import resource_name_problem
-from agent.naming import fits
+from agent.config.templates import fits
+from agent.inventory.inventory import Inventory
+from agent.runtime.limits import resource_name_problem
 from backends.base import Device, Resource, ResourceSpec
 from tests.devices.fakes import KIND, Fake, FakeOptions, by_unit, device, held, inventory, reconfigure
 

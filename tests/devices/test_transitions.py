@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agent.devices.model import HEALTHY, Health, Slot, Snapshot, State
-from agent.devices.transitions import Transition
-from agent.devices.transitions import transitions as every_transition
+from agent.daemon.transitions import Transition
+from agent.daemon.transitions import transitions as every_transition
+from agent.model import HEALTHY, Health, Slot, Snapshot, State
 from tests.devices.fakes import device
 
 NAME = "a.example/one"

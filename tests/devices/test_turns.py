@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies
 
-from agent.devices.turns import LASTS, LINGERS, Turns
-from agent.devices.workers import NoWorkerError, Workers
+from agent.hardware.queue import LASTS, LINGERS, Turns
+from agent.runtime.workers import NoWorkerError, Workers
 from tests.wait import PATIENCE, limit, settled, until
 
 

@@ -16,8 +16,8 @@ import pyudev
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.devices.sources.base import Said
-from agent.devices.sources.uevents import Mode, UeventSource, parse_kernel, parse_udev
+from agent.discovery.sources.base import Said
+from agent.discovery.sources.uevents import Mode, UeventSource, parse_kernel, parse_udev
 from backends.base import Host, HostPath, Record, Uevent
 from tests.devices import one_child
 from tests.e2e import hermetic

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from agent.devices.survey import survey
-from agent.devices.unmatched import unmatched
+from agent.inventory.survey import survey
+from agent.inventory.unmatched import unmatched
 from backends.base import Device, Problem, Resource, ResourceSpec, Selector
 from tests.devices.fakes import KIND, Fake, FakeOptions
 

@@ -18,18 +18,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec import structs
 
-from agent.devices.claims import Ledger
-from agent.devices.health import HealthBook
-from agent.devices.inventory import Inventory
-from agent.devices.keeping import Keeper
-from agent.devices.looks import Seen, Walk, probe, walk
-from agent.devices.model import Held, Slot
-from agent.devices.news import news_of
-from agent.devices.releases import Releaser
-from agent.devices.state import StateFile
-from agent.devices.turns import Turns
+from agent.claims.ledger import Ledger
+from agent.daemon.keeper import Keeper
+from agent.daemon.state_file import StateFile
+from agent.discovery.changes import news_of
+from agent.discovery.unit_walk import Seen, Walk, probe, walk
+from agent.hardware.queue import Turns
+from agent.hardware.releases import Releaser
+from agent.health import HealthBook
+from agent.inventory.inventory import Inventory
 from agent.kubelet.api.v1beta1 import ListAndWatchResponse
 from agent.kubelet.plugin import _EncodedList
+from agent.model import Held, Slot
 from backends.base import (
     Backend,
     Clears,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agent.devices.workers import NoWorkerError, Workers
+from agent.runtime.workers import NoWorkerError, Workers
 from tests.wait import PATIENCE, until
 
 

@@ -23,12 +23,12 @@ _NEVER: Final = "24h"
 """So that what a test waits for comes by an event, unless it says otherwise."""
 
 UNHURRIED: Final = """
-from agent import reloading, supervisor
+from agent.daemon import reload, supervisor
 from agent.daemon import reconfiguration
-from agent.devices import state
-supervisor.SETTLE = state._WRITE_PATIENCE = 15.0
-reloading.READ_DEADLINE = reconfiguration.DECISION_DEADLINE = 3600.0
-reloading._CLOCK_TICK = 0.0
+from agent.daemon import state_file
+supervisor.SETTLE = state_file._WRITE_PATIENCE = 15.0
+reload.READ_DEADLINE = reconfiguration.DECISION_DEADLINE = 3600.0
+reload._CLOCK_TICK = 0.0
 """
 """A prelude: a first list is whole, and what was answered is in the state file, also where a busy machine takes more for
 that than the 2 s and the 0.1 s that it may; a reload may take its time while a test lets time pass. And a file that was written just before the start is not read again."""

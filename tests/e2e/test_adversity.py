@@ -12,7 +12,7 @@ from tests.e2e.process import AgentProcess
 from tests.needs import has
 
 SOON = """
-from agent import serving
+from agent.daemon import serving
 from agent.kubelet import registration
 serving._DIRECTORY_RETRY = registration._UNREACHABLE_DELAY = 0.01
 """
@@ -183,7 +183,7 @@ async def test_a_broken_state_file_is_reported_and_the_kubelet_asked(node: Node,
 
 NO_NETLINK = """
 import pyudev
-from agent import supervision
+from agent.runtime import supervision
 supervision._FIRST_DELAY = supervision._MOST_DELAY = 0.01
 
 def refused(*_, **__):

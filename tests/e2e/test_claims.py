@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from agent.devices.state import StateFile
+from agent.daemon.state_file import StateFile
 from agent.simulation.changes import Change, Kind
 from agent.simulation.pods import Container, Phase, Pod
 from tests.e2e.conftest import Trouble
@@ -142,7 +142,7 @@ async def test_a_device_that_flaps_during_its_allocate_is_given(node: Node, trou
 
 
 STORMY = """
-from agent.devices.health import flapping
+from agent.health import flapping
 from agent.kubelet import plugin
 flapping.FAILURES = 1_000_000
 plugin.REMEMBERED = 3.0
@@ -183,9 +183,9 @@ async def test_a_storm_of_flaps_beside_a_stream_of_pods_never_loses_a_held_id(no
 # --- the end of a claim, which is judged 30 s after its Allocate ---
 
 OFTEN_ASKING = """
-from agent.devices import claims
+from agent.claims import ledger
 from agent.kubelet import witnesses
-claims.REWRITE_AFTER = 0.1
+ledger.REWRITE_AFTER = 0.1
 witnesses._AFTER_ALLOCATE, witnesses._WHILE_ENDING, witnesses.IDLE = 0.05, 0.05, 0.1
 """
 

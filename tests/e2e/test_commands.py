@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agent.cli.demo import PAUSE, STUBS, TURNS
-from agent.devices.health.flapping import FAILURES, WINDOW
+from agent.health.flapping import FAILURES, WINDOW
 from tests.backends import machines, rdma_trees
 from tests.backends.trees import planted_host
 from tests.e2e.node import WIDGET, Node, chardev

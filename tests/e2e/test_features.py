@@ -18,7 +18,7 @@ async def test_the_feature_file_follows_the_devices_and_outlives_a_stop(node: No
         return file.exists() and f"{COUNT}{number}\n" in file.read_text()
 
     async with node.agent(
-        prelude="from agent.devices import features\nfeatures.TOGETHER = 0.0", nfd_features=str(file)
+        prelude="from agent.daemon import feature_file\nfeature_file.TOGETHER = 0.0", nfd_features=str(file)
     ):
         await until(lambda: counts(2), "two devices in the file")
         node.mknod("w3")

@@ -10,9 +10,9 @@ from tests.e2e.process import finish
 COUNT = 500
 FITS = 4  # devices, at least, whose IDs fit
 SMALL = """
-from agent import limits
-from agent.devices import found
-limits.MESSAGE_LIMIT = found.MESSAGE_LIMIT = 100_000
+from agent.runtime import limits
+from agent.inventory import found_devices
+limits.MESSAGE_LIMIT = found_devices.MESSAGE_LIMIT = 100_000
 """
 """In place of 4 MiB, which take a kubelet in Python seconds."""
 

@@ -7,16 +7,16 @@ from tests.e2e.node import Node, pod
 
 TROUBLED = "fl.test/troubled0"
 HOURS = """
-from agent.devices import discovery
-discovery.Discoverer.__init__.__kwdefaults__["unit_deadline"] = 3600.0
+from agent.discovery import discoverer
+discoverer.Discoverer.__init__.__kwdefaults__["unit_deadline"] = 3600.0
 """
 HASTY = """
-from agent.devices import discovery
-discovery.Discoverer.__init__.__kwdefaults__["unit_deadline"] = 0.5
+from agent.discovery import discoverer
+discoverer.Discoverer.__init__.__kwdefaults__["unit_deadline"] = 0.5
 """
 HANGING = tuple(f"a{n}" for n in range(6))
 SETTLED = """
-from agent import supervisor
+from agent.daemon import supervisor
 supervisor.SETTLE = 1.0
 """
 

@@ -22,11 +22,11 @@ from tests.wait import until
 BURST = 10_000  # events
 
 DEAF = """
-from agent.devices.sources import paths
+from agent.discovery.sources import paths
 paths.PathSource._on_change = paths.PathSource._on_overflow = lambda *_: None
 """  # to inotify
 LENIENT = """
-from agent.devices.health import flapping
+from agent.health import flapping
 flapping.FAILURES = 1000
 """  # where a node is often removed between a look at it and its probe, which counts as a failure
 ALONE = """
@@ -171,7 +171,7 @@ async def test_a_burst_of_uevents_ends_with_the_right_list(node: Node) -> None:
 
 
 SMALL_BUFFER = """
-from agent.devices.sources import uevents
+from agent.discovery.sources import uevents
 enlarge = uevents._enlarge
 uevents._enlarge = lambda sock, _: enlarge(sock, 1 << 16)
 """

@@ -45,8 +45,8 @@ async def lamps(node: Node, site: Path, prelude: str = "", **settings: str) -> A
 
 
 SLOW = """
-from agent.devices.discovery import Discoverer
-from agent.devices.sources import kmsg
+from agent.discovery.discoverer import Discoverer
+from agent.discovery.sources import kmsg
 made, init, read = [], Discoverer.__init__, kmsg.KmsgSource._read
 def note(self, *arguments, **options):
     made.append(self)

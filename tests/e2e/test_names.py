@@ -20,9 +20,9 @@ RENAMED = "fl.test/part-1g.5gb"
 
 DEAF = """
 import anyio
-from agent import reloading
+from agent.daemon import reload
 async def watch(self): await anyio.sleep_forever()
-reloading.Reloader.watch = watch
+reload.Reloader.watch = watch
 """  # to changes of the file: only a signal has it read
 
 

@@ -16,7 +16,7 @@ from tests.wait import until
 TROUBLED = "fl.test/troubled0"
 CHECK, RESET = 'pre_start = "check"', 'pre_start = "reset"'
 ENDLESS_LOOKS = """
-from agent.devices.discovery import Discoverer
+from agent.discovery.discoverer import Discoverer
 Discoverer.__init__.__kwdefaults__["unit_deadline"] = 86400.0
 """  # one that hangs is not said to hang before the start's own deadline
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from agent.devices.state import StateFile
+from agent.daemon.state_file import StateFile
 from agent.kubelet.api.v1beta1 import ContainerAllocateResponse
 from agent.simulation.pods import Phase, Pod
 from tests.e2e.conftest import Trouble
@@ -14,7 +14,7 @@ from tests.e2e.test_claims import OFTEN_ASKING
 from tests.wait import until
 
 TROUBLED = "fl.test/troubled0"
-HASTY = OFTEN_ASKING + "from agent.devices import releases\nreleases._RETRY_FIRST = releases._RETRY_MOST = 0.02\n"
+HASTY = OFTEN_ASKING + "from agent.hardware import releases\nreleases._RETRY_FIRST = releases._RETRY_MOST = 0.02\n"
 
 ASKED = """
 import structlog

@@ -28,20 +28,20 @@ TROUBLED = "fl.test/troubled0"
 
 DEAF = """
 import anyio
-from agent import reloading
+from agent.daemon import reload
 async def watch(self): await anyio.sleep_forever()
-reloading.Reloader.watch = watch
+reload.Reloader.watch = watch
 """  # to changes of the file: only a signal has it read
 PATIENT = """
 import structlog
-from agent import reloading
-reloading._QUIET_IF_EMPTY, reloading._RESTLESS = 120.0, 86400.0
-is_empty = reloading.Reloader._is_empty
+from agent.daemon import reload
+reload._QUIET_IF_EMPTY, reload._RESTLESS = 120.0, 86400.0
+is_empty = reload.Reloader._is_empty
 def looked(self):
     empty = is_empty(self)
     structlog.get_logger().info("looked-at-file", empty=empty)
     return empty
-reloading.Reloader._is_empty = looked
+reload.Reloader._is_empty = looked
 """  # with a file that is written to, however long a busy machine keeps the test from going on
 
 FIRST = chardev()
@@ -383,13 +383,13 @@ async def test_a_file_that_appears_takes_the_place_of_what_was_built_in(node: No
     aside = node.config(FIRST)
     prelude = f"""
 from pathlib import Path
-from agent import reloading, supervisor
+from agent.daemon import reload, supervisor
 from agent.cli import run
 from agent.config import AgentConfig
 from backends.base import Host
 from dataclasses import replace
 default = Path({str(missing)!r})
-reloading.Reloader.__init__.__defaults__ = (default,)
+reload.Reloader.__init__.__defaults__ = (default,)
 paths = map(Path, {[str(path) for path in (node.plugin_dir, node.root, node.state, node.admin)]!r})
 here = AgentConfig(*paths, uevents="off")
 load = run.load
@@ -473,8 +473,8 @@ async def test_fifty_reloads_leave_nothing_behind(node: Node) -> None:
 HELD_UP = """
 import structlog
 from pathlib import Path
-reloading.READ_DEADLINE = 60.0
-read, request = reloading._read, reloading.Reloader.request
+reload.READ_DEADLINE = 60.0
+read, request = reload._read, reload.Reloader.request
 def held_up(*arguments):
     structlog.get_logger().info("reading")
     Path({go!r}).read_text()
@@ -482,7 +482,7 @@ def held_up(*arguments):
 def asked(self):
     structlog.get_logger().info("asked")
     return request(self)
-reloading._read, reloading.Reloader.request = held_up, asked
+reload._read, reload.Reloader.request = held_up, asked
 """  # until somebody opens the FIFO
 
 

@@ -21,7 +21,7 @@ from tests.wait import limit, until
 
 FAILING = """
 from pathlib import Path
-from agent.devices import {module}
+from agent.{room} import {module}
 call = {module}.{where}
 def failing(*arguments, **named):
     if Path({flag!r}).exists():
@@ -32,9 +32,9 @@ def failing(*arguments, **named):
 """A bug of ours, as long as there is that file."""
 
 HASTY = """
-from agent.devices import discovery
-from agent import supervisor
-discovery.Discoverer.__init__.__kwdefaults__["unit_deadline"] = 0.5
+from agent.discovery import discoverer
+from agent.daemon import supervisor
+discoverer.Discoverer.__init__.__kwdefaults__["unit_deadline"] = 0.5
 supervisor.SETTLE = 1.0
 """
 
@@ -78,20 +78,20 @@ signal.signal(signal.SIGTTOU, tell)
 
 
 @pytest.mark.parametrize(
-    ("module", "where"),
+    ("room", "module", "where"),
     [
-        ("configured", "Configured.__init__"),
-        ("discovery", "Discoverer.__init__"),
-        ("listing", "Listing.__init__"),
-        ("assignment", "Candidate.__init__"),
+        ("inventory", "selection", "Configured.__init__"),
+        ("discovery", "discoverer", "Discoverer.__init__"),
+        ("inventory", "slots", "Listing.__init__"),
+        ("inventory", "assignment", "Candidate.__init__"),
     ],
 )
 async def test_a_reload_that_fails_by_a_bug_of_ours_changes_nothing_and_every_face_says_so(
-    node: Node, module: str, where: str
+    node: Node, room: str, module: str, where: str
 ) -> None:
     node.mknod("w1", "x1", "y1")
     flag = node.root / "flag"
-    prelude = DEAF + FAILING.format(module=module, where=where, flag=str(flag))
+    prelude = DEAF + FAILING.format(room=room, module=module, where=where, flag=str(flag))
     async with node.agent(FIRST, SECOND, http(node), prelude=prelude) as agent:
         await node.healthy("w1")
         await node.healthy("x1", resource=OTHER)
@@ -240,7 +240,7 @@ async def test_a_read_that_hangs_again_stays_what_it_was_and_takes_no_more_threa
 ) -> None:
     node.mknod("t0/a", "t0/b")
     trouble.order("discover-a", "hang")
-    prelude = DEAF + HASTY + "discovery.THREADS = 6\n"
+    prelude = DEAF + HASTY + "discoverer.THREADS = 6\n"
     async with node.agent(trouble.resource(), FIRST, prelude=prelude, environment=trouble.environment) as agent:
         await agent.says("discovery-problem", backend="troubled0")
         await node.healthy("b", resource=TROUBLED)

@@ -16,8 +16,8 @@ from tests.wait import until
 
 TROUBLED = "fl.test/troubled0"
 PATIENT = """
-from agent.devices import discovery
-discovery.Discoverer.__init__.__kwdefaults__["unit_deadline"] = 50.0
+from agent.discovery import discoverer
+discoverer.Discoverer.__init__.__kwdefaults__["unit_deadline"] = 50.0
 """
 """A busy machine does not get there; a minute is more."""
 

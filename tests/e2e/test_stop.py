@@ -17,7 +17,7 @@ from tests.wait import limit
 
 LIMIT = 2.0  # seconds: what a SIGTERM may take, even with a backend that hangs
 ENDLESS = """
-from agent.devices.discovery import Discoverer
+from agent.discovery.discoverer import Discoverer
 from agent.kubelet import registration
 from agent.kubelet.allocation import Allocator
 Allocator.__init__.__defaults__ = (86400.0,)

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from agent import watchdog
+from agent.runtime import watchdog
 from agent.simulation.pods import Phase
 from tests.e2e.node import Node, chardev, pod
 from tests.e2e.process import AgentProcess
@@ -85,7 +85,7 @@ async def test_every_part_shows_signs_of_life(node: Node, systemd: Systemd) -> N
 
 LOOKS: Final = """
 import structlog
-from agent.watchdog import Watchdog
+from agent.runtime.watchdog import Watchdog
 look = Watchdog.look
 def looked(self):
     look(self)
@@ -109,7 +109,7 @@ async def test_a_part_that_hangs_is_named_and_the_watchdog_is_not_fed(
 ) -> None:
     module = source.partition(".")[0]
     prelude = (
-        f"{LOOKS}import anyio\nfrom agent.devices.sources import {module}\n"
+        f"{LOOKS}import anyio\nfrom agent.discovery.sources import {module}\n"
         "async def run(self, *, task_status=anyio.TASK_STATUS_IGNORED):\n"
         "    task_status.started()\n    await anyio.sleep_forever()\n"
         f"{source}.run = run\n"
@@ -131,7 +131,7 @@ async def test_a_loop_that_hangs_feeds_no_watchdog_and_its_end_shows_where_it_hu
 ) -> None:
     period = 0.03
     prelude = (
-        "import asyncio, structlog, threading, time\nfrom agent.watchdog import Watchdog\nlook = Watchdog.look\n"
+        "import asyncio, structlog, threading, time\nfrom agent.runtime.watchdog import Watchdog\nlook = Watchdog.look\n"
         "def say(what):\n    structlog.get_logger().info(what)\n"
         f"def hang():\n    threading.Timer({3 * period}, say, ['three-periods-later']).start()\n"
         "    time.sleep(1000)\n"

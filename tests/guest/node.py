@@ -24,9 +24,9 @@ KUBELET_ROOT: Final = Path("/var/lib/kubelet")
 _SOON: Final = """
 from tests.e2e import passing
 passing.install()
-from agent.devices import claims
+from agent.claims import ledger
 from agent.kubelet import witnesses
-claims.REWRITE_AFTER = 0.1
+ledger.REWRITE_AFTER = 0.1
 witnesses._AFTER_ALLOCATE, witnesses._WHILE_ENDING, witnesses.IDLE = 0.2, 0.2, 1.0
 """
 """A prelude for the agent: a claim ends soon after its pod, once a minute has passed on the agent's clock."""

@@ -11,15 +11,15 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from agent.devices.inventory import Inventory
-from agent.devices.model import Health, Held, State
-from agent.devices.turns import Turns
-from agent.devices.waiting import LookError
-from agent.kubelet import errands
+from agent.discovery.waiters import LookError
+from agent.hardware import jobs
+from agent.hardware.jobs import Errands
+from agent.hardware.queue import Turns
+from agent.inventory.inventory import Inventory
 from agent.kubelet.allocation import Allocator
 from agent.kubelet.api.v1beta1 import AllocateResponse
-from agent.kubelet.errands import Errands
 from agent.kubelet.wire import Encoded
+from agent.model import Health, Held, State
 from backends.base import (
     AllocationRefused,
     Backend,
@@ -327,7 +327,7 @@ async def test_a_device_that_cannot_be_looked_at_after_its_claim_is_refused_in_t
 async def test_a_device_that_cannot_be_read_for_a_moment_is_given_all_the_same(
     claiming: House, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
-    monkeypatch.setattr(errands, "_LOOK_AGAIN", (0.0, 0.0))
+    monkeypatch.setattr(jobs, "_LOOK_AGAIN", (0.0, 0.0))
 
     async def look() -> None:
         if len(claiming.looked) <= failures:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from agent.devices.inventory import Inventory
-from agent.devices.model import Held
-from agent.devices.turns import Turns
-from agent.devices.workers import Workers
+from agent.hardware.jobs import Errands
+from agent.hardware.queue import Turns
+from agent.inventory.inventory import Inventory
 from agent.kubelet.allocation import Allocator
 from agent.kubelet.api.v1beta1 import AllocateResponse
-from agent.kubelet.errands import Errands
+from agent.model import Held
+from agent.runtime.workers import Workers
 from backends.base import AllocationRefused, Resource, ResourceSpec
 from backends.chardev import CharDev, CharDevOptions, PathOption
 from backends.chardev.selectors import UsbOption

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from inotify_simple import INotify
 
-from agent.devices.sources import paths
-from agent.devices.sources.paths import DirectoryWatch
+from agent.discovery.sources import paths
+from agent.discovery.sources.paths import DirectoryWatch
 from agent.kubelet.api.v1beta1 import DevicePluginOptions
 from agent.kubelet.lock import exclusive
 from agent.kubelet.plugin import Plugin

@@ -10,14 +10,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from agent.claims.ledger import Ledger
 from agent.claims.traces import Trace
-from agent.devices.claims import Ledger, SlotKey
-from agent.devices.model import Held
 from agent.kubelet import checkpoint_reader, witnesses
 from agent.kubelet.api.v1beta1 import ContainerAllocateResponse, DeviceSpec
 from agent.kubelet.checkpoint import Checkpoint, CheckpointEntry, CheckpointError
 from agent.kubelet.checkpoint_reader import CheckpointReader
 from agent.kubelet.witnesses import Witnesses
+from agent.model import Held, SlotKey
 from tests.wait import limit, until
 
 TOY = "example.com/toy"

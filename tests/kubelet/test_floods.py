@@ -19,13 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from agent.errors import brief, brief_list, unknown
 from agent.kubelet import flood
 from agent.kubelet.flood import Allowance, FrameCutter
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.podresources import list_pods
 from agent.kubelet.wire import Encoded, PodList
-from agent.limits import MESSAGE_LIMIT
+from agent.runtime.errors import brief, brief_list, unknown
+from agent.runtime.limits import MESSAGE_LIMIT
 from backends.base import AllocationRefused
 from tests.kubelet.plugins import SERVICE, TOY, connected, nothing, served
 from tests.wait import PATIENCE, limit

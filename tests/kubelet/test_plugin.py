@@ -17,8 +17,7 @@ from grpclib.exceptions import GRPCError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.devices.listing import Listing
-from agent.devices.model import HEALTHY, Slot, Snapshot
+from agent.inventory.slots import Listing
 from agent.kubelet import plugin as plugin_module
 from agent.kubelet import wire
 from agent.kubelet.api.v1beta1 import (
@@ -36,6 +35,7 @@ from agent.kubelet.api.v1beta1 import (
 from agent.kubelet.api.v1beta1 import Device as ListedDevice
 from agent.kubelet.plugin import COALESCE, Plugin, _EncodedList
 from agent.kubelet.server import SocketServer
+from agent.model import HEALTHY, Slot, Snapshot
 from backends.base import AllocationRefused
 from tests.kubelet.plugins import (
     SICK,

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from agent.devices.inventory import Inventory
-from agent.devices.model import Health, State
-from agent.devices.placement import choose
+from agent.inventory.inventory import Inventory
 from agent.kubelet import preference
 from agent.kubelet.preference import Preferences, plain
 from agent.kubelet.wire import PreferredRequest
+from agent.model import Health, State
+from agent.placement.choice import choose
 from backends.base import Link, Resource
 from tests.devices.fakes import KIND, Fake, by_unit, device, reconfigure, resource
 

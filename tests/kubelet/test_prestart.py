@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from agent.devices.claims import Ledger
-from agent.devices.health import HealthBook
-from agent.devices.inventory import Inventory
-from agent.devices.model import Held
-from agent.devices.turns import Turns
-from agent.devices.waiting import LookError
-from agent.kubelet.errands import ROOMS, Errands
+from agent.claims.ledger import Ledger
+from agent.discovery.waiters import LookError
+from agent.hardware.jobs import ROOMS, Errands
+from agent.hardware.queue import Turns
+from agent.health import HealthBook
+from agent.inventory.inventory import Inventory
 from agent.kubelet.prestart import PRE_START_DEADLINE, Starter
+from agent.model import Held
 from backends.base import (
     AllocationRefused,
     Clears,

@@ -20,8 +20,8 @@ from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 from structlog.testing import capture_logs
 
-from agent.devices.sources.paths import Change as PathChange
-from agent.devices.sources.paths import DirectoryWatch
+from agent.discovery.sources.paths import Change as PathChange
+from agent.discovery.sources.paths import DirectoryWatch
 from agent.kubelet import registration
 from agent.kubelet.api.v1beta1 import DevicePluginOptions, Empty, RegisterRequest, RegistrationBase
 from agent.kubelet.plugin import Plugin

@@ -12,14 +12,14 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from agent.devices.claims import MIN_AGE, Ledger
-from agent.devices.model import Held
+from agent.claims.ledger import MIN_AGE, Ledger
 from agent.kubelet import checkpoint_reader
 from agent.kubelet import witnesses as module
 from agent.kubelet.api.v1 import ContainerDevices, ContainerResources, ListPodResourcesResponse, PodResources
 from agent.kubelet.checkpoint import FILE_NAME
 from agent.kubelet.server import SocketServer
 from agent.kubelet.witnesses import Witnesses
+from agent.model import Held
 from agent.simulation.changes import Kind
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
 from agent.simulation.pods import Container, Pod

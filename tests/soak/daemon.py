@@ -18,11 +18,11 @@ from tests.soak import inside
 from tests.wait import until
 
 TUNED: Final = """
-from agent.devices import claims
-from agent.devices.health import flapping
+from agent.claims import ledger
+from agent.health import flapping
 from agent.kubelet import witnesses
 flapping.FAILURES = 10**9
-claims.MIN_AGE, claims.REWRITE_AFTER, witnesses.IDLE = 3.0, 0.5, 2.0
+ledger.MIN_AGE, ledger.REWRITE_AFTER, witnesses.IDLE = 3.0, 0.5, 2.0
 """
 """Half an hour is to hold as much as a day: claims end after seconds instead of minutes. And no quarantine: everything
 here fails more often than any hardware may."""

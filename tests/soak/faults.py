@@ -20,7 +20,6 @@ from typing import Final
 from grpclib.client import Channel
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
-from agent.errors import FairleadError
 from agent.kubelet.api.v1beta1 import (
     AllocateRequest,
     AllocateResponse,
@@ -30,6 +29,7 @@ from agent.kubelet.api.v1beta1 import (
     DeviceSpec,
 )
 from agent.kubelet.checkpoint import FILE_NAME
+from agent.runtime.errors import FairleadError
 from agent.simulation.pods import Container, Phase, Pod
 from agent.simulation.sockets import Version
 from tests.e2e.kmsg import USER
@@ -38,8 +38,8 @@ from tests.simulation.plugin import ToyPlugin, devices
 from tests.soak.world import GPU, GPUS, LATE, SHARED, STUB, TROUBLED, WIDGET, World
 
 Body = Callable[[World], AsyncIterator[None]]
-_HUNG: Final = 5.0  # seconds after which a read counts as one that hangs (agent.devices.discovery.UNIT_DEADLINE)
-_POLL: Final = 5.0  # seconds between two looks where no event tells (agent.devices.sources.paths.POLL)
+_HUNG: Final = 5.0  # seconds after which a read counts as one that hangs (agent.discovery.discoverer.UNIT_DEADLINE)
+_POLL: Final = 5.0  # seconds between two looks where no event tells (agent.discovery.sources.paths.POLL)
 _ENDED: Final = 20.0  # seconds in which the kubelet and both witnesses know that a pod has ended
 
 

@@ -13,7 +13,7 @@ from tests.wait import PATIENCE, until
 
 FORGETFUL = """
 from dataclasses import replace
-from agent.devices.listing import Listing
+from agent.inventory.slots import Listing
 whole = Listing.snapshot
 def snapshot(self, now=0.0):
     found = whole(self, now)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from agent.console.client import Client
-from agent.errors import FairleadError
+from agent.runtime.errors import FairleadError
 from agent.simulation.changes import Change, Kind
 from agent.simulation.hardware import write_stub_file
 from agent.simulation.kubelet import Kubelet

@@ -8,10 +8,10 @@ from typing import Final
 from agent.console.doctor.findings import Finding, failure, fine, warning
 from agent.console.doctor.host import node_paths
 from agent.console.views import NAMES_NOTHING, Resource, Status
-from agent.devices.found import Unclaimed
-from agent.devices.inventory import Inventory
-from agent.devices.model import State
-from agent.devices.survey import Survey
+from agent.inventory.found_devices import Unclaimed
+from agent.inventory.inventory import Inventory
+from agent.inventory.survey import Survey
+from agent.model import State
 
 _LEFT_SHOWN: Final = 3
 _MEND: Final = "Ask `fairlead explain DEVICE` about one of them, and `fairlead discover` about all."

@@ -12,7 +12,7 @@ from typing import Final
 
 from agent.console.doctor.findings import Finding, Patient, failure, fine, warning
 from agent.kubelet.checkpoint import FILE_NAME
-from agent.limits import SOCKET_DIRECTORY
+from agent.runtime.limits import SOCKET_DIRECTORY
 from backends.errors import reason_of
 from backends.linux import files
 

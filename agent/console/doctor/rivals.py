@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from agent.config.templates import is_distinctive
 from agent.console.doctor.findings import Finding, Patient, failure, fine, warning
 from agent.console.views import Status
-from agent.devices.model import State
-from agent.errors import some
 from agent.kubelet.checkpoint import record
-from agent.naming import is_distinctive
+from agent.model import State
+from agent.runtime.errors import some
 from backends.base import PLACEHOLDER
 
 _NAME: Final = "other-plugins"

@@ -24,7 +24,7 @@ from agent.console.http.readiness import unready
 from agent.console.http.responses import EventStream, Whole
 from agent.console.http.viewers import Viewers
 from agent.console.views import Event, Status
-from agent.counting import Counts
+from agent.runtime.counts import Counts
 from agent.runtime.slices import in_slices
 
 _HEADERS: Final = (

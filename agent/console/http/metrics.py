@@ -8,7 +8,7 @@ from typing import Final
 
 from agent.console.http.exposition import head, histogram, sample
 from agent.console.views import Resource, Status
-from agent.counting import ALLOCATION_RESULTS, REGISTRATION_RESULTS, Counts, Histogram
+from agent.runtime.counts import ALLOCATION_RESULTS, REGISTRATION_RESULTS, Counts, Histogram
 
 _STATES: Final = ("Healthy", "Degraded", "Unhealthy")
 _USUAL_REASONS: Final = ("healthy", "gone")  # the others are the backends' own

@@ -12,8 +12,8 @@ from agent.console.http.app import Face, Health
 from agent.console.http.connections import Reception
 from agent.console.http.hosts import Hosts, OnlyFor, own_names
 from agent.console.http.listening import listening
-from agent.counting import Counts
-from agent.supervision import supervise
+from agent.runtime.counts import Counts
+from agent.runtime.supervision import supervise
 
 log = structlog.get_logger()
 

@@ -9,10 +9,10 @@ from agent.console import views
 from agent.console.doctor.findings import Finding, Level
 from agent.console.doctor.hardware import hardware
 from agent.console.views import Status
-from agent.devices.health import HealthBook
-from agent.devices.inventory import Inventory
-from agent.devices.model import Health, State
-from agent.devices.survey import Survey
+from agent.health import HealthBook
+from agent.inventory.inventory import Inventory
+from agent.inventory.survey import Survey
+from agent.model import Health, State
 from backends.base import Device, Problem, Resource, ResourceSpec
 from backends.chardev import CharDev
 from backends.chardev.options import CharDevOptions, PathOption

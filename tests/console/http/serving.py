@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 
 from agent.console.http.serving import serve
-from agent.counting import Counts
+from agent.runtime.counts import Counts
 from tests.console.fakes import FakeDaemon
 from tests.wait import limit, until
 

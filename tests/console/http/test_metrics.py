@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent.console.http.exposition import head, sample
 from agent.console.http.metrics import exposition
 from agent.console.views import Status
-from agent.counting import BOUNDS, Counts, Histogram
+from agent.runtime.counts import BOUNDS, Counts, Histogram
 from tests.console.http import nodes
 
 TABLE = """

@@ -17,7 +17,7 @@ from agent.console.http import viewers
 from agent.console.http.serving import serve
 from agent.console.names import node_name
 from agent.console.views import Event, Status
-from agent.counting import Counts
+from agent.runtime.counts import Counts
 from tests.console.fakes import FakeDaemon
 from tests.console.http import nodes
 from tests.console.http.serving import Health, free_port, is_listening

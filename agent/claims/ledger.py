@@ -1,0 +1,195 @@
+"""The ledger of who holds what: when a claim begins, what the witnesses say of it, when it ends.
+
+Pure: times are handed in as seconds on one monotonic clock; what to persist, to resend or to release is
+returned. A claim ends only when a podresources List leaves it out *and* a checkpoint written after that
+List does too (kubelet contract: A5; a List leaves out init containers), the List asked for at least
+`MIN_AGE` after the Allocate. A witness that cannot be reached ends nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
+
+from agent.model import Held, SlotKey
+from backends.base import Device
+
+MIN_AGE: Final = 30.0
+"""Seconds after an Allocate before anything can end its claim: the kubelet records it a little later."""
+
+REWRITE_AFTER: Final = 2.0
+"""Seconds to wait for the kubelet to write its checkpoint by itself before our list is sent again."""
+
+Version = tuple[int, ...]
+"""Identifies one written checkpoint (inode, time, size)."""
+
+_NAMED_AT_MOST: Final = 10
+
+
+def names_of(slots: Iterable[SlotKey]) -> list[str]:
+    """For the log: `resource/ID` of the first few, in their order."""
+    return [f"{resource}/{device_id}" for resource, device_id in sorted(slots)[:_NAMED_AT_MOST]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    held: Held
+    since: float  # the last Allocate of it, or when we learnt of it
+    absent_since: float | None = None  # when the first List without it was answered
+    absent_version: Version | None = None  # the checkpoint that lay there then; None: there was none
+
+
+class Ledger:
+    """All claims; the only one who knows them."""
+
+    def __init__(self) -> None:
+        self._claims: dict[SlotKey, _Claim] = {}
+        self._holders = Counter[str]()  # how many claims have a piece of hardware
+
+    def held(self) -> list[Held]:
+        """Every claim, in the order in which they began."""
+        return [claim.held for claim in self._claims.values()]
+
+    def holds(self, hardware: str) -> bool:
+        """Does any claim have this hardware?"""
+        return self._holders[hardware] > 0
+
+    def of(self, slot: SlotKey) -> Held | None:
+        """What is held of this slot, as far as is known; None if it is not claimed."""
+        claim = self._claims.get(slot)
+        return claim.held if claim else None
+
+    def has(self, slot: SlotKey) -> bool:
+        """Is this slot claimed?"""
+        return slot in self._claims
+
+    def is_bare(self, slot: SlotKey, *, unknown: bool = True) -> bool:
+        """Is it claimed, and its hardware not known? What is not claimed at all is `unknown`."""
+        claim = self._claims.get(slot)
+        return unknown if claim is None else not claim.held.hardware or claim.held.foreign
+
+    def allocate(self, given: Iterable[Held], now: float) -> bool:
+        """Record what an Allocate is about to give; True if the ledger changed in what must be kept.
+
+        An ID that is claimed already (the same container's restart, an app container after its init
+        container: A4) keeps its place and starts its minimum age anew.
+        """
+        changed = False
+        for held in given:
+            before = self._claims.get(held.slot)
+            changed |= before is None or before.held != held
+            self._put(_Claim(held, now))
+        return changed
+
+    def restore(self, kept: Iterable[Held], now: float) -> None:
+        """Take in what an earlier run of ours had recorded, or an agent before us; it knew better."""
+        for held in kept:
+            self._put(_Claim(held, now))
+
+    def adopt(
+        self,
+        seen: Mapping[SlotKey, str],
+        devices: Mapping[SlotKey, Device],
+        now: float,
+        traced: Mapping[SlotKey, frozenset[str]] = MappingProxyType({}),
+    ) -> list[Held]:
+        """Take in what a witness says is held and we did not know (our state was lost); returns what is new.
+
+        Args:
+            seen: the slots and the backend that serves each one's resource.
+            devices: the devices behind them now, as far as they are there. Fills in claims without hardware too.
+            now: monotonic seconds.
+            traced: the hardware of slots without a device, where what their pods were given leads to some.
+        """
+        news: list[Held] = []
+        for slot, backend in seen.items():
+            claim = self._claims.get(slot)
+            if claim is not None and claim.held.hardware and not claim.held.foreign:
+                continue
+            device = devices.get(slot)
+            held = Held(
+                *slot,
+                backend=claim.held.backend if claim and not claim.held.foreign else backend,
+                hardware=device.hardware if device else traced.get(slot, frozenset()),
+                identity=device.identity if device else "",
+            )
+            if claim is None or held != claim.held:
+                self._put(_Claim(held, claim.since if claim else now))
+                news.append(held)
+        return news
+
+    def adopt_foreign(self, seen: Iterable[Held], now: float) -> list[Held]:
+        """Take in what pods have of our hardware under resources that are not ours; returns what is new.
+
+        Of hardware that is not to be seen at the moment, they keep what they had.
+        """
+        news: list[Held] = []
+        for held in seen:
+            claim = self._claims.get(held.slot)
+            if claim is not None and (not claim.held.foreign or held.hardware <= claim.held.hardware):
+                continue
+            before = claim.held.hardware if claim else frozenset[str]()
+            news.append(replace(held, hardware=held.hardware | before))
+            self._put(_Claim(news[-1], claim.since if claim else now))
+        return news
+
+    def listed(self, present: Set[SlotKey], asked: float, answered: float, checkpoint: Version | None) -> None:
+        """What a podresources List said.
+
+        Args:
+            present: every slot that it shows.
+            asked: when it was asked for; a claim younger than `MIN_AGE` then is not judged.
+            answered: when the answer was there.
+            checkpoint: the checkpoint that lay there *after* the answer; only another one is a second witness.
+        """
+        for slot, claim in self._claims.items():
+            if slot in present:
+                if claim.absent_since is not None:
+                    self._claims[slot] = replace(claim, absent_since=None, absent_version=None)
+            elif claim.absent_since is None and asked - claim.since >= MIN_AGE:
+                self._claims[slot] = replace(claim, absent_since=answered, absent_version=checkpoint)
+
+    def doubted(self) -> list[SlotKey]:
+        """The claims that the last List left out."""
+        return [slot for slot, claim in self._claims.items() if claim.absent_since is not None]
+
+    def checkpoint(self, present: Set[SlotKey], version: Version, slots: Iterable[SlotKey] | None = None) -> list[Held]:
+        """What the kubelet's checkpoint says; returns the claims that have ended with it, of these slots or of all."""
+        ended: list[Held] = []
+        for slot in self.doubted() if slots is None else slots:
+            claim = self._claims.get(slot)
+            if claim is None or claim.absent_since is None or version == claim.absent_version:
+                continue
+            if slot in present:  # an init container's, say: ask the List again
+                self._claims[slot] = replace(claim, absent_since=None, absent_version=None)
+            else:
+                del self._claims[slot]
+                self._holders.subtract(claim.held.hardware)
+                ended.append(claim.held)
+        return ended
+
+    def _put(self, claim: _Claim) -> None:
+        if (before := self._claims.get(claim.held.slot)) is not None:
+            self._holders.subtract(before.held.hardware)
+        self._holders.update(claim.held.hardware)
+        self._claims[claim.held.slot] = claim
+
+    def ending(self) -> bool:
+        """Is any claim waiting for its second witness?"""
+        return any(claim.absent_since is not None for claim in self._claims.values())
+
+    def awaiting_checkpoint(self, now: float) -> set[str]:
+        """Resources whose list should be sent again, so that the kubelet writes a checkpoint (A3)."""
+        return {
+            claim.held.resource
+            for claim in self._claims.values()
+            if claim.absent_since is not None and now - claim.absent_since >= REWRITE_AFTER
+        }
+
+    def next_judgement(self, now: float) -> float | None:
+        """When the youngest unjudged claim comes of age, in seconds from now; None if none is waiting to."""
+        ages = [MIN_AGE - (now - claim.since) for claim in self._claims.values() if now - claim.since < MIN_AGE]
+        return max(ages) if ages else None

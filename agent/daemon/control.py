@@ -1,0 +1,349 @@
+"""Answers for the daemon what a person asks of it, from what its parts know; every face asks here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, TypeVar
+
+import structlog
+from msgspec.structs import replace
+
+from agent.console import views
+from agent.console.control import RefusedError
+from agent.console.explaining import Knowledge, explain, find
+from agent.console.names import node_name
+from agent.daemon.event_log import Events
+from agent.daemon.keeper import Keeper, NotYetError
+from agent.daemon.serving import Serving
+from agent.discovery.discoverer import Discoverer
+from agent.hardware.adoption import Adopter
+from agent.health import HealthBook
+from agent.inventory.inventory import Inventory
+from agent.inventory.tombstones import GONE, NOT_SEEN
+from agent.inventory.unmatched import unmatched
+from agent.kubelet.witnesses import Witnesses
+from agent.model import Health, Slot, SlotKey, Snapshot
+from agent.runtime.errors import FairleadError
+from agent.runtime.slices import BATCH, in_batches, in_slices
+from backends.base import Backend, Device, Problem
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of the daemon that know something, and what can be done."""
+
+    configuration: Callable[[], views.Configuration]
+    inventory: Inventory
+    backends: Mapping[str, Backend[Any]]
+    discoverers: Mapping[str, Discoverer]
+    health: HealthBook
+    adopter: Adopter
+    serving: Serving
+    witnesses: Witnesses
+    events: Events
+    drain: Callable[[Iterable[str], str, float | None], Awaitable[None]]
+    undrain: Callable[[Iterable[str]], Awaitable[tuple[str, ...]]]
+    reload: Callable[[], Awaitable[views.Reloaded]]
+    keeper: Keeper
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """The devices of a list as they are shown, without who holds them."""
+
+    snapshot: Snapshot
+    devices: tuple[views.Device, ...]
+    numbers: Mapping[str, int]
+    """ID → the device's number."""
+
+
+class AgentControl:
+    """The running daemon, for a person."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """The daemon has started now."""
+        self._parts = parts
+        self._clock, self._wall_clock = clock, wall
+        self._version = version("fairlead")
+        self._node = node_name()
+        self._started = wall()
+        self._drawn: dict[str, _Drawn] = {}
+        self._unmatched: tuple[object, Mapping[str, str]] = (None, {})
+
+    # --- what is ---
+
+    async def status(self) -> views.Status:
+        """Everything there is to see; with thousands of devices it takes several steps of the loop, and some ms pass."""
+        parts = self._parts
+        names = parts.inventory.names()
+        self._drawn = {name: drawn for name, drawn in self._drawn.items() if name in names}
+        devices = {name: await self._devices(name) for name in names}
+        return views.Status(
+            self._version,
+            self._started,
+            self._wall_clock(),
+            self._kubelet(),
+            parts.configuration(),
+            tuple(self._resource(name, devices[name]) for name in names),
+            tuple(views.Unclaimed(it.device.key, it.backend, it.why) for it in parts.inventory.unclaimed()),
+            tuple(self._problems()),
+            self._node,
+            tuple(self._templates()),
+        )
+
+    def _kubelet(self) -> views.Kubelet:
+        serving = self._parts.serving
+        streaming = any(plugin.streaming for plugin in serving.plugins.values())
+        present = streaming or (not serving.kubelet.complaint and serving.kubelet.socket.exists())
+        return views.Kubelet(str(serving.kubelet.socket), present, serving.waiting_for)
+
+    def _resource(self, name: str, devices: tuple[views.Device, ...]) -> views.Resource:
+        serving, configured = self._parts.serving, self._parts.inventory.resource(name)
+        registrar, plugin = serving.registrars.get(name), serving.plugins.get(name)
+        return views.Resource(
+            name,
+            configured.spec.backend if configured else "",
+            registered=registrar is not None and registrar[0].registered and not registrar[0].rival,
+            streaming=plugin is not None and plugin.streaming,
+            complaint="; ".join(self._complaints(name)),
+            devices=devices,
+        )
+
+    def _complaints(self, name: str) -> Iterator[str]:
+        inventory, registrar = self._parts.inventory, self._parts.serving.registrars.get(name)
+        if registrar is not None and (complaint := registrar[0].rival or registrar[0].complaint):
+            yield complaint
+        if why := inventory.configured.broken.get(name):
+            yield why
+        if omitted := inventory.omitted(name):
+            yield f"{omitted} IDs are left out: the list would be longer than a kubelet takes"
+        if sentence := self._unmatched_selectors().get(name):
+            yield sentence
+
+    def _templates(self) -> Iterator[views.Template]:
+        configured, unmatched = self._parts.inventory.configured, self._unmatched_selectors()
+        for name, given in configured.given().items():
+            whys = [why for why in (configured.broken.get(name), unmatched.get(name)) if why]
+            yield views.Template(name, configured.kind(name) or "", "; ".join(whys), given)
+
+    def _unmatched_selectors(self) -> Mapping[str, str]:
+        """Resource → which of its selectors match nothing; found anew when other devices are there."""
+        parts = self._parts
+        scanned = {kind: it for kind, it in parts.discoverers.items() if it.first_scan.is_set()}
+        state = (parts.inventory.revision, frozenset(scanned))
+        if self._unmatched[0] != state:
+            resources = parts.inventory.configured.written.values()
+            found = unmatched(resources, {kind: it.selectable() for kind, it in scanned.items()})
+            self._unmatched = state, {it.subject: it.sentence.removeprefix(f"{it.subject}: ") for _, it in found}
+        return self._unmatched[1]
+
+    def _problems(self) -> Iterator[views.Problem]:
+        for kind, discoverer in self._parts.discoverers.items():
+            if not discoverer.first_scan.is_set():
+                yield views.Problem(kind, kind, f"the first look at the hardware of {kind} has not ended yet")
+            for of_unit in discoverer.problems.values():
+                yield from (views.Problem(kind, it.subject, it.sentence) for it in of_unit)
+        if lost := self._parts.events.lost():
+            yield views.Problem("", "log", f"stderr did not take {lost} lines of the log; they are lost")
+        keeper = self._parts.keeper
+        yield from (views.Problem("", "state", why) for why in (keeper.unkept(), keeper.damage()) if why)
+
+    # --- devices ---
+
+    async def _devices(self, name: str) -> tuple[views.Device, ...]:
+        """The resource's devices by their state, with who holds them."""
+        if (snapshot := self._parts.serving.list_of(name)) is None:
+            return ()
+        drawn = self._drawn.get(name)
+        if drawn is None or drawn.snapshot is not snapshot:
+            drawn = self._drawn[name] = await _draw(snapshot, self._wall)
+        held: dict[int, list[views.Held]] = {}
+        for device_id, claim in await in_slices(self._held(name)):
+            if (number := drawn.numbers.get(device_id)) is not None:
+                held.setdefault(number, []).append(claim)
+        if not held:
+            return drawn.devices
+        devices, unseen = list(drawn.devices), self._unseen(self._parts.inventory.kind(name))
+        async for batch in in_batches(held):
+            for number in batch:
+                devices[number] = _as_seen(replace(devices[number], held=tuple(held[number])), unseen)
+        return tuple(devices)
+
+    def _held(self, name: str) -> Iterator[tuple[str, views.Held]]:
+        """The resource's IDs that pods hold, under these or through another resource."""
+        inventory = self._parts.inventory
+        claims = [(device_id, device_id, (name, device_id)) for device_id in inventory.claims(name)]
+        others = [(i, f"{claim.resource}/{claim.id}", claim.slot) for i, claim in inventory.held_elsewhere(name)]
+        return ((device_id, views.Held(told, self._holders(slot))) for device_id, told, slot in (*claims, *others))
+
+    def _unseen(self, kind: str | None) -> str:
+        discoverer = self._parts.discoverers.get(kind or "")
+        return discoverer.unseen() if discoverer is not None else ""
+
+    def _holders(self, slot: SlotKey) -> tuple[views.Holder, ...]:
+        return tuple(
+            views.Holder(it.namespace, it.pod, it.container) for it in self._parts.witnesses.holders.get(slot, ())
+        )
+
+    def _wall(self, monotonic: float) -> float:
+        return monotonic + self._wall_clock() - self._clock()
+
+    # --- one device ---
+
+    def explain(self, device: str) -> views.Explanation:
+        """All that is known of a device.
+
+        Raises:
+            NoSuchDeviceError: there is none of that name, or several.
+        """
+        explained = explain(self._knowledge(), device)
+        return _as_seen(explained, self._unseen(explained.backend))
+
+    def _knowledge(self) -> Knowledge:
+        parts, now = self._parts, self._clock()
+        return Knowledge(
+            parts.inventory,
+            parts.backends,
+            lambda hardware: parts.health.signals_of(hardware, now),
+            self._problems_of,
+            self._wall,
+            self._holders,
+            parts.adopter.complaints(),
+            lambda: ((kind, device) for kind, it in parts.discoverers.items() for device in it.selectable()),
+        )
+
+    def _problems_of(self, kind: str, unit: str) -> Sequence[Problem]:
+        return self._parts.discoverers[kind].problems.get(unit, ())
+
+    # --- what happened ---
+
+    def watch(self, last: int, *, follow: bool) -> AsyncGenerator[views.Event, None]:
+        """The newest `last` events kept, then, to follow, every one as it happens."""
+        return self._parts.events.watch(last, follow=follow)
+
+    # --- what an operator decides ---
+
+    async def drain(self, device: str, reason: str, until: float | None) -> views.Drained:
+        """Offer it to no new pod, until then or until it is undrained.
+
+        Raises:
+            NoSuchDeviceError: there is none of that name, or several.
+            RefusedError: the time is past, or a restart would forget it.
+        """
+        hardware = find(self._parts.inventory, device)
+        earlier = [
+            drain for drain in self._parts.health.drains_of(hardware) if (drain.reason, drain.until) != (reason, until)
+        ]
+        try:
+            await self._parts.drain(hardware, reason, until)
+        except FairleadError as error:
+            raise self._refusal(error) from error
+        log.info("drained", device=device, hardware=sorted(hardware), reason=reason)
+        replaced = tuple(dict.fromkeys(drain.told() for drain in earlier))
+        for sentence in replaced:
+            log.warning("drain-replaced", device=device, reason=sentence)
+        slots = [slot for slot in self._slots_on(hardware) if not slot[1].health.offered]
+        held = tuple(slot.id for name, slot in slots if slot.id in self._parts.inventory.claims(name))
+        return views.Drained(tuple(slot.id for _, slot in slots), held, self._parts.keeper.unkept(), replaced)
+
+    async def undrain(self, device: str) -> views.Undrained:
+        """Back into service: ends its drain, its quarantine, and what waits for an operator.
+
+        Raises:
+            NoSuchDeviceError: there is none of that name, or several.
+            RefusedError: a restart would forget it.
+        """
+        hardware = find(self._parts.inventory, device)
+        try:
+            ended = await self._parts.undrain(hardware)
+        except FairleadError as error:
+            raise self._refusal(error) from error
+        log.info("undrained", device=device, hardware=sorted(hardware), ended=list(ended) or "nothing")
+        return views.Undrained(tuple(slot.id for _, slot in self._slots_on(hardware)), ended)
+
+    def _refusal(self, error: FairleadError) -> RefusedError:
+        waiting = self._parts.serving.waiting_for if isinstance(error, NotYetError) else ""
+        return RefusedError(f"{error.sentence}: it is {waiting}" if waiting else error.sentence)
+
+    def _slots_on(self, hardware: Iterable[str]) -> list[tuple[str, Slot]]:
+        """The slots that this hardware's health counts for, each with its resource."""
+        inventory = self._parts.inventory
+        return [
+            (it.placed.resource, slot)
+            for it in inventory.on(hardware, minding=True)
+            if it.placed
+            for device_id in it.placed.ids
+            if (slot := inventory.slot(it.placed.resource, device_id))
+        ]
+
+    async def reload(self) -> views.Reloaded:
+        """Read the configuration again and apply what changed.
+
+        Raises:
+            RefusedError: it has mistakes; nothing has changed.
+        """
+        return await self._parts.reload()
+
+
+_Seen = TypeVar("_Seen", views.Device, views.Explanation)
+
+
+def _as_seen(view: _Seen, unseen: str) -> _Seen:
+    """A view of what a pod holds: nobody knows that it is gone while something has not been looked at."""
+    if not unseen or view.reason != GONE.reason:
+        return view
+    return replace(view, reason=NOT_SEEN, message=f"it has not been seen since the start: {unseen}; a pod holds it")
+
+
+async def _draw(snapshot: Snapshot, wall: Callable[[float], float]) -> _Drawn:
+    """The list's devices, each once for every state that some of its IDs are in."""
+    ids: dict[tuple[int, int], list[str]] = {}
+    alike: dict[tuple[int, int], Slot] = {}
+    order: dict[tuple[int, int], tuple[str, str]] = {}
+    async for slots in in_batches(snapshot.slots.values(), 10 * BATCH):
+        for slot in slots:
+            key = (id(slot.device) if slot.device else id(slot), id(slot.health))
+            if key not in alike:
+                alike[key], order[key], ids[key] = slot, _order(slot), []
+            ids[key].append(slot.id)
+    keys = sorted(order, key=order.__getitem__)
+    numbers = {device_id: number for number, key in enumerate(keys) for device_id in ids[key]}
+    devices = await in_slices(_devices_of(((alike[key], tuple(ids[key])) for key in keys), wall))
+    return _Drawn(snapshot, tuple(devices), numbers)
+
+
+def _devices_of(
+    slots: Iterable[tuple[Slot, tuple[str, ...]]], wall: Callable[[float], float]
+) -> Iterator[views.Device]:
+    return (_device(slot.id, slot.device, slot.health, ids, wall) for slot, ids in slots)
+
+
+def _order(slot: Slot) -> tuple[str, str]:
+    return slot.device.key if slot.device else slot.id, slot.health.state.value
+
+
+def _device(
+    device_id: str, device: Device | None, health: Health, ids: tuple[str, ...], wall: Callable[[float], float]
+) -> views.Device:
+    return views.Device(
+        device.key if device else device_id,
+        ids,
+        health.state.value,
+        health.reason,
+        health.message,
+        wall(health.since) if health.since else 0.0,
+        device.numa_node if device else None,
+        device.ancestry if device else (),
+        tuple(sorted(device.hardware)) if device else (),
+    )

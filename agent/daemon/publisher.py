@@ -1,0 +1,93 @@
+"""Hands the lists that changed to their plugins, and says what happened once the kubelet has been told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import structlog
+
+from agent.daemon.device_log import tell
+from agent.daemon.feature_file import FeatureFile
+from agent.daemon.list_warnings import Oddities
+from agent.daemon.serving import Serving
+from agent.hardware.adoption import Adopter
+from agent.inventory.inventory import Inventory
+from agent.model import Snapshot
+from agent.runtime.counts import Counts
+
+_TELL_AFTER: Final = 0.002  # seconds from a change to its line in the log: the kubelet is told first
+
+log = structlog.get_logger()
+
+
+class Publisher:
+    """What follows from a change of the inventory."""
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        serving: Serving,
+        adopter: Adopter,
+        oddities: Oddities,
+        features: FeatureFile | None,
+        counts: Counts,
+    ) -> None:
+        """Prepare; these are told, and `counts` counts what changed."""
+        self._inventory, self._serving = inventory, serving
+        self._adopter, self._oddities = adopter, oddities
+        self._features, self._counts = features, counts
+        self._untold: deque[tuple[Snapshot | None, Snapshot]] = deque()
+        self._telling: asyncio.Task[None] | None = None
+        self._is_withheld = False
+
+    @contextmanager
+    def withheld(self) -> Iterator[None]:
+        """Publish nothing meanwhile: what is known is not all there is to know."""
+        self._is_withheld = True
+        try:
+            yield
+        finally:
+            self._is_withheld = False
+
+    def publish(self, now: float, since: float | None = None) -> bool:
+        """Publish what has changed; have devices given new resources their names?
+
+        Args:
+            now: monotonic seconds.
+            since: when the event came that was the cause, if it was one.
+        """
+        if self._is_withheld:
+            return False
+        for snapshot in self._inventory.take(now):
+            before = self._serving.publish(snapshot, since)
+            self._adopter.listed(snapshot)
+            # after the streams have sent it, which takes them two turns of the loop
+            asyncio.get_running_loop().call_later(_TELL_AFTER, self._tell_soon, before, snapshot)
+            self._oddities.tell_of_length(snapshot.resource)
+            if self._features is not None:
+                self._features.changed()
+        self._serving.follow(self._inventory.names())
+        return self._tell_of_names()
+
+    def _tell_soon(self, before: Snapshot | None, snapshot: Snapshot) -> None:
+        self._untold.append((before, snapshot))
+        if self._telling is None or self._telling.done():
+            self._telling = asyncio.create_task(self._tell())
+
+    async def _tell(self) -> None:
+        """Tell the log of each list, one after the other; of thousands of devices that takes several steps of the loop."""
+        while self._untold:
+            before, snapshot = self._untold.popleft()
+            await tell(before.slots if before else None, snapshot, self._counts)
+
+    def _tell_of_names(self) -> bool:
+        given = self._inventory.configured.take_given()
+        for resource in given:
+            log.info(
+                "resource-named", resource=resource.name, backend=resource.spec.backend, template=resource.template
+            )
+        return bool(given)

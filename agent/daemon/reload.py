@@ -1,0 +1,249 @@
+"""Reads the configuration again: when asked, on SIGHUP, and when its file has changed; one after the other.
+
+A configuration with mistakes changes nothing, nor does one that cannot be put into force. It is read in a thread, where the
+backends that it needs are made, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Set
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import structlog
+
+from agent.config import DEFAULT_PATH, Config, ConfigError, ConfigProblem, Difference, compare, load
+from agent.console.control import RefusedError
+from agent.console.views import Reloaded
+from agent.discovery.backend_factory import make_backends, why_unmade
+from agent.discovery.sources.files import FileWatch
+from agent.discovery.sources.paths import POLL
+from agent.runtime.errors import shown
+from agent.runtime.notify import Notifier
+from agent.runtime.workers import NoWorkerError, Workers
+from backends.base import Backend
+
+READ_DEADLINE: Final = 10.0
+"""Seconds that reading the file may take."""
+
+_QUIET: Final = 0.1  # seconds without another change, before a file counts as written
+_QUIET_IF_EMPTY: Final = 1.0  # seconds: an empty file, or none, is rarely what is meant; somebody is at it
+_RESTLESS: Final = 5.0  # seconds after which a file that changes all the time is read all the same
+_CLOCK_TICK: Final = 0.01  # seconds by which the time of a file may lag behind the clock (CONFIG_HZ=100)
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a new configuration asks for."""
+
+    difference: Difference
+    backends: Mapping[str, Backend[Any]]
+    """A new instance of each backend that is to look anew: whose resources are others, or which is stuck."""
+
+
+class Reloader:
+    """Does one reload after the other; those who ask while one is under way all get the next."""
+
+    def __init__(
+        self,
+        current: Callable[[], Config],
+        stuck: Callable[[], Set[str]],
+        apply: Callable[[Change], Awaitable[None]],
+        notifier: Notifier,
+        status: Callable[[], str],
+        default: Path = DEFAULT_PATH,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            current: the configuration in force.
+            stuck: the backends in force that another instance may do better than.
+            apply: puts another into force; if it raises and has not, nothing has changed.
+            notifier: is told when it begins and ends.
+            status: what it is told then.
+            default: the file, where there was none at the start.
+        """
+        self.mistakes: tuple[str, ...] = ()
+        """What was wrong with the configuration when it was read last; empty if it is in force."""
+        self.needs_restart: tuple[str, ...] = ()
+        """The settings that are others in the file, and that only a restart applies."""
+        self._current, self._stuck, self._apply = current, stuck, apply
+        self._notifier, self._status = notifier, status
+        self._default = default
+        self._next: asyncio.Future[Reloaded] | None = None
+        self._wanted = asyncio.Event()
+        self._touched = asyncio.Event()
+        self._workers = Workers("reload", limit=1)
+
+    def request(self) -> asyncio.Future[Reloaded]:
+        """Have the configuration read; what comes of it, a RefusedError if it has mistakes."""
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_future()
+            self._next.add_done_callback(_note)
+            self._wanted.set()
+        return self._next
+
+    async def run(self) -> None:
+        """Do what is requested, until cancelled."""
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            answer, self._next = self._next, None
+            assert answer is not None
+            try:
+                self._notifier.reloading()
+                reloaded = await self._reload()
+            except BaseException as error:
+                _answer(answer, error)
+                if not isinstance(error, RefusedError):
+                    raise
+            else:
+                if not answer.done():
+                    answer.set_result(reloaded)
+            finally:
+                self._notifier.ready(self._status())
+
+    async def _reload(self) -> Reloaded:
+        """Read, and apply what is new.
+
+        Raises:
+            RefusedError: it has mistakes.
+        """
+        if not self._current().read_at:
+            raise RefusedError("this daemon was given its configuration by another program, and has no file to read")
+        change = None
+        try:
+            change = await self._read()
+            await self._apply(change)
+        except ConfigError as error:
+            raise self._refuse(tuple(map(str, error.problems))) from None
+        except (TimeoutError, NoWorkerError):
+            raise self._refuse((f"{self._file()}: reading it, or starting a backend for it, hangs",)) from None
+        except Exception as error:
+            if change is not None and self._current() is change.difference.config:
+                self.mistakes = ()
+                raise  # it is in force
+            log.exception("part-failed", part="reload")  # where it came from matters
+            raise self._refuse((f"{self._file()}: it cannot be put into force: {shown(error)}",)) from error
+        difference = change.difference
+        self.mistakes = ()
+        self._tell(difference)
+        return Reloaded(difference.added, difference.removed, difference.changed, difference.needs_restart)
+
+    async def _read(self) -> Change:
+        """Read the file, and make what is needed of it.
+
+        Raises:
+            ConfigError: it has mistakes.
+            TimeoutError: it hangs.
+            NoWorkerError: it has hung before.
+        """
+        try:
+            with anyio.fail_after(READ_DEADLINE):
+                return await self._workers.start(partial(_read, self._current(), self._default, self._stuck()))
+        finally:
+            self._workers.close()
+
+    def _refuse(self, mistakes: tuple[str, ...]) -> RefusedError:
+        """Say what is wrong once, however often it is read."""
+        if mistakes != self.mistakes:
+            self.mistakes = mistakes
+            for mistake in mistakes:
+                log.error("config-invalid", reason=mistake, then="what was configured before stays in force")
+        return RefusedError("\n".join(mistakes))
+
+    def _tell(self, difference: Difference) -> None:
+        if difference:
+            log.info(
+                "config-reloaded",
+                added=list(difference.added),
+                removed=list(difference.removed),
+                changed=list(difference.changed),
+                settings=list(difference.settings),
+            )
+        else:
+            log.info("config-unchanged")
+        if difference.needs_restart != self.needs_restart:
+            self.needs_restart = difference.needs_restart
+            if difference.needs_restart:
+                log.warning("config-needs-restart", settings=list(difference.needs_restart))
+
+    def _file(self) -> Path:
+        return (self._current().source or self._default).absolute()
+
+    async def watch(self) -> None:
+        """Request a reload whenever the file has changed, until cancelled.
+
+        Raises:
+            OSError: it cannot be watched; the message says why.
+        """
+        if not self._current().read_at:
+            await anyio.sleep_forever()
+        watch = FileWatch(self._file(), self._touched.set)
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(watch.run)
+            self._touched.clear()  # by the directories that are there
+            if watch.changed_since(self._current().read_at - _CLOCK_TICK):  # before we watched
+                self._touched.set()
+            while True:
+                seen = watch.identity()
+                while not self._touched.is_set() and watch.identity() == seen:
+                    with anyio.move_on_after(POLL):
+                        await self._touched.wait()
+                with anyio.move_on_after(_RESTLESS):
+                    await self._quiet()
+                watch.follow()
+                self.request()
+
+    async def _quiet(self) -> None:
+        """Wait until whoever writes the file has probably done."""
+        while self._touched.is_set():
+            self._touched.clear()
+            await anyio.sleep(_QUIET)
+            if not self._touched.is_set() and self._is_empty():
+                await anyio.sleep(_QUIET_IF_EMPTY)
+
+    def _is_empty(self) -> bool:
+        try:
+            return self._file().stat().st_size == 0
+        except OSError:
+            return True
+
+
+def _read(before: Config, default: Path, stuck: Set[str]) -> Change:
+    """Read the configuration, and make the backends that it needs anew (blocking).
+
+    Raises:
+        ConfigError: with every mistake; a file that was there and is no more is one, and a backend that cannot be started,
+            unless it was stuck before.
+    """
+    difference = compare(before, load(before.source, default=default))
+    kinds = difference.kinds if not difference.settings else {it.spec.backend for it in difference.config.resources}
+    of_kinds = [it for it in difference.config.resources if it.spec.backend in kinds | stuck]
+    made = make_backends(before.host, of_kinds)
+    unmade = {kind: why for kind, it in made.items() if (why := why_unmade(it))}
+    file = before.source or default
+    if mistakes := [f"the backend {kind}: {why}" for kind, why in unmade.items() if kind in kinds - stuck]:
+        raise ConfigError(tuple(ConfigProblem(file, None, "", mistake) for mistake in mistakes))
+    return Change(difference, {kind: it for kind, it in made.items() if kind in kinds or kind not in unmade})
+
+
+def _answer(answer: asyncio.Future[Reloaded], error: BaseException) -> None:
+    if answer.done():
+        return  # whoever asked has gone
+    if isinstance(error, Exception):
+        answer.set_exception(error)
+    else:
+        answer.cancel()
+
+
+def _note(answer: asyncio.Future[Reloaded]) -> None:
+    """Nobody need be interested: asyncio complains of an exception that nobody reads."""
+    if not answer.cancelled():
+        answer.exception()

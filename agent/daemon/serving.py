@@ -1,0 +1,294 @@
+"""A server for each resource of the inventory in our directory, registered with the kubelet, as the only agent there."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import anyio
+import structlog
+from anyio.abc import TaskGroup
+
+from agent.discovery.sources.base import Beat, nobody
+from agent.discovery.sources.paths import POLL, Change, DirectoryWatch
+from agent.kubelet.lapses import Lapses
+from agent.kubelet.lock import exclusive, identity, remove_leftovers
+from agent.kubelet.plugin import Plugin
+from agent.kubelet.registration import Kubelet, Registrar
+from agent.model import Snapshot
+from agent.runtime import limits
+from agent.runtime.counts import Counts
+from agent.runtime.errors import words
+from agent.runtime.notify import Notifier
+from agent.runtime.supervision import supervise
+from backends.errors import reason_of
+
+_DIRECTORY_RETRY: Final = 1.0  # seconds
+
+log = structlog.get_logger()
+
+
+class _ReplacedError(Exception):
+    """The plugin directory was removed, and perhaps made again."""
+
+
+class Serving:
+    """The plugin directory, our sockets in it, and whoever is behind each of them."""
+
+    def __init__(
+        self,
+        plugin_dir: Path,
+        notifier: Notifier,
+        plugin: Callable[[str], Plugin],
+        *,
+        catch_up: Callable[[], Awaitable[None]],
+        alongside: Callable[[], Awaitable[None]],
+        counts: Counts,
+        lapses: Lapses,
+        beat: Beat = nobody,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            plugin_dir: the kubelet's directory for sockets.
+            notifier: is told what we wait for.
+            plugin: makes a resource's service.
+            catch_up: learns what an agent before us gave while we waited for it to go.
+            alongside: what only the one agent of a node may do; runs as long as we are that.
+            counts: has the registrations.
+            lapses: looks after the resources that another plugin takes.
+            beat: the sign of life of `watch`.
+        """
+        self.kubelet = Kubelet(plugin_dir / "kubelet.sock")
+        self.registrars: dict[str, tuple[Registrar, anyio.CancelScope]] = {}
+        self.plugins: dict[str, Plugin] = {}
+        self._plugin_dir = plugin_dir
+        self._notifier = notifier
+        self._plugin = plugin
+        self._catch_up = catch_up
+        self._alongside = alongside
+        self._counts = counts
+        self.lapses = lapses
+        lapses.registrars = self.every_registrar
+        self._directory = DirectoryWatch(self._directory_changed, self.kubelet.look, beat)
+        self._ours = plugin_dir / limits.SOCKET_DIRECTORY
+        self._directory.watch(frozenset({plugin_dir, self._ours}))
+        self._lock_news = asyncio.Event()
+        self._directory_news = asyncio.Event()
+        self._names: tuple[str, ...] = ()
+        self._names_changed = asyncio.Event()
+        self._lists: dict[str, Snapshot] = {}
+        self._leaving: set[str] = set()
+        self._awaited = ""
+
+    # --- what is served ---
+
+    @property
+    def waiting_for(self) -> str:
+        """What keeps everything from being served, as systemd is told; empty if nothing does."""
+        if self._awaited:
+            return f"waiting for {self._awaited}"
+        if self.kubelet.complaint:
+            return f"waiting for the kubelet, which does not answer at {self.kubelet.socket}: {self.kubelet.complaint}"
+        if not self.kubelet.generation:
+            return f"waiting for {self.kubelet.socket}"
+        return ""
+
+    @property
+    def status(self) -> str:
+        """What we are at, as systemd is told."""
+        if self._awaited or not self.kubelet.generation:
+            return self.waiting_for
+        registered = sum(registrar.registered for registrar, _ in self.registrars.values())
+        return f"{registered} of {len(self.registrars)} resources registered"
+
+    def list_of(self, name: str) -> Snapshot | None:
+        """The resource's list as it was published last."""
+        return self._lists.get(name)
+
+    def publish(self, snapshot: Snapshot, since: float | None = None) -> Snapshot | None:
+        """A resource's list is this from now on, because of an event at that time, if that is known; the one before."""
+        before = self._lists.get(snapshot.resource)
+        self._lists[snapshot.resource] = snapshot
+        if (plugin := self.plugins.get(snapshot.resource)) is not None:
+            plugin.publish(snapshot, since)
+        return before
+
+    def follow(self, names: Sequence[str]) -> None:
+        """Serve these resources and no others."""
+        self._names = tuple(names)
+        if set(names) != self.plugins.keys():
+            self._names_changed.set()
+
+    def every_registrar(self) -> list[Registrar]:
+        """Those of all resources that are served."""
+        return [registrar for registrar, _ in self.registrars.values()]
+
+    def renew(self, name: str) -> None:
+        """Have the kubelet read the options of a resource's plugin again."""
+        log.info("options-changed", resource=name)
+        self.registrars[name][0].renew()
+
+    # --- parts that run ---
+
+    async def watch(self) -> None:
+        """See the kubelet's socket appear, for ever; also where no event tells of it."""
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(self._directory.run)
+            while True:
+                self.kubelet.look()
+                await anyio.sleep(POLL)
+
+    async def run(self) -> None:
+        """Serve every resource, in our directory, as the only agent there; in another one once it was made again."""
+        while True:
+            try:
+                await self._run()
+            except* _ReplacedError:
+                log.warning(
+                    "plugin-directory-replaced",
+                    directory=str(self._ours),
+                    then="starting over, as the only agent there",
+                )
+
+    async def _run(self) -> None:
+        ours = await self._make_directory()
+        async with self._alone(ours / "lock") as waited:
+            lock = identity(ours / "lock")
+            remove_leftovers(ours)
+            if waited:
+                await self._catch_up()
+            self.kubelet.look()
+            if not self.kubelet.generation:
+                log.info("waiting-for-kubelet", socket=str(self.kubelet.socket))
+            self._report()
+            try:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(supervise, "claims", self._alongside)
+                    tasks.start_soon(self._mind_lock, ours / "lock", lock)
+                    while True:
+                        self._names_changed.clear()
+                        self._follow_names(tasks)
+                        await self._names_changed.wait()
+            finally:
+                self.registrars.clear()
+                self.plugins.clear()
+                self._leaving.clear()
+
+    # --- the directory ---
+
+    async def _mind_lock(self, lock: Path, ours: tuple[int, int] | None) -> None:
+        """See that the lock is the one that we have: in a directory that was made again, another agent may have another.
+
+        As long as there is no kubelet's socket, the streams that are open are all that pods can be given devices by.
+
+        Raises:
+            _ReplacedError: it is not.
+        """
+        while identity(lock) == ours or not self.kubelet.socket.exists():
+            self._lock_news.clear()
+            with anyio.move_on_after(POLL):
+                await self._lock_news.wait()
+        raise _ReplacedError
+
+    @asynccontextmanager
+    async def _alone(self, lock: Path) -> AsyncIterator[bool]:
+        """Be the only agent there; yields whether we had to wait for that."""
+
+        def wait(pid: str) -> None:
+            log.warning("another-agent-runs", file=str(lock), pid=pid, then="waiting until it is gone")
+            self._wait_for(f"{lock}, which process {pid} has: another Fairlead runs")
+
+        self._wait_for(str(lock))
+        try:
+            async with exclusive(lock, wait) as waited:
+                self._awaited = ""
+                if waited:
+                    log.info("took-over", file=str(lock))
+                yield waited
+        except OSError as error:
+            self._wait_for(f"{lock}: {reason_of(error)}")
+            raise
+
+    def _directory_changed(self, path: Path, change: Change) -> None:
+        self._directory_news.set()
+        self._lock_news.set()
+        if path.parent == self._plugin_dir:
+            self.lapses.changed(path)
+        if path == self.kubelet.socket and change is Change.CREATED:
+            self.kubelet.look()
+
+    async def _make_directory(self) -> Path:
+        """Wait for the plugin directory and make ours in it."""
+        ours = self._plugin_dir / limits.SOCKET_DIRECTORY
+        complaint = ""
+        while True:
+            self._directory_news.clear()
+            try:
+                ours.mkdir(mode=0o750, exist_ok=True)
+                if ours.is_symlink():
+                    raise OSError(errno.ELOOP, "It is a symbolic link", str(ours))
+            except OSError as error:
+                if words(error) != complaint:
+                    complaint = words(error)
+                    self._wait_for(f"{ours.parent}: {reason_of(error)}")
+                    log.warning(
+                        "plugin-directory-unusable",
+                        directory=str(ours),
+                        reason=complaint,
+                        then="trying again until it is usable",
+                    )
+            else:
+                return ours
+            with anyio.move_on_after(_DIRECTORY_RETRY):
+                await self._directory_news.wait()
+
+    def _endpoint(self, name: str) -> str:
+        """The resource's socket, relative to the plugin directory."""
+        ours = self._plugin_dir / limits.SOCKET_DIRECTORY
+        room = limits.SOCKET_PATH_LIMIT - len(os.fsencode(ours)) - 1
+        return f"{limits.SOCKET_DIRECTORY}/{limits.socket_name(name, room)}"
+
+    # --- the servers ---
+
+    def _follow_names(self, tasks: TaskGroup) -> None:
+        """Have a server for each wanted name, and for no other."""
+        for name in self.registrars.keys() - set(self._names):
+            self.registrars.pop(name)[1].cancel()
+            self._leaving.add(name)
+            self.plugins.pop(name)
+            self._lists.pop(name, None)
+            log.info("resource-retired", resource=name)
+        for name in self._names:
+            if name not in self.registrars and name not in self._leaving:
+                self._serve(name, tasks)  # a name that is back waits for its old server's end: never two streams (A2)
+
+    def _serve(self, name: str, tasks: TaskGroup) -> None:
+        plugin = self.plugins[name] = self._plugin(name)
+        registrar = Registrar(plugin, self.kubelet, self._plugin_dir, self._endpoint(name), self._counts)
+        registrar.on_change = self._report
+        scope = anyio.CancelScope()
+        self.registrars[name] = registrar, scope
+        if (snapshot := self._lists.get(name)) is not None:
+            plugin.publish(snapshot)
+        tasks.start_soon(self._keep, name, registrar, scope)
+
+    async def _keep(self, name: str, registrar: Registrar, scope: anyio.CancelScope) -> None:
+        """Serve a resource until its scope is cancelled."""
+        with scope:
+            await supervise(name, registrar.run)
+        self._leaving.discard(name)
+        self._names_changed.set()
+
+    def _wait_for(self, what: str) -> None:
+        self._awaited = what
+        self._notifier.status(self.waiting_for)
+
+    def _report(self) -> None:
+        """Tell systemd what we are at."""
+        self._notifier.status(self.status)

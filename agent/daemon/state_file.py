@@ -1,0 +1,335 @@
+"""What must outlive a restart, kept in one file of JSON lines in `state_dir`, written by a thread of its own.
+
+A line holds one part of the state whole, or which claims came and went since the line before; a line that was cut off is
+passed over. An Allocate waits for its line, however much else is held: adding one takes 15 us where renaming a new file
+over the old takes 300 us, or 2 ms (ext4 flushes it then). A file that has doubled is replaced by one that says each part
+once. A write that fails is reported, once, and refuses nothing.
+
+What an operator decides is on the disk itself before he is told: health is synced when it is written. Claims are synced
+once there is nothing else to write, since a machine that dies takes the pods along. Health is kept in a second file as
+well: where the first is damaged, it is moved aside, and health is what the second says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import anyio
+import msgspec
+import structlog
+from msgspec import structs
+
+from agent.health import KeptHealth
+from agent.model import Held
+from agent.runtime.errors import words
+from backends.linux import files
+
+_FORMAT: Final = 3
+
+_READABLE: Final = frozenset({1, 2, _FORMAT})
+"""1 had claims in every line, and nothing else; 2 had every part whole."""
+
+_MOST_READ: Final = 64 << 20  # bytes of a file that is ours; a node's state has some 100 kB
+_MOST_BYTES: Final = 256 << 10  # of the file, before it is replaced; more where twice what is kept is more
+_WRITE_PATIENCE: Final = 0.1  # seconds that an Allocate waits for its claim to be in the file
+_RETRY: Final = 30.0  # seconds before what could not be written is tried again, though nothing changes
+
+_LOST: Final = "asking the kubelet who holds what; drains, and what the kernel said of devices, are forgotten"
+_SAVED: Final = "asking the kubelet who holds what; drains, and what the kernel said of devices, are those of"
+
+log = structlog.get_logger()
+
+
+class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The file's content; of a line, what the others do not say is None."""
+
+    claims: tuple[Held, ...] | None = None
+    releasing: tuple[Held, ...] | None = None
+    """Claims that are over and whose backend has not undone them yet."""
+    health: KeptHealth | None = None
+
+
+_PARTS: Final = Kept.__struct_fields__
+_OF_CLAIMS: Final = ("claims", "releasing")
+
+
+class _Line(Kept, frozen=True, omit_defaults=True):
+    version: int = 0
+    less: dict[str, tuple[Held, ...]] = {}
+    """Of the parts of claims, what is over."""
+    more: dict[str, tuple[Held, ...]] = {}
+    """And what began after that."""
+
+
+class StateFile:
+    """Reads the state once and writes it whenever it changes, the newest content only."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "state.json"
+        self._second = directory / "state.health.json"
+        self._aside = directory / "state.damaged.json"
+        self._wanted = 0  # counts what was asked to be written; read and raised on the loop
+        self._content = Kept()
+        self.complaint = ""
+        """Why it could not be written the last time; empty if it was."""
+        self.damage = ""
+        """What was wrong with the file when it was read, one sentence for a person; empty if nothing was."""
+        self._work = threading.Event()
+        self._waiters: dict[int, asyncio.Future[None]] = {}  # those that still wait, by the number of their write
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._saved = Kept()  # as in the file; the thread's
+        self._file: int | None = None  # open for adding lines; the thread's
+        self._room = _MOST_BYTES  # that the open file may take; the thread's
+        self._aside_is_kept = False
+        self._unsynced = False  # has the open file lines that the disk may not have? the thread's
+
+    def read(self) -> Kept:
+        """What an earlier run left; nothing if there is none, or none that can be read (blocking).
+
+        What is not written anew stays in the file.
+        """
+        try:
+            kept, torn = _contents(files.read(self.path, _MOST_READ, follow=False))
+        except FileNotFoundError:
+            return Kept()
+        except NotADirectoryError as error:  # nothing can be damaged, or put aside, where no file can be
+            log.warning("state-unreadable", file=str(self.path), reason=words(error), then=_LOST)
+            return Kept()
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, _FormatError) as error:
+            kept, torn = Kept(), error
+        if torn is not None:
+            kept = self._without_damage(kept, torn)
+        self._content = kept
+        return kept
+
+    def _without_damage(self, kept: Kept, error: BaseException) -> Kept:
+        """What is left of a damaged file, with health as the second file has it."""
+        try:
+            health = _contents(files.read(self._second, _MOST_READ, follow=False))[0].health
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, _FormatError):
+            health = None
+        then = _LOST if health is None and kept.health is None else f"{_SAVED} {self._second if health else self.path}"
+        log.warning("state-unreadable", file=str(self.path), reason=words(error), aside=str(self._aside), then=then)
+        self.damage = f"{self.path} was damaged ({words(error)}) and is kept as {self._aside}; {then}"
+        return kept if health is None else structs.replace(kept, health=health)
+
+    async def write(
+        self,
+        claims: Sequence[Held] | None = None,
+        releasing: Sequence[Held] | None = None,
+        health: KeptHealth | None = None,
+        *,
+        patience: float | None = None,
+    ) -> bool:
+        """Have these parts written; returns when they are, or when the disk takes too long (they are all the same).
+
+        Args:
+            claims: what pods hold.
+            releasing: what is to be undone of ended claims.
+            health: what is kept of health.
+            patience: the seconds that the disk may take; by default what an Allocate can wait.
+
+        Returns:
+            are they on the disk?
+        """
+        if claims is not None:
+            self._content = structs.replace(self._content, claims=tuple(claims))
+        if releasing is not None:
+            self._content = structs.replace(self._content, releasing=tuple(releasing))
+        if health is not None:
+            self._content = structs.replace(self._content, health=health)
+        self._wanted += 1
+        if not self._has_thread():
+            return False
+        number, done = self._wanted, asyncio.get_running_loop().create_future()
+        self._waiters[number] = done
+        self._work.set()
+        try:
+            with anyio.move_on_after(
+                _WRITE_PATIENCE if patience is None else patience
+            ):  # wait takes a turn of the loop more
+                await done
+                return not self.complaint
+            return False
+        finally:
+            self._waiters.pop(number, None)
+
+    def _has_thread(self) -> bool:
+        """Is there a thread that writes? If the system has none to give now, it may have one for the next write."""
+        if self._loop is None:
+            try:
+                threading.Thread(target=self._serve, name="state", daemon=True).start()
+            except RuntimeError as error:
+                self._finish(self._wanted, words(error))
+                return False
+            self._loop = asyncio.get_running_loop()
+        return True
+
+    def _serve(self) -> None:
+        complaint = ""
+        while True:
+            self._work.wait(_RETRY if complaint else None)
+            self._work.clear()
+            number, content = self._wanted, self._content
+            complaint = _complaint(partial(self._save, content))
+            if not self._tell(number, complaint):
+                return
+            if self._unsynced and not self._work.is_set() and (complaint := _complaint(self._sync)):
+                self._tell(number, complaint)
+
+    def _tell(self, number: int, complaint: str) -> bool:
+        """Tell the loop what came of the writes up to this one; False if the process is ending."""
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(self._finish, number, complaint)
+        except RuntimeError:
+            return False  # the loop is closed
+        return True
+
+    def _save(self, content: Kept) -> None:
+        """Write what is new."""
+        if lines := _difference(self._saved, content):
+            self._add(lines, content)
+            if content.health is not self._saved.health:
+                self._sync()
+                files.replace(self._second, _line(Kept(health=content.health)), synced=True)
+            self._saved = content
+
+    def _sync(self) -> None:
+        """Have the disk take what was added; what it refuses is written anew, whole."""
+        assert self._file is not None
+        try:
+            if self._unsynced:
+                os.fdatasync(self._file)
+        except OSError:
+            os.close(self._file)
+            self._file, self._saved = None, Kept()
+            raise
+        finally:
+            self._unsynced = False
+
+    def _add(self, lines: bytes, content: Kept) -> None:
+        """Write what is new: as lines more, or with all else in a fresh file where the old is too long, gone or broken."""
+        file, self._file = self._file, None
+        if file is not None:
+            if _append(file, lines, self._room):
+                self._file, self._unsynced = file, True
+                return
+            os.close(file)
+        whole = _difference(Kept(), content)
+        self._file, self._unsynced = self._replace(whole), False
+        self._room = max(_MOST_BYTES, 2 * len(whole))
+
+    def _replace(self, data: bytes) -> int:
+        self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        for left in self.path.parent.glob(f".{self.path.name}.[0-9]*"):  # by versions that were killed while they wrote
+            with suppress(OSError):
+                left.unlink()
+        if self.damage and not self._aside_is_kept:
+            with suppress(FileNotFoundError):
+                self.path.rename(self._aside)
+            self._aside_is_kept = True
+        files.replace(self.path, data, synced=True)
+        return os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+    def _finish(self, number: int, complaint: str) -> None:
+        for done in [done for wanted, done in self._waiters.items() if wanted <= number]:
+            if not done.done():
+                done.set_result(None)
+        if complaint and complaint != self.complaint:
+            log.error(
+                "state-not-written",
+                file=str(self.path),
+                reason=complaint,
+                then=f"a restart of Fairlead would lose it: {_LOST}",
+            )
+        elif self.complaint and not complaint:
+            log.info("state-written-again", file=str(self.path))
+        self.complaint = complaint
+
+
+def _complaint(act: Callable[[], None]) -> str:
+    """What the act has to say of its failure; empty if it succeeds."""
+    try:
+        act()
+    except Exception as error:  # noqa: BLE001  # whatever it is, the thread must go on
+        return words(error)
+    return ""
+
+
+def _append(file: int, lines: bytes, room: int) -> bool:
+    """Add lines to a file that is still there and not too long; False if they are not whole in it."""
+    try:
+        found = os.fstat(file)
+        fits = found.st_nlink > 0 and found.st_size + len(lines) <= room
+        return fits and os.write(file, lines) == len(lines)
+    except OSError:
+        return False  # a fresh file will tell
+
+
+class _FormatError(Exception):
+    """A newer Fairlead wrote this."""
+
+
+def _line(kept: Kept) -> bytes:
+    return msgspec.json.encode(_Line(**structs.asdict(kept), version=_FORMAT)) + b"\n"
+
+
+def _difference(before: Kept, after: Kept) -> bytes:
+    """The lines that make one of the other; a part that is None stays as it is."""
+    lines = b""
+    for name in _PARTS:
+        old, new = getattr(before, name), getattr(after, name)
+        if new is None or new is old:
+            continue
+        if old is None or name not in _OF_CLAIMS:
+            lines += _line(Kept(**{name: new}))
+            continue
+        olds, news = set(map(id, old)), set(map(id, new))  # 5,000 are compared in a millisecond, by their values in ten
+        less = tuple(held for held in old if id(held) not in news)
+        more = tuple(held for held in new if id(held) not in olds)
+        if less or more:
+            lines += msgspec.json.encode(_Line(version=_FORMAT, less={name: less}, more={name: more})) + b"\n"
+    return lines
+
+
+def _contents(data: bytes) -> tuple[Kept, BaseException | None]:
+    """What all lines together say, and what is wrong with one that could not be read.
+
+    A last line without its end is one that was cut off while it was written: nobody was told that it was.
+
+    Raises:
+        msgspec.MsgspecError: there is no line of ours.
+        _FormatError: a line is of another format.
+    """
+    health, claims = None, dict[str, dict[Held, None]]()
+    found, broken = False, None
+    lines = data.splitlines(keepends=True) or [b""]
+    for line in lines:
+        try:
+            said = msgspec.json.decode(line, type=_Line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if line is not lines[-1] or line.endswith(b"\n") or len(lines) == 1:
+                broken = error
+            continue
+        if said.version not in _READABLE:
+            raise _FormatError(f"it has format {said.version}, and this Fairlead reads {_FORMAT}")
+        found, health = True, said.health or health
+        for name in _OF_CLAIMS:
+            if (whole := getattr(said, name)) is not None:
+                claims[name] = dict.fromkeys(whole)
+            if name in said.less or name in said.more:
+                part = claims.setdefault(name, {})
+                for held in said.less.get(name, ()):
+                    part.pop(held, None)
+                part |= dict.fromkeys(said.more.get(name, ()))
+    if broken is not None and not found:
+        raise broken
+    return Kept(**{name: tuple(part) for name, part in claims.items()}, health=health), broken

@@ -1,0 +1,455 @@
+"""Wires the house together, and is the only place that does: what starts after what, who tells whom, how it ends.
+
+Start: configuration → discovery and claims (`SETTLE` at most) → READY → directory, lock, sockets, registration.
+Stop: streams end normally, sockets go; threads that hang hold nothing up. One supervised task for each part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
+from functools import partial
+from types import ModuleType
+from typing import Any, Final
+
+import anyio
+import structlog
+from anyio import to_thread
+from anyio.abc import TaskGroup
+
+from agent.claims.ledger import Ledger
+from agent.claims.traces import Tracer
+from agent.config import AgentConfig, Config
+from agent.console import views
+from agent.console.service import serve
+from agent.daemon.control import AgentControl, Parts
+from agent.daemon.event_log import Events
+from agent.daemon.feature_file import FeatureFile
+from agent.daemon.keeper import Keeper
+from agent.daemon.list_warnings import Oddities
+from agent.daemon.publisher import Publisher
+from agent.daemon.reconfiguration import Reconfiguration
+from agent.daemon.reload import Change, Reloader
+from agent.daemon.serving import Serving
+from agent.daemon.state_file import StateFile
+from agent.daemon.watching import Watching
+from agent.discovery.changes import News
+from agent.discovery.sources.base import boot_id
+from agent.hardware.adoption import Adopter
+from agent.hardware.jobs import Errands
+from agent.hardware.queue import Turns
+from agent.hardware.releases import Releaser
+from agent.hardware.resumption import Resumer
+from agent.health import HealthBook
+from agent.inventory.inventory import Inventory
+from agent.kubelet.allocation import Allocator
+from agent.kubelet.lapses import Lapses
+from agent.kubelet.plugin import Plugin
+from agent.kubelet.preference import Preferences
+from agent.kubelet.prestart import Starter
+from agent.kubelet.witnesses import Witnesses
+from agent.model import Held, Slot
+from agent.runtime import garbage
+from agent.runtime.counts import Counts
+from agent.runtime.notify import Notifier
+from agent.runtime.slices import BATCH
+from agent.runtime.supervision import supervise
+from agent.runtime.watchdog import Watchdog
+from backends.base import Backend, Clears, Record, Signal
+
+SETTLE: Final = 2.0
+"""Seconds that first scans, and the kubelet's memory, may take before resources are listed without them."""
+
+log = structlog.get_logger()
+
+
+class Agent:
+    """The daemon: every part, and what flows between them."""
+
+    def __init__(
+        self,
+        config: Config,
+        backends: Mapping[str, Backend[Any]],
+        notifier: Notifier,
+        events: Events | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            config: what is configured.
+            backends: an instance for every kind that the config names.
+            notifier: is told how the service is doing.
+            events: what the log tells.
+            clock: monotonic seconds.
+            wall: seconds since the epoch.
+        """
+        settings = config.agent
+        self._clock, self._wall = clock, wall
+        self.watchdog = Watchdog(notifier)
+        self.counts = Counts()
+        self._watching = Watching(
+            settings, config.host, backends, self._digest, self._recorded, self.watchdog, self.counts
+        )
+        backends = self._watching.backends  # those in force, always
+        self.inventory = Inventory(config.resources, backends)
+        self.discoverers = self._watching.discoverers
+        self._oddities = Oddities(self.inventory, self.discoverers)
+        self._health = HealthBook(boot_id(config.host))
+        self._health_changed = asyncio.Event()
+        self._moments: dict[str, float] = {}  # backend → when it was that the look was told whose parts are coming
+        self._ledger = Ledger()
+        self._errands = Errands(Turns(clock), self._look_at)
+        self._releaser = Releaser(config.host, backends, self._ledger, self._errands.turns, self._keep_state)
+        self._keeper = self._make_keeper(settings)
+        self._adopter = Adopter(backends, self._errands.turns, self._look_at)
+        self._notifier = notifier
+        features = settings.nfd_features.path
+        self._features = None if features is None else FeatureFile(features, self._slots)
+        self._preferences = Preferences(self.inventory, backends)
+        self._allocator = Allocator(self.inventory, backends, self._errands, self._record)
+        self._starter = self._make_starter(backends)
+        self._witnesses = self._make_witnesses(settings)
+        acting = self._errands.turns, self._look_at, self._witnesses.know
+        self._resumer = Resumer(backends, self.inventory, self._ledger, *acting)
+        self._kubelet_watch = self.watchdog.pulse("kubelet's directory")
+        self._serving = Serving(
+            settings.plugin_dir,
+            notifier,
+            self._plugin,
+            catch_up=self._catch_up,
+            alongside=self._mind_claims,
+            counts=self.counts,
+            lapses=Lapses(settings.pod_resources, settings.plugin_dir),
+            beat=self._kubelet_watch.beat,
+        )
+        told = self._adopter, self._oddities, self._features, self.counts
+        self._publisher = Publisher(self.inventory, self._serving, *told)
+        self._reconfiguration = self._make_reconfiguration(config)
+        self._reloader = Reloader(
+            lambda: self.config, self._watching.stuck, self._apply, notifier, lambda: self._serving.status
+        )
+        self.control = self._make_control(backends, events or Events())
+        """What the faces ask."""
+        self._tasks: TaskGroup  # of the running agent
+
+    def _make_keeper(self, settings: AgentConfig) -> Keeper:
+        return Keeper(
+            StateFile(settings.state_dir),
+            self._ledger,
+            self._releaser,
+            self.inventory,
+            self._health,
+            clock=self._clock,
+            wall=self._wall,
+        )
+
+    def _make_starter(self, backends: Mapping[str, Backend[Any]]) -> Starter:
+        return Starter(
+            self.inventory,
+            self._ledger,
+            backends,
+            self._errands,
+            health=lambda hardware, reset: self._health.to_holder(
+                hardware, self._clock(), Clears.OUR_RESET if reset else None
+            ),
+            was_reset=self._was_reset,
+        )
+
+    def _make_witnesses(self, settings: AgentConfig) -> Witnesses:
+        return Witnesses(
+            self._ledger,
+            settings.pod_resources,
+            settings.plugin_dir,
+            names=self.inventory.names,
+            served=self.inventory.kind,
+            tracer=Tracer(self.inventory),
+            devices=lambda slot: found.device if (found := self.inventory.slot(*slot)) else None,
+            began=self.inventory.claim,
+            ended=self._claims_ended,
+            settled=self._after_claims_changed,
+            resend=self._resend,
+            clock=self._clock,
+        )
+
+    def _make_reconfiguration(self, config: Config) -> Reconfiguration:
+        return Reconfiguration(
+            config,
+            self._watching,
+            self.inventory,
+            self._serving,
+            self._preferences,
+            self._starter,
+            self._adopter,
+            self._oddities,
+            self._errands,
+            self._judge,
+            self._flush,
+            self._publisher.withheld,
+        )
+
+    @property
+    def config(self) -> Config:
+        """What is in force."""
+        return self._reconfiguration.config
+
+    def _make_control(self, backends: Mapping[str, Backend[Any]], events: Events) -> AgentControl:
+        return AgentControl(
+            Parts(
+                self._configuration,
+                self.inventory,
+                backends,
+                self.discoverers,
+                self._health,
+                self._adopter,
+                self._serving,
+                self._witnesses,
+                events,
+                drain=self.drain,
+                undrain=self.undrain,
+                reload=self.reload,
+                keeper=self._keeper,
+            ),
+            clock=self._clock,
+            wall=self._wall,
+        )
+
+    async def _confirm(self, resource: str, listed: Callable[[], Container[str]]) -> None:
+        """What is to be known before each list."""
+        await self._serving.lapses.before_list(resource)
+        await self._witnesses.confirm(resource, listed)
+
+    def _plugin(self, name: str) -> Plugin:
+        hooks = self._allocator.allocate, self._preferences.of(name), self._starter.of(name)
+        return Plugin(name, *hooks, confirm=self._confirm, counts=self.counts)
+
+    # --- start and stop ---
+
+    async def run_until_signal(self) -> None:
+        """Run until SIGTERM or SIGINT."""
+        garbage.settle()  # what has been imported: nobody has to walk over it while thousands of devices are found
+        log.info("starting", file=str(self.config.source or "none; KubeVirt's devices"))
+        loop = asyncio.get_running_loop()
+        with anyio.CancelScope() as scope:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self._stop, scope, number)
+            loop.add_signal_handler(signal.SIGHUP, self._reloader.request)
+            await self.run(garbage.settle)
+        log.info("stopped")
+
+    def _stop(self, scope: anyio.CancelScope, number: int) -> None:
+        log.info("stopping", signal=signal.Signals(number).name)
+        self._notifier.stopping()
+        scope.cancel()
+
+    async def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
+        """Run until cancelled; `on_ready` is called before the first registration."""
+        await self._keeper.restore()  # before anything is seen: what was drained or latched is not Healthy for a moment
+        if (read := self._health.handled.get("kmsg")) is not None:
+            self._watching.kmsg.after = read.boot, read.sequence
+        async with anyio.create_task_group() as self._tasks:
+            self._watching.start(self._tasks)
+            self._tasks.start_soon(supervise, self._kubelet_watch.part, self._serving.watch, self._kubelet_watch)
+            self._tasks.start_soon(supervise, "watchdog", self.watchdog.run)
+            self._tasks.start_soon(supervise, "health", self._ripen)
+            admin = partial(serve, self.control, self.config.agent.admin_socket)
+            self._tasks.start_soon(supervise, "admin socket", admin)
+            if self.config.http_listen is not None:
+                self._tasks.start_soon(supervise, "HTTP", partial(self._serve_http, self.config.http_listen))
+            await self._settle()
+            log.info("ready", resources=self.inventory.names())
+            self._notifier.ready(f"waiting for {self._serving.kubelet.socket}")
+            on_ready()
+            self._tasks.start_soon(supervise, "kubelet", self._serving.run)
+            self._tasks.start_soon(supervise, "reload", self._reloader.run)
+            self._tasks.start_soon(supervise, "configuration file", self._reloader.watch)
+
+    async def _serve_http(self, listen: str) -> None:
+        serving = await to_thread.run_sync(_load_http)
+        await serving.serve(self.control, self.watchdog, self.counts, listen, self.config.http_hosts)
+
+    async def _settle(self) -> None:
+        """Give the kubelet's memory and every backend's first scan their time."""
+        with anyio.move_on_after(SETTLE):
+            await self._witnesses.ask()
+            await self._watching.looked()
+            await self._watching.caught_up()  # the first list tells what was logged before we came
+        for kind, discoverer in self.discoverers.items():
+            if not discoverer.first_scan.is_set():
+                log.warning("backend-slow", backend=kind, waited=SETTLE, then="listing what is known so far")
+            self.inventory.ready(kind)
+        self._flush()
+        self._oddities.tell_of_selectors(self.config.resources)
+
+    # --- from the kernel to the lists ---
+
+    def _recorded(self, signals: Sequence[Signal], record: Record) -> None:
+        """The kernel told a fact that means this."""
+        self.inventory.set_health(self._health.recorded(signals, record, self._clock()))
+        self._flush()
+        asyncio.get_running_loop().call_soon(self._health_changed.set)  # a turn later: the streams send first
+
+    def _digest(self, news: News) -> None:
+        """Discovery found something different."""
+        self.inventory.update(news.backend, news.units, news.links)
+        self._judge(news)
+        if news.more:
+            return  # the lists that change show all that one look has found
+        self._flush(news.since)
+        asyncio.get_running_loop().call_soon(self._health_changed.set)  # as above
+        self._oddities.tell_of_failures()
+
+    def _judge(self, news: News) -> None:
+        # one moment for all parts of a look: hardware that has moved from one unit to another was never away
+        now = self._moments.pop(news.backend, None) or self._clock()
+        if news.more:
+            self._moments[news.backend] = now
+        ours = self._errands.turns.have_effects()
+        found = self._health.found(news.backend, news.units, now, beside=news.beside, anew=news.anew, ours=ours)
+        self.inventory.set_health(found)
+        self.inventory.set_health(self._health.probed(news.backend, news.signals, now))
+
+    async def _ripen(self) -> None:
+        """Let time pass for what is delayed, drained or quarantined; have what must be kept written."""
+        while True:
+            now = self._clock()
+            self.inventory.set_health(self._health.ripen(now, self._wall(), BATCH))
+            if (deadline := self._health.next_deadline()) is not None and deadline <= now:
+                await asyncio.sleep(0)  # there is more
+                continue
+            self._flush()
+            self._tasks.start_soon(self._keeper.write_health)
+            self._health_changed.clear()
+            deadline = self._health.next_deadline()
+            await self._watching.until(deadline, self._health_changed, self._clock)
+
+    def _flush(self, since: float | None = None) -> None:
+        """What has changed goes to the kubelet and the log; since when, if an event was the cause."""
+        if self._publisher.publish(self._clock(), since):
+            self._tasks.start_soon(self._adopt_what_is_new)
+
+    # --- another configuration ---
+
+    async def reload(self) -> views.Reloaded:
+        """Read the configuration again and apply what changed.
+
+        Raises:
+            RefusedError: it has mistakes, all of them in the sentence; nothing has changed.
+        """
+        return await asyncio.shield(self._reloader.request())
+
+    async def _apply(self, change: Change) -> None:
+        """Put another configuration into force."""
+        await self._reconfiguration.apply(change, SETTLE)
+        self._health_changed.set()
+        self._tasks.start_soon(self._adopt_what_is_new)
+
+    async def _adopt_what_is_new(self) -> None:
+        """Once everybody has looked: until then, nobody knows what is another's."""
+        await self._watching.looked()
+        self._adopter.configure(self.inventory.configured.in_force(), self.inventory.slots)
+
+    def _slots(self) -> dict[str, dict[str, Slot]]:
+        return {name: dict(self.inventory.slots(name)) for name in self.inventory.names()}
+
+    # --- what an operator sees and decides ---
+
+    def _configuration(self) -> views.Configuration:
+        config, reloader = self.config, self._reloader
+        return views.Configuration(str(config.source or ""), config.read_at, reloader.mistakes, reloader.needs_restart)
+
+    async def drain(self, hardware: Iterable[str], reason: str, until: float | None = None) -> None:
+        """Offer this hardware to no new pod, until then (seconds since the epoch) or until it is undrained.
+
+        Raises:
+            FairleadError: the time is past, or none.
+        """
+        self.inventory.set_health(self._keeper.drain(hardware, reason, until))
+        await self._after_word()
+
+    async def undrain(self, hardware: Iterable[str]) -> tuple[str, ...]:
+        """Put this hardware back into service; the reasons that ended: `drained`, `flapping`, `xid-79`."""
+        changes, ended = self._keeper.undrain(hardware)
+        self.inventory.set_health(changes)
+        await self._after_word()
+        return ended
+
+    async def _after_word(self) -> None:
+        self._flush()
+        self._health_changed.set()
+        await self._keeper.write_health()
+
+    # --- claims ---
+
+    async def _record(self, given: Sequence[Held]) -> None:
+        """An Allocate is about to give these."""
+        changed = self._ledger.allocate(given, self._clock())
+        self.inventory.claim(given)
+        if changed:
+            await self._keeper.write_claims()
+        self._witnesses.allocated()
+
+    def _claims_ended(self, ended: Sequence[Held]) -> None:
+        self.inventory.unclaim(ended)
+        self._releaser.add(ended)
+
+    def _after_claims_changed(self) -> None:
+        self._flush()
+        self._keep_state()
+
+    def _keep_state(self) -> None:
+        self._tasks.start_soon(self._keeper.write_claims_soon)
+
+    async def _adopt(self) -> None:
+        await self._adopt_what_is_new()
+        await self._adopter.run()
+
+    async def _look_at(self, kind: str, units: Set[str]) -> None:
+        while (discoverer := self.discoverers.get(kind)) is not None:  # else it is not configured, and sees nothing
+            await discoverer.look_at(units)
+            if self.discoverers.get(kind) is discoverer:
+                return  # else a reload has put another into its place, which is to look
+
+    def _was_reset(self, hardware: Set[str]) -> None:
+        self.inventory.set_health(self._health.cleared(Clears.OUR_RESET, hardware, self._clock()))
+        self._flush()
+        self._health_changed.set()
+
+    def _resend(self, resource: str) -> None:
+        self.inventory.touch(resource)
+        self._flush()
+
+    async def _mind_claims(self) -> None:
+        """What only the one agent of a node may do: keep the state, end claims and undo them, act before any pod asks."""
+        await self._keeper.begin()
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(supervise, "claims", self._witnesses.run)
+                tasks.start_soon(supervise, "lapses", self._serving.lapses.run)
+                tasks.start_soon(supervise, "releases", self._releaser.run)
+                tasks.start_soon(supervise, "adoption", self._adopt)
+                tasks.start_soon(self._resumer.run, self._watching.looked)
+                if self._features is not None:
+                    tasks.start_soon(supervise, "features", self._features.run)
+        finally:
+            await self._keeper.end()
+            self._errands.close()
+
+    async def _catch_up(self) -> None:
+        """Learn what the agent before us gave, and was told, while we waited for it to go."""
+        await self._keeper.restore()
+        with anyio.move_on_after(SETTLE):
+            await self._witnesses.ask()
+        self._flush()
+        self._health_changed.set()
+
+
+def _load_http() -> ModuleType:
+    """4 MB that most nodes can do without, and 60 ms that the event loop can."""
+    from agent.console.http import serving  # noqa: PLC0415
+
+    return serving

@@ -1,0 +1,291 @@
+"""Watches the node: the kernel's sources, and for each backend a discoverer, which hears what its backend asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final, TypeVar
+
+import anyio
+import structlog
+from anyio.abc import TaskGroup
+
+from agent.config import AgentConfig
+from agent.discovery.backend_factory import why_unmade
+from agent.discovery.changes import News
+from agent.discovery.discoverer import Discoverer
+from agent.discovery.records import Sightings, wants
+from agent.discovery.sources.base import Resync, Said
+from agent.discovery.sources.kmsg import KmsgSource
+from agent.discovery.sources.links import LinkSource
+from agent.discovery.sources.paths import PathSource
+from agent.discovery.sources.uevents import UeventSource
+from agent.discovery.waiters import LookError
+from agent.runtime import patience
+from agent.runtime.counts import Counts
+from agent.runtime.supervision import supervise
+from agent.runtime.watchdog import Watchdog
+from backends.base import ANY_SUBSYSTEM, Backend, Hint, Host, LinkChange, Record, Signal, Uevent, Watches
+
+Recorded = Callable[[Sequence[Signal], Record], None]
+"""Told what a record of the kernel's says about hardware."""
+
+T = TypeVar("T")
+
+_INOTIFY, _KMSG, _LINKS, _UEVENTS = "inotify", "kernel's log", "network interfaces", "uevents"
+
+_WAKE: Final = 2.0  # seconds for a look at everything after we did not run
+
+log = structlog.get_logger()
+
+
+class Watching:
+    """The sources, the backends in force, and who looks at the node for each of them."""
+
+    def __init__(
+        self,
+        settings: AgentConfig,
+        host: Host,
+        backends: Mapping[str, Backend[Any]],
+        digest: Callable[[News], None],
+        recorded: Recorded,
+        watchdog: Watchdog,
+        counts: Counts,
+    ) -> None:
+        """Prepare; `digest` is told what looking has found, the watchdog that the sources are alive."""
+        self.backends = dict(backends)
+        """By their kinds, as they are now."""
+        self._digest = digest
+        self._recorded = recorded
+        self._sightings = Sightings()
+        self._counts = counts
+        self._watches: dict[str, Watches] = {}
+        self._tasks: TaskGroup  # of the running agent
+        self._scopes: dict[Discoverer, anyio.CancelScope] = {}
+        self._pulses = {name: watchdog.pulse(name) for name in (_INOTIFY, _KMSG, _LINKS)}
+        self._paths = PathSource(self.take, host, self._pulses[_INOTIFY].beat)
+        self.kmsg = KmsgSource(self.take, host, beat=self._pulses[_KMSG].beat)
+        self._links = LinkSource(self.take, beat=self._pulses[_LINKS].beat)
+        self._uevents = None
+        if settings.uevents != "off":
+            pulse = self._pulses[_UEVENTS] = watchdog.pulse(_UEVENTS)
+            self._uevents = UeventSource(self.take, host, settings.uevents, beat=pulse.beat, counts=counts)
+        self.discoverers: dict[str, Discoverer] = {}
+        self.discoverers.update({kind: self._discoverer(kind, it, settings) for kind, it in self.backends.items()})
+
+    def _discoverer(self, kind: str, backend: Backend[Any], settings: AgentConfig) -> Discoverer:
+        """Whoever looks through this instance; what it finds is heard while it is in force."""
+
+        def publish(news: News) -> None:
+            if self.discoverers.get(kind) is made:
+                self._publish(news)
+
+        def watch(kind: str, watches: Watches) -> None:
+            if self.discoverers.get(kind) is made:
+                self._watch(kind, watches)
+
+        made = Discoverer(
+            kind,
+            backend,
+            publish,
+            resync=settings.resync,
+            probe=settings.probe,
+            on_watches=watch,
+            counts=self._counts,
+            before=self.discoverers.get(kind),
+        )
+        return made
+
+    # --- parts that run ---
+
+    def start(self, tasks: TaskGroup) -> None:
+        """Listen, and then look, so that nothing happens unseen in between."""
+        for discoverer in self.discoverers.values():
+            self._watches[discoverer.kind] = discoverer.watches()
+        self.listen()
+        for name, source in {
+            _INOTIFY: self._paths.run,
+            _KMSG: self.kmsg.run,
+            _LINKS: self._links.run,
+        }.items():
+            tasks.start_soon(supervise, name, source, self._pulses[name])
+        if self._uevents is not None:
+            tasks.start_soon(supervise, _UEVENTS, self._run_uevents, self._pulses[_UEVENTS])
+        self._tasks = tasks
+        for discoverer in self.discoverers.values():
+            self._start(discoverer)
+
+    def _start(self, discoverer: Discoverer) -> None:
+        scope = self._scopes[discoverer] = anyio.CancelScope()
+        self._tasks.start_soon(_run, discoverer, scope)
+
+    async def _run_uevents(self) -> None:
+        assert self._uevents is not None
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(self._uevents.run)
+            self._rescan()  # opening the socket took 30 ms, in which the first scan was under way
+
+    async def looked(self) -> None:
+        """Wait until every backend has had its first scan."""
+        while waiting := [it for it in self.discoverers.values() if not it.first_scan.is_set()]:
+            await waiting[0].first_scan.wait()
+
+    async def until(self, due: float | None, event: asyncio.Event, clock: Callable[[], float]) -> None:
+        """Wait until this time, or for an event.
+
+        Where we did not run until long after that, everything is looked at first, for what happened meanwhile.
+        """
+        with anyio.move_on_after(None if due is None else due - clock()):
+            await event.wait()
+        if due is None or (late := clock() - due) < patience.STEP + patience.LATE:
+            return
+        log.warning("stood-still", waited=round(late, 1), then="looking at everything before time counts")
+        with anyio.move_on_after(_WAKE):
+            async with anyio.create_task_group() as tasks:
+                for discoverer in self.discoverers.values():
+                    discoverer.rescan()
+                    tasks.start_soon(_look_again, discoverer)
+
+    async def caught_up(self) -> None:
+        """Wait until what the kernel logged before we came has been told, if any backend wants it."""
+        if self._all_watches().kernel_lines:
+            await self.kmsg.caught_up.wait()
+
+    # --- another configuration ---
+
+    def stuck(self) -> set[str]:
+        """The backends that another instance may do better than: one that could not be started, or whose reads hang."""
+        return {kind for kind, it in self.discoverers.items() if it.is_stuck or why_unmade(it.backend)}
+
+    @asynccontextmanager
+    async def beside(
+        self, backends: Mapping[str, Backend[Any]], settings: AgentConfig, patience: float
+    ) -> AsyncIterator[dict[str, Discoverer]]:
+        """Have these instances look at the node beside those in force, for so many seconds before the body is run.
+
+        What has not been put into force by its end goes.
+        """
+        fresh = {kind: self._discoverer(kind, backend, settings) for kind, backend in backends.items()}
+        try:
+            for discoverer in fresh.values():
+                self._start(discoverer)
+            with anyio.move_on_after(patience):
+                for discoverer in fresh.values():
+                    await discoverer.first_scan.wait()
+            for kind, discoverer in fresh.items():
+                if not discoverer.first_scan.is_set():
+                    log.warning("backend-slow", backend=kind, waited=patience, then="listing what is known so far")
+            yield fresh
+        finally:
+            for kind, discoverer in fresh.items():
+                if self.discoverers.get(kind) is not discoverer:
+                    self._scopes.pop(discoverer).cancel()
+                    if kind not in self.discoverers:
+                        self._counts.discovery.pop(kind, None)
+
+    def watches_of(self, discoverers: Mapping[str, Discoverer]) -> dict[str, Watches]:
+        """What these want to be told of."""
+        mine = self.discoverers
+        return {kind: self._watches[kind] if mine.get(kind) is it else it.watches() for kind, it in discoverers.items()}
+
+    def exchange(self, discoverers: Mapping[str, Discoverer], watches: Mapping[str, Watches]) -> None:
+        """These are in force, with these wishes; all others go, and nobody hears what their threads come back with."""
+        gone = [it for kind, it in self.discoverers.items() if discoverers.get(kind) is not it]
+        for kind in self.discoverers.keys() - discoverers.keys():
+            self._counts.discovery.pop(kind, None)
+        _become(self.discoverers, discoverers)
+        _become(self.backends, {kind: it.backend for kind, it in discoverers.items()})
+        self._watches = dict(watches)
+        for discoverer in gone:
+            discoverer.leave()
+            self._scopes.pop(discoverer).cancel()
+
+    def sight_soon(self, news: News) -> None:
+        """Tell what was said of new hardware earlier, a turn from now: when the caller has made the news known."""
+        asyncio.get_running_loop().call_soon(self._sight, news)
+
+    def listen(self) -> None:
+        """Hear what those in force asked for."""
+        self._listen_to(self._all_watches())
+
+    # --- what the kernel says ---
+
+    def take(self, said: Said) -> None:
+        """A source has something to say."""
+        if isinstance(said, Resync):
+            log.warning("resync", reason=said.reason)
+            self._rescan()
+        elif isinstance(said, Record):
+            self._take_record(said)
+        else:
+            for kind, discoverer in self.discoverers.items():
+                if _concerns(said, self._watches[kind]):
+                    discoverer.hint(said)
+
+    def _take_record(self, record: Record) -> None:
+        """The kernel told a fact: what it means holds until something ends it."""
+        for kind, discoverer in self.discoverers.items():
+            if wants(self._watches[kind], record):
+                signals = self._sightings.known(discoverer.signals(record), record)
+                if signals:
+                    self._recorded(signals, record)
+
+    def _publish(self, news: News) -> None:
+        """Looking has found something: what was said of that before comes first, so that it is not Healthy for a moment."""
+        self._sight(news)
+        self._digest(news)
+
+    def _sight(self, news: News) -> None:
+        for signal, record in list(self._sightings.found(news)):
+            self._recorded([signal], record)
+
+    def _rescan(self) -> None:
+        for discoverer in self.discoverers.values():
+            discoverer.rescan()
+
+    # --- what is listened to ---
+
+    def _watch(self, kind: str, watches: Watches) -> None:
+        """A backend wants to hear of something else from now on."""
+        if self._watches.get(kind) == watches:
+            return
+        self._watches[kind] = watches
+        self.listen()
+
+    def _all_watches(self) -> Watches:
+        every = Watches()
+        for watches in self._watches.values():
+            every |= watches
+        return every
+
+    def _listen_to(self, watches: Watches) -> None:
+        self._paths.watch(watches.directories)
+        if self._uevents is not None:
+            self._uevents.watch(watches.subsystems, watches.facts)
+        self.kmsg.watch(watches.kernel_lines)
+        self._links.watch(watches.links)
+
+
+async def _run(discoverer: Discoverer, scope: anyio.CancelScope) -> None:
+    with scope:
+        await supervise(f"discovery of {discoverer.kind}", discoverer.run)
+
+
+async def _look_again(discoverer: Discoverer) -> None:
+    with suppress(LookError):  # what cannot be looked at has its own reasons
+        await discoverer.look_at(discoverer.known)
+
+
+def _become(mine: dict[str, T], theirs: Mapping[str, T]) -> None:
+    """Others have the mapping, and see what is in it."""
+    mine.clear()
+    mine.update(theirs)
+
+
+def _concerns(hint: Hint, watches: Watches) -> bool:
+    if isinstance(hint, Uevent):
+        return hint.subsystem in watches.subsystems or ANY_SUBSYSTEM in watches.subsystems
+    if isinstance(hint, LinkChange):
+        return watches.links
+    return hint.path.parent in watches.directories or hint.path in watches.directories

@@ -1,1 +1,0 @@
-"""What the node has: sources, discovery, health, claims, inventory, placement."""

@@ -1,0 +1,58 @@
+"""What a walk over a backend's units has changed, as inventory and health are told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, field, replace
+
+from agent.discovery.unit_walk import Look, Seen
+from backends.base import Device, Link, Signal
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a scan changed, for inventory and health."""
+
+    backend: str
+    units: Mapping[str, tuple[Device, ...]]
+    """Units whose devices differ from before; an empty tuple is a unit that is gone."""
+    signals: Mapping[str, tuple[Signal, ...]]
+    """Every unit that was looked at, with all that its probes said; nothing of a unit that is gone.
+    A unit that was only probed is here if they said something else than before, or measured something."""
+    links: Mapping[str, tuple[Link, ...]] = field(default_factory=dict)
+    """Units whose links differ from before."""
+    since: float | None = None
+    """When, on the monotonic clock, the first of the hints came that made us look; None: no hint did."""
+    anew: bool = False
+    """Another instance of the backend has found this, or there is none any more."""
+    beside: Mapping[str, tuple[Device, ...]] = field(default_factory=dict)
+    """Of the units whose devices differ, what else is there (`Discovery.beside`)."""
+    more: bool = False
+    """More follows at once: this is a part of what one walk found, which is too much for one step of the loop."""
+
+    def in_parts(self, size: int) -> Iterator[News]:
+        """The same in parts of so many units, for whom links do not matter; at least one part."""
+        units = list({**self.units, **self.signals})
+        for at in range(0, max(1, len(units)), size):
+            part = units[at : at + size]
+            yield replace(
+                self,
+                units={unit: self.units[unit] for unit in part if unit in self.units},
+                signals={unit: self.signals[unit] for unit in part if unit in self.signals},
+                links={},
+                beside={unit: self.beside[unit] for unit in part if unit in self.beside},
+                anew=self.anew and not at,
+            )
+
+
+def news_of(kind: str, looks: Mapping[str, Look], gone: Set[str], seen: Seen) -> News:
+    """What these looks told that was not seen before, and that those units are gone."""
+    nothing = dict.fromkeys(gone, ())
+    links = {unit: look.discovery.links for unit, look in looks.items() if look.links_changed}
+    return News(
+        kind,
+        {unit: look.discovery.devices for unit, look in looks.items() if look.changed} | nothing,
+        {unit: look.signals for unit, look in looks.items()} | nothing,
+        links | {unit: () for unit in gone if seen.links.get(unit)},
+        beside={unit: it for unit, look in looks.items() if look.changed and (it := look.discovery.beside)},
+    )

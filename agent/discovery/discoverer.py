@@ -1,0 +1,449 @@
+"""Keeps one backend's devices current: hints and timers in, what changed out.
+
+A scan covers units: all of them at the start, after an overflow and on a slow timer, else those a hint
+affects. What a scan covered is replaced; a unit that could not be read keeps what was known and is
+tried again. Where a read is slow the walk goes on without it in another thread; a unit whose read hangs
+is Unhealthy and left alone until its thread comes back. On a faster timer the health of all known devices is probed, or glanced at
+first, and only those that cannot be used are read anew; a hint does not wait until all of that is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from agent.discovery import answers, records
+from agent.discovery.answers import ask
+from agent.discovery.changes import News, news_of
+from agent.discovery.reports import Reports, cannot_read, hangs, signals_of_hung
+from agent.discovery.schedule import EVERY_UNIT, Schedule, Todo
+from agent.discovery.slow_reads import OVERTAKEN, Overtaken, wait
+from agent.discovery.unit_walk import Look, Seen, Walk, in_parts, probe, walk
+from agent.discovery.waiters import LookError, Waiting
+from agent.runtime.counts import Counts
+from agent.runtime.errors import shown, words
+from agent.runtime.patience import Running
+from agent.runtime.slices import BATCH, in_batches
+from agent.runtime.workers import NoWorkerError, Workers
+from backends.base import ALL, All, Backend, Device, Hint, Link, Problem, Record, Signal, Watches
+
+UNIT_DEADLINE: Final = 5.0
+"""Seconds after which a read is taken to hang."""
+
+THREADS: Final = 64
+"""Each read that hangs keeps one; as many units may hang before the others are no longer looked at."""
+
+_FOR_EVENTS = ("affects", "signals")
+_CALLS = (*_FOR_EVENTS, "watches")  # problems that belong to a call, not to a unit
+
+
+class Discoverer:
+    """One backend's eyes: what it saw last, and what has to be looked at again."""
+
+    def __init__(
+        self,
+        kind: str,
+        backend: Backend[Any],
+        publish: Callable[[News], None],
+        *,
+        resync: float = 300.0,
+        probe: float = 30.0,
+        unit_deadline: float = UNIT_DEADLINE,
+        on_watches: Callable[[str, Watches], None] = lambda _kind, _watches: None,
+        clock: Callable[[], float] = time.monotonic,
+        counts: Counts | None = None,
+        before: Discoverer | None = None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            kind: the backend's name.
+            backend: the instance that looks, for good: another one has a discoverer of its own.
+            publish: is told what has changed.
+            resync: seconds between two looks at everything.
+            probe: seconds between two probes of all that is known.
+            unit_deadline: seconds after which a read is taken to hang.
+            on_watches: is told what the sources should listen to.
+            clock: the time in seconds.
+            counts: has the durations of scans.
+            before: the one in force, of which this one may take the place (`take_over`); until then that goes on.
+        """
+        self.kind = kind
+        self.backend = backend
+        self.workers: Workers = before.workers if before else Workers(kind, THREADS)  # those that hang count, too
+        self._seen: Seen = before._seen.inherited() if before else Seen()
+        self._inherited = dict(self._seen.devices.items())
+        self.known = self._seen.devices
+        self._reports = Reports(kind, before.problems_of_units() if before else {})
+        self.problems: dict[str, tuple[Problem, ...]] = self._reports.problems
+        self._report = self._reports.report
+        self._publish = publish
+        self._on_watches = on_watches
+        self._watches = Watches()
+        self._unit_deadline = unit_deadline
+        self._clock = clock
+        self.schedule = Schedule(resync, probe, clock)
+        self._waiting = Waiting()
+        self._probing: Walk | None = None
+        self.first_scan = asyncio.Event()
+        """Set when the first full scan has come to its end."""
+        self._hung: dict[str, asyncio.Future[None]] = {}
+        self._slow = Overtaken()
+        self._again: set[str] = set()  # slow units to be looked at once more when they are done
+        self._walked_all = False
+        self._hinted: float | None = None
+        self._durations = (counts or Counts()).discovery[kind]
+
+    # --- what makes it look ---
+
+    def hint(self, hint: Hint) -> None:
+        """Something happened somewhere: look at the units it affects. Called for every event; cheap."""
+        try:
+            units = ask(lambda: answers.affected(self.backend.affects(hint, self.known)))
+        except Exception as error:  # noqa: BLE001  # reported; a full scan sees what the hint meant
+            self._reports.call_failed("affects", f"affects() failed on {hint}: {shown(error)}")
+            units = ALL
+        else:
+            self._reports.call_answered("affects")
+        if units:
+            self._hinted = self._clock() if self._hinted is None else self._hinted
+            self._ask(units)
+
+    def signals(self, record: Record) -> tuple[Signal, ...]:
+        """What a record says about hardware; nothing if the backend fails on it."""
+        try:
+            said = records.signals(self.backend, record)
+        except Exception as error:  # noqa: BLE001  # reported; the next record may be one that it understands
+            self._reports.call_failed("signals", f"signals() failed on {record}: {shown(error)}")
+            return ()
+        self._reports.call_answered("signals")
+        return said
+
+    def problems_of_units(self) -> dict[str, tuple[Problem, ...]]:
+        """What is wrong, but for calls that nobody has made of another instance."""
+        return {unit: problems for unit, problems in self.problems.items() if unit not in _FOR_EVENTS}
+
+    @property
+    def is_stuck(self) -> bool:
+        """Does a read hang, or does a call fail, that another instance may do better, with threads to try it?"""
+        return bool(self._hung or self.problems.keys() & _CALLS) and self.workers.spare
+
+    def links(self) -> dict[str, tuple[Link, ...]]:
+        """The links that were found so far, by unit."""
+        return self._seen.links.copy()
+
+    def selectable(self) -> list[Device]:
+        """Whatever a selector could have meant, taken or not."""
+        return self._seen.selectable()
+
+    def unseen(self) -> str:
+        """Why something that is there may never have been seen, one sentence; empty if all there is has been."""
+        unread = (unit for unit in sorted(self.problems) if unit not in self.known and unit not in _CALLS)
+        if (unit := next(unread, None)) is not None:
+            return self.problems[unit][0].sentence
+        return "" if self.first_scan.is_set() else f"the first look at the hardware of {self.kind} has not ended yet"
+
+    def rescan(self) -> None:
+        """Look at everything again."""
+        self._ask(ALL)
+
+    async def look_at(self, units: Iterable[str]) -> None:
+        """Have these units looked at from now on, and wait until what that finds has been published.
+
+        Raises:
+            LookError: one of them cannot be read, or hangs; the sentence says which and why.
+        """
+        wanted = frozenset(units)
+        for unit in sorted(wanted & self._hung.keys()):
+            raise LookError(self._hangs(unit))
+        if wanted:
+            self._ask(wanted)
+            await self._waiting.wait(wanted)
+
+    def _ask(self, units: Iterable[str] | All) -> None:
+        self.schedule.ask(units)
+        if self._probing is not None:
+            self._probing.interrupted = True
+
+    async def run(self) -> None:
+        """Look whenever there is a reason to, for ever; started again after a failure, at everything."""
+        self.schedule.restart()
+        try:
+            while True:
+                todo = await self.schedule.next(self.known)
+                if todo.probes or todo.glances:
+                    await self._probe(todo)
+                else:
+                    await self._scan(todo)
+        finally:
+            self.workers.close()
+
+    # --- another configuration ---
+
+    def take_over(self, before: Discoverer | None) -> News:
+        """Take the place of the one before; what is different from now on, for the caller to make known.
+
+        The other's word counts for units that we have not read yet, and for those that changed after we began: those
+        are to be looked at again.
+        """
+        seen, old = self._seen, before._seen if before else Seen()
+        earlier, now = self._inherited, dict(old.devices.items())
+        self._inherited = {}
+        moved = (earlier.keys() ^ now.keys()) | {unit for unit, it in now.items() if earlier.get(unit) is not it}
+        believed = moved | (seen.devices.keys() - seen.signals.keys())  # what was read has signals, if only none
+        for unit in believed:
+            seen.believe(old, unit)
+        gone = dict.fromkeys(now.keys() - seen.devices.keys(), ())
+        changed = {unit: found for unit, found in seen.devices.items() if found is not now.get(unit)}
+        return News(
+            self.kind,
+            changed | gone,
+            {unit: said for unit, said in seen.signals.items() if unit not in believed} | gone,
+            {unit: links for unit, links in seen.links.items() if links != old.links.get(unit, ())}
+            | dict.fromkeys(old.links.keys() - seen.links.keys(), ()),
+            anew=True,
+            beside={unit: beside for unit in changed if (beside := seen.beside.get(unit))},
+        )
+
+    def leave(self) -> None:
+        """Another one has our place, or none: whoever waits is let go."""
+        self._waiting.let_go()
+        for call in _FOR_EVENTS:
+            self._reports.call_is_well(call)
+        self.first_scan.set()
+
+    def nothing_left(self) -> News:
+        """None has: nothing of what was found is there."""
+        return replace(news_of(self.kind, {}, frozenset(self.known), self._seen), anew=True)
+
+    # --- one scan ---
+
+    async def _scan(self, todo: Todo) -> None:
+        """Walk what is to be looked at; where a read hangs, publish what is there and go on without it."""
+        stale = set(self._slow.units) if todo.everything else todo.units & self._slow.units
+        self._again |= stale  # what is being read there was so before we were asked
+        self._waiting.begin(stale)
+        began, since, self._hinted = self._clock(), self._hinted, None
+        failed: dict[str, str] = {}
+        units = self._wanted(todo)
+        while units is None or units:
+            progress = Walk()
+            skip = frozenset(self._hung.keys() | self._slow.units)
+            call = partial(walk, self.backend, units, skip, self._seen, progress, self._clock)
+            try:
+                failure = await self._run(call, progress)
+            except NoWorkerError as error:
+                self._report_no_worker(error)
+                failed |= dict.fromkeys(units or todo.units, str(error))
+                break
+            progress = progress.so_far()
+            failed |= {unit: cannot_read(unit, error) for unit, error in progress.failures.items()}
+            await self._digest(progress, failure, since)
+            if not progress.abandoned and failure is None:
+                break
+            units = self._rest(progress, units, todo)
+        self._waiting.end(failed, self._slow.units)
+        await self._end_slow(since)
+        self._durations.observe(self._clock() - began)
+        self._walked_all |= todo.everything
+        if self._walked_all and not self._slow.units:
+            self.first_scan.set()
+
+    def _wanted(self, todo: Todo) -> Set[str] | None:
+        """The units to be looked at; None for all there are."""
+        if not todo.everything:
+            return todo.units - self._hung.keys()
+        if EVERY_UNIT not in self._hung:
+            return None
+        return (todo.units | self.known.keys()) - self._hung.keys()  # as long as the listing itself hangs
+
+    async def _probe(self, todo: Todo) -> None:
+        """Walk over the health of what is known; what a hint interrupts is put off.
+
+        What cannot be used is looked at instead: what keeps it from that may end without any event.
+        """
+        late = {unit for unit in todo.probes if any(device.unusable for device in self.known.get(unit, ()))}
+        if late:
+            self.schedule.ask(late)
+        units = ((todo.probes | todo.glances) & self.known.keys()) - self._hung.keys() - late
+        at_a_glance = todo.glances - todo.probes
+        while units:
+            progress = Walk(interrupted=todo.one)
+            self._probing = progress
+            try:
+                call = partial(probe, self.backend, units, at_a_glance, self._seen, progress, self._clock)
+                await self._run(call, progress)
+            except NoWorkerError as error:
+                self._report_no_worker(error)
+                break
+            finally:
+                self._probing = None
+            await self._digest_probes(progress)
+            units = units - progress.probes.keys() - progress.failures.keys() - self._hung.keys() - self._slow.units
+            if progress.interrupted:
+                self.schedule.put_off(units - at_a_glance, units & at_a_glance)
+                break
+        await self._end_slow(None)
+
+    async def _run(self, call: Callable[[], None], progress: Walk) -> Exception | None:
+        """Have a thread walk, to its end or until a read hangs; the error that ended it, if one did.
+
+        Raises:
+            NoWorkerError: there is no thread left that could.
+        """
+        progress.since = self._clock()  # before the thread starts, which from then on sets it itself
+        job = self.workers.start(call)
+        return await self._finish(job, progress)
+
+    def _report_no_worker(self, error: NoWorkerError) -> None:
+        self._report(EVERY_UNIT, [Problem(self.kind, f"{error}; its devices are shown as they were last seen")])
+        self.schedule.retry(EVERY_UNIT, failed=True)
+
+    async def _finish(self, job: asyncio.Future[None], progress: Walk) -> Exception | None:
+        """Wait for a walk's end, or until one of its reads is slow or hangs; the error that ended it, if one did."""
+        running, began, missed, passed = Running(progress.since), progress.since, 0.0, 0.0
+        while not job.done():
+            # in this order, since the thread sets the time first: a later unit is never blamed
+            unit, since = progress.unit, progress.since
+            now = self._clock()
+            before, passed = passed, running.missed(now)
+            if since != began:  # what was missed since the last turn may have been this unit's time
+                began, missed = since, passed - min(passed - before, now - since)
+            lasts = now - since - (passed - missed)
+            if lasts >= self._unit_deadline:
+                progress.abandoned = True
+                self._quarantine(unit or EVERY_UNIT, job)
+                return None
+            if unit is not None and lasts >= OVERTAKEN:
+                progress.abandoned = True
+                progress.since = now - lasts  # without the time in which we did not run
+                self._slow.add(unit, progress, job)
+                return None
+            await wait(progress, job, OVERTAKEN)
+        error = job.exception()
+        return error if isinstance(error, Exception) else None
+
+    async def _end_slow(self, since: float | None) -> None:
+        """Wait for the units that were overtaken, unless something more urgent comes up; those that hang are quarantined."""
+        async for slow in self._slow.ended(self._unit_deadline, self._clock, self.schedule.asked):
+            if slow.hangs is not None:
+                self._quarantine(slow.unit, slow.hangs)
+            elif slow.found.probes:
+                await self._digest_probes(slow.found)
+            else:
+                await self._digest(slow.found, None, since)
+            if slow.unit in self._again:
+                self._again.discard(slow.unit)
+                self._ask([slow.unit])
+            self._waiting.end({u: cannot_read(u, e) for u, e in slow.found.failures.items()}, self._slow.units)
+
+    def _rest(self, progress: Walk, units: Set[str] | None, todo: Todo) -> Set[str]:
+        """What is left to be looked at; where the listing has failed, of what is known."""
+        if units is None:
+            units = progress.listed if progress.listed is not None else todo.units | self.known.keys()
+        return units - progress.looks.keys() - progress.failures.keys() - self._hung.keys() - self._slow.units
+
+    def _hangs(self, unit: str) -> str:
+        return hangs(unit, self._unit_deadline)
+
+    def _quarantine(self, unit: str, job: asyncio.Future[None]) -> None:
+        self._report(unit, [Problem(unit or self.kind, self._hangs(unit))])
+        self._hung[unit] = job
+        self._waiting.hangs(unit, self._hangs(unit))
+        job.add_done_callback(partial(self._release, unit))
+        if signals := signals_of_hung(self._seen.hardware_in(unit), self._hangs(unit)):
+            self._publish(News(self.kind, {}, {unit: signals}))
+            self._seen.signals[unit] = signals
+
+    def _release(self, unit: str, job: asyncio.Future[None]) -> None:
+        """The thread that hung has come back: look at the unit again, at all of them if there was no thread left."""
+        if not job.cancelled():
+            job.exception()  # whatever it was; asyncio complains of one that nobody read
+        if self._hung.get(unit) is not job:
+            return  # it has hung once more since
+        del self._hung[unit]
+        self._ask([unit] if unit and EVERY_UNIT not in self.problems else ALL)
+
+    async def _digest(self, progress: Walk, failure: Exception | None, since: float | None) -> None:
+        """Replace what the walk covered, publish what is different, note what went wrong.
+
+        Where it is much this takes several steps of the loop, as if there had been several walks.
+        """
+        looks, gone = dict(progress.looks), self._gone(progress)
+        different, left = False, len(looks) + len(gone)
+        for looked, lost in in_parts(looks, gone, BATCH):
+            if left < len(looks) + len(gone):
+                await asyncio.sleep(0)
+            left -= len(looked) + len(lost)
+            news = replace(self._told(looked, lost), since=since, more=left > 0)
+            self._publish(news)  # if that fails, all this is found again
+            different |= bool(news.units) or any(unit not in self.known for unit in looked)
+            self._take_in(looked, lost)
+        self._note(progress, failure)
+        if different or "watches" in self.problems:
+            self._on_watches(self.kind, self.watches())
+
+    def _told(self, looks: Mapping[str, Look], gone: Set[str]) -> News:
+        """What of that is different from what was known."""
+        return news_of(self.kind, looks, gone, self._seen)
+
+    def _gone(self, progress: Walk) -> Set[str]:
+        return self.known.keys() - progress.listed if progress.listed is not None else frozenset()
+
+    def _take_in(self, looks: Mapping[str, Look], gone: Set[str]) -> None:
+        """Remember what a walk covered."""
+        self._seen.replace(looks, gone)
+        for unit, look in looks.items():
+            self._report(unit, look.discovery.problems)
+            self.schedule.retry(unit, failed=False)
+
+    def _note(self, progress: Walk, failure: Exception | None) -> None:
+        """Note what went wrong in a walk, and what no longer is."""
+        listed = progress.listed
+        if listed is not None:
+            for unit in self.problems.keys() - listed - {EVERY_UNIT, *_CALLS}:
+                self._report(unit, [])
+                self.schedule.retry(unit, failed=False)
+        self._note_failures(dict(progress.failures))
+        self._note_listing(failure, listed)
+
+    async def _digest_probes(self, progress: Walk) -> None:
+        """Publish what probes said that they did not say before, note what went wrong; in steps, as above."""
+        signals = {unit: said for unit, said in dict(progress.probes).items() if said is not None}
+        left = len(signals)
+        async for batch in in_batches(signals.items()):
+            left -= len(batch)
+            self._publish(News(self.kind, {}, dict(batch), more=left > 0))
+            self._seen.signals.update(batch)
+        self._seen.glances.update(dict(progress.glances))
+        self._note_failures(dict(progress.failures))
+
+    def _note_failures(self, failures: Mapping[str, BaseException]) -> None:
+        for unit, error in failures.items():
+            self._report(unit, [Problem(unit, cannot_read(unit, error))])
+            self.schedule.retry(unit, failed=True)
+
+    def _note_listing(self, failure: Exception | None, listed: Set[str] | None) -> None:
+        if failure is not None:
+            sentence = f"backend {self.kind} cannot list its units: {words(failure)}"
+            self._report(EVERY_UNIT, [Problem(self.kind, sentence)])
+            self.schedule.retry(EVERY_UNIT, failed=True)
+        elif listed is not None:
+            self._report(EVERY_UNIT, [])
+            self.schedule.retry(EVERY_UNIT, failed=False)
+
+    def watches(self) -> Watches:
+        """What the sources should listen to for this backend."""
+        try:
+            watches = answers.watches(self.backend, ask(lambda: self.backend.watches(self.known)))
+        except Exception as error:  # noqa: BLE001  # reported; what it watched before, or the slow timer, tells of more
+            self._report("watches", [Problem("watches", f"watches() failed: {shown(error)}")])
+        else:
+            self._report("watches", [])
+            self._watches = watches
+            self.schedule.poll = watches.poll
+        return self._watches

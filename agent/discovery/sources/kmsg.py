@@ -1,0 +1,209 @@
+"""Lines of the kernel's log, as records: what a driver says and sysfs does not keep (an NVIDIA XID).
+
+Each read of /dev/kmsg is one record (Documentation/ABI/testing/dev-kmsg): `level,sequence,microseconds,flags;text`,
+then lines ` KEY=value` with what it is about. Only the kernel's own count: root may write to the log too, but what it
+writes bears another facility. Only lines that begin with a wanted text count: users choose much of what lines quote. So
+a fragment (flag `c`) never counts, since what is before it is in another record. A line shows once it has ended: the
+kernel keeps one without a newline open for more.
+A FIFO does in the log's place, for tests and pretend nodes: several records may come with one read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import anyio
+import structlog
+from anyio.lowlevel import checkpoint
+
+from agent.discovery.sources.base import Beat, Emit, boot_id, nobody
+from agent.runtime.watchdog import beating
+from backends.base import Host, HostPath, Record
+from backends.linux import kernel_log
+
+_READ_BYTES: Final = 8192  # CONSOLE_EXT_LOG_MAX until Linux 6.3; PRINTK_MESSAGE_MAX, 2048, since
+_BATCH: Final = 256  # lines between two turns of the event loop: 1 ms
+
+_ADVICE: Final = (
+    "until it can, errors that drivers tell nowhere else go unseen; "
+    "show the host's /dev/kmsg to this process (device 1:11) and give it CAP_SYSLOG"
+)
+
+_HEADER: Final = re.compile(rb"(\d{1,9}),(\d{1,20}),(\d{1,20}),([^;\n]*);(.*)")
+_ESCAPE: Final = re.compile(rb"\\x([0-9a-fA-F]{2})")
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One record of the kernel's log."""
+
+    facility: int
+    """0 is the kernel, which nobody else can say (syslog(3); devkmsg_write in kernel/printk/printk.c)."""
+    sequence: int
+    time: float
+    text: str
+    properties: dict[str, str] = field(default_factory=dict)
+    is_fragment: bool = False
+    """The rest of a line whose beginning another record has (KERN_CONT)."""
+
+
+def split(data: bytes) -> tuple[list[bytes], bytes]:
+    """The whole records in what was read, and the rest of a line that was cut off."""
+    *lines, rest = data.split(b"\n")
+    records: list[bytes] = []
+    for line in lines:
+        if not line.startswith(b" "):
+            records.append(line)
+        elif records:  # what belongs to a record of the read before, which a FIFO may cut there, is lost
+            records[-1] += b"\n" + line
+    return records, rest
+
+
+def parse(record: bytes) -> Line | None:
+    """Read one record; None if it has not the format of one. Whatever else a header may bear is not used."""
+    head, *more = record.split(b"\n")
+    if (found := _HEADER.fullmatch(head)) is None:
+        return None
+    priority, sequence, microseconds, flags, text = found.groups()
+    pairs = (line[1:].partition(b"=") for line in more)
+    properties = {_text(key): _text(value) for key, is_pair, value in pairs if is_pair}
+    is_fragment = flags.startswith((b"c", b"+"))  # "+" until Linux 4.9
+    return Line(int(priority) >> 3, int(sequence), int(microseconds) / 1e6, _text(text), properties, is_fragment)
+
+
+def _text(data: bytes) -> str:
+    """Undo the kernel's escapes, of what is not printable and of the backslash."""
+    if b"\\" in data:
+        data = _ESCAPE.sub(lambda found: bytes((int(found[1], 16),)), data)
+    return data.decode(errors="replace")
+
+
+class KmsgSource:
+    """Hands on the kernel's lines that begin with a wanted text, from the oldest that the log still has, each of them once."""
+
+    def __init__(self, emit: Emit, host: Host, after: tuple[str, int] | None = None, beat: Beat = nobody) -> None:
+        self.after = after
+        """A boot, and the sequence of a line of it: what was logged until then is passed over. Set it before `run`."""
+        self.caught_up = asyncio.Event()
+        """Set when what was logged so far has been handed on, or cannot be read."""
+        self._emit = emit
+        self._beat = beat
+        self._host = host
+        self._path = host.local(HostPath("/dev/kmsg"))
+        self._texts: frozenset[str] = frozenset()
+        self._pass = anyio.CancelScope()  # over the log, for these texts
+        self._boot = ""
+        self._position = -1  # the last line that was read
+        self._pending = b""
+        self._told: dict[str, int] = {}  # text → the line up to which those with it have been handed on
+        self._said: set[str] = set()
+
+    def watch(self, texts: frozenset[str]) -> None:
+        """From now on hand on the lines that begin with any of these; also those that came before it was wanted."""
+        if texts != self._texts:
+            self._texts = texts
+            self._pass.cancel()
+
+    async def run(self) -> None:
+        """Read until cancelled; the log is opened only while something is wanted of it.
+
+        Raises:
+            OSError: it cannot be read; the message says why and what to do.
+        """
+        while True:
+            with anyio.CancelScope() as self._pass:
+                if self._texts:
+                    await self._read()
+                await beating(anyio.sleep_forever, self._beat)
+
+    async def _read(self) -> None:
+        """Hand on what there is, from the oldest line on, and what comes."""
+        texts, self._position, self._pending = self._texts, -1, b""
+        self._boot = boot_id(self._host)
+        try:
+            with _opened(self._path) as log:
+                while True:
+                    while self._receive(log):
+                        self._beat()
+                        await checkpoint()
+                    self.caught_up.set()
+                    await beating(lambda: anyio.wait_readable(log), self._beat)
+        finally:
+            self._told |= {text: max(self._position, self._told.get(text, -1)) for text in texts}
+            self.caught_up.set()
+
+    def _receive(self, log: int) -> bool:
+        """Read one batch; True if more may be waiting."""
+        lines = 0
+        while lines < _BATCH:
+            lines += 1
+            try:
+                data = os.read(log, _READ_BYTES)
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                self._note_lost(error)
+                continue
+            if not data:
+                raise OSError(errno.ENODATA, f"{self._path} is not the kernel's log: it has an end; {_ADVICE}")
+            records, rest = split(self._pending + data)
+            self._pending = rest[-_READ_BYTES:]
+            for record in records:
+                self._take(record)
+            lines += len(records)
+        return True
+
+    def _note_lost(self, error: OSError) -> None:
+        """Say it once that lines are missing; the next read has the one after them."""
+        if error.errno == errno.EPIPE:
+            self._say_lost("the kernel overwrote lines of its log before they were read")
+        elif error.errno == errno.EINVAL:
+            self._say_lost(f"a line of the kernel's log is longer than {_READ_BYTES} bytes")
+        else:
+            raise OSError(error.errno, f"{self._path} cannot be read: {os.strerror(error.errno or 0)}") from error
+
+    def _say_lost(self, reason: str) -> None:
+        if reason not in self._said:
+            self._said.add(reason)
+            _log.warning("kernel-lines-lost", file=str(self._path), reason=reason)
+
+    def _take(self, data: bytes) -> None:
+        if (line := parse(data)) is None:
+            self._say_lost("it has lines that are not as the kernel writes them; they are passed over")
+            return
+        self._position = line.sequence
+        if line.facility or line.is_fragment or not any(text in line.text for text in self._texts):
+            return
+        record = Record("kmsg", self._boot, line.sequence, line.time, line.text, line.properties)
+        message = kernel_log.message(record)
+        found = [text for text in self._texts if message.startswith(text)]
+        if found and line.sequence > max(self._passed(), *(self._told.get(text, -1) for text in found)):
+            self._emit(record)
+
+    def _passed(self) -> int:
+        """The line up to which an earlier run has handled them; of a boot that nobody can tell, none."""
+        return self.after[1] if self.after is not None and self._boot and self.after[0] == self._boot else -1
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """The log, at its oldest line."""
+    try:
+        log = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
+        why = os.strerror(error.errno or 0)
+        raise OSError(error.errno, f"the kernel's log cannot be read: {path}: {why}; {_ADVICE}") from error
+    try:
+        yield log
+    finally:
+        os.close(log)

@@ -1,0 +1,308 @@
+"""Directories' entries that come, go and change, by inotify.
+
+A directory is watched by its name, not as the thing it is now: it may be missing, be replaced, or be reached
+through symbolic links. Every directory on the way to it is watched too, so that whatever makes the name mean
+something else is seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import stat
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import anyio
+import structlog
+from anyio import TASK_STATUS_IGNORED, to_thread
+from anyio.abc import TaskStatus
+from inotify_simple import INotify, flags, parse_events
+
+from agent.discovery.sources.base import Beat, Emit, Resync, nobody
+from agent.discovery.sources.entries import Change, Entries, differences, entries_of
+from agent.runtime.watchdog import beating
+from backends.base import Host, HostPath, PathChange
+
+__all__ = ["POLL", "Change", "DirectoryWatch", "PathSource", "Trail", "trail"]
+
+_log = structlog.get_logger()
+
+_APPEARED: Final = int(flags.CREATE | flags.MOVED_TO)
+_VANISHED: Final = int(flags.DELETE | flags.MOVED_FROM)
+_ON_THE_WAY: Final = _APPEARED | _VANISHED
+_WANTED: Final = _ON_THE_WAY | int(flags.ATTRIB | flags.CLOSE_WRITE)
+_OPTIONS: Final = int(flags.ONLYDIR | flags.MASK_ADD)  # one inode may be wanted and on the way: add, never replace
+_READ_BYTES: Final = 16 << 10  # some 300 events between two turns of the event loop: 2 ms
+POLL: Final = 5.0
+"""Seconds between two looks at directories that inotify does not watch."""
+
+_MAX_LINKS: Final = 40  # symbolic links in one path, as the kernel's MAXSYMLINKS
+
+
+@dataclass(frozen=True, slots=True)
+class Trail:
+    """How a path is resolved now: every (directory, name) looked at, and the directory it leads to, if any."""
+
+    steps: tuple[tuple[str, str], ...]
+    end: str | None
+
+
+def trail(path: Path) -> Trail:
+    """Resolve a path step by step, as the kernel does."""
+    here, steps, links = "/", [], 0
+    ahead = list(reversed(path.parts[1:]))
+    while ahead:
+        name = ahead.pop()
+        if name == "..":
+            here = os.path.dirname(here)  # noqa: PTH120  # strings: `here` holds no link, and this runs often
+            continue
+        steps.append((here, name))
+        there = os.path.join(here, name)  # noqa: PTH118
+        try:
+            mode = os.lstat(there).st_mode
+            target = os.readlink(there) if stat.S_ISLNK(mode) else None  # noqa: PTH115
+        except OSError:
+            return Trail(tuple(steps), None)
+        if target is not None and links < _MAX_LINKS:
+            links += 1
+            here = "/" if target.startswith("/") else here
+            ahead.extend(part for part in reversed(target.split("/")) if part not in ("", "."))
+        elif stat.S_ISDIR(mode):
+            here = there
+        else:
+            return Trail(tuple(steps), None)
+    return Trail(tuple(steps), here)
+
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """What the watch descriptors stand for."""
+
+    directories: Mapping[Path, int] = field(default_factory=dict)
+    """Wanted directory → its descriptor."""
+    aliases: Mapping[int, tuple[Path, ...]] = field(default_factory=dict)
+    """Descriptor → the wanted directories it is; several where links or bind mounts lead to one."""
+    on_the_way: Mapping[int, Mapping[str, frozenset[Path]]] = field(default_factory=dict)
+    """Descriptor → the names in it that lead to wanted directories → which."""
+
+
+class DirectoryWatch:
+    """Tells of every change in the wanted directories, and when one of them appears or vanishes.
+
+    When a wanted directory vanishes it is itself reported REMOVED, once, for all that was in it. When it
+    appears it is reported CREATED, and then every entry that is already in it. One that exists when it is
+    first wanted is reported CREATED itself, without its entries: look at it then. Where inotify has no instances or
+    watches left, the directories are looked at every `POLL` seconds, and the same is told.
+    """
+
+    def __init__(
+        self, on_change: Callable[[Path, Change], None], on_overflow: Callable[[], None], beat: Beat = nobody
+    ) -> None:
+        self._on_change = on_change
+        self._beat = beat
+        self._on_overflow = on_overflow
+        self._wanted: frozenset[Path] = frozenset()
+        self._inotify: INotify | None = None
+        self._watched = _Watched()
+        self._vanished: set[Path] = set()
+        self._complained: set[tuple[str, int]] = set()
+        self._unwatched: dict[Path, Entries] = {}
+
+    def watch(self, directories: frozenset[Path]) -> None:
+        """Watch these, all of them absolute, and no others; they need not exist."""
+        fresh = directories - self._wanted
+        self._wanted = directories
+        if self._inotify is not None:
+            self._settle(self._inotify, fresh)
+
+    async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
+        """Watch until cancelled; `started` once no later change can be missed."""
+        is_started = False
+
+        def start() -> None:
+            nonlocal is_started
+            if not is_started:
+                is_started = True
+                task_status.started()
+
+        self._inotify = inotify = await self._instance(start)
+        loop = asyncio.get_running_loop()
+        failed: asyncio.Future[None] = loop.create_future()
+        try:
+            self._settle(inotify, self._wanted)
+            # not wait_readable: a task that is woken for each event takes 0.1 ms longer
+            loop.add_reader(inotify.fileno(), self._receive, inotify, failed)
+            start()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._poll_for_ever, inotify)
+                await beating(lambda: asyncio.wait([failed]), self._beat)  # which, cancelled, leaves it as it is
+                failed.result()
+        finally:
+            loop.remove_reader(inotify.fileno())
+            inotify.close()
+            self._inotify = None
+            self._watched = _Watched()
+
+    async def _instance(self, start: Callable[[], None]) -> INotify:
+        """An inotify instance; until there is one, the directories are looked at now and then."""
+        while True:
+            try:
+                # The first time looks for the C library with ldconfig; what a thread opened would be lost with who waits.
+                await to_thread.run_sync(lambda: _open().close())
+                return _open()
+            except OSError as error:
+                self._complain("/", error)
+            self._poll()
+            start()
+            self._beat()
+            await asyncio.sleep(POLL)
+
+    async def _poll_for_ever(self, inotify: INotify) -> None:
+        while True:
+            await asyncio.sleep(POLL)
+            if self._wanted - self._watched.directories.keys():
+                self._settle(inotify, frozenset())  # what could not be watched may be by now
+            self._poll()
+
+    def _poll(self) -> None:
+        """Report what came, went or changed in the directories that are not watched since the look before."""
+        before = self._unwatched
+        self._unwatched = {it: entries_of(it) for it in self._wanted - self._watched.directories.keys()}
+        for directory, now in self._unwatched.items():
+            if directory in before:
+                for name, change in differences(before[directory], now):
+                    self._on_change(directory / name, change)
+            elif now is not None:
+                self._on_change(directory, Change.CREATED)
+
+    def _receive(self, inotify: INotify, failed: asyncio.Future[None]) -> None:
+        """Read one batch; if there is more, the loop calls again."""
+        try:
+            data = os.read(inotify.fileno(), _READ_BYTES)
+            moved = [self._take(wd, mask, name) for wd, mask, _, name in parse_events(data)]
+            if any(moved):
+                self._settle(inotify, frozenset())
+        except BlockingIOError:
+            pass
+        except Exception as error:  # noqa: BLE001  # `run` raises it
+            if not failed.done():
+                failed.set_exception(error)
+
+    def _take(self, wd: int, mask: int, name: str) -> bool:
+        """Report one event; True if wanted names may lead elsewhere now."""
+        if mask & flags.Q_OVERFLOW:
+            self._on_overflow()
+            return True
+        if mask & flags.IGNORED:  # the directory is gone, or unmounted
+            return wd in self._watched.on_the_way or wd in self._watched.aliases
+        change = Change.CREATED if mask & _APPEARED else Change.REMOVED if mask & _VANISHED else Change.CHANGED
+        if name:
+            for directory in self._watched.aliases.get(wd, ()):
+                self._on_change(directory / name, change)
+        led_to = self._watched.on_the_way.get(wd, {}).get(name, frozenset())
+        if change is Change.REMOVED:
+            self._vanished |= led_to  # even if the same one is back when we look
+        return change is not Change.CHANGED and bool(led_to)
+
+    def _settle(self, inotify: INotify, fresh: frozenset[Path]) -> None:
+        """Find out what the wanted names mean now, watch that, and report what came and went."""
+        before, now = self._watched, self._look(inotify)
+        # Only what is resolved after its watches were made can be trusted: a later change is an event.
+        while (again := self._look(inotify)) != now:
+            now = again
+        self._watched = now
+        vanished, self._vanished = self._vanished, set()
+        for wd in {*before.aliases, *before.on_the_way} - {*now.aliases, *now.on_the_way}:
+            with suppress(OSError):  # the kernel has dropped it with its directory
+                inotify.rm_watch(wd)
+        changed = sorted(
+            d for d in self._wanted if d in vanished or before.directories.get(d) != now.directories.get(d)
+        )
+        for directory in changed:
+            if directory in before.directories:
+                self._on_change(directory, Change.REMOVED)
+        for directory in changed:
+            if directory in now.directories:
+                self._appeared(directory, with_entries=directory not in fresh)
+
+    def _look(self, inotify: INotify) -> _Watched:
+        """Resolve the wanted names as they are now, and watch every directory that this depended on."""
+        trails = {directory: trail(directory) for directory in self._wanted}
+        ends = {found.end for found in trails.values() if found.end is not None}
+        places = {place for found in trails.values() for place, _ in found.steps} | ends
+        wds = {place: self._add(inotify, place, _WANTED if place in ends else _ON_THE_WAY) for place in places}
+        directories: dict[Path, int] = {}
+        aliases: dict[int, tuple[Path, ...]] = {}
+        on_the_way: dict[int, dict[str, frozenset[Path]]] = {}
+        for directory, found in trails.items():
+            for place, name in found.steps:
+                if (wd := wds[place]) is not None:
+                    names = on_the_way.setdefault(wd, {})
+                    names[name] = names.get(name, frozenset()) | {directory}
+            if found.end is not None and (wd := wds[found.end]) is not None:
+                directories[directory] = wd
+                aliases[wd] = (*aliases.get(wd, ()), directory)
+        return _Watched(directories, aliases, on_the_way)
+
+    def _add(self, inotify: INotify, place: str, mask: int) -> int | None:
+        """The descriptor of a directory, or None if it cannot be watched."""
+        try:
+            wd: int = inotify.add_watch(place, mask | _OPTIONS)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR):  # those: it vanished in this moment
+                self._complain(place, error)
+            return None
+        self._complained = {(where, code) for where, code in self._complained if where != place}
+        return wd
+
+    def _complain(self, place: str, error: OSError) -> None:
+        if (place, error.errno or 0) in self._complained:
+            return
+        self._complained.add((place, error.errno or 0))
+        advice = f"it is looked at every {POLL:g} s"
+        if error.errno in (errno.ENOSPC, errno.EMFILE):
+            what = "watches" if error.errno == errno.ENOSPC else "instances"
+            advice += f"; raise fs.inotify.max_user_{what}"
+        _log.warning("directory-unwatched", directory=place, reason=os.strerror(error.errno or 0), then=advice)
+
+    def _appeared(self, directory: Path, *, with_entries: bool) -> None:
+        self._on_change(directory, Change.CREATED)
+        if with_entries:
+            with suppress(OSError):  # it vanished again: an event says so
+                for name in os.listdir(directory):  # noqa: PTH208  # strings are enough
+                    self._on_change(directory / name, Change.CREATED)
+
+
+def _open() -> INotify:
+    return INotify(nonblocking=True)
+
+
+class PathSource:
+    """Changes in the host's directories, as hints where to look."""
+
+    def __init__(self, emit: Emit, host: Host, beat: Beat = nobody) -> None:
+        self._emit = emit
+        self._host = host
+        self._names: dict[Path, HostPath] = {}
+        self._directories = DirectoryWatch(self._on_change, self._on_overflow, beat)
+
+    def watch(self, directories: frozenset[HostPath]) -> None:
+        """Watch these and no others; they need not exist."""
+        self._names = {self._host.local(directory): directory for directory in directories}
+        self._directories.watch(frozenset(self._names))
+
+    async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
+        """As `DirectoryWatch.run`."""
+        await self._directories.run(task_status=task_status)
+
+    def _on_change(self, path: Path, _change: Change) -> None:
+        name = self._names.get(path)
+        self._emit(PathChange(name or self._names[path.parent] / path.name))
+
+    def _on_overflow(self) -> None:
+        self._emit(Resync("the kernel dropped changes of directories because too many were waiting"))

@@ -1,0 +1,222 @@
+"""Kernel object events from netlink, as hints where to look; those that say what sysfs does not keep, as records too.
+
+pyudev makes the socket; its messages are read and parsed here. In a burst an event costs 8 us with all its
+properties, and 4 us if nobody wants it; `Monitor.poll` alone takes 11 us, 37 us with the properties, repeats
+ENOBUFS for ever after an overflow, and raises ValueError for a message it finds odd.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable
+from typing import Final, Literal
+
+import pyudev
+from anyio import TASK_STATUS_IGNORED, to_thread, wait_readable
+from anyio.abc import TaskStatus
+from anyio.lowlevel import checkpoint
+
+from agent.discovery.sources.base import Beat, Emit, Resync, boot_id, nobody
+from agent.runtime.counts import Counts
+from agent.runtime.errors import words
+from agent.runtime.shortage import shortage
+from agent.runtime.watchdog import beating
+from backends.base import ANY_SUBSYSTEM, Host, HostPath, Record, Uevent
+
+Mode = Literal["kernel", "udev"]
+
+BUFFER_BYTES: Final = 16 << 20
+"""Of the socket, doubled by the kernel: some 35,000 events (0.9 kB each). It takes memory only while they wait."""
+
+_SO_RCVBUFFORCE: Final = 33  # asm-generic/socket.h; Python has no name for it
+_MESSAGE_BYTES: Final = 8192  # an event's environment is at most 2,048 bytes (UEVENT_BUFFER_SIZE in kobject.h)
+_CREDENTIALS: Final = struct.Struct("=iII")  # struct ucred: pid, uid, gid
+_UDEV_MAGIC: Final = b"libudev\0\xfe\xed\xca\xfe"  # udev_monitor_netlink_header, as systemd and eudev write it
+_UDEV_EXTENT: Final = struct.Struct("=II")  # its properties_off and properties_len, at byte 16
+_BATCH: Final = 128  # events between two turns of the event loop: 1 ms
+
+
+class UeventSource:
+    """Hands on the events of the wanted subsystems; after an overflow or a restart, a `Resync`."""
+
+    def __init__(
+        self,
+        emit: Emit,
+        host: Host,
+        mode: Mode = "kernel",
+        buffer_bytes: int = BUFFER_BYTES,
+        beat: Beat = nobody,
+        counts: Counts | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.counts = counts or Counts()
+        """Has the wanted events, and how often the kernel said that it dropped some."""
+        self._emit = emit
+        self._beat = beat
+        self._boot = boot_id(host)
+        self._dev = host.host(host.dev)
+        self._mode: Mode = mode
+        self._buffer_bytes = buffer_bytes
+        self._clock = clock
+        self._wanted: frozenset[str] = frozenset()
+        self._facts: frozenset[str] = frozenset()
+        self._dropped = False
+        self._ran_before = False
+
+    def watch(self, subsystems: frozenset[str], facts: frozenset[str] = frozenset()) -> None:
+        """From now on hand on these subsystems' events; `ANY_SUBSYSTEM` among them stands for all.
+
+        Those that have any of the properties in `facts` are handed on as a `Record` first.
+
+        The socket receives every event whatever is wanted (the kernel could not filter its own anyway), so
+        a change takes effect with the next message read and loses nothing.
+        """
+        self._wanted, self._facts = subsystems, facts
+
+    async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
+        """Receive until cancelled; `started` once no later event can be missed.
+
+        Raises:
+            OSError: no such socket can be had here; the message says why and what to do.
+        """
+        sock = await to_thread.run_sync(_open, self._mode, self._buffer_bytes)  # looks for libudev with ldconfig
+        with sock:
+            if self._ran_before:
+                self._emit(Resync("uevents are received again after an interruption"))
+            self._ran_before = True
+            task_status.started()
+            while True:
+                await beating(lambda: wait_readable(sock), self._beat)
+                while self._receive(sock):
+                    self._beat()
+                    await checkpoint()
+
+    def _receive(self, sock: socket.socket) -> bool:
+        """Read one batch; True if more may be waiting."""
+        for _ in range(_BATCH):
+            try:
+                data, ancillary, _, sender = sock.recvmsg(_MESSAGE_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
+            except BlockingIOError:
+                self._resync_if_dropped()
+                return False
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+                self.counts.overflows += 1  # that recvmsg told of it has cleared it
+                self._dropped = True
+                continue
+            if _is_genuine(self._mode, sender, ancillary):
+                self._take(data)
+        return True
+
+    def _resync_if_dropped(self) -> None:
+        # only now: the kernel goes on dropping, without a word, until the socket has been drained
+        if self._dropped:
+            self._dropped = False
+            self._emit(Resync("the kernel dropped uevents because too many were waiting"))
+
+    def _take(self, data: bytes) -> None:
+        properties = parse_kernel(data) if self._mode == "kernel" else parse_udev(data)
+        subsystem = properties.get("SUBSYSTEM", "")
+        if subsystem not in self._wanted and ANY_SUBSYSTEM not in self._wanted:
+            return
+        action, devpath = properties.get("ACTION"), properties.get("DEVPATH")
+        if action is None or devpath is None:
+            return  # no event; libudev passes over such messages too
+        self.counts.uevents[subsystem, action] += 1
+        hint = Uevent(action, subsystem, devpath, self._node(properties.get("DEVNAME")), properties)
+        if self._facts.isdisjoint(properties):
+            self._emit(hint)
+            return
+        sequence = int(number) if (number := properties.get("SEQNUM", "")).isdecimal() else 0
+        self._emit(Record("uevent", self._boot, sequence, self._clock(), devpath, properties))
+        # what a record does to health is sent before anybody looks
+        asyncio.get_running_loop().call_soon(self._emit, hint)
+
+    def _node(self, name: str | None) -> HostPath | None:
+        """The kernel names a node below /dev, udev by its whole path."""
+        if not name:
+            return None
+        return HostPath(name) if name.startswith("/") else self._dev / name
+
+
+def parse_kernel(data: bytes) -> dict[str, str]:
+    """The properties of a message that the kernel sent: `action@devpath`, then `KEY=value`, zero-terminated."""
+    return _properties(data.partition(b"\0")[2])
+
+
+def parse_udev(data: bytes) -> dict[str, str]:
+    """The properties of a message that udevd sent; none if it is not one."""
+    if not data.startswith(_UDEV_MAGIC) or len(data) < 24:
+        return {}
+    offset, length = _UDEV_EXTENT.unpack_from(data, 16)
+    return _properties(data[offset : offset + length])
+
+
+def _properties(data: bytes) -> dict[str, str]:
+    return dict([line.split("=", 1) for line in data.decode(errors="replace").split("\0") if "=" in line])
+
+
+def _is_genuine(mode: Mode, sender: tuple[int, int], ancillary: list[tuple[int, int, bytes]]) -> bool:
+    """Is it from the kernel (port 0), or from root's udevd? Any process may send us a message of its own."""
+    if mode == "kernel":
+        return sender[0] == 0
+    return any(
+        level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and _CREDENTIALS.unpack_from(data)[1] == 0
+        for level, kind, data in ancillary
+    )
+
+
+def _library() -> pyudev.Context:
+    """libudev; it is looked for with a process of its own (ldconfig).
+
+    Raises:
+        OSError: it cannot be had; the reason is a sentence.
+    """
+    try:
+        return pyudev.Context()
+    except (ImportError, OSError) as error:
+        if short := shortage():
+            raise OSError(errno.EMFILE, f"hot-plug events cannot be received: {short}") from error
+        if isinstance(error, ImportError):
+            why = "libudev is missing; install libudev1 (or eudev)"
+            raise OSError(errno.ENOENT, f"hot-plug events cannot be received: {why}") from error
+        why = f"libudev cannot be loaded: {words(error)}"
+        raise OSError(error.errno or errno.EIO, f"hot-plug events cannot be received: {why}") from error
+
+
+def _open(mode: Mode, buffer_bytes: int) -> socket.socket:
+    """The monitor's socket, bound to its group, with a large buffer; blocks for some milliseconds."""
+    context = _library()
+    try:
+        monitor = pyudev.Monitor.from_netlink(context, source=mode)
+        monitor.start()
+        sock = socket.socket(fileno=os.dup(monitor.fileno()))  # outlives the monitor, which closes its own
+    except (OSError, ValueError, MemoryError) as error:
+        code = error.errno if isinstance(error, OSError) and error.errno else errno.EPERM
+        raise OSError(
+            code,
+            "hot-plug events cannot be received: the kernel's event socket (NETLINK_KOBJECT_UEVENT) was refused "
+            f'({os.strerror(code)}); allow AF_NETLINK in the unit or the container, or set agent.uevents = "off"',
+        ) from error
+    if sock.getsockname()[1] == 0:  # libudev's way to say that no udevd runs
+        sock.close()
+        raise OSError(
+            errno.ENOENT,
+            'agent.uevents is "udev", but no udevd runs here (/run/udev/control is missing); '
+            'mount the host\'s /run/udev, or set agent.uevents = "kernel"',
+        )
+    _enlarge(sock, buffer_bytes)
+    return sock
+
+
+def _enlarge(sock: socket.socket, buffer_bytes: int) -> None:
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, buffer_bytes)
+    except PermissionError:  # needs CAP_NET_ADMIN; without it net.core.rmem_max is the limit
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)

@@ -1,0 +1,163 @@
+"""What a backend does to hardware for a pod while the kubelet waits: in a thread, in turn, within a deadline.
+
+Whatever goes wrong becomes a refusal with a sentence for the pod's owner. The threads are not those that scan: neither
+a scan that hangs refuses a pod, nor the other way round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Sequence, Set
+from contextlib import asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import structlog
+
+from agent.discovery.waiters import LookError
+from agent.hardware.queue import Turn, Turns
+from agent.runtime import patience
+from agent.runtime.workers import LIMIT, NoWorkerError, Workers
+from backends.base import AllocationRefused, Device, Resource
+
+T = TypeVar("T")
+
+ROOMS: Final = LIMIT - 1
+"""Threads for errands that wait for one: the last is for a claim, which is refused where it finds none."""
+
+_LOOK_AGAIN: Final = (0.05, 0.2)  # seconds before what could not be read is read again
+
+Look = Callable[[str, Set[str]], Awaitable[None]]
+"""Looks at these units of a backend now; returns when what was found is known."""
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of errand."""
+
+    call: str
+    """The backend's method."""
+    failed: str
+    """What could not be done, as it follows the IDs in a sentence."""
+    advice: str
+    """What the pod's owner can do."""
+    seconds: float
+    """All of it may take."""
+    waits_for_thread: bool = False
+    """Where all threads are busy; else it is refused at once, since the kubelet gives nothing to others meanwhile."""
+
+
+class Errands:
+    """Sends backends on errands."""
+
+    def __init__(self, turns: Turns, look: Look) -> None:
+        self.turns = turns
+        self.rooms: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(ROOMS))
+        self.look = look
+        self._workers: dict[str, Workers] = {}  # by the backends' kinds
+
+    def workers(self, kind: str) -> Workers:
+        """The threads for a backend."""
+        return self._workers.setdefault(kind, Workers(f"{kind} for pods"))
+
+    @asynccontextmanager
+    async def errand(self, kind: Kind, resource: Resource[Any], ids: Iterable[str]) -> AsyncIterator[Errand]:
+        """Do the body in time; any failure of it is a refusal.
+
+        Raises:
+            AllocationRefused: with a sentence for the pod's owner.
+        """
+        errand = Errand(self, resource.spec.backend, kind)
+        named, backend = f"{', '.join(ids)} of {resource.name}", resource.spec.backend
+        try:
+            async with patience.timeout(kind.seconds) as deadline:
+                yield errand
+        except AllocationRefused:
+            raise
+        except Exception as error:
+            if not (deadline.cancel_called or isinstance(error, (NoWorkerError, LookError))):
+                log.exception("backend-failed", backend=backend, call=kind.call, resource=resource.name)
+                raise AllocationRefused(broken(named, kind.failed, backend, error)) from error
+            why = str(error) or f"{errand.awaited} within {kind.seconds:g} s"
+            log.warning(
+                "backend-hangs", backend=backend, call=kind.call, resource=resource.name, ids=list(ids), reason=why
+            )
+            raise AllocationRefused(
+                f"{named} {kind.failed}: {why}. {kind.advice}; "
+                "if it happens again, this node's administrator must look at the device."
+            ) from None
+
+    def close(self) -> None:
+        """Let the idle threads end."""
+        for workers in self._workers.values():
+            workers.close()
+
+
+class Errand:
+    """One errand, which knows what it waits for."""
+
+    _TURN: Final = "an earlier call for the same hardware has not ended"
+    _ROOM: Final = "as much as can be done at a time is being done for other pods, and has not ended"
+    _CALL: Final = "not done"
+    _LOOK: Final = "looking at it has not ended"
+
+    def __init__(self, errands: Errands, backend: str, kind: Kind) -> None:
+        self.awaited = self._CALL
+        self._errands = errands
+        self._backend = backend
+        self._kind = kind
+
+    @asynccontextmanager
+    async def turn(self, things: Set[Hashable]) -> AsyncIterator[Turn]:
+        """Be the only one who acts on these."""
+        self.awaited = self._TURN
+        async with self._errands.turns.take(things) as turn:
+            yield turn
+
+    async def run(self, turn: Turn, call: Callable[[], T]) -> T:
+        """Make the backend's call in a thread."""
+        self.awaited = self._ROOM
+        async with self._errands.rooms[self._backend] if self._kind.waits_for_thread else nullcontext():
+            self.awaited = self._CALL
+            return await turn.run(self._errands.workers(self._backend), call)
+
+    async def look(self, devices: Iterable[Device]) -> None:
+        """Look at these again, so that what is known of them is true now.
+
+        Hardware that is just being made ready may be half there for a moment, and a refused pod fails for good (A4).
+
+        Raises:
+            LookError: they cannot be read, nor a moment later.
+        """
+        self.awaited = self._LOOK
+        units = {device.unit for device in devices}
+        for pause in _LOOK_AGAIN:
+            with suppress(LookError):
+                await self._errands.look(self._backend, units)
+                return
+            await asyncio.sleep(pause)
+        await self._errands.look(self._backend, units)
+
+    async def look_as_far_as_possible(self, units: Sequence[str]) -> dict[str, str]:
+        """Look at these units again, side by side; those that cannot be looked at, and why."""
+        self.awaited = self._LOOK
+        problems = await asyncio.gather(*map(self._try_to_look, units))
+        return {unit: problem for unit, problem in zip(units, problems, strict=True) if problem}
+
+    async def _try_to_look(self, unit: str) -> str:
+        try:
+            await self._errands.look(self._backend, {unit})
+        except LookError as error:
+            return str(error)
+        return ""
+
+
+def broken(named: str, failed: str, backend: str, error: Exception) -> str:
+    """What a pod's owner reads when a backend raised something."""
+    return (
+        f"{named} {failed}: the backend {backend} failed ({error}). "
+        "This node's administrator finds the details in Fairlead's log."
+    )

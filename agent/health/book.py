@@ -1,0 +1,300 @@
+"""The book of all hardware's health: who said what, what it comes to, and when time alone will change it.
+
+Pure: `now` is seconds on the monotonic clock, `wall` seconds since the epoch, both handed in. Each method returns the
+hardware whose health changed, with its new health. What happens at one moment may be told in one call or in several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from agent.health.deadlines import Deadlines
+from agent.health.drains import Drain
+from agent.health.flapping import LONGEST, Flapping
+from agent.health.judgement import Causes, Statement, compose, statements
+from agent.health.kept import Handled, KeptHealth
+from agent.health.latches import Latches
+from agent.health.presence import Presence
+from agent.health.probes import Probes
+from agent.health.said import worst
+from agent.model import HEALTHY, Health, State
+from backends.base import Clears, Device, Record, Signal
+
+
+class HealthBook:
+    """The health of all hardware; the only one who decides it."""
+
+    def __init__(self, boot: str = "") -> None:
+        """Begin with everything healthy; `boot` is /proc/sys/kernel/random/boot_id."""
+        self._boot = boot
+        self._offset = 0.0  # from the monotonic clock to the wall clock, as it was last handed in
+        self._probes = Probes()
+        self._latches = Latches()
+        self._bound_in: dict[tuple[str, str], frozenset[str]] = {}  # the hardware with a binding in a unit
+        self.handled: dict[str, Handled] = {}
+        """How far the records of each source have been read, by this run or the one before."""
+        self._drains: dict[str, Drain] = {}
+        self._flapping = Flapping()
+        self._presence = Presence()
+        self._failing: set[str] = set()  # Unhealthy by what is said of it, whether a pod holds it or not
+        self._health: dict[str, Health] = {}
+        self._deadlines = Deadlines()
+        self._moment = -1.0  # of the last judgement
+        self._before: dict[str, tuple[Health, bool]] = {}  # what was judged at it: health and failing before it
+        self._changed = 0
+
+    # --- what happens ---
+
+    def probed(self, backend: str, units: Mapping[str, Iterable[Signal]], now: float) -> dict[str, Health]:
+        """These units of a backend were probed, and this is all there is to see; nothing is of a unit that is gone."""
+        touched: set[str] = set()
+        for unit, signals in units.items():
+            if signals or self._probes.has_spoken((backend, unit)):
+                touched |= self._probes.replace((backend, unit), signals, now)
+        return self._judge(touched, now)
+
+    def found(
+        self,
+        backend: str,
+        units: Mapping[str, Iterable[Device]],
+        now: float,
+        *,
+        beside: Mapping[str, Iterable[Device]] = MappingProxyType({}),
+        anew: bool = False,
+        ours: bool = False,
+    ) -> dict[str, Health]:
+        """These units of a backend were looked at and hold exactly these devices, with these bindings.
+
+        What was latched under another binding ends, where it waits for that. Numbers of hardware that is gone or bound
+        anew are forgotten. Hardware that comes back after it had gone has failed once more.
+
+        Args:
+            backend: which.
+            units: those that differ from before.
+            now: monotonic seconds.
+            beside: what else is there in these units, and is not to be had: it has not gone.
+            anew: another instance of the backend looks, or none any more: what it does not show has not gone.
+            ours: we are acting on hardware, which may be why it goes and comes.
+        """
+        touched: set[str] = set()
+        seen: set[str] = set()
+        if anew:
+            self._presence.forget(backend)
+        for unit, devices in units.items():
+            source, listed = (backend, unit), tuple(devices)
+            self._probes.measures.keep(source, frozenset(h for d in listed for h in d.hardware | d.depends))
+            bindings = {h: binding for d in listed for h, binding in d.bindings.items()}
+            for hardware in self._bound_in.pop(source, frozenset()) | bindings.keys():
+                touched |= self._bind(backend, hardware, bindings.get(hardware, ""))
+            if bindings:
+                self._bound_in[source] = frozenset(bindings)
+            seen |= self._presence.found(source, listed, beside.get(unit, ()))
+        back = self._presence.judge(seen, now, lambda name: ours or name in self._drains or name in self._failing)
+        for hardware in back:
+            self._flapping.returned(hardware, now)
+        return self._judge(touched.union(back), now)
+
+    def _bind(self, backend: str, hardware: str, binding: str) -> frozenset[str]:
+        anew, ended = self._latches.bound(backend, hardware, binding)
+        if anew:
+            self._probes.measures.forget([hardware])
+        return frozenset([hardware]) if ended else frozenset()
+
+    def recorded(self, signals: Iterable[Signal], record: Record, now: float) -> dict[str, Health]:
+        """A record said this: it holds until cleared. A FINE signal says that what it `clears_on` has happened."""
+        touched = {signal.hardware for signal in signals if self._latches.take(signal, record, now)}
+        self._note(record.source, Handled(record.boot, record.sequence))
+        return self._judge(touched, now)
+
+    def _note(self, source: str, read: Handled) -> None:
+        known = self.handled.get(source)
+        if known is None or not known.includes(read.boot, read.sequence):
+            self.handled[source] = read
+
+    def cleared(self, by: Clears, hardware: Iterable[str], now: float) -> dict[str, Health]:
+        """Something happened to this hardware that ends the latched signals that wait for it.
+
+        Where it is an operator's word, quarantine ends too, and the numbers of its probes are taken as they are.
+        """
+        names = list(hardware)
+        touched = {name for name in names if self._latches.clear({by}, name)}
+        if by is Clears.OPERATOR:
+            touched.update(name for name in names if self._forget_flapping(name))
+            self._probes.measures.forget(names)
+        return self._judge(touched, now)
+
+    def _forget_flapping(self, hardware: str) -> bool:
+        forgotten = self._flapping.forget(hardware)
+        self._changed += forgotten
+        return forgotten
+
+    def drain(
+        self, hardware: Iterable[str], reason: str, until: float | None, now: float, wall: float
+    ) -> dict[str, Health]:
+        """An operator takes this hardware out of service, until a time of the wall clock, or until it is undrained."""
+        self._offset = wall - now
+        names = list(hardware)
+        for name in names:
+            since = before.since if (before := self._drains.get(name)) is not None else wall
+            self._drains[name] = Drain(name, reason, since, until)
+        self._changed += 1
+        return self._judge(names, now)
+
+    def drains_of(self, hardware: Iterable[str]) -> list[Drain]:
+        """The drains that this hardware is under."""
+        return [drain for name in hardware if (drain := self._drains.get(name)) is not None]
+
+    def undrain(self, hardware: Iterable[str], now: float) -> dict[str, Health]:
+        """An operator puts this hardware back into service: what waits for an operator's word ends with the drain."""
+        names = list(hardware)
+        drained = {name for name in names if self._drains.pop(name, None) is not None}
+        self._changed += len(drained)
+        return self.cleared(Clears.OPERATOR, names, now) | self._judge(drained, now)
+
+    # --- time ---
+
+    def next_deadline(self) -> float | None:
+        """When time alone will next change something; None if it will not."""
+        return self._deadlines.next()
+
+    def ripen(self, now: float, wall: float, most: int | None = None) -> dict[str, Health]:
+        """Time has passed: delayed signals that lasted count, recovered ones, drains and quarantines end.
+
+        Of `most` pieces of hardware at a time; of the others `next_deadline` is past.
+        """
+        self._offset = wall - now
+        return self._judge(self._deadlines.pop(now, most), now)
+
+    # --- what is known ---
+
+    def of(self, hardware: str) -> Health:
+        """The health of this hardware; what nobody complained of is healthy."""
+        return self._health.get(hardware, HEALTHY)
+
+    def to_holder(self, hardware: str, now: float, once: Clears | None = None) -> Health:
+        """How this hardware is to the pod that has it, or would be once this has happened to it.
+
+        Drains and quarantine are not for it: they keep other pods away.
+        """
+        said = self._causes(hardware, now).said
+        return worst((it for it in said if not it.signal.unless_held and once not in it.waits_for), now)
+
+    def signals_of(self, hardware: str, now: float) -> tuple[Statement, ...]:
+        """Everything that is said of this hardware, what counts and what does not."""
+        return statements(self._causes(hardware, now), now, self._offset)
+
+    @property
+    def revision(self) -> int:
+        """Raised whenever what must outlive a restart changes."""
+        return self._changed + self._latches.revision
+
+    def kept(self) -> KeptHealth:
+        """What must outlive a restart."""
+        return KeptHealth(
+            boot=self._boot,
+            drains=tuple(self._drains.values()),
+            latches=tuple(self._latches.all()),
+            quarantines=tuple(self._flapping.all()),
+            handled=dict(self.handled),
+        )
+
+    def restore(self, kept: KeptHealth, now: float, wall: float) -> dict[str, Health]:
+        """Take in what an earlier run of ours knew, or an agent beside us that is gone; it knew better.
+
+        Of what we were told ourselves, only what later records said is more than it knew.
+        """
+        self._offset = wall - now
+        same_boot = kept.boot == self._boot
+        before = self._kept_hardware()
+        ours = [
+            latch
+            for latch in self._latches.all()
+            if (read := kept.handled.get(latch.source)) is None or not read.includes(latch.boot, latch.sequence)
+        ]
+        theirs = [
+            replace(latch, since=min(latch.since, now) if same_boot else now)
+            for latch in kept.latches
+            if not latch.outlived(self._boot)
+        ]
+        self._latches.replace_all([*theirs, *ours])
+        self._drains = {drain.hardware: drain for drain in kept.drains}
+        quarantines = kept.quarantines if same_boot else ()
+        self._flapping.replace_all(replace(it, until=min(it.until, now + LONGEST)) for it in quarantines)
+        for source, read in kept.handled.items():
+            if read.boot == self._boot:
+                self._note(source, read)
+        changes = self._judge(before | self._kept_hardware(), now)
+        restored = {name: self._backdate(name, now) for name in changes}
+        self._moment = -1.0  # what happens in the same moment comes after this, and is dated from it
+        return restored
+
+    def _kept_hardware(self) -> set[str]:
+        """The hardware of which something must outlive a restart."""
+        latched = {latch.signal.hardware for latch in self._latches.all()}
+        return latched | self._drains.keys() | {it.hardware for it in self._flapping.all()}
+
+    def _backdate(self, hardware: str, now: float) -> Health:
+        """It is as it is since the first of what counts, not since we know."""
+        if (health := self.of(hardware)) is not HEALTHY:
+            since = min(it.since for it in self.signals_of(hardware, now) if it.counts)
+            health = self._health[hardware] = replace(health, since=min(since, now))
+        return health
+
+    # --- judgement ---
+
+    def _causes(self, hardware: str, now: float) -> Causes:
+        """All that makes the hardware's health at this time."""
+        quarantine = self._flapping.of(hardware)
+        return Causes(
+            (*self._probes.of(hardware), *self._latches.of(hardware)),
+            self._drains.get(hardware),
+            quarantine if quarantine and quarantine.lasts(now) else None,
+        )
+
+    def _judge(self, hardware: Iterable[str], now: float) -> dict[str, Health]:
+        if now != self._moment:
+            self._moment, self._before = now, {}
+        changes = {}
+        for name in hardware:
+            known = self.of(name)
+            before, failed = self._before.setdefault(name, (known, name in self._failing))
+            after = self._judge_one(name, before, now, failed=failed)
+            if known.says_what(after):
+                continue
+            changes[name] = after
+            if after is HEALTHY:
+                del self._health[name]
+            else:
+                self._health[name] = after
+        return changes
+
+    def _judge_one(self, hardware: str, before: Health, now: float, *, failed: bool) -> Health:
+        self._probes.settle(hardware, now)
+        self._end_drain(hardware, now)
+        causes = self._causes(hardware, now)
+        own = causes.while_held(now)
+        if own.state is not State.UNHEALTHY:
+            self._failing.discard(hardware)
+        else:
+            self._failing.add(hardware)
+            if not failed and causes.drain is None:  # whoever works on it pulls its cables
+                self._flapping.failed(hardware, own, now)
+        if self._flapping.judge(hardware, now, now + self._offset):
+            self._changed += 1
+            causes = self._causes(hardware, now)
+        self._deadlines.set(hardware, self._deadline(hardware, causes, now))
+        return compose(causes, before, now)
+
+    def _end_drain(self, hardware: str, now: float) -> None:
+        if (drain := self._drains.get(hardware)) is not None and drain.is_over(now + self._offset):
+            del self._drains[hardware]
+            self._changed += 1
+
+    def _deadline(self, hardware: str, causes: Causes, now: float) -> float | None:
+        """When time alone will next change what is known of this hardware; later than now."""
+        last = self._flapping.of(hardware)
+        drain = causes.drain.deadline(now, now + self._offset) if causes.drain else None
+        deadlines = [drain, last.deadline(now) if last else None, *(it.deadline() for it in causes.said)]
+        return min((due for due in deadlines if due is not None and due > now), default=None)

@@ -1,0 +1,154 @@
+"""Quarantine: hardware that keeps failing and recovering, or going and coming back, stays Unhealthy for a while.
+
+Its list would be sent, and its log line written, with each change; and a pod that got it would lose it soon. Each further
+quarantine is twice as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from agent.health.words import clock, span, times
+from agent.model import HEALTHY, Health
+
+FAILURES: Final = 5
+"""How often hardware may become Unhealthy, or come back, within `WINDOW` before it is quarantined. A person who pulls a
+cable or a card, looks and plugs it in again does it twice or three times."""
+
+WINDOW: Final = 600.0
+"""Seconds. A link that trains anew every two minutes is of no use to a job; one that fails hourly is still used."""
+
+FIRST: Final = 60.0
+"""Seconds that the first quarantine lasts: a switch that restarts has its ports up again within."""
+
+LONGEST: Final = 3600.0
+"""Seconds that a quarantine lasts at most, after it doubled six times: what was repaired overnight is back by itself."""
+
+FORGOTTEN_AFTER: Final = 6 * 3600.0
+"""Seconds after a quarantine's end until the next one is a first one again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """One quarantine, over or not. The last one is remembered for its length."""
+
+    hardware: str
+    times: int
+    """How many there were in a row, this one included."""
+    since: float
+    until: float
+    """Monotonic seconds of the boot in which it began."""
+    message: str
+
+    def lasts(self, now: float) -> bool:
+        """Is it not over yet?"""
+        return now < self.until
+
+    def deadline(self, now: float) -> float:
+        """When time alone will end it, or have it forgotten."""
+        return self.until if self.lasts(now) else self.until + FORGOTTEN_AFTER
+
+    def is_forgotten(self, now: float) -> bool:
+        """Was it so long ago that it says nothing about the next one?"""
+        return self.until + FORGOTTEN_AFTER <= now
+
+
+@dataclass(frozen=True, slots=True)
+class _Failures:
+    """How often hardware became Unhealthy or came back lately, with never more than a `WINDOW` in between."""
+
+    first: float
+    last: tuple[float, ...] = ()
+    """The last `FAILURES` of either."""
+    count: int = 0
+    """How often it became Unhealthy."""
+    returns: int = 0
+    """How often it went away and came back."""
+    cause: Health = HEALTHY
+    """What made it Unhealthy, the last time."""
+
+    def are_too_many(self, now: float) -> bool:
+        return len(self.last) == FAILURES and now - self.last[0] <= WINDOW
+
+    def words(self, now: float) -> str:
+        became = f"became Unhealthy {times(self.count)}" if self.count else ""
+        came = f"went away and came back {times(self.returns)}" if self.returns else ""
+        what = f"{' and '.join(filter(None, (became, came)))} in {span(now - self.first)}"
+        if not self.count:
+            return what
+        last = "Unhealthy last" if came else "the last time"
+        return f"{what}, {last} with {self.cause.reason} ({self.cause.message.rstrip('.')})"
+
+
+class Flapping:
+    """Counts failures and decides on quarantine."""
+
+    def __init__(self) -> None:
+        self._failures: dict[str, _Failures] = {}
+        self._quarantines: dict[str, Quarantine] = {}
+
+    def failed(self, hardware: str, cause: Health, now: float) -> None:
+        """The hardware became Unhealthy; said twice of one moment it is one failure."""
+        known = self._lately(hardware, now)
+        if now not in known.last:
+            self._failures[hardware] = replace(_counted(known, now), count=known.count + 1, cause=cause)
+
+    def returned(self, hardware: str, now: float) -> None:
+        """The hardware is back, after it had gone: that is a failure of its own."""
+        known = self._lately(hardware, now)
+        if now not in known.last:
+            self._failures[hardware] = replace(_counted(known, now), returns=known.returns + 1)
+
+    def _lately(self, hardware: str, now: float) -> _Failures:
+        known = self._failures.get(hardware)
+        return known if known is not None and now - known.last[-1] <= WINDOW else _Failures(now)
+
+    def judge(self, hardware: str, now: float, wall: float) -> bool:
+        """Let time pass: quarantine begins, is renewed or ends, is forgotten; is that a change?
+
+        Args:
+            hardware: whose.
+            now: monotonic seconds.
+            wall: seconds since the epoch at that time, for the sentence.
+        """
+        known, failures = self._quarantines.get(hardware), self._failures.get(hardware)
+        if known is not None and known.lasts(now):
+            return False
+        if forgotten := known is not None and known.is_forgotten(now):
+            del self._quarantines[hardware]
+            known = None
+        if failures is None or not failures.are_too_many(now):
+            return forgotten
+        number = known.times + 1 if known else 1
+        self._quarantines[hardware] = _quarantine(hardware, number, failures, now, wall)
+        del self._failures[hardware]  # those in quarantine are counted anew: they decide on the next one
+        return True
+
+    def of(self, hardware: str) -> Quarantine | None:
+        """The last quarantine of this hardware that is remembered, over or not."""
+        return self._quarantines.get(hardware)
+
+    def all(self) -> list[Quarantine]:
+        """Every quarantine that is remembered."""
+        return list(self._quarantines.values())
+
+    def replace_all(self, quarantines: Iterable[Quarantine]) -> None:
+        """Have these remembered and no others."""
+        self._quarantines = {quarantine.hardware: quarantine for quarantine in quarantines}
+
+    def forget(self, hardware: str) -> bool:
+        """A person says that the hardware is well; was there a quarantine to remember?"""
+        self._failures.pop(hardware, None)
+        return self._quarantines.pop(hardware, None) is not None
+
+
+def _quarantine(hardware: str, number: int, failures: _Failures, now: float, wall: float) -> Quarantine:
+    lasts = min(FIRST * 2 ** (number - 1), LONGEST)
+    message = f"it {failures.words(now)}; it is left out for {span(lasts)}, until {clock(wall + lasts)}"
+    return Quarantine(hardware, number, now, now + lasts, message)
+
+
+def _counted(known: _Failures, now: float) -> _Failures:
+    return replace(known, last=(*known.last, now)[-FAILURES:])

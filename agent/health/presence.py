@@ -1,0 +1,115 @@
+"""Which hardware is there, and which was offered, went away and came back: a loose card does so over and over.
+
+Only what can be pulled out is minded, by the names that backends give it: what a driver makes of it (`rdma:`, `mig:`,
+`node:`) goes and comes with the driver. It has gone when no device of any backend has it any more, usable or not, so that
+a driver that is bound to it anew makes no difference; it is back when it can be had again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Set
+from dataclasses import dataclass
+from typing import Final
+
+from agent.health.flapping import WINDOW
+from agent.health.measures import Source
+from backends.base import Device
+
+PLUGGED: Final = ("pci:", "usb:")
+"""What the names of hardware begin with that can be pulled out."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Gone:
+    since: float
+    identities: frozenset[str]
+    """As it was offered last."""
+
+
+class Presence:
+    """Where each piece of hardware is seen, and what has gone."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Source, dict[str, frozenset[str] | None]] = {}  # its identities; None: nobody can have it
+        self._places: defaultdict[str, set[Source]] = defaultdict(set)
+        self._offered: dict[str, frozenset[str]] = {}  # of what is there and was to be had: its identities then
+        self._gone: dict[str, _Gone] = {}
+
+    def forget(self, backend: str) -> None:
+        """Another instance of the backend looks from now on: what it does not show may be what it is not to look for.
+
+        So it has not gone then, if nobody else shows it, unless it has been shown anew before.
+        """
+        for names in [names for source, names in self._seen.items() if source[0] == backend]:
+            for name in names:
+                if all(place[0] == backend for place in self._places[name]):
+                    self._offered.pop(name, None)
+
+    def found(self, source: Source, devices: Iterable[Device], beside: Iterable[Device] = ()) -> Set[str]:
+        """A unit of a backend holds exactly these devices, and those beside them, which nobody can have.
+
+        Returns:
+            the hardware concerned, for `judge` once all units are told.
+        """
+        before, now = self._seen.pop(source, {}), _seen(devices)
+        for device in beside:
+            now = {**dict.fromkeys(filter(_can_be_pulled_out, device.hardware)), **now}
+        for name in before.keys() - now.keys():
+            self._leaves(name, source)
+        for name in now:
+            self._places[name].add(source)
+        if now:
+            self._seen[source] = now
+        return before.keys() | now.keys()
+
+    def _leaves(self, name: str, source: Source) -> None:
+        self._places[name].discard(source)
+        if not self._places[name]:
+            del self._places[name]
+
+    def judge(self, hardware: Iterable[str], now: float, excused: Callable[[str], bool]) -> list[str]:
+        """Note which of this hardware has gone; that which is back.
+
+        Another card in its place is not it back; nor is what moved in no time, or was away for longer than a `WINDOW`.
+
+        Args:
+            hardware: that `found` was told of.
+            now: monotonic seconds.
+            excused: may this hardware go and come, as far as is known?
+        """
+        self._gone = {name: gone for name, gone in self._gone.items() if now - gone.since <= WINDOW}
+        return [name for name in sorted(hardware) if self._is_back(name, now, excused)]
+
+    def _is_back(self, name: str, now: float, excused: Callable[[str], bool]) -> bool:
+        if name not in self._places:
+            was = self._offered.pop(name, None)
+            if was is not None and not excused(name):
+                self._gone[name] = _Gone(now, was)
+            return False
+        sights = [seen for source in self._places[name] if (seen := self._seen[source][name]) is not None]
+        if not sights:
+            return False
+        identities = self._offered[name] = frozenset[str]().union(*sights)
+        gone = self._gone.pop(name, None)
+        if gone is None or gone.since == now or excused(name):
+            return False
+        return not (gone.identities and identities) or not gone.identities.isdisjoint(identities)
+
+
+def _seen(devices: Iterable[Device]) -> dict[str, frozenset[str] | None]:
+    """The hardware of these devices that can be pulled out, with their identities as far as they can be told."""
+    seen: dict[str, frozenset[str] | None] = {}
+    for device in devices:
+        for name in device.hardware | device.depends:
+            if not _can_be_pulled_out(name):
+                continue
+            known = seen.setdefault(name, None)
+            if not device.unusable:
+                told = {device.identity} if device.identity and name in device.hardware else ()
+                seen[name] = (known or frozenset()).union(told)
+    return seen
+
+
+def _can_be_pulled_out(name: str) -> bool:
+    return name.startswith(PLUGGED)

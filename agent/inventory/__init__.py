@@ -1,0 +1,1 @@
+"""Devices, their health and claims in; the list of each resource out."""

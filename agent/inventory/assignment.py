@@ -1,0 +1,162 @@
+"""Which resource gets which device: one pure decision over devices that compete with each other.
+
+Hardware that a pod holds belongs to the pod's resource before anybody is asked, and the IDs that pods hold go
+to the devices they have: those with exactly the hardware and identity that a pod was given before those with some of
+it, and of these the one that more pods point at. Then, in the order of the config, each resource takes the devices it
+selects whose hardware is free or already its own. A name that a template made of a value is for devices with that value
+alone. What is exclusive is offered by one device alone, and while a
+pod holds it under its ID alone. The outcome depends on what is there, not on what came first.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Generic, TypeVar
+
+from agent.model import Held
+from backends.base import Device
+
+Ref = TypeVar("Ref", bound=tuple[str, ...])
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A resource that selects a device, and the IDs it would have there."""
+
+    resource: str
+    order: int
+    ids: tuple[str, ...]
+    value: str = ""
+    """Of which value a template made the resource's name; empty if none did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The resource that a device joined, and its IDs there."""
+
+    resource: str
+    ids: tuple[str, ...]
+    value: str = field(default="", compare=False)
+    """As of its candidate; what is listed does not depend on it."""
+
+
+@dataclass(slots=True)
+class Outcome(Generic[Ref]):
+    """Who joined which resource, and for each refusal the reason."""
+
+    placed: dict[Ref, Placed] = field(default_factory=dict)
+    rejected: dict[Ref, tuple[str, ...]] = field(default_factory=dict)
+
+
+def assign(
+    rivals: Mapping[Ref, tuple[Device, tuple[Candidate, ...]]],
+    claims: Mapping[tuple[str, str], Held],
+    claimed: Mapping[str, Set[tuple[str, str]]],
+    stands_for: Mapping[str, str] = MappingProxyType({}),
+) -> Outcome[Ref]:
+    """Decide for a closed set of rivals: devices that share hardware or IDs with none outside it.
+
+    Args:
+        rivals: each device with the resources that select it.
+        claims: what pods hold, by slot.
+        claimed: hardware → the slots of the pods that hold it.
+        stands_for: name that a template gave → of which value; a device with another value cannot have it, too.
+    """
+    outcome: Outcome[Ref] = Outcome()
+    owner: dict[str, str] = {}  # hardware → resource
+    user: dict[str, Device] = {}  # hardware → the last device that got it
+    holder: defaultdict[str, dict[str, Device]] = defaultdict(dict)  # resource → ID → device
+    values = dict(stands_for)
+    for device, _ in rivals.values():
+        for hardware in device.hardware:
+            if slots := claimed.get(hardware):
+                owner[hardware] = min(resource for resource, _ in slots)
+    bids = [
+        (_pull(device, candidate, claims), candidate.order, ref, candidate)
+        for ref, (device, candidates) in rivals.items()
+        for candidate in candidates
+    ]
+    for _, _, ref, candidate in sorted(bids, key=lambda bid: bid[:3]):
+        if ref in outcome.placed:
+            continue
+        device = rivals[ref][0]
+        why = _misnomer(candidate, values) or _obstacle(device, candidate, owner, holder[candidate.resource], claimed)
+        if (why := why or _overlap(device, candidate, user, claims, claimed)) is not None:
+            outcome.rejected[ref] = (*outcome.rejected.get(ref, ()), f"{candidate.resource} selects it, but {why}")
+            continue
+        outcome.placed[ref] = Placed(candidate.resource, candidate.ids, candidate.value)
+        values.setdefault(candidate.resource, candidate.value)
+        owner.update(dict.fromkeys(device.hardware, candidate.resource))
+        user.update(dict.fromkeys(device.hardware, device))
+        holder[candidate.resource].update(dict.fromkeys(candidate.ids, device))
+    return outcome
+
+
+def _misnomer(candidate: Candidate, values: Mapping[str, str]) -> str | None:
+    """Why a template's name cannot be had: it was made of another value that looks the same in a name."""
+    if (value := values.get(candidate.resource, candidate.value)) == candidate.value:
+        return None
+    return f"that name stands for {value} already, and this has {candidate.value}"
+
+
+def _pull(device: Device, candidate: Candidate, claims: Mapping[tuple[str, str], Held]) -> tuple[int, int]:
+    """How strongly pods draw the device to the resource, the least first: minus those who have it, who may have it.
+
+    A claim that an Allocate adds to a device never puts another before it: counted, it could only have been before.
+    """
+    have = may_have = 0
+    for device_id in candidate.ids if claims else ():
+        claim = claims.get((candidate.resource, device_id))
+        if claim is None or (claim.hardware and claim.hardware.isdisjoint(device.hardware)):
+            continue
+        if claim.hardware == device.hardware and claim.identity in ("", device.identity):
+            have += 1
+        else:
+            may_have += 1
+    return -have, -may_have
+
+
+def _obstacle(
+    device: Device,
+    candidate: Candidate,
+    owner: Mapping[str, str],
+    holder: Mapping[str, Device],
+    claimed: Mapping[str, Set[tuple[str, str]]],
+) -> str | None:
+    """Why the resource cannot have the device, or None."""
+    for hardware in sorted(device.hardware):
+        if (resource := owner.get(hardware, candidate.resource)) != candidate.resource:
+            verb = "is held by a pod through" if claimed.get(hardware) else "belongs to"
+            return f"{hardware} {verb} {resource}"
+    if holder:
+        for device_id in candidate.ids:
+            if (other := holder.get(device_id)) is not None:
+                return f"its ID {device_id} is that of {other.key}"
+    return None
+
+
+def _overlap(
+    device: Device,
+    candidate: Candidate,
+    user: Mapping[str, Device],
+    claims: Mapping[tuple[str, str], Held],
+    claimed: Mapping[str, Set[tuple[str, str]]],
+) -> str | None:
+    """Why the resource should not offer this too: it has the hardware under another name, or a pod holds it so.
+
+    A pod's other ID does not matter to a device with several, which pods share, nor to one that is held itself.
+    """
+    name, ids = candidate.resource, candidate.ids
+    unshared = len(ids) == 1 and (name, ids[0]) not in claims
+    for hardware in sorted(device.hardware):
+        other = user.get(hardware)
+        if other is not None and hardware in device.exclusive | other.exclusive:
+            return f"{hardware} is offered as {other.key} already"
+        if unshared and hardware in device.exclusive:
+            for resource, held in sorted(claimed.get(hardware, ())):
+                if resource == name and held not in ids:
+                    return f"{hardware} is held by a pod as {held}"
+    return None

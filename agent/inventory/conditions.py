@@ -1,0 +1,71 @@
+"""What the health of its hardware makes of a device, and of one whose hardware a pod holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+
+from agent.model import HEALTHY, Health, State
+from backends.base import Device
+
+
+class Conditions:
+    """The hardware that is not healthy."""
+
+    def __init__(self) -> None:
+        self._health: dict[str, Health] = {}
+
+    def set(self, changes: Mapping[str, Health]) -> None:
+        """The health of this hardware changed."""
+        for hardware, health in changes.items():
+            if health.state is State.HEALTHY:
+                self._health.pop(hardware, None)
+            else:
+                self._health[hardware] = health
+
+    def all(self) -> dict[str, Health]:
+        """All of it."""
+        return self._health.copy()
+
+    def of(self, device: Device, held: Container[str]) -> Health:
+        """How the device is; `held` is what pods hold."""
+        if not self._health:
+            return HEALTHY
+        return condition(device, lambda name: self._of(name, held))
+
+    def _of(self, hardware: str, held: Container[str]) -> Health:
+        health = self._health.get(hardware, HEALTHY)
+        return health.to_holder if hardware in held else health
+
+    def another_while_held(self, hardware: Iterable[str]) -> list[str]:
+        """Of this hardware, what is another for the pod that holds it."""
+        return [h for h in hardware if (health := self._health.get(h)) is not None and health.while_held is not None]
+
+
+def condition(device: Device, health_of: Callable[[str], Health]) -> Health:
+    """The worst of its own hardware and of what it depends on.
+
+    One that can do with some of its hardware is unhealthy once all its parts are, and degraded while some are.
+    """
+    if not device.parts:
+        return _worst(device.hardware | device.depends, health_of)
+    depends = _worst(device.depends, health_of)
+    if depends.state is State.UNHEALTHY:
+        return depends
+    parts = [_worst(part, health_of) for part in device.parts]
+    bad = [health for health in parts if health.state is State.UNHEALTHY]
+    if bad and len(bad) < len(parts):
+        return _degraded(bad[0])
+    return next((health for health in (*bad, depends, *parts) if health is not HEALTHY), HEALTHY)
+
+
+def _worst(hardware: Iterable[str], health_of: Callable[[str], Health]) -> Health:
+    """Of several that are equally bad, that of the first name."""
+    states = {(health := health_of(name)).state: health for name in sorted(hardware, reverse=True)}
+    return states.get(State.UNHEALTHY) or states.get(State.DEGRADED) or HEALTHY
+
+
+@lru_cache(maxsize=256)  # the same object for the same health: lists tell by that what has changed
+def _degraded(health: Health) -> Health:
+    return replace(health, state=State.DEGRADED, while_held=None)

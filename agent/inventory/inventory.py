@@ -1,0 +1,471 @@
+"""What is advertised: devices, health and claims in; per resource a `Snapshot` out. The only owner of the lists.
+
+Pure and incremental: a change touches the slots it concerns, not the list they are in. Every method that
+takes something in marks what it altered; `take` hands out the snapshots of altered resources.
+
+Rules (design, "inventory"): a device joins the first resource that selects it, if none of its hardware
+belongs to another resource; claims beat match order; an ID that is claimed but has no device stays as an
+Unhealthy tombstone (kubelet contract: A7); another card at the same key is other hardware.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from agent.inventory.assignment import Candidate, assign
+from agent.inventory.conditions import Conditions
+from agent.inventory.found_devices import Facts, Found, Indexes, Ref, Unclaimed
+from agent.inventory.lookup import find, places_of
+from agent.inventory.selection import Configured
+from agent.inventory.slots import Listing
+from agent.inventory.tombstones import GONE, Holdings, elsewhere, is_same, kept_back, replaced, retired, unusable
+from agent.model import HEALTHY, Health, Held, Slot, Snapshot
+from agent.runtime import garbage
+from backends.base import Backend, Device, Link, Resource
+
+_T = TypeVar("_T")
+
+
+class Inventory:
+    """The lists of all resources, and who owns which hardware."""
+
+    def __init__(
+        self,
+        resources: Sequence[Resource[Any]],
+        backends: Mapping[str, Backend[Any]],
+        before: Configured | None = None,
+    ) -> None:
+        """Begin with nothing.
+
+        Args:
+            resources: in their order, templates included.
+            backends: by their kinds.
+            before: what was configured, where another configuration is in force (`go_on_from`).
+        """
+        self.configured = Configured(resources, backends, before)
+        """As the config has it now, and what its templates have given."""
+        self._found: dict[Ref, Found] = {}
+        self._units: dict[tuple[str, str], tuple[Ref, ...]] = {}
+        self._links: defaultdict[str, dict[str, Sequence[Link]]] = defaultdict(dict)
+        self._index = Indexes()
+        self._crowded: defaultdict[str, dict[Ref, None]] = defaultdict(dict)
+        """Resource → the devices that its list had no room for."""
+        self._conditions = Conditions()
+        self._held = Holdings()
+        self._foreign = Holdings()
+        self._lists: dict[str, Listing] = {name: Listing(name) for name in self.configured.resources}
+        self._ready: set[str] = set()
+        self.revision = 0
+        """Raised whenever other devices are there, or other resources."""
+
+    # --- what goes in ---
+
+    def update(
+        self,
+        backend: str,
+        units: Mapping[str, Sequence[Device]],
+        links: Mapping[str, Sequence[Link]] = MappingProxyType({}),
+    ) -> None:
+        """These units of a backend hold exactly these devices now, and those exactly these links."""
+        self._links[backend] = {unit: found for unit, found in {**self._links[backend], **links}.items() if found}
+        moved: set[Ref] = set()
+        self.revision += bool(units)
+        for unit, devices in units.items():
+            moved |= self._replace_unit(backend, unit, devices)
+        self._settle(moved | self._make_room())
+
+    def set_health(self, changes: Mapping[str, Health]) -> None:
+        """The health of hardware changed."""
+        self._conditions.set(changes)
+        self._write_minding(changes)
+
+    def claim(self, held: Iterable[Held]) -> None:
+        """Pods hold these from now on, or hold them with other hardware than was known."""
+        moved: set[Ref] = set()
+        changed: list[Held] = []
+        foreign: set[str] = set()  # hardware
+        for claim in held:
+            if (other := self._foreign.remove(claim.slot)) is not None:
+                foreign |= other.hardware
+            if claim.foreign:
+                self._foreign.add(claim)
+                foreign |= claim.hardware
+                continue
+            before = self._held.add(claim)
+            if before == claim:
+                continue
+            if before is not None:
+                changed.append(before)
+                moved |= self._concerned(before)
+            changed.append(claim)
+            self._bring(claim.resource, claim.backend)
+            self._lists.setdefault(claim.resource, Listing(claim.resource)).claims[claim.id] = claim
+            if not self._is_placed(claim):
+                moved |= self._concerned(claim)
+        self._write_all(claim.slot for claim in changed)
+        self._settle(moved)
+        self._judge_held(changed)
+        self._write_minding(foreign)
+
+    def unclaim(self, ended: Iterable[Held]) -> None:
+        """Nobody holds these any more."""
+        moved: set[Ref] = set()
+        changed: list[Held] = []
+        for claim in ended:
+            if (other := self._foreign.remove(claim.slot)) is not None:
+                self._write_minding(other.hardware)
+            if (known := self._held.remove(claim.slot)) is None:
+                continue
+            changed.append(known)
+            del self._lists[claim.resource].claims[claim.id]
+            moved |= self._concerned(known)
+        self._write_all(claim.slot for claim in changed)
+        self._settle(moved)
+        self._judge_held(changed)
+
+    def ready(self, backend: str) -> None:
+        """The backend has had its first scan, or its time for it is up: its resources may be listed."""
+        if backend not in self._ready:
+            self._ready.add(backend)
+            for name, listing in self._lists.items():
+                if self.configured.kind(name) == backend:
+                    listing.touch()
+
+    def touch(self, resource: str) -> None:
+        """Have this list sent again although nothing changed (it makes the kubelet write its checkpoint: A3)."""
+        if (listing := self._lists.get(resource)) is not None:
+            listing.touch()
+
+    # --- another configuration ---
+
+    def facts(self) -> Facts:
+        """What it was told of pods and of health, as it is now."""
+        return Facts(health=self._conditions.all(), held=self._held.by_slot | self._foreign.by_slot)
+
+    def learn(self, now: Facts, before: Facts) -> None:
+        """Take in all facts of now, of which it knows those of before."""
+        self.unclaim(claim for slot, claim in before.held.items() if slot not in now.held)
+        self.claim(claim for slot, claim in now.held.items() if before.held.get(slot) is not claim)
+        names = now.health.keys() | before.health.keys()
+        health = {name: now.health.get(name, HEALTHY) for name in names}
+        self.set_health({name: it for name, it in health.items() if it is not before.health.get(name)})
+        for backend, found in now.units.items():
+            units = _differing(found, before.units.get(backend, {}))
+            links = _differing(now.links.get(backend, {}), before.links.get(backend, {}))
+            self.update(backend, units, links)
+
+    def go_on_from(self, before: Inventory) -> None:
+        """Take up its lists where they are, so that only what differs is listed anew; `before` stays as it is."""
+        self.revision = before.revision + 1
+        self.configured.go_on_from(before.configured)
+        self._ready = before._ready & {resource.spec.backend for resource in self.configured.written.values()}
+        for name, listing in before._lists.items():
+            self._lists.setdefault(name, Listing(name)).go_on_from(listing)
+
+    def become(self, other: Inventory) -> None:
+        """Be what the other one is: whoever asks sees one or the other. Cannot fail; nobody may use the other any more."""
+        vars(self).update(vars(other))
+
+    # --- what comes out ---
+
+    def names(self) -> list[str]:
+        """The resources to serve: those in force, and those retiring because a pod still holds of them."""
+        in_force = self.configured.resources
+        return [*self.configured.names(), *(name for name in self._lists if name not in in_force)]
+
+    def take(self, now: float = 0.0) -> list[Snapshot]:
+        """The snapshots of the resources that changed since the last call; `now` (monotonic) dates what became of claims."""
+        snapshots = []
+        for name, listing in list(self._lists.items()):
+            if listing.dirty and self._is_ready(name):
+                snapshots.append(listing.snapshot(now))
+            if name not in self.configured.resources and not listing.slots:
+                del self._lists[name]  # retired: its last claim has ended
+        return snapshots
+
+    def slot(self, resource: str, device_id: str) -> Slot | None:
+        """One slot as it is now."""
+        listing = self._lists.get(resource)
+        return listing.slots.get(device_id) if listing else None
+
+    def slots(self, resource: str) -> Mapping[str, Slot]:
+        """All slots of a resource as they are now."""
+        return self._lists[resource].slots
+
+    def devices(self, backend: str) -> list[Device]:
+        """All devices of a backend, whoever has them."""
+        return [found.device for ref, found in sorted(self._found.items()) if ref[0] == backend]
+
+    def on(self, hardware: Iterable[str], *, minding: bool = False) -> list[Found]:
+        """The devices that own any of this hardware; those that depend on it too, if `minding`."""
+        index = self._index.minded if minding else self._index.owned
+        return [self._found[ref] for ref in sorted({ref for name in hardware for ref in index.get(name, ())})]
+
+    def claims(self, resource: str) -> Mapping[str, Held]:
+        """What pods hold of a resource, by ID."""
+        return self._lists[resource].claims
+
+    def held_elsewhere(self, resource: str) -> Iterator[tuple[str, Held]]:
+        """The IDs that nobody gets because a pod has their hardware through another plugin's resource, each with its claim."""
+        for found in self.on(self._foreign.by_hardware):
+            if found.placed and found.placed.resource == resource and (claim := self._elsewhere(found)):
+                yield found.placed.ids[0], claim
+
+    def links(self, backend: str) -> list[Link]:
+        """All links between devices of a backend."""
+        return [link for links in self._links[backend].values() for link in links]
+
+    def omitted(self, resource: str) -> int:
+        """How many unclaimed slots the last snapshot left out, to pass the kubelet's message limit."""
+        listing = self._lists.get(resource)
+        return listing.omitted if listing else 0
+
+    def resource(self, name: str) -> Resource[Any] | None:
+        """The resource of that name that is in force; None while it retires."""
+        return self.configured.resources.get(name)
+
+    def kind(self, name: str) -> str | None:
+        """The backend whose resource this is, or was, or would be; None: it is not ours."""
+        claims = self._lists[name].claims.values() if name in self._lists else ()
+        holding = next((claim.backend for claim in claims), None)
+        return self.configured.kind(name) or holding or self.configured.kind_to_be(name)
+
+    def find(self, name: str) -> frozenset[str]:
+        """The hardware that a person calls so: a device's key, an ID, the hardware's own name.
+
+        Raises:
+            FairleadError: nothing is called that, or several devices are.
+        """
+        tombstones = (it for it in self._held.by_slot.values() if it.id not in self._lists[it.resource].owners)
+        return find(name, places_of(self._found.values(), tombstones))
+
+    def unclaimed(self) -> list[Unclaimed]:
+        """The devices that no resource has, each with the reasons."""
+        return [
+            Unclaimed(found.device, ref[0], found.why)
+            for ref, found in sorted(self._found.items())
+            if found.placed is None
+        ]
+
+    # --- devices come and go ---
+
+    def _replace_unit(self, backend: str, unit: str, devices: Sequence[Device]) -> set[Ref]:
+        """Swap a unit's devices; the refs whose place must be found anew."""
+        moved: set[Ref] = set()
+        fresh = {(backend, unit, device.resource or "", device.key): device for device in devices}
+        for ref in self._units.pop((backend, unit), ()):
+            if fresh.get(ref) != self._found[ref].device:
+                moved |= self._remove(ref)
+        for ref, device in fresh.items():
+            if ref not in self._found:
+                self._add(ref, device)
+                self._rewrite_tombstones(device)
+                moved.add(ref)
+        if fresh:
+            self._units[backend, unit] = tuple(fresh)
+        return moved
+
+    def _add(self, ref: Ref, device: Device) -> None:
+        found = self._found[ref] = Found(ref, device, *self._select(ref, device))
+        self._index.add(found)
+        garbage.made(1)
+
+    def _select(self, ref: Ref, device: Device) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
+        """Who takes a device: a list that is full already only one that a pod holds. Other IDs are not even made."""
+
+        def full(resource: str) -> str:
+            why = self._index.full(resource)
+            if not why or any(name in self._held.by_hardware for name in device.hardware):
+                return ""
+            self._crowded[resource][ref] = None
+            return why
+
+        return self.configured.select(ref[0], device, full)
+
+    def _make_room(self) -> set[Ref]:
+        """Ask again about the devices that found no room, where there is some; the refs whose place must be found anew."""
+        moved: set[Ref] = set()
+        for resource, refs in self._crowded.items():
+            while refs and not self._index.full(resource):
+                ref = next(iter(refs))
+                del refs[ref]
+                if (found := self._found.get(ref)) is not None:
+                    moved |= {ref, *self._index.remove(found)}
+                    found.candidates, found.refused = self._select(ref, found.device)
+                    self._index.add(found)
+        return moved
+
+    def _remove(self, ref: Ref) -> set[Ref]:
+        """Forget a device; the refs that may now have what it had."""
+        found = self._found.pop(ref)
+        for refs in self._crowded.values():
+            refs.pop(ref, None)
+        rivals = self._index.remove(found)
+        self._withdraw(found)
+        self._rewrite_tombstones(found.device)
+        return rivals
+
+    # --- who gets what ---
+
+    def _concerned(self, claim: Held) -> set[Ref]:
+        refs = set(self._index.wanted[claim.resource].get(claim.id, ()))
+        for hardware in claim.hardware:
+            refs.update(self._index.owned.get(hardware, ()))
+        return refs
+
+    def _settle(self, refs: set[Ref]) -> None:
+        """Find a place for these devices and for all that compete with them."""
+        if not refs:
+            return
+        rivals = {ref: self._found[ref] for ref in sorted(self._index.connected(refs, self._found))}
+        outcome = assign(
+            {ref: (found.device, found.candidates) for ref, found in rivals.items()},
+            self._held.by_slot,
+            self._held.by_hardware,
+            self.configured.stands_for,
+        )
+        for ref, placed in outcome.placed.items():
+            self._bring(placed.resource, ref[0], placed.value)
+        changed = [
+            (found, place) for ref, found in rivals.items() if (place := outcome.placed.get(ref)) != found.placed
+        ]
+        for found, _ in changed:
+            self._withdraw(found)
+        for found, place in changed:
+            found.placed = place
+            if place is not None:
+                self._lists[place.resource].owners.update(dict.fromkeys(place.ids, found.ref))
+                self._write_slots(found)
+        for ref, found in rivals.items():
+            found.lost = outcome.rejected.get(ref, ())
+            if found.placed is not None and self._lists[found.placed.resource].keeps_back:
+                self._write_slots(found)
+
+    def _bring(self, name: str, kind: str, value: str = "") -> None:
+        """Somebody has joined a resource, or holds of it: if a template gives it, it is in force from now on."""
+        if self.configured.bring(name, kind, value):
+            self._lists.setdefault(name, Listing(name))
+
+    def _withdraw(self, found: Found) -> None:
+        """Take a device's slots from the list it is in; the claimed ones become tombstones."""
+        place, found.placed = found.placed, None
+        if place is None:
+            return
+        listing = self._lists[place.resource]
+        for device_id in place.ids:
+            del listing.owners[device_id]
+        listing.drop([device_id for device_id in place.ids if device_id not in listing.claims])
+        for device_id in listing.claims and listing.claims.keys() & set(place.ids):
+            self._write_slot((place.resource, device_id))
+
+    # --- slots ---
+
+    def _write_slots(self, found: Found) -> None:
+        """Write all slots of a placed device; they change together."""
+        if (place := found.placed) is None:
+            return
+        device, health, listing = found.device, self._health_of(found), self._lists[place.resource]
+        held = [claim for i in place.ids if (claim := listing.claims.get(i))] if listing.claims else ()
+        others = {claim.id: replaced(claim, device) for claim in held if not is_same(claim, device)}
+        if listing.keeps_back:
+            former = self._held.tombstones_of(device, place.resource, listing.tombstones)
+            back = kept_back(place.ids, device, listing.claims, former)
+            listing.keep_back(place.ids, back)
+            others |= back
+        for device_id, why in others.items():
+            listing.put(Slot(device_id, device, why))
+        listing.put_device([i for i in place.ids if i not in others] if others else place.ids, device, health)
+
+    def _write_minding(self, hardware: Iterable[str]) -> None:
+        for ref in {ref for name in hardware for ref in self._index.minded.get(name, ())}:
+            self._write_slots(self._found[ref])
+
+    def _write_all(self, slots: Iterable[tuple[str, str]]) -> None:
+        """Write many slots; a device that has several of them is written once."""
+        devices: dict[Ref, None] = {}
+        for resource, device_id in slots:
+            listing = self._lists[resource]
+            if listing.keeps_back and (ref := listing.owners.get(device_id)) is not None:
+                devices[ref] = None
+            else:
+                self._write_slot((resource, device_id))
+        for ref in devices:
+            self._write_slots(self._found[ref])
+
+    def _write_slot(self, slot: tuple[str, str]) -> None:
+        """Write one slot from what is known: its device, else its claim's tombstone, else nothing."""
+        resource, device_id = slot
+        listing = self._lists[resource]
+        claim = listing.claims.get(device_id)
+        if (ref := listing.owners.get(device_id)) is not None:
+            if listing.keeps_back:
+                self._write_slots(self._found[ref])
+                return
+            device = self._found[ref].device
+            same = claim is None or is_same(claim, device)
+            health = self._health_of(self._found[ref]) if same or claim is None else replaced(claim, device)
+            listing.put(Slot(device_id, device, health))
+        elif claim is not None:
+            listing.put(Slot(device_id, None, self._tombstone(claim)))
+        else:
+            listing.drop([device_id])
+
+    def _health_of(self, found: Found) -> Health:
+        health = self._conditions.of(found.device, self._held.by_hardware)
+        if health.offered and self._foreign.by_slot and (claim := self._elsewhere(found)) is not None:
+            return elsewhere(*claim.slot)
+        return health
+
+    def _elsewhere(self, found: Found) -> Held | None:
+        """The claim of a pod that has a device's hardware through a resource which is not ours.
+
+        It keeps a device from others that only one pod may have at a time. Of one with several IDs the operator has said
+        that pods may share it; which others use it, too, is not ours to count: a plugin that lives gives such a node to
+        any number of pods (/dev/kvm, /dev/fuse). What a pod of ours has by now stays as it is.
+        """
+        place = found.placed
+        if place is None or len(place.ids) != 1 or (place.resource, place.ids[0]) in self._held.by_slot:
+            return None
+        slots = {slot for name in found.device.hardware for slot in self._foreign.by_hardware.get(name, ())}
+        return self._foreign.by_slot[min(slots)] if slots else None
+
+    def _judge_held(self, changed: Iterable[Held]) -> None:
+        """These claims began or ended: write anew what is another while a pod holds the hardware."""
+        self._write_minding(self._conditions.another_while_held(h for claim in changed for h in claim.hardware))
+
+    def _rewrite_tombstones(self, device: Device) -> None:
+        """A device that is there and cannot be used came or went: pods that hold its hardware are told why."""
+        if device.unusable:
+            self._write_all({slot for h in device.hardware for slot in self._held.by_hardware.get(h, ())})
+
+    def _tombstone(self, claim: Held) -> Health:
+        if claim.resource not in self.configured.resources:
+            return retired(claim.resource)
+        refs = {ref for hardware in claim.hardware for ref in self._index.owned.get(hardware, ())}
+        why = next((why for ref in sorted(refs) if (why := self._found[ref].device.unusable)), "")
+        return unusable(why) if why else GONE
+
+    def _is_placed(self, claim: Held) -> bool:
+        """Is the claimed hardware where it belongs already, and nobody else after its ID?
+
+        Every Allocate asks, and nothing is to be decided then.
+        """
+        ref = self._lists[claim.resource].owners.get(claim.id)
+        return (
+            ref is not None
+            and claim.hardware <= self._found[ref].device.hardware
+            and self._index.wanted[claim.resource][claim.id] == (ref,)
+        )
+
+    def _is_ready(self, resource: str) -> bool:
+        backend = self.configured.kind(resource)
+        return backend is None or backend in self._ready
+
+
+def _differing(now: Mapping[str, Sequence[_T]], before: Mapping[str, Sequence[_T]]) -> dict[str, Sequence[_T]]:
+    """What a unit has now, if it is not the same object; nothing of units that are gone."""
+    gone = dict.fromkeys(before.keys() - now.keys(), ())
+    return {unit: it for unit, it in now.items() if before.get(unit) is not it} | gone

@@ -1,0 +1,139 @@
+"""Which hardware a person means: a device by its key, an ID, a node or an attribute, or the hardware by its own name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from agent.inventory.found_devices import Found
+from agent.model import Held
+from agent.runtime.errors import FairleadError, unknown
+from backends.base import Device
+
+_PCI: Final = re.compile(
+    r"(pci:)?((?P<domain>[0-9a-f]{4,8}):)?(?P<bus>[0-9a-f]{2}):(?P<device>[01][0-9a-f])(\.(?P<function>[0-7]))?"
+)
+"""`3b:00.0` (lspci), `00000000:3b:00.0` (nvidia-smi, in capitals), `pci:0000:3b:00` (an XID, in capitals)."""
+_NUMBER: Final = re.compile(r"(0x)?[0-9a-f]+", re.IGNORECASE)
+_NAMED: Final = 8  # devices in one sentence
+
+
+class Place(NamedTuple):
+    """Where hardware can be found by name; a named tuple, since 10,000 are made for each question."""
+
+    hardware: frozenset[str]
+    """Of the device."""
+    key: str = ""
+    """The device's; empty where it is gone and a pod still holds it."""
+    resource: str = ""
+    """That offers it; empty if none does."""
+    ids: tuple[str, ...] = ()
+    depends: frozenset[str] = frozenset()
+    device: Device | None = None
+    """None where it is gone."""
+
+
+class AmbiguousError(FairleadError):
+    """A name that several devices have."""
+
+
+def places_of(devices: Iterable[Found], tombstones: Iterable[Held]) -> Iterator[Place]:
+    """Where these devices are, and what pods hold that is not there."""
+    for found in devices:
+        device, placed = found.device, found.placed
+        resource, ids = (placed.resource, placed.ids) if placed else ("", ())
+        yield Place(device.hardware, device.key, resource, ids, device.depends, device)
+    for claim in tombstones:
+        if claim.hardware:
+            yield Place(claim.hardware, "", claim.resource, (claim.id,))
+
+
+def find(name: str, places: Iterable[Place]) -> frozenset[str]:
+    """The hardware that this name stands for.
+
+    Args:
+        name: a device's key, an ID, or `nvidia.com/gpu/` and an ID: all that the device owns. `pci:0000:3b:00.0`: that
+            piece of hardware alone. `0000:3b:00.0`: that PCI function, and what else its device owns if it is named so;
+            also as lspci, nvidia-smi and the kernel's log write it. Where nothing has such a name: `/dev/nvidia0`,
+            `nvidia0` or `mlx5_0`, the device that has this node, or any such attribute (`hca`, `ifname`, `serial`).
+        places: where to look.
+
+    Raises:
+        FairleadError: nothing is called that; with the nearest name.
+        AmbiguousError: several devices are, with what tells them apart; or it is a part of one.
+    """
+    found, alone = list[Place](), set[str]()
+    places = tuple(places)
+    for place in places:
+        if name in place.hardware or name in place.depends:
+            return frozenset({name})
+        for hardware in (*place.hardware, *place.depends):
+            if hardware.endswith(name) and hardware.partition(":")[2] == name:
+                alone.add(hardware)
+        if name == place.key or name in place.ids or _is_id(name, place):
+            found.append(place)
+    if (function := f"pci:{name}") in alone:
+        return frozenset({function}).union(*(place.hardware for place in found if function in place.hardware))
+    found += [Place(frozenset({it})) for it in sorted(alone) if not any(it in place.hardware for place in found)]
+    if not found:
+        known, others = _names(places)
+        if (address := _written_out(name)) in known | others:
+            return find(address, places)
+        is_number = _NUMBER.fullmatch(name) is not None
+        found = [it for it in places if it.device is not None and _is_called(name, it.device, is_number=is_number)]
+        if not found:
+            raise FairleadError(unknown("device", name, known, others - known))
+    meant = {place.hardware for place in found}
+    if len(meant) > 1:
+        described = sorted(map(_describe, found))
+        more = f" or {len(described) - _NAMED} more" if len(described) > _NAMED else ""
+        raise AmbiguousError(f"{name!r} may be {' or '.join(described[:_NAMED])}{more}; name the one you mean")
+    return meant.pop()
+
+
+def _names(places: Iterable[Place]) -> tuple[set[str], set[str]]:
+    """What devices are called, and what else leads to them."""
+    known, others = set[str](), set[str]()
+    for place in places:
+        for hardware in place.hardware | place.depends:
+            others.update((hardware, hardware.partition(":")[2]))
+        known.add(place.key or place.ids[0])
+        others.update(place.ids)
+    return known, others
+
+
+def _is_called(name: str, device: Device, *, is_number: bool) -> bool:
+    """Is that a node or an attribute of it? A number is no name: `nvidia-smi` counts GPUs in another order than we.
+
+    Raises:
+        AmbiguousError: it is, and the device has several parts, of which that may be one.
+    """
+    for node in device.nodes:
+        if node.path.text in (name, f"/dev/{name}") or node.path.name == name:
+            break
+    else:
+        if is_number or not any(name in values for values in device.attributes.values()):
+            return False
+    if device.parts:
+        parts = ", ".join(sorted(device.hardware))
+        raise AmbiguousError(f"{name!r} is a part of {device.key!r}, which is {parts}; name the one you mean")
+    return True
+
+
+def _written_out(name: str) -> str:
+    """A PCI address as sysfs has it; anything else as it is."""
+    if (address := _PCI.fullmatch(name.lower())) is None:
+        return name
+    domain, function = int(address["domain"] or "0", 16), address["function"] or "0"
+    return f"{domain:04x}:{address['bus']}:{address['device']}.{function}"
+
+
+def _is_id(name: str, place: Place) -> bool:
+    return (
+        bool(place.resource) and name.startswith(f"{place.resource}/") and name[len(place.resource) + 1 :] in place.ids
+    )
+
+
+def _describe(place: Place) -> str:
+    return f"{', '.join(sorted(place.hardware))}{f' of {place.resource}' if place.resource else ''}"

@@ -1,0 +1,186 @@
+"""The resources in force, and which of them select a device.
+
+A template stands for resources that devices bring into force by joining them, and pods by holding of them. They stay until
+the process ends, or a reload takes the template away.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from agent.config.templates import NamelessError, fits, is_distinctive, name_of
+from agent.discovery import answers
+from agent.discovery.answers import ask
+from agent.inventory.assignment import Candidate
+from agent.runtime.errors import shown
+from backends.base import Backend, Device, Resource
+
+
+class _FullError(Exception):
+    """A resource's list has no room for a device; one sentence."""
+
+
+class Configured:
+    """The resources by their names, in the order of the config."""
+
+    def __init__(
+        self,
+        resources: Sequence[Resource[Any]],
+        backends: Mapping[str, Backend[Any]],
+        before: Configured | None = None,
+    ) -> None:
+        """Take these in.
+
+        Args:
+            resources: in their order.
+            backends: by their kinds.
+            before: what was configured, if another configuration was in force: the resources that its templates have
+                given stay in force, as far as there are such templates, and as these are now.
+        """
+        self.written: Mapping[str, Resource[Any]] = {resource.name: resource for resource in resources}
+        """As the config has them, templates included."""
+        self.resources = {name: resource for name, resource in self.written.items() if not resource.is_template}
+        """Those in force: of a template the resources that it has given."""
+        self.stands_for: dict[str, str] = {}
+        """Name → of which value a template made it, where a device has it by now."""
+        self.broken: dict[str, str] = {}
+        """Configured resources whose backend failed on a device of theirs, and how it did last."""
+        self._backends = backends
+        self._order = {name: n for n, name in enumerate(self.written)}
+        self._of_kind: defaultdict[str, list[Resource[Any]]] = defaultdict(list)
+        for resource in resources:
+            self._of_kind[resource.spec.backend].append(resource)
+        self._news: list[Resource[Any]] = []
+        self._templates = [resource for resource in resources if resource.is_template]
+        for name, resource in before.resources.items() if before else ():
+            now = self.written.get(resource.template)
+            if before and now is not None and now.spec.backend == resource.spec.backend:
+                self.bring(name, now.spec.backend, before.stands_for.get(name, ""))
+
+    def kind(self, name: str) -> str | None:
+        """The backend of a resource or template; None while it retires."""
+        resource = self.resources.get(name) or self.written.get(name)
+        return resource.spec.backend if resource else None
+
+    def kinds(self) -> list[str]:
+        """The backends of all resources."""
+        return list(self._of_kind)
+
+    def names(self) -> list[str]:
+        """Those in force, in the order of the config; of one template by name."""
+        if not self._templates:
+            return list(self.resources)
+        return sorted(self.resources, key=lambda name: (self._order[name], name))
+
+    def in_force(self) -> list[Resource[Any]]:
+        """The same as resources."""
+        return [self.resources[name] for name in self.names()]
+
+    # --- templates ---
+
+    def given(self) -> dict[str, tuple[str, ...]]:
+        """The templates, each with the resources in force that it has given."""
+        names: dict[str, list[str]] = {template.name: [] for template in self._templates}
+        for resource in self.in_force():
+            if resource.template:
+                names[resource.template].append(resource.name)
+        return {template: tuple(of_template) for template, of_template in names.items()}
+
+    def giver(self, name: str) -> Resource[Any] | None:
+        """The template that gives this name, if any does; validation sees to it that no two do."""
+        return next((it for it in self._templates if name not in self.written and fits(it.name, name)), None)
+
+    def kind_to_be(self, name: str) -> str | None:
+        """The backend of the template that could give this name; None if any name of its domain were as like it.
+
+        `nvidia.com/{model}` fits what another plugin serves, too: it has only those names that it has given.
+        """
+        giver = self.giver(name)
+        return giver.spec.backend if giver and is_distinctive(giver.name) else None
+
+    def bring(self, name: str, kind: str, value: str = "") -> bool:
+        """Bring the resource into force that a template of this backend gives; was it not?
+
+        Args:
+            name: of the resource.
+            kind: the backend.
+            value: what the name is made of; empty if nobody can tell, as of a claim whose device is gone.
+        """
+        if name in self.written:
+            return False
+        if value:
+            self.stands_for[name] = value
+        if name in self.resources or (giver := self.giver(name)) is None or giver.spec.backend != kind:
+            return False
+        self._order[name] = self._order[giver.name]
+        self.resources[name] = _given_by(giver, name)
+        self._news.append(self.resources[name])
+        return True
+
+    def take_given(self) -> list[Resource[Any]]:
+        """The resources that templates have given since the last call."""
+        given, self._news = self._news, []
+        return given
+
+    def go_on_from(self, before: Configured) -> None:
+        """Templates have given so far what they had given there, and what of that `take_given` has not told yet is left."""
+        untold = [self.resources[it.name] for it in before._news if it.name in self.resources]
+        self._news = [it for it in self._news if it.name not in before.resources] + untold
+
+    # --- devices ---
+
+    def select(
+        self, kind: str, device: Device, full: Callable[[str], str] = lambda _resource: ""
+    ) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
+        """The resources that take a device of this backend, and why the others do not.
+
+        `full` says why a resource's list has no room for it; no IDs are made then.
+        """
+        candidates, refused = [], [device.unusable] if device.unusable else []
+        for resource in self._of_kind.get(kind, ()) if not device.unusable else ():
+            name = resource.name
+            if device.resource not in (None, name):
+                continue  # made for another, so there is nothing to be said about it
+            try:
+                if (why := resource.refuses(device) or _cannot_be_reset(resource, device)) is None:
+                    candidates.append(self._candidate(kind, resource, device, full))
+            except (NamelessError, _FullError) as error:
+                why = str(error)
+            except Exception as error:  # noqa: BLE001  # one backend's nonsense must not stop the lists of all
+                why = self.broken[name] = f"its IDs cannot be told: {shown(error)}"
+            if why is not None:
+                refused.append(f"{name} does not take it: {why}")
+        return tuple(candidates), tuple(refused)
+
+    def _candidate(self, kind: str, resource: Resource[Any], device: Device, full: Callable[[str], str]) -> Candidate:
+        """What the device would be to a resource that selects it.
+
+        Raises:
+            NamelessError: a template cannot name it.
+            _FullError: its list has no room.
+        """
+        order, value = self._order[resource.name], ""
+        if resource.is_template:
+            named = name_of(resource.name, device.attributes)
+            if named.name in self.written:
+                raise NamelessError(f"its name would be {named.name}, which is a resource of its own")
+            resource, value = self.resources.get(named.name) or _given_by(resource, named.name), named.value
+        if why := full(resource.name):
+            raise _FullError(why)
+        return Candidate(
+            resource.name, order, ask(lambda: answers.ids(self._backends[kind].ids(resource, device))), value
+        )
+
+
+def _cannot_be_reset(resource: Resource[Any], device: Device) -> str | None:
+    """Why each start of a pod with it would be refused; None if none would be."""
+    if resource.spec.pre_start != "reset" or not device.no_reset:
+        return None
+    return f"its pre_start is 'reset', and {device.no_reset}; 'check' works"
+
+
+def _given_by(template: Resource[Any], name: str) -> Resource[Any]:
+    return replace(template, name=name, template=template.name)

@@ -1,0 +1,174 @@
+"""The slots of one resource as they change, and the snapshots taken of them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping
+
+from agent.model import HEALTHY, Health, Held, Slot, Snapshot
+from agent.runtime import limits
+from backends.base import Device
+
+
+class Listing:
+    """One resource's slots; knows what changed since the last snapshot, and the size of the list."""
+
+    def __init__(self, resource: str) -> None:
+        self.resource = resource
+        self.slots: dict[str, Slot] = {}
+        self.owners: dict[str, tuple[str, str, str, str]] = {}  # ID → the found device behind it
+        self.claims: dict[str, Held] = {}  # ID → the pod's claim
+        self.tombstones: set[str] = set()  # IDs without a device
+        self._kept_back: set[str] = set()
+        self.dirty = True
+        self.omitted = 0
+        self._generation = 0
+        self._changed: set[str] = set()
+        self._undated: set[str] = set()  # IDs with a health that does not say since when
+        self._listed: Mapping[str, Slot] = {}  # by the last snapshot
+        self._bytes = 0
+
+    def put(self, slot: Slot) -> None:
+        """Write a slot; nothing happens if it says what is there. What does not say since when is dated by `snapshot`."""
+        before = self.slots.get(slot.id)
+        if not (slot.health.since or slot.health is HEALTHY):
+            if before is not None and before.device == slot.device and before.health.says_what(slot.health):
+                return
+            self._undated.add(slot.id)
+        if before == slot:
+            return
+        if slot.device is None:
+            self.tombstones.add(slot.id)
+        else:
+            self.tombstones.discard(slot.id)
+        self._bytes += _size(slot) - (_size(before) if before else 0)
+        self.slots[slot.id] = slot
+        self._changed.add(slot.id)
+        self.dirty = True
+
+    def put_device(self, ids: Iterable[str], device: Device, health: Health) -> None:
+        """Write all slots of one device, which may be 1,000.
+
+        They are compared by identity: a device or a health that says the same as before is the same object.
+        """
+        slots, changed, others = self.slots, [], []
+        for device_id in ids:
+            before = slots.get(device_id)
+            if before is None or before.device is not device:
+                others.append(device_id)
+            elif before.health is health:
+                continue
+            changed.append(device_id)
+        if changed:
+            self._bytes += size_of_all(others, device.numa_node) - self._listed_size(others)
+            slots.update((device_id, Slot(device_id, device, health)) for device_id in changed)
+            self._changed.update(changed)
+            self.tombstones.difference_update(changed)
+            self.dirty = True
+
+    def drop(self, ids: Collection[str]) -> None:
+        """Take slots off the list."""
+        if listed := [device_id for device_id in ids if device_id in self.slots]:
+            self._bytes -= self._listed_size(listed)
+            for device_id in listed:
+                del self.slots[device_id]
+            self._changed.update(listed)
+            self.tombstones.difference_update(listed)
+            self._kept_back.difference_update(listed)
+            self.dirty = True
+
+    @property
+    def keeps_back(self) -> bool:
+        """Is any ID kept back for a pod that holds hardware under an ID which is a tombstone, or may one have to be?"""
+        return bool(self.tombstones or self._kept_back)
+
+    def keep_back(self, ids: Iterable[str], back: Iterable[str]) -> None:
+        """Of these IDs of a device, those are kept back."""
+        self._kept_back.difference_update(ids)
+        self._kept_back.update(back)
+
+    def _listed_size(self, ids: Iterable[str]) -> int:
+        """What these IDs, as far as they are listed, take of the message."""
+        by_node: defaultdict[int | None, list[str]] = defaultdict(list)
+        for device_id in ids:
+            if (slot := self.slots.get(device_id)) is not None:
+                by_node[_numa_node(slot)].append(device_id)
+        return sum(size_of_all(alike, numa_node) for numa_node, alike in by_node.items())
+
+    def touch(self) -> None:
+        """Make the next snapshot due although nothing changed."""
+        self.dirty = True
+
+    def go_on_from(self, before: Listing) -> None:
+        """Take up where the resource's list is, which has been another one's so far: only what differs has changed."""
+        self._generation, self._listed, self.omitted = before._generation, before._listed, before.omitted
+        self._changed = before._changed | (before.slots.keys() ^ self.slots.keys())
+        for device_id, now in self.slots.items():
+            was = before.slots.get(device_id)
+            if was is None or (was.device is now.device and was.health is now.health):
+                continue
+            if was.device == now.device and was.health.says_what(now.health):
+                self.slots[device_id] = was
+            else:
+                self._changed.add(device_id)
+        self.dirty = before.dirty or bool(self._changed)
+
+    def snapshot(self, now: float = 0.0) -> Snapshot:
+        """Everything listed now, as a new generation; unclaimed slots beyond the kubelet's limit are left out.
+
+        Args:
+            now: monotonic seconds; 0: nothing is dated.
+        """
+        self._date(now)
+        self._generation += 1
+        changed, self._changed = frozenset(self._changed), set()
+        self.dirty = False
+        partial: bool = self.omitted > 0
+        fits = self._bytes <= limits.MESSAGE_LIMIT
+        self._listed = self.slots.copy() if fits else self._fitting()
+        self.omitted = len(self.slots) - len(self._listed)
+        return Snapshot(self.resource, self._generation, self._listed, changed if fits and not partial else None)
+
+    def _date(self, now: float) -> None:
+        """Of what was listed before, the change of its health was seen now; of what was not, nobody saw it."""
+        dated: dict[Health, Health] = {}  # the same object for what is alike
+        for device_id in self._undated & self._listed.keys() & self.slots.keys():
+            slot, before = self.slots[device_id], self._listed[device_id].health
+            health = slot.health
+            if health.since:
+                continue
+            if before.says_what(health):
+                health = before
+            elif (known := dated.get(health)) is not None:
+                health = known
+            else:  # not `replace`, which takes four times as long
+                known = Health(health.state, health.reason, health.message, now, health.while_held)
+                dated[health] = health = known
+            self.slots[device_id] = Slot(device_id, slot.device, health)
+        self._undated.clear()
+
+    def _fitting(self) -> dict[str, Slot]:
+        """The claimed slots, and as many others as the message limit allows, the oldest first."""
+        room = limits.MESSAGE_LIMIT - sum(_size(self.slots[device_id]) for device_id in self.claims)
+        fitting = {}
+        for device_id, slot in self.slots.items():
+            if device_id not in self.claims:
+                room -= _size(slot)
+                if room < 0:
+                    continue
+            fitting[device_id] = slot
+        return fitting
+
+
+def _numa_node(slot: Slot) -> int | None:
+    return slot.device.numa_node if slot.device else None
+
+
+def size_of_all(ids: Iterable[str], numa_node: int | None) -> int:
+    """Of IDs on one NUMA node; those of one device are of few lengths."""
+    lengths = Counter(map(len, map(str.encode, ids)))
+    return sum(limits.slot_bytes("x" * length, numa_node) * count for length, count in lengths.items())
+
+
+def _size(slot: Slot) -> int:
+    return limits.slot_bytes(slot.id, _numa_node(slot))

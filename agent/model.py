@@ -1,0 +1,109 @@
+"""The values of the device side: health, slots, snapshots, and what pods hold."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from backends.base import Device
+
+
+class State(enum.Enum):
+    """How hardware is. The kubelet knows Healthy and Unhealthy only; Degraded is Healthy to it."""
+
+    HEALTHY = "Healthy"
+    DEGRADED = "Degraded"
+    UNHEALTHY = "Unhealthy"
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The health of hardware, or of the slot that offers it."""
+
+    state: State
+    reason: str = ""
+    """Machine-readable: `node-missing`, `gone`, `replaced`."""
+    message: str = ""
+    """One sentence for a person."""
+    since: float = 0.0
+    """Seconds on the agent's monotonic clock; a face that shows it converts."""
+    while_held: Health | None = None
+    """What it is instead while a pod holds the hardware; None: the same."""
+
+    @property
+    def offered(self) -> bool:
+        """Is it Healthy to the kubelet?"""
+        return self.state is not State.UNHEALTHY
+
+    @property
+    def to_holder(self) -> Health:
+        """What it is while a pod holds the hardware."""
+        return self.while_held or self
+
+    def says_what(self, other: Health) -> bool:
+        """Does it say the same as another, since whenever?"""
+        if self is other:
+            return True
+        mine, theirs = self.to_holder, other.to_holder
+        return (self.state is other.state and self.reason == other.reason and self.message == other.message) and (
+            mine.state is theirs.state and mine.reason == theirs.reason and mine.message == theirs.message
+        )
+
+
+HEALTHY = Health(State.HEALTHY)
+
+REPLACED: Final = "replaced"
+"""The reason of a slot that a pod holds and that has another device than the pod was given."""
+
+
+class Slot(NamedTuple):
+    """One advertised ID; without a device it is a tombstone (kubelet contract: A7).
+
+    A named tuple, not a dataclass: a device with 1,000 tokens makes 1,000 of them at once, three times faster.
+    """
+
+    id: str
+    device: Device | None
+    health: Health
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything that one resource advertises, at one generation."""
+
+    resource: str
+    generation: int
+    slots: Mapping[str, Slot]
+    changed: frozenset[str] | None = None
+    """IDs that were added, removed or altered since the generation before; None: take all as changed."""
+
+
+SlotKey = tuple[str, str]
+"""Resource and ID: what the kubelet knows a slot by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a pod holds, or is being given: one ID of a resource."""
+
+    resource: str
+    id: str
+    backend: str
+    hardware: frozenset[str] = field(default_factory=frozenset)
+    """Empty where only the kubelet remembers the claim and the device is not there to ask."""
+    identity: str = ""
+    """The device's at the time it was given; empty if unknown."""
+    foreign: bool = False
+    """Another plugin gave it, under a resource that is not ours: the slot is in no list, and the hardware is to be seen."""
+
+    @property
+    def slot(self) -> SlotKey:
+        """What the kubelet knows it by."""
+        return self.resource, self.id
+
+    @property
+    def things(self) -> frozenset[Hashable]:
+        """What only one call of a backend at a time may be about: its hardware, and the slot itself."""
+        return frozenset((*self.hardware, self.slot))

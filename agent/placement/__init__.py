@@ -1,0 +1,1 @@
+"""Which of the free devices a pod should get; pure."""

@@ -1,0 +1,186 @@
+"""Which of the free devices a pod should get: those that are nearest to each other, and leave the rest whole; pure.
+
+The kubelet names what is free, what must be among it and how many it wants (GetPreferredAllocation). What counts, each
+only among choices that are equal in all before it:
+
+1. **Health.** Healthy before degraded, degraded before unhealthy, unhealthy before what is not known at all.
+2. **Sharing**, where a device has several IDs (`replicas`). `spread`: as few pairs of IDs of one device as can be; then the
+   free IDs that are left as even as can be (the least sum of squares). `pack`: these as uneven as can be.
+3. **Affinity**: the sum over all pairs of what they are worth to each other (`affinity`).
+4. **The rest**: as little affinity as can be is cut between what is chosen and what stays free. The smallest group that is
+   large enough is used up, and the free devices that remain are near to each other.
+5. **Beside others**: as much affinity as can be to what is not free; a group that is in use already is broken, not a whole one.
+
+Ties are broken by the devices' order on the bus.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Final
+
+from agent.model import Slot, State
+from agent.placement.affinity import LINK, SAME, Topology, survey
+from agent.placement.clusters import clusters
+from agent.placement.subsets import Member, best
+from backends.base import Link, Placement
+
+_RANKS: Final = {State.HEALTHY: 0, State.DEGRADED: 1, State.UNHEALTHY: 2}
+_UNKNOWN: Final = 3
+
+
+def choose(
+    slots: Mapping[str, Slot],
+    links: Iterable[Link],
+    placement: Placement,
+    available: Iterable[str],
+    must_include: Iterable[str],
+    size: int,
+) -> tuple[str, ...]:
+    """The best of the available IDs: `size` of them, or as many as there are, each once; never an error.
+
+    Args:
+        slots: the resource's, by their IDs.
+        links: between its devices.
+        placement: what to do where devices are shared.
+        available: the IDs that are free. Unknown ones are chosen last.
+        must_include: these come first, available or not, as far as `size` goes.
+        size: how many in all; nothing is chosen where it is not above 0.
+    """
+    available = set(available)
+    chosen = list(dict.fromkeys(must_include))[: max(size, 0)]
+    for rank, alike in _ranked(slots, available.difference(chosen)):
+        if (wanted := size - len(chosen)) <= 0:
+            break
+        if len(alike) > wanted and rank != _UNKNOWN:
+            free = {device_id for device_id in available if device_id in slots and slots[device_id].health.offered}
+            alike = _Choice.among(slots, links, free.difference(chosen), chosen).best(alike, placement, wanted)
+        chosen += alike[:wanted]
+    return tuple(chosen)
+
+
+def _ranked(slots: Mapping[str, Slot], ids: Iterable[str]) -> list[tuple[int, list[str]]]:
+    """The IDs by their health, the best rank first; each rank in order."""
+    ranks: defaultdict[int, list[str]] = defaultdict(list)
+    for device_id in sorted(ids):
+        slot = slots.get(device_id)
+        ranks[_UNKNOWN if slot is None or slot.device is None else _RANKS[slot.health.state]].append(device_id)
+    return sorted(ranks.items())
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """A resource's devices by their order on the bus, and what each has."""
+
+    device_of: Mapping[str, int]
+    """ID → device, of all IDs that have one."""
+    topology: Topology
+    free: Sequence[int]
+    """How many of its slots are free."""
+    taken: Sequence[int]
+    """How many are chosen already."""
+    others: Sequence[int]
+    """How many others it has: held by pods, or unhealthy."""
+
+    @property
+    def every(self) -> int:
+        """How many slots there are."""
+        return sum(self.free) + sum(self.taken) + sum(self.others)
+
+    @classmethod
+    def among(cls, slots: Mapping[str, Slot], links: Iterable[Link], free: Set[str], taken: Iterable[str]) -> _Choice:
+        """What there is to choose from."""
+        found = {(device.unit, device.key): device for slot in slots.values() if (device := slot.device) is not None}
+        devices = sorted(found.values(), key=lambda device: (device.ancestry, device.key))
+        numbers = {(device.unit, device.key): number for number, device in enumerate(devices)}
+        device_of = {
+            device_id: numbers[slot.device.unit, slot.device.key]
+            for device_id, slot in slots.items()
+            if slot.device is not None
+        }
+
+        def count(ids: Iterable[str]) -> list[int]:
+            counts = Counter(device_of[device_id] for device_id in ids if device_id in device_of)
+            return [counts[device] for device in range(len(devices))]
+
+        taken = frozenset(taken)
+        others = device_of.keys() - free - taken
+        return cls(device_of, survey(devices, links), count(free), count(taken), count(others))
+
+    def best(self, ids: Iterable[str], placement: Placement, size: int) -> list[str]:
+        """The best so many of these IDs, in order."""
+        ids_of: defaultdict[int, list[str]] = defaultdict(list)
+        for device_id in ids:
+            ids_of[self.device_of[device_id]].append(device_id)
+        worth = _Worth.of(self, placement)
+        members = worth.members({device: len(own) for device, own in ids_of.items()})
+        numbers = best(clusters(self.topology, sorted(ids_of)), members, worth.affinity, size)
+        return sorted(device_id for device, number in numbers.items() for device_id in ids_of[device][:number])
+
+
+@dataclass(frozen=True, slots=True)
+class _Worth:
+    """All that counts as one number: what counts more is multiplied by more than all that counts less can add up to."""
+
+    choice: _Choice
+    placement: Placement | None
+    """None where no device has two IDs."""
+    to_taken: Sequence[int]
+    to_free: Sequence[int]
+    to_others: Sequence[int]
+    step: int
+    """More than the sums of the last two can be."""
+
+    @classmethod
+    def of(cls, choice: _Choice, placement: Placement) -> _Worth:
+        free = [free + taken for free, taken in zip(choice.free, choice.taken, strict=True)]
+        to_taken, to_free, to_others = map(choice.topology.towards, (choice.taken, free, choice.others))
+        # as many are chosen whatever is chosen: only the differences count, and small numbers are faster
+        to_free, to_others = _above_least(to_free), _above_least(to_others)
+        step = 2 * choice.every * max(*to_free, *to_others) + 1
+        return cls(choice, placement if choice.every > len(free) else None, to_taken, to_free, to_others, step)
+
+    @property
+    def affinity(self) -> int:
+        """Of one unit of affinity."""
+        return self.step**2
+
+    @property
+    def sharing(self) -> int:
+        """More than any sum of affinities, or of squares, can be."""
+        links = self.choice.topology.links.values()
+        linked = max((weight for linked in links for weight in linked.values()), default=0)
+        return 2 * self.choice.every**2 * (SAME + LINK * linked) + 1
+
+    def members(self, rooms: Mapping[int, int]) -> dict[int, Member]:
+        """The devices of which so many slots can be taken.
+
+        Between what is chosen and what stays free lies the affinity of the chosen ones to all of these, less that among
+        the chosen ones, which is as much as can be already: a sum over the chosen, as all else that is no matter of pairs.
+        """
+        sharing, members = self.sharing, {}
+        for device, room in rooms.items():
+            single, pair = self._shared(device, sharing)
+            single = (single * sharing + self.to_taken[device]) * self.affinity
+            single += self.to_others[device] - self.to_free[device] * self.step
+            members[device] = Member(room, single, (pair * sharing + SAME) * self.affinity)
+        return members
+
+    def _shared(self, device: int, sharing: int) -> tuple[int, int]:
+        """Of one slot, and of two of this device together.
+
+        If x of f free slots are taken, the square of the rest is f^2 + (1 - 2f) x + 2 (x (x - 1) / 2).
+        """
+        if self.placement is None:
+            return 0, 0
+        single, pair = 1 - 2 * self.choice.free[device], 2
+        if self.placement == "pack":
+            return single, pair
+        return -self.choice.taken[device] * sharing - single, -sharing - pair
+
+
+def _above_least(numbers: Sequence[int]) -> list[int]:
+    least = min(numbers)
+    return [number - least for number in numbers]

@@ -1,0 +1,58 @@
+"""Keeps one part of the daemon running: what fails is reported and started again, a little later each time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import anyio
+import structlog
+
+from agent.runtime.errors import words
+from agent.runtime.watchdog import Pulse
+
+_FIRST_DELAY: Final = 0.1  # seconds before a part that failed is started again, doubling
+_MOST_DELAY: Final = 30.0  # seconds
+_SETTLED_AFTER: Final = 60.0  # seconds after which a part that ran counts as healthy again
+
+log = structlog.get_logger()
+
+
+async def supervise(part: str, run: Callable[[], Awaitable[None]], pulse: Pulse | None = None) -> None:
+    """Run a part for ever; its end is no end, its failure is its own. `pulse` is told of each.
+
+    Cancellation, and whatever else is no `Exception`, goes through.
+    """
+    delay, complaint = _FIRST_DELAY, ""
+    while True:
+        began, ours = time.monotonic(), True
+        try:
+            await run()
+            failure = "it ended, which it should not"
+        except Exception as error:  # the purpose of this function; an ExceptionGroup too
+            failure, ours = _words(error), not _is_systems(error)
+            if failure != complaint and ours:
+                log.exception("part-failed", part=part)  # where it came from matters
+        if time.monotonic() - began >= _SETTLED_AFTER:
+            delay, complaint = _FIRST_DELAY, ""
+        if failure != complaint:
+            complaint = failure
+            log.error("part-restarts", part=part, reason=failure)
+        if pulse is not None:
+            pulse.failed(delay, ours=ours)
+        await anyio.sleep(delay)
+        delay = min(delay * 2, _MOST_DELAY)
+
+
+def _is_systems(error: BaseException) -> bool:
+    """Is it what the system refuses, and not an error of ours?"""
+    if isinstance(error, BaseExceptionGroup):
+        return all(_is_systems(inner) for inner in error.exceptions)
+    return isinstance(error, OSError)
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(_words(inner) for inner in error.exceptions)
+    return words(error) if str(error) else type(error).__name__
