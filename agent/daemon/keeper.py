@@ -117,6 +117,7 @@ class Keeper:
         """Why a restart would forget what is kept here, one sentence; empty if it would not."""
         if self._state.complaint:
             return f"{self._state.path} cannot be written: {self._state.complaint}; a restart would forget drains"
+        self._late = self._late and self._state.is_behind
         if self._late:
             return f"{self._state.path} could not be written within {_PATIENCE:g} s; a restart might forget drains"
         return ""

@@ -32,6 +32,7 @@ READ_DEADLINE: Final = 10.0
 
 _QUIET: Final = 0.1  # seconds without another change, before a file counts as written
 _QUIET_IF_EMPTY: Final = 1.0  # seconds: an empty file, or none, is rarely what is meant; somebody is at it
+_EMPTY: Final = "the file is empty, as a full disk leaves one; one that has a comment alone offers nothing"
 _RESTLESS: Final = 5.0  # seconds after which a file that changes all the time is read all the same
 _CLOCK_TICK: Final = 0.01  # seconds by which the time of a file may lag behind the clock (CONFIG_HZ=100)
 
@@ -210,20 +211,28 @@ class Reloader:
                 await anyio.sleep(_QUIET_IF_EMPTY)
 
     def _is_empty(self) -> bool:
-        try:
-            return self._file().stat().st_size == 0
-        except OSError:
-            return True
+        return _is_empty(self._file())
+
+
+def _is_empty(file: Path) -> bool:
+    """Is nothing in it, or is there no such file?"""
+    try:
+        return file.stat().st_size == 0
+    except OSError:
+        return True
 
 
 def _read(before: Config, default: Path, stuck: Set[str]) -> Change:
     """Read the configuration, and make the backends that it needs anew (blocking).
 
     Raises:
-        ConfigError: with every mistake; a file that was there and is no more is one, and a backend that cannot be started,
-            unless it was stuck before.
+        ConfigError: with every mistake; a file that was there and is no more, or is empty now, is one, and a backend that
+            cannot be started, unless it was stuck before.
     """
-    difference = compare(before, load(before.source, default=default))
+    config = load(before.source, default=default)
+    if before.resources and config.source and not config.resources and _is_empty(config.source):
+        raise ConfigError((ConfigProblem(config.source, None, "", _EMPTY),))
+    difference = compare(before, config)
     kinds = difference.kinds if not difference.settings else {it.spec.backend for it in difference.config.resources}
     of_kinds = [it for it in difference.config.resources if it.spec.backend in kinds | stuck]
     made = make_backends(before.host, of_kinds)

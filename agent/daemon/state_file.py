@@ -75,7 +75,7 @@ class StateFile:
         self.path = directory / "state.json"
         self._second = directory / "state.health.json"
         self._aside = directory / "state.damaged.json"
-        self._wanted = 0  # counts what was asked to be written; read and raised on the loop
+        self._wanted = self._written = 0  # count what was asked to be written, and what of it is; raised on the loop
         self._content = Kept()
         self.complaint = ""
         """Why it could not be written the last time; empty if it was."""
@@ -89,6 +89,11 @@ class StateFile:
         self._room = _MOST_BYTES  # that the open file may take; the thread's
         self._aside_is_kept = False
         self._unsynced = False  # has the open file lines that the disk may not have? the thread's
+
+    @property
+    def is_behind(self) -> bool:
+        """Is there something that is to be written and is not yet?"""
+        return self._written < self._wanted
 
     def read(self) -> Kept:
         """What an earlier run left; nothing if there is none, or none that can be read (blocking).
@@ -240,6 +245,7 @@ class StateFile:
         return os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def _finish(self, number: int, complaint: str) -> None:
+        self._written = self._written if complaint else number
         for done in [done for wanted, done in self._waiters.items() if wanted <= number]:
             if not done.done():
                 done.set_result(None)

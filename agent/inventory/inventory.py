@@ -374,7 +374,7 @@ class Inventory:
             former = self._held.tombstones_of(device, place.resource, listing.tombstones)
             back = kept_back(place.ids, device, listing.claims, former)
             listing.keep_back(place.ids, back)
-            others |= back
+            others = {**back, **others}
         for device_id, why in others.items():
             listing.put(Slot(device_id, device, why))
         listing.put_device([i for i in place.ids if i not in others] if others else place.ids, device, health)

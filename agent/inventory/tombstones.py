@@ -84,10 +84,11 @@ def unusable(why: str) -> Health:
 def kept_back(
     ids: Sequence[str], device: Device, claims: Mapping[str, Held], tombstones: Collection[str]
 ) -> Mapping[str, Health]:
-    """The free IDs of a device that are in nobody's reach while pods hold its hardware under IDs that it has no more.
+    """The IDs of a device that are in nobody's reach while pods hold its hardware under IDs that it has no more.
 
-    Its IDs are other ones since the configuration changed; no more pods than it has IDs shall have the hardware, or the
-    kubelet would give it away twice (kubelet contract: A7.4). For each such pod, the last free ID is kept back.
+    Its IDs are other ones since the configuration changed, or another plugin gave it; no more pods than it has IDs shall
+    have the hardware, or the kubelet would give it away twice (kubelet contract: A7.4). For each such pod, the last free ID
+    is kept back; where there are not so many, one that a pod holds, since that pod may end before we know of it.
 
     Args:
         ids: the device's, as they are now.
@@ -98,6 +99,6 @@ def kept_back(
     earlier = sorted(i for i in tombstones if claims[i].hardware >= device.hardware and is_same(claims[i], device))
     if not earlier:
         return {}
-    free = [device_id for device_id in ids if device_id not in claims]
+    free_last = sorted(ids, key=lambda device_id: device_id not in claims)
     why = Health(State.UNHEALTHY, "held", f"a pod holds the same hardware under an earlier ID, {', '.join(earlier)}")
-    return dict.fromkeys(free[-len(earlier) :], why)
+    return dict.fromkeys(free_last[-len(earlier) :], why)

@@ -203,15 +203,16 @@ class AnyOrder(RuleBasedStateMachine):
                 assert slot.health.state is worst
 
     def kept_back(self) -> set[tuple[str, str]]:
-        """The free IDs that are not to be had as long as pods have the hardware under IDs of an earlier config."""
+        """The IDs that are not to be had as long as pods have the hardware under IDs of an earlier config: free ones first."""
         back: set[tuple[str, str]] = set()
         tombstones = [claim for claim in self.claims.values() if self.it.slots(claim.resource)[claim.id].device is None]
         for name in self.it.names():
             devices = {id(slot.device): slot.device for slot in self.it.slots(name).values() if slot.device}
             for found in devices.values():
                 former = [claim for claim in tombstones if claim.resource == name and is_all_of(claim, found)]
-                free = [(name, i) for i in self.ids(name, found) if (name, i) not in self.claims]
-                back.update(free[max(0, len(free) - len(former)) :])
+                ids = [(name, i) for i in self.ids(name, found)]
+                ids = [i for i in ids if i in self.claims] + [i for i in ids if i not in self.claims]
+                back.update(ids[max(0, len(ids) - len(former)) :])
         return back
 
     def ids(self, name: str, found: Device) -> Sequence[str]:

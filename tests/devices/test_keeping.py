@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import anyio
 import pytest
 
 from agent.claims.ledger import Ledger
-from agent.daemon import state_file
+from agent.daemon import keeper, state_file
 from agent.daemon.keeper import Keeper
 from agent.daemon.state_file import Kept, StateFile
 from agent.hardware.queue import Turns
@@ -19,6 +20,7 @@ from agent.runtime.errors import FairleadError
 from backends.base import Clears, Host
 from tests.devices.fakes import KIND, Fake, by_unit, device, held, resource
 from tests.devices.said import BOOT, NOW, latch, probe, signal
+from tests.wait import PATIENCE, until
 
 WALL = 1_800_000_000.0
 CARD = device("card", "a.example/one", hardware=["pci:1"])
@@ -98,6 +100,19 @@ async def test_what_happened_in_the_last_moment_before_a_stop_is_kept(tmp_path: 
         stopping.cancel()
         await first.keeper.end()
     assert (await Run(tmp_path).begin()).shown() == {"card": "xid-79"}
+
+
+async def test_a_write_that_takes_too_long_is_told_of_until_it_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, go_on, save = await Run(tmp_path).begin(), threading.Event(), StateFile._save
+    monkeypatch.setattr(keeper, "_PATIENCE", 0.0)
+    monkeypatch.setattr(StateFile, "_save", lambda *of: go_on.wait(PATIENCE) and save(*of))
+    latch(run.health, 1.0, XID)
+    await run.keeper.write_health()
+    assert "could not be written within" in run.keeper.unkept()
+    go_on.set()
+    await until(lambda: not run.keeper.unkept())
 
 
 async def test_a_restart_alone_writes_nothing(tmp_path: Path) -> None:

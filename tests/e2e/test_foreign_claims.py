@@ -42,6 +42,25 @@ async def test_hardware_of_an_earlier_plugins_pod_is_not_offered_until_it_ends(n
     assert node.kubelet.panics == []
 
 
+async def test_hardware_that_another_plugin_gave_away_is_not_offered_though_our_own_claim_of_it_has_not_ended(
+    node: Node,
+) -> None:
+    """The kubelet has forgotten our pod, and would give the device away once more."""
+    node.mknod("w1", "w2")
+    async with node.agent() as agent:
+        ours, _ = await hold(node, WIDGET, "ours", 2)
+        async with other_plugin(node, WIDGET, "a-0", name="rival.sock", nodes=["/dev/w1"]):
+            node.kubelet.end(ours)
+            _, held = await hold(node, WIDGET)
+            await agent.says("overtaken", resource=WIDGET)
+            since = len(node.lists)
+        await agent.says("registration-lost", resource=WIDGET)
+        await node.shows(lambda k: "w2" in k.resources[WIDGET].healthy)
+        assert not agent.said("claims-ended")
+        assert not any("w1" in change.after.healthy for change in node.lists[since:] if change.after)
+        assert held in node.kubelet.resources[WIDGET].unhealthy
+
+
 async def test_shared_hardware_of_an_earlier_plugins_pod_is_offered_once_less(node: Node) -> None:
     node.mknod("w1")
     async with other_plugin(node, WIDGET, "a-0", "a-1", nodes=["/dev/w1"]):

@@ -348,6 +348,18 @@ async def test_a_file_that_is_emptied_before_it_is_written_takes_nothing_away(no
         assert outcomes(agent) == ["config-unchanged"] * 2
 
 
+async def test_a_file_that_is_left_empty_as_by_a_full_disk_takes_nothing_away(node: Node) -> None:
+    node.mknod("w1")
+    async with node.agent(FIRST, prelude=DEAF) as agent:
+        (node.root / "config.toml").write_text("")
+        await reload(agent)
+        assert "the file is empty" in (await agent.says("config-invalid"))["reason"]
+        assert node.kubelet.streams(WIDGET) == 1
+        (node.root / "config.toml").write_text("# nothing any more\n")
+        await reload(agent)
+        assert outcomes(agent) == ["config-invalid", "config-reloaded"]
+
+
 async def test_a_config_map_that_is_swapped_is_read(node: Node) -> None:
     """As the kubelet writes it (pkg/volume/util/atomic_writer.go): the file leads through ..data to a directory."""
     mount = node.root / "config"

@@ -220,11 +220,12 @@ async def the_checkpoint_is_none(w: World) -> AsyncIterator[None]:
             aside.write_bytes(bytes(4096))
         case _:
             aside.write_bytes(kept[: len(kept) // 2])
-    odd = aside.lstat().st_ino
+    odd, written = aside.lstat().st_ino, path.stat()
     aside.rename(path)
     yield
     if path.lstat().st_ino == odd:  # the kubelet has not written it since
         aside.write_bytes(kept)
+        os.utime(aside, ns=(written.st_atime_ns, written.st_mtime_ns))
         aside.rename(path)
 
 
@@ -255,15 +256,15 @@ async def another_plugin_overtakes_us(w: World) -> AsyncIterator[None]:
         with w.model.unsure(WIDGET, unit), w.model.rival(WIDGET, "theirs-0", "theirs-1"):
             plugin = await _other_plugin(w, WIDGET, [f"/dev/{unit}"])
             await w.is_so(lambda: "theirs-0" in _healthy(w, WIDGET), 5.0, "served by another plugin")
-            holder = await _foreign_pod(w, WIDGET, (WIDGET, unit))
+            await _foreign_pod(w, WIDGET, (WIDGET, unit))
             yield
             await plugin.__aexit__(None, None, None)
             with w.model.unseen():  # until the kubelet has seen its end
                 await w.is_so(lambda: "theirs-0" not in _healthy(w, WIDGET), 5.0, "rid of another plugin")
-        with w.model.without(WIDGET, *([unit] if holder else [])):
+        with w.model.without(WIDGET, *([unit] if (pods := w.strangers(WIDGET)) else [])):
             await w.well("another plugin's end")
-        if holder:
-            w.node.kubelet.end(holder)
+        for pod in pods:
+            w.node.kubelet.end(pod)
             w.model.doubt(WIDGET, unit, w.now + _ENDED)
 
 

@@ -313,6 +313,11 @@ class World:
             return {device for held in pods for device in held.get(resource, ())}
         return set()
 
+    def strangers(self, resource: str) -> list[Pod]:
+        """Running pods that another plugin gave what they have of a resource."""
+        pods = [status.pod for status in self.running()]
+        return [pod for pod in pods if self.foreign.keys() & self.node.kubelet.held(pod, "main").get(resource, ())]
+
     @property
     def admitting(self) -> bool:
         """Does a pod wait to be admitted?"""
@@ -336,15 +341,15 @@ class World:
             self._one_pod_each()
 
     def _one_pod_each(self) -> None:
-        """No two pods have one device, whatever it is called."""
+        """No two pods have one device: not under one ID, and not one by our ID and others by another plugin's."""
         with suppress(KubeletStoppedError):
-            users = Counter(
-                self.foreign.get(device, (resource, device))
+            users = {
+                (self.foreign[device], "") if device in self.foreign else ((resource, device), status.pod.name)
                 for status in self.running()
                 for resource, ids in self.node.kubelet.held(status.pod, "main").items()
                 for device in ids
-            )
-            for (resource, device), number in users.items():
+            }
+            for (resource, device), number in Counter(device for device, _ in users).items():
                 if number > 1:
                     self.violate(f"{number} pods have {device} of {resource}")
 
