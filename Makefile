@@ -11,8 +11,10 @@ DEMO ?= .venv-demo$(SUFFIX)
 LOCK ?= dev
 # What another Python might do in its own way: parsers, the event loop, annotations; and the way from a device to a pod.
 VERSION_TESTS := tests/kubelet tests/config tests/cli tests/console/test_messages.py tests/console/test_service.py \
-	tests/test_supervision.py tests/test_supervisor.py tests/test_at_once.py tests/test_reloading.py \
-	$(wildcard tests/devices/test_*.py) tests/e2e/test_kubelet_restarts.py tests/e2e/test_stop.py tests/e2e/test_hotplug.py
+	tests/runtime/test_supervision.py tests/test_at_once.py tests/daemon/test_supervisor.py tests/daemon/test_reload.py \
+	tests/daemon/test_state_file.py tests/daemon/test_keeper.py tests/discovery tests/health tests/inventory \
+	tests/placement tests/claims tests/hardware tests/e2e/test_kubelet_restarts.py tests/e2e/test_stop.py \
+	tests/e2e/test_hotplug.py tests/runtime/test_workers.py
 JOBS ?= $(shell expr $$(nproc) + 1)
 BIN := $(VENV)/bin
 INSTALL := python -m pip --quiet --quiet --disable-pip-version-check install --no-deps

@@ -11,7 +11,7 @@ from agent.kubelet import wire
 from agent.placement.choice import choose
 from bench import messages
 from bench.figures import Figure, figure, percentile
-from tests.devices.machines import Machine, Slots, dgx2, mi250x
+from tests.placement.machines import Machine, Slots, dgx2, mi250x
 
 _HOW: Final = (
     "CPU of this thread from request to reply, for that number of devices which takes longest; "

@@ -39,8 +39,8 @@ from backends.base import (
     Signal,
     Verdict,
 )
-from tests.devices.fakes import FakeOptions
-from tests.test_supervisor import NEVER, Node, node, pod
+from tests.daemon.test_supervisor import NEVER, Node, node, pod
+from tests.fakes import FakeOptions
 from tests.wait import limit, until
 
 __all__ = ["node"]  # a fixture

@@ -16,7 +16,7 @@ from agent.inventory.inventory import Inventory
 from agent.model import Health, State
 from backends.base import AllocationRefused, Backend, Clears, ContainerEdits, Device, Grant, Resource, Verdict
 from backends.base import Problem as Sentence
-from tests.devices.fakes import KIND, Fake, by_unit, device, held, resource
+from tests.fakes import KIND, Fake, by_unit, device, held, resource
 
 A, B = "a.example/one", "b.example/two"
 

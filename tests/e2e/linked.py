@@ -26,7 +26,7 @@ from backends.base import (
     Watches,
 )
 from backends.known import Known
-from tests.devices.machines import MACHINES
+from tests.placement.machines import MACHINES
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

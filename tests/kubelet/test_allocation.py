@@ -33,7 +33,7 @@ from backends.base import (
     Resource,
     ResourceSpec,
 )
-from tests.devices.fakes import reconfigure
+from tests.fakes import reconfigure
 from tests.wait import at_once, limit
 
 TOY = "example.com/toy"

@@ -14,7 +14,7 @@ from agent.kubelet.wire import PreferredRequest
 from agent.model import Health, State
 from agent.placement.choice import choose
 from backends.base import Link, Resource
-from tests.devices.fakes import KIND, Fake, by_unit, device, reconfigure, resource
+from tests.fakes import KIND, Fake, by_unit, device, reconfigure, resource
 
 A = "a.example/one"
 IDS = ("a", "b", "c", "d")

@@ -31,7 +31,7 @@ from backends.base import (
     Signal,
     Verdict,
 )
-from tests.devices.said import latch
+from tests.health.said import latch
 from tests.kubelet.test_allocation import KIND, TOY, Options, Plain, nothing, toy
 from tests.wait import at_once, limit, until
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from backends.linux.routes import ROUTES, default_interfaces
 from tests.backends.trees import planted_host
-from tests.devices.links_in_child import Interface
+from tests.discovery.links_in_child import Interface
 
 SIOCSIFADDR, SIOCSIFNETMASK = 0x8916, 0x891C  # linux/sockios.h
 NEW_ROUTE, REQUEST_CREATE_ACK = 24, 0x405  # linux/rtnetlink.h, linux/netlink.h

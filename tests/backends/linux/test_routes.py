@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from backends.base import Host
 from backends.linux import routes
-from tests.devices import one_child
+from tests.discovery import one_child
 
 
 @pytest.fixture(scope="module")

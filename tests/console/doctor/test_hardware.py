@@ -17,7 +17,7 @@ from backends.base import Device, Problem, Resource, ResourceSpec
 from backends.chardev import CharDev
 from backends.chardev.options import CharDevOptions, PathOption
 from tests.backends.trees import planted_host
-from tests.devices.fakes import KIND, Fake, by_unit, device, resource
+from tests.fakes import KIND, Fake, by_unit, device, resource
 
 A = "a.example/one"
 

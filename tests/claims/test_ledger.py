@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from agent.claims.ledger import MIN_AGE, REWRITE_AFTER, Ledger
+from agent.model import Held, SlotKey
+from tests.fakes import KIND, device, held
+
+A, B = "a.example/one", "b.example/two"
+CARD = device("card")
+X = held(A, "x", CARD)
+NOBODY: set[SlotKey] = set()
+
+
+def old_ledger(*claims: Held) -> Ledger:
+    """Given at 0; ask at `MIN_AGE` or later to have them judged."""
+    ledger = Ledger()
+    ledger.allocate(claims or [X], 0.0)
+    return ledger
+
+
+def listed(
+    ledger: Ledger, present: set[SlotKey], at: float = MIN_AGE, checkpoint: tuple[int, ...] | None = (1,)
+) -> None:
+    ledger.listed(present, at, at, checkpoint)
+
+
+def test_a_claim_ends_when_a_list_and_then_a_newer_checkpoint_leave_it_out() -> None:
+    ledger = old_ledger()
+    listed(ledger, NOBODY)
+    assert ledger.ending()
+    assert ledger.checkpoint(NOBODY, (2,)) == [X]
+    assert ledger.held() == []
+    assert not ledger.ending()
+
+
+def test_absence_from_lists_alone_ends_nothing() -> None:
+    ledger = old_ledger()
+    for n in range(9):
+        listed(ledger, NOBODY, MIN_AGE + n)
+    assert ledger.held() == [X]
+
+
+def test_absence_from_checkpoints_alone_ends_nothing() -> None:
+    ledger = old_ledger()
+    assert [ledger.checkpoint(NOBODY, (n,)) for n in range(9)] == [[]] * 9
+
+
+def test_the_checkpoint_that_lay_there_with_the_list_is_no_second_witness_however_often_it_is_read() -> None:
+    ledger = old_ledger()
+    listed(ledger, NOBODY, checkpoint=(1,))
+    listed(ledger, NOBODY, MIN_AGE + 60, checkpoint=(1,))
+    assert ledger.checkpoint(NOBODY, (1,)) == []
+    assert ledger.held() == [X]
+
+
+def test_where_no_checkpoint_lay_any_is_written_after() -> None:
+    ledger = old_ledger()
+    listed(ledger, NOBODY, checkpoint=None)
+    assert ledger.checkpoint(NOBODY, (1,)) == [X]
+
+
+def test_a_list_asked_for_before_the_claim_came_of_age_judges_nothing() -> None:
+    ledger = old_ledger()
+    ledger.listed(NOBODY, MIN_AGE - 0.001, MIN_AGE + 5, (1,))
+    assert not ledger.ending()
+
+
+def test_a_pod_that_a_list_shows_again_starts_anew() -> None:
+    ledger = old_ledger()
+    listed(ledger, NOBODY)
+    listed(ledger, {X.slot}, MIN_AGE + 1)
+    assert ledger.checkpoint(NOBODY, (2,)) == []
+    assert ledger.held() == [X]
+
+
+def test_a_long_init_container_absent_from_every_list_and_present_in_every_checkpoint_keeps_its_claim() -> None:
+    ledger = old_ledger()
+    for n in range(9):
+        listed(ledger, NOBODY, MIN_AGE + n, checkpoint=(n,))
+        assert ledger.checkpoint({X.slot}, (n + 1,)) == []
+    assert ledger.held() == [X]
+
+
+def test_another_allocate_of_a_claim_that_is_ending_starts_its_age_anew() -> None:
+    ledger = old_ledger()
+    listed(ledger, NOBODY)
+    ledger.allocate([X], MIN_AGE + 1)
+    assert not ledger.ending()
+    assert ledger.checkpoint(NOBODY, (2,)) == []
+    listed(ledger, NOBODY, 2 * MIN_AGE)
+    assert not ledger.ending()
+    listed(ledger, NOBODY, 2 * MIN_AGE + 1)
+    assert ledger.ending()
+
+
+def test_only_what_is_new_has_to_be_kept() -> None:
+    ledger = Ledger()
+    assert ledger.allocate([X], 0.0)
+    assert not ledger.allocate([X], 1.0)
+    assert ledger.allocate([held(A, "x", device("card", identity="2"))], 2.0)
+
+
+def test_claims_are_told_in_the_order_in_which_they_began() -> None:
+    ledger = old_ledger(X, held(A, "y"))
+    ledger.allocate([X], 1.0)
+    assert [claim.id for claim in ledger.held()] == ["x", "y"]
+
+
+def test_the_lists_of_ending_claims_are_sent_again_if_no_checkpoint_comes() -> None:
+    ledger = old_ledger(X, held(B, "y"))
+    listed(ledger, {(B, "y")})
+    assert ledger.awaiting_checkpoint(MIN_AGE + REWRITE_AFTER - 0.1) == set()
+    assert ledger.awaiting_checkpoint(MIN_AGE + REWRITE_AFTER) == {A}
+
+
+def test_it_says_when_the_youngest_claim_comes_of_age() -> None:
+    ledger = old_ledger()
+    assert Ledger().next_judgement(0.0) is None
+    assert ledger.next_judgement(10.0) == MIN_AGE - 10.0
+    ledger.allocate([held(A, "y")], 5.0)
+    assert ledger.next_judgement(10.0) == MIN_AGE - 5.0
+    assert ledger.next_judgement(MIN_AGE + 5.0) is None
+
+
+def test_what_an_agent_before_us_kept_is_as_young_as_this_run_and_counts() -> None:
+    ledger = old_ledger()
+    z = held(A, "z")
+    ledger.allocate([z], 0.0)
+    other = held(A, "x", device("other"))
+    ledger.restore([other, held(A, "y")], 100.0)
+    assert ledger.held() == [other, z, held(A, "y")]
+    listed(ledger, NOBODY, 100.0 + MIN_AGE - 1)
+    assert ledger.checkpoint(NOBODY, (2,)) == [z]
+    assert ledger.held() == [other, held(A, "y")]
+
+
+def test_what_only_the_kubelet_remembers_is_adopted_and_gets_its_hardware_once_the_device_is_there() -> None:
+    ledger = Ledger()
+    bare = Held(A, "x", KIND)
+    assert ledger.adopt({X.slot: KIND}, {}, 0.0) == [bare]
+    assert ledger.adopt({X.slot: KIND}, {}, 1.0) == []
+    assert ledger.adopt({X.slot: KIND}, {X.slot: CARD}, 2.0) == [X]
+    assert ledger.adopt({X.slot: KIND}, {X.slot: device("other")}, 3.0) == []
+    assert ledger.held() == [X]
+    assert ledger.next_judgement(3.0) == MIN_AGE - 3.0  # since it was learnt, not since it was completed
+
+
+def test_an_adopted_claim_keeps_the_backend_it_was_given_by() -> None:
+    ledger = old_ledger(Held(A, "x", "another"))
+    assert ledger.adopt({X.slot: KIND}, {X.slot: CARD}, 1.0)[0].backend == "another"
+
+
+def test_hardware_is_held_while_any_claim_has_it() -> None:
+    ledger = old_ledger(X, held(A, "y", CARD))
+    listed(ledger, {(A, "y")})
+    ledger.checkpoint({(A, "y")}, (2,))
+    assert ledger.holds("card")
+    assert not ledger.holds("another card")
+
+
+SLOTS = [(A, "x"), (A, "y"), (B, "x")]
+
+
+class Witnessed(RuleBasedStateMachine):
+    """Pods come and go; a kubelet shows them as the contract says: Lists without init containers, stale checkpoints."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = Ledger()
+        self.now = 0.0
+        self.pods: dict[SlotKey, bool] = {}  # what containers really hold → in an init container
+        self.allocated: dict[SlotKey, float] = {}
+        self.written: set[SlotKey] = set()
+        self.version = 0
+        self.absent: dict[SlotKey, int] = {}  # left out of a List while old enough → the checkpoint's version then
+
+    @rule(seconds=st.sampled_from([0.5, 5.0, 31.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(slot=st.sampled_from(SLOTS), init=st.booleans())
+    def allocate(self, slot: SlotKey, init: bool) -> None:
+        self.ledger.allocate([held(*slot)], self.now)
+        self.pods[slot] = init
+        self.allocated[slot] = self.now
+        self.absent.pop(slot, None)
+        self.write()  # the kubelet writes after each Allocate
+
+    @rule(slot=st.sampled_from(SLOTS))
+    def end(self, slot: SlotKey) -> None:
+        self.pods.pop(slot, None)
+
+    @rule()
+    def write(self) -> None:
+        self.written = set(self.pods)
+        self.version += 1
+
+    def shown(self) -> set[SlotKey]:
+        return {slot for slot, init in self.pods.items() if not init}
+
+    @rule(took=st.sampled_from([0.0, 2.0]))
+    def ask_the_list(self, took: float) -> None:
+        present, asked = self.shown(), self.now
+        self.now += took
+        self.ledger.listed(present, asked, self.now, (self.version,))
+        for slot in SLOTS:
+            if slot in present:
+                self.absent.pop(slot, None)
+            elif slot in self.allocated and asked - self.allocated[slot] >= MIN_AGE:
+                self.absent.setdefault(slot, self.version)
+
+    @rule()
+    def ask_the_list_of_a_kubelet_that_just_started(self) -> None:
+        self.ledger.listed(set(), self.now, self.now, (self.version,))
+        for slot, since in self.allocated.items():
+            if self.now - since >= MIN_AGE:
+                self.absent.setdefault(slot, self.version)
+
+    @rule()
+    def read_the_checkpoint(self) -> None:
+        for claim in self.ledger.checkpoint(self.written, (self.version,)):
+            assert claim.slot not in self.pods, "nothing that a container holds ends"
+            assert self.absent.pop(claim.slot) < self.version, "both witnesses, the second after the first"
+            assert self.now - self.allocated.pop(claim.slot) >= MIN_AGE
+        for slot in self.written:
+            if self.absent.get(slot, self.version) < self.version:
+                del self.absent[slot]
+
+    @invariant()
+    def whatever_a_container_holds_is_claimed(self) -> None:
+        assert self.pods.keys() <= {claim.slot for claim in self.ledger.held()}
+
+    @invariant()
+    def it_waits_for_a_second_witness_exactly_where_the_first_has_spoken(self) -> None:
+        assert self.ledger.ending() == bool(self.absent)
+
+    def teardown(self) -> None:
+        """Once both witnesses tell the truth, only what is held is claimed."""
+        self.now += MIN_AGE
+        for _ in range(2):  # the first checkpoint may answer an older question
+            self.write()
+            self.ask_the_list(0.0)
+            self.write()
+            self.read_the_checkpoint()
+        assert self.pods.keys() == {claim.slot for claim in self.ledger.held()}
+
+
+Witnessed.TestCase.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
+test_whatever_pods_and_witnesses_do = Witnessed.TestCase

@@ -1,0 +1,171 @@
+"""What the running daemon shows of itself, and what it does when it is told to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from agent.console.control import NoSuchDeviceError, RefusedError
+from agent.console.views import Held, Holder, Resource
+from agent.daemon.control import _draw
+from agent.daemon.supervisor import Agent
+from agent.model import Health, Slot, Snapshot, State
+from backends.base import Signal, Verdict
+from tests.daemon.test_supervisor import TOY, Node, pod, toys
+from tests.daemon.test_supervisor_health import CARDS, Cards, cards
+from tests.fakes import device
+from tests.wait import until
+
+
+@pytest.fixture
+async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
+    node = Node(tmp_path_factory.mktemp("n"))
+    await node.kubelet.start()
+    yield node
+    await node.kubelet.stop()
+    node.notified.close()
+
+
+async def shown(agent: Agent, name: str = TOY) -> Resource:
+    return next(resource for resource in (await agent.control.status()).resources if resource.name == name)
+
+
+async def test_a_resource_is_shown_with_its_devices_and_their_place(node: Node) -> None:
+    before = time.time()
+    async with node.running(toys(2)) as agent:
+        await node.has(TOY, healthy=2)
+        await until(
+            lambda: agent._serving.registrars[TOY][0].registered
+        )  # the kubelet may have the list before it answers the registration
+        resource = await shown(agent)
+        assert (resource.backend, resource.registered, resource.streaming, resource.complaint) == (
+            "stub",
+            True,
+            True,
+            "",
+        )
+        assert [(it.key, it.ids, it.state, it.since, it.numa_node) for it in resource.devices] == [
+            ("stub-0", ("stub-0",), "Healthy", 0.0, 0),
+            ("stub-1", ("stub-1",), "Healthy", 0.0, 0),
+        ]
+        status = await agent.control.status()
+        assert (status.kubelet.present, status.kubelet.waiting_for) == (True, "")
+        assert before <= status.started <= status.now
+
+
+async def test_a_device_that_fails_says_why_and_since_when(node: Node) -> None:
+    async with node.running(toys(2)) as agent:
+        await node.has(TOY, healthy=2)
+        before = time.time()
+        node.say("stub-1 unhealthy its fan is stuck")
+        await node.has(TOY, healthy=1, unhealthy=1)
+        bad = (await shown(agent)).devices[1]
+        assert (bad.key, bad.state, bad.message) == ("stub-1", "Unhealthy", "its fan is stuck")
+        after = time.time()
+        assert before <= bad.since <= after
+
+
+async def test_a_device_that_a_pod_holds_and_that_is_gone_says_since_when(node: Node) -> None:
+    async with node.running(toys(1)) as agent:
+        await node.has(TOY, healthy=1)
+        await node.kubelet.admit(pod("p", 1, TOY))
+        before = time.time()
+        node.say("stub-0 gone")
+        await node.has(TOY, healthy=0, unhealthy=1)
+        after = time.time()
+        for it in (await shown(agent)).devices[0], agent.control.explain("stub-0"):
+            assert it.reason == "gone"
+            assert before <= it.since <= after
+    async with node.running(toys(1)) as agent:
+        await node.has(TOY, healthy=0, unhealthy=1)
+        for it in (await shown(agent)).devices[0], agent.control.explain("stub-0"):
+            assert (it.reason, it.since) == ("gone", 0.0)  # this run has not seen it go
+
+
+async def test_who_holds_what_is_told_once_the_kubelet_has_said_it(node: Node) -> None:
+    async with node.running(toys(1)) as agent:
+        await node.has(TOY, healthy=1)
+        await node.kubelet.admit(pod("p", 1, TOY))
+        assert (await shown(agent)).devices[0].held == (Held("stub-0", ()),)
+        await agent._witnesses.ask()
+        assert (await shown(agent)).devices[0].held == (Held("stub-0", (Holder("default", "p", "app"),)),)
+        assert agent.control.explain("stub-0").held == (await shown(agent)).devices[0].held
+
+
+async def test_devices_are_drawn_once_for_each_list(node: Node) -> None:
+    async with node.running(toys(2)) as agent:
+        await node.has(TOY, healthy=2)
+        assert (await shown(agent)).devices is (await shown(agent)).devices
+
+
+async def test_a_devices_ids_stand_together_by_their_state() -> None:
+
+    card, sick = device("card"), Health(State.UNHEALTHY, "hot", "It burns.")
+    slots = [Slot(f"card::{n}", card, Health(State.HEALTHY) if n == 1 else sick) for n in range(4)]
+    gone = Slot("old", None, Health(State.UNHEALTHY, "gone"))
+    drawn = await _draw(Snapshot("r", 1, {slot.id: slot for slot in (*slots, gone)}), lambda monotonic: monotonic)
+    assert [(it.key, it.ids, it.state) for it in drawn.devices] == [
+        ("card", ("card::1",), "Healthy"),
+        ("card", ("card::0", "card::2", "card::3"), "Unhealthy"),
+        ("old", ("old",), "Unhealthy"),
+    ]
+    assert drawn.numbers == {"card::1": 0, "card::0": 1, "card::2": 1, "card::3": 1, "old": 2}
+
+
+async def test_what_is_awaited_is_said(tmp_path_factory: pytest.TempPathFactory) -> None:
+    node = Node(tmp_path_factory.mktemp("n"))
+    async with node.running(toys(1)) as agent:
+        await until(lambda: "kubelet.sock" in agent._serving.waiting_for)
+        status = await agent.control.status()
+        assert not status.kubelet.present
+        assert (status.resources[0].registered, status.resources[0].streaming) == (False, False)
+    node.notified.close()
+
+
+async def test_problems_and_what_nobody_takes_are_shown(node: Node) -> None:
+    node.say("stub-9 unhealthy")
+    async with node.running(toys(1)) as agent:
+        await node.has(TOY, healthy=1)
+        assert [problem.message for problem in (await agent.control.status()).problems] == [
+            "/run/toys: there is no device stub-9"
+        ]
+
+
+async def test_a_drain_names_its_ids_and_those_that_pods_keep(node: Node) -> None:
+    async with node.running(cards(), backends={"cards": Cards()}) as agent:
+        await node.has(CARDS, healthy=4)
+        await node.kubelet.admit(pod("p", 1, CARDS))
+        drained = await agent.control.drain("card 0", "the fan", None)
+        assert drained.ids == ("card 0::0", "card 0::1")
+        await node.has(CARDS, healthy=2, unhealthy=2)
+        assert len((await agent.control.drain("pci:1", "", None)).held) + len(drained.held) == 1
+        undrained = await agent.control.undrain("card 0")
+        assert (undrained.ids, undrained.ended) == (drained.ids, ("drained",))
+        assert (await agent.control.undrain("card 0")).ended == ()
+
+
+async def test_what_cannot_be_done_is_refused_with_a_sentence(node: Node) -> None:
+    async with node.running(cards(), backends={"cards": Cards()}) as agent:
+        await node.has(CARDS, healthy=4)
+        with pytest.raises(RefusedError, match="later than now"):
+            await agent.control.drain("card 0", "", 1.0)
+        for ask in (agent.control.drain("card 7", "", None), agent.control.undrain("card 7")):
+            with pytest.raises(NoSuchDeviceError, match="did you mean 'card"):
+                await ask
+
+
+async def test_a_delayed_signal_is_among_the_signals_before_it_counts(node: Node) -> None:
+    backend = Cards()
+    async with node.running(cards(), backends={"cards": backend}) as agent:
+        await node.has(CARDS, healthy=4)
+        backend.said = (Signal("pci:0", "flaky", Verdict.DELAYED, "It flickers.", after=3600.0),)
+        before = time.time()
+        agent.discoverers["cards"].rescan()
+        await until(lambda: agent.control.explain("card 0").signals, "it is said")
+        after = time.time()
+        (signal,) = agent.control.explain("card 0").signals
+        assert (signal.reason, signal.counts, agent.control.explain("card 0").state) == ("flaky", False, "Healthy")
+        assert signal.changes is not None
+        assert before <= signal.changes - 3600.0 <= after

@@ -1,0 +1,89 @@
+"""docs/events.md is what the sources say: every event with its level and fields, and every field with one meaning."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Final, NamedTuple
+
+REPOSITORY: Final = Path(__file__).parents[2]
+_LOGGERS: Final = ("log", "_log")
+_LEVELS: Final = {"debug": "debug", "info": "info", "warning": "warning", "error": "error", "exception": "error"}
+_NO_FIELDS: Final = ("exc_info",)
+_ROW: Final = re.compile(r"\| `(?P<name>[a-z-]+)` \| (?P<level>[a-z, ]+) \|(?P<fields>[^|]*)\| (?P<meaning>.+) \|")
+_FIELD: Final = re.compile(r"\| `(?P<name>[a-z_]+)` \| (?P<meaning>.+) \|")
+
+
+class Event(NamedTuple):
+    levels: frozenset[str]
+    fields: frozenset[str]
+
+
+def _calls(tree: ast.Module) -> Iterator[ast.Call]:
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and isinstance(node.func.value, ast.Name)
+            and node.func.value.id in _LOGGERS
+        ):
+            yield node
+
+
+def _names(node: ast.expr) -> tuple[str, ...]:
+    """The event's name, or both of `a if x else b`."""
+    if isinstance(node, ast.IfExp):
+        return *_names(node.body), *_names(node.orelse)
+    assert isinstance(node, ast.Constant), f"an event's name is written out where it is logged: {ast.unparse(node)}"
+    return (str(node.value),)
+
+
+@cache
+def said() -> dict[str, Event]:
+    """Every event of the sources, over all the places that log it."""
+    levels, fields = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
+    for package in ("agent", "backends"):
+        for file in (REPOSITORY / package).rglob("*.py"):
+            for call in _calls(ast.parse(file.read_text())):
+                assert isinstance(call.func, ast.Attribute)
+                for name in _names(call.args[0]):
+                    levels[name].add(_LEVELS[call.func.attr])
+                    fields[name] |= {word.arg for word in call.keywords if word.arg} - {*_NO_FIELDS}
+    return {name: Event(frozenset(levels[name]), frozenset(fields[name])) for name in levels}
+
+
+def _section(title: str) -> str:
+    return (REPOSITORY / "docs/events.md").read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def documented() -> dict[str, Event]:
+    rows = [_ROW.fullmatch(line) for line in _section("Events").splitlines() if line.startswith("| `")]
+    return {
+        row["name"]: Event(frozenset(row["level"].split(", ")), frozenset(re.findall("`([a-z_]+)`", row["fields"])))
+        for row in rows
+        if row is not None
+    }
+
+
+def explained() -> dict[str, str]:
+    rows = [_FIELD.fullmatch(line) for line in _section("Fields").splitlines()]
+    return {row["name"]: row["meaning"] for row in rows if row is not None}
+
+
+def test_every_event_is_in_the_table_with_its_level_and_fields() -> None:
+    assert documented() == said()
+
+
+def test_every_row_of_the_table_can_be_read() -> None:
+    rows = [line for line in _section("Events").splitlines() if line.startswith("| `")]
+    assert len(rows) == len(documented())
+    assert [row.split("`")[1] for row in rows] == sorted(documented()), "in the order of the alphabet"
+
+
+def test_every_field_has_one_meaning_and_is_used() -> None:
+    used = frozenset[str]().union(*(event.fields for event in said().values()))
+    assert explained().keys() == used

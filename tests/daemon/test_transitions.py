@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from agent.daemon.transitions import Transition
+from agent.daemon.transitions import transitions as every_transition
+from agent.model import HEALTHY, Health, Slot, Snapshot, State
+from tests.fakes import device
+
+NAME = "a.example/one"
+CARD = device("card")
+SICK = Health(State.UNHEALTHY, "sick", "It is sick.")
+
+
+def slots(*ids: str, health: Health = HEALTHY) -> dict[str, Slot]:
+    return {i: Slot(i, CARD, health) for i in ids}
+
+
+async def transitions(before: Mapping[str, Slot], after: Snapshot) -> list[Transition]:
+    return (await every_transition(before, after)).first(10)
+
+
+async def test_a_device_with_a_thousand_ids_is_one_transition() -> None:
+    ids = [f"card::{n}" for n in range(1000)]
+    after = Snapshot(NAME, 2, slots(*ids, health=SICK), frozenset(ids))
+    assert await transitions(slots(*ids), after) == [Transition(NAME, "card", "Unhealthy", "sick", "It is sick.", 1000)]
+
+
+async def test_what_appears_is_healthy_and_what_vanishes_is_gone() -> None:
+    appeared = Snapshot(NAME, 2, slots("card"), frozenset({"card"}))
+    assert await transitions({}, appeared) == [Transition(NAME, "card", "Healthy", "", "", 1)]
+    vanished = Snapshot(NAME, 3, {}, frozenset({"card"}))
+    assert await transitions(appeared.slots, vanished) == [Transition(NAME, "card", "Gone", "", "", 1)]
+
+
+async def test_a_tombstone_goes_by_its_id() -> None:
+    after = Snapshot(NAME, 2, {"card::1": Slot("card::1", None, SICK)}, frozenset({"card::1"}))
+    assert (await transitions(slots("card::1"), after))[0].device == "card::1"
+
+
+async def test_an_id_that_was_written_again_without_a_change_is_none() -> None:
+    assert await transitions(slots("card"), Snapshot(NAME, 2, slots("card"), frozenset({"card"}))) == []
+
+
+async def test_when_all_is_taken_as_changed_only_what_differs_is_told() -> None:
+    after = Snapshot(NAME, 2, slots("b") | slots("c", health=SICK))
+    assert [(t.state, t.ids) for t in await transitions(slots("a", "b", "c"), after)] == [("Gone", 1), ("Unhealthy", 1)]

@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence, Set
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from structlog.testing import capture_logs
+
+from agent.claims.ledger import Ledger
+from agent.hardware import resumption
+from agent.hardware.queue import Turns
+from agent.hardware.resumption import Resumer
+from agent.inventory.inventory import Inventory
+from agent.model import SlotKey
+from backends.base import AllocationRefused, Device, Grant, Resource
+from tests.fakes import KIND, Fake, by_unit, device, held, reconfigure, resource
+from tests.wait import PATIENCE, pass_time, settled, until
+
+A, B = "a.example/one", "b.example/two"
+
+
+class Claiming(Fake):
+    """Remembers what it was asked to claim."""
+
+    def __init__(self, *resources: Resource[Any]) -> None:
+        super().__init__(*resources)
+        self.told: list[tuple[str, str]] = []
+        self.resources_told: list[Resource[Any]] = []
+        self.do: Callable[[], object] = lambda: None
+
+    def needs_claim(self, resource: Resource[Any]) -> bool:
+        return resource.name != B
+
+    def claim(self, resource: Resource[Any], grants: Sequence[Grant]) -> None:
+        self.told += [(resource.name, grant.id) for grant in grants]
+        self.resources_told.append(resource)
+        self.do()
+
+
+class House:
+    """Pods that have devices since before, and what is there by now."""
+
+    def __init__(self) -> None:
+        resources = [resource(A), resource(B)]
+        self.backend, self.turns, self.ledger = Claiming(*resources), Turns(), Ledger()
+        self.inventory = Inventory(resources, {KIND: self.backend})
+        self.looked: list[Set[str]] = []
+        self.unknown: set[SlotKey] = set()
+        self.it = Resumer(
+            {KIND: self.backend},
+            self.inventory,
+            self.ledger,
+            self.turns,
+            self._look,
+            lambda slot: slot not in self.unknown,
+        )
+
+    async def _look(self, kind: str, units: Set[str]) -> None:
+        assert kind == KIND
+        self.looked.append(units)
+
+    def show(self, *devices: Device, gone: tuple[str, ...] = ()) -> None:
+        self.inventory.update(KIND, {**dict.fromkeys(gone, ()), **by_unit(devices)})
+
+    def hold(self, name: str, found: Device) -> None:
+        claims = [held(name, found.key, found)]
+        self.ledger.restore(claims, 0.0)
+        self.inventory.claim(claims)
+
+    def end(self, name: str, device_id: str) -> None:
+        self.ledger._claims.pop((name, device_id))
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.it.run, anyio.lowlevel.checkpoint)
+            yield
+            tasks.cancel_scope.cancel()
+
+
+@pytest.fixture
+def house() -> House:
+    return House()
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try again soon."""
+    monkeypatch.setattr(resumption, "_RETRY_FIRST", 0.001)
+    monkeypatch.setattr(resumption, "_RETRY_MOST", 0.01)
+
+
+async def some_tries() -> None:
+    for _ in range(3):
+        await settled()
+        pass_time(1.0)
+    await settled()
+
+
+async def test_what_pods_have_is_claimed_once_more_and_looked_at(house: House) -> None:
+    x, y, z = device("x", A), device("y", B), device("z", A)
+    house.show(x, y, z)
+    house.hold(A, x)
+    house.hold(B, y)  # nothing was done for it
+    house.backend.do = lambda: house.show(device("x", A, numa_node=1), y, z)
+    with capture_logs() as logs:
+        await house.it.run(anyio.lowlevel.checkpoint)
+    assert house.backend.told == [(A, "x")]
+    assert house.looked == [{"x"}]
+    assert [(line["event"], line["device"]) for line in logs] == [("resumed", "x")]
+
+
+async def test_nothing_is_said_where_nothing_had_to_be_done(house: House) -> None:
+    house.show(device("x", A))
+    house.hold(A, device("x", A))
+    with capture_logs() as logs:
+        await house.it.run(anyio.lowlevel.checkpoint)
+    assert house.backend.told == [(A, "x")]
+    assert logs == []
+
+
+async def test_a_pod_that_the_kubelet_has_not_named_is_waited_for(house: House) -> None:
+    """It may have gone while we were away."""
+    house.show(device("x", A), device("y", A))
+    house.hold(A, device("x", A))
+    house.hold(A, device("y", A))
+    house.unknown = {(A, "x"), (A, "y")}
+    async with house.running():
+        await some_tries()
+        assert house.backend.told == []
+        assert not house.turns.have_effects()  # else hardware that goes and comes while we wait would be excused
+        house.end(A, "x")
+        house.unknown.clear()
+        await until(lambda: house.looked == [{"y"}])
+    assert house.backend.told == [(A, "y")]
+
+
+async def test_a_device_that_comes_late_is_waited_for_and_another_in_its_place_is_left_alone(house: House) -> None:
+    x = device("x", A, identity="serial 1")
+    house.hold(A, x)
+    house.show(device("x", A, identity="serial 2"))
+    async with house.running():
+        await some_tries()
+        assert house.backend.told == []
+        house.show(x)
+        await until(lambda: house.looked == [{"x"}])
+
+
+async def test_what_fails_is_told_once_and_tried_until_it_works(house: House) -> None:
+    def fail() -> None:
+        if len(house.backend.told) < 4:
+            raise AllocationRefused("its driver will not let go")
+
+    house.backend.do = fail
+    house.show(device("x", A))
+    house.hold(A, device("x", A))
+    with capture_logs() as logs:
+        await house.it.run(anyio.lowlevel.checkpoint)
+    assert len(house.backend.told) == 4
+    assert [(line["event"], line["reason"], line["exc_info"]) for line in logs] == [
+        ("not-resumed", "its driver will not let go", None)
+    ]
+
+
+async def test_one_that_hangs_is_told_and_holds_up_no_other(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+
+    def claim(_resource: Resource[Any], grants: Sequence[Grant]) -> None:
+        if grants[0].id == "x":
+            go_on.wait(PATIENCE)
+
+    monkeypatch.setattr(house.backend, "claim", claim)
+    for one in (device("x", A), device("y", A)):
+        house.show(one)
+        house.hold(A, one)
+    with capture_logs() as logs:
+        async with house.running():
+            await until(lambda: {"y"} in house.looked)
+            pass_time(resumption.RESUME_DEADLINE)
+            await until(lambda: any("not done within 60 s" in line.get("reason", "") for line in logs))
+            go_on.set()
+            await until(lambda: {"x"} in house.looked)
+
+
+async def test_it_waits_for_whoever_acts_on_the_hardware_and_a_claim_that_ended_meanwhile_is_none(house: House) -> None:
+    house.show(device("x", A, hardware=("pci:1",)))
+    house.hold(A, device("x", A, hardware=("pci:1",)))
+    async with house.running():
+        async with house.turns.take(frozenset({"pci:1"})):
+            await some_tries()
+            house.end(A, "x")
+        await some_tries()
+    assert house.backend.told == []
+
+
+async def test_what_a_reload_changed_while_it_waited_is_claimed_as_it_is_configured_then(house: House) -> None:
+    x = device("x", A, hardware=("pci:1",))
+    house.show(x)
+    house.hold(A, x)
+    before = resource(A)
+    now = replace(before, spec=replace(before.spec, pre_start="check"))
+    async with house.running():
+        async with house.turns.take(frozenset({"pci:1"})):
+            await settled()
+            reconfigure(house.inventory, [now], {KIND: house.backend})
+        await until(lambda: house.looked == [{"x"}])
+    assert house.backend.resources_told == [now]
+
+
+async def test_what_another_backend_gave_under_that_name_is_left_alone(house: House) -> None:
+    x = device("x", A)
+    house.show(x)
+    claims = [replace(held(A, "x", x), backend="other")]
+    house.ledger.restore(claims, 0.0)
+    house.inventory.claim(claims)
+    with capture_logs() as logs:
+        async with house.running():
+            await some_tries()
+    assert house.backend.told == []
+    assert logs == []
+
+
+async def test_it_waits_for_whoever_acts_on_what_was_learnt_of_a_claim_later(house: House) -> None:
+    x = device("x", A, hardware=("pci:1",))
+    unknown = held(A, "x")
+    house.ledger.restore([unknown], 0.0)
+    house.inventory.claim([unknown])
+    async with house.running():
+        house.show(x)
+        await some_tries()
+        assert house.backend.told == []
+        async with house.turns.take(frozenset({"pci:1"})):
+            house.inventory.claim(house.ledger.adopt({(A, "x"): KIND}, {(A, "x"): x}, 1.0))
+            await some_tries()
+            assert house.backend.told == []
+        await until(lambda: house.looked == [{"x"}])

@@ -1,0 +1,127 @@
+"""Hardware that only one device of a resource may have: never in two pods, whatever is paired with what."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.inventory.inventory import Inventory
+from agent.model import Held
+from backends.base import Device
+from backends.chardev.pairing import Matches, pair
+from tests.fakes import KIND, Fake, device, held, resource
+
+A = "a.example/one"
+UNIT = "bundle:" + A
+
+
+def inventory(*devices: Device) -> Inventory:
+    it = Inventory([resource(A)], {KIND: Fake(resource(A))})
+    it.ready(KIND)
+    look(it, *devices)
+    return it
+
+
+def look(it: Inventory, *devices: Device) -> None:
+    it.update(KIND, {UNIT: devices})
+
+
+def lone(key: str, *hardware: str, ids: tuple[str, ...] | None = None) -> Device:
+    return device(key, A, hardware=hardware, exclusive=hardware, unit=UNIT, identity="+".join(hardware), ids=ids)
+
+
+def shown(it: Inventory) -> dict[str, str]:
+    return {i: slot.health.reason or slot.health.state.value for i, slot in it.slots(A).items()}
+
+
+def whys(it: Inventory) -> list[str]:
+    return [lost.why for lost in it.unclaimed()]
+
+
+def test_two_names_of_one_node_are_offered_once_under_the_first() -> None:
+    it = inventory(lone("pci-usbv2-1", "node"), lone("pci-usb-1", "node"))
+    assert shown(it) == {"pci-usb-1": "Healthy"}
+    assert whys(it) == [f"{A} selects it, but node is offered as pci-usb-1 already"]
+    look(it, lone("pci-usbv2-1", "node"))
+    assert shown(it) == {"pci-usbv2-1": "Healthy"}
+
+
+def test_the_name_that_a_pod_knows_goes_before_the_first() -> None:
+    it = inventory(lone("b", "node"))
+    it.claim([held(A, "b", lone("b", "node"))])
+    look(it, lone("b", "node"), lone("a", "node"))
+    assert shown(it) == {"b": "Healthy"}
+
+
+def test_one_that_is_not_exclusive_to_one_device_may_be_in_others() -> None:
+    one, two = (device(k, A, hardware=[k, "fuse"], exclusive=[k], unit=UNIT) for k in ("one", "two"))
+    assert shown(inventory(one, two)) == {"one": "Healthy", "two": "Healthy"}
+    greedy = device("zz", A, hardware=["fuse"], exclusive=["fuse"], unit=UNIT)
+    assert shown(inventory(one, two, greedy)) == {"one": "Healthy", "two": "Healthy"}
+
+
+def test_what_a_pod_holds_is_not_offered_in_another_bundle_until_the_pod_ends() -> None:
+    one, two = lone("s1", "s1", "v1"), lone("s2", "s2", "v2")
+    it = inventory(lone("s0", "s0", "v0"), one, two)
+    claim = held(A, "s1", one)
+    it.claim([claim])
+    look(it, lone("s1", "s1", "v0"), lone("s2", "s2", "v1"))  # s0 is gone, and every pair has moved
+    assert shown(it) == {"s1": "replaced"}
+    assert whys(it) == [f"{A} selects it, but v1 is held by a pod as s1"]
+    it.unclaim([claim])
+    assert shown(it) == {"s1": "Healthy", "s2": "Healthy"}
+
+
+def test_two_pods_whose_bundles_both_changed_are_both_told_so() -> None:
+    one, two = lone("s1", "s1", "v1"), lone("s2", "s2", "v2")
+    it = inventory(one, two)
+    it.claim([held(A, "s1", one), held(A, "s2", two)])
+    look(it, lone("s1", "s1", "v0"), lone("s2", "s2", "v1"))
+    assert shown(it) == {"s1": "replaced", "s2": "replaced"}
+
+
+def test_a_device_with_several_ids_is_offered_as_often_as_it_has_ids_though_a_pod_holds_another() -> None:
+    before = lone("kvm", "node", ids=("kvm0", "kvm1", "kvm2"))
+    it = inventory(before)
+    it.claim([held(A, "kvm2", before)])
+    look(it, lone("kvm", "node", ids=("kvm0", "kvm1")))
+    assert shown(it) == {"kvm0": "Healthy", "kvm1": "held", "kvm2": "gone"}
+    it.unclaim([held(A, "kvm2", before)])
+    assert shown(it) == {"kvm0": "Healthy", "kvm1": "Healthy"}
+
+
+NODES = st.frozensets(st.integers(0, 4), min_size=1)
+STEPS = st.lists(st.one_of(st.tuples(NODES, NODES), st.integers(0, 9), st.integers(0, 9)), max_size=12)
+"""What is there now, or which ID is allocated, or (odd) which is given back."""
+
+
+@settings(max_examples=100, deadline=None)
+@given(STEPS)
+def test_no_node_is_ever_given_to_two_pods_nor_changed_under_one(steps: list[tuple[frozenset[int], ...] | int]) -> None:
+    it = inventory(*_bundles(frozenset(range(5)), frozenset(range(5))))
+    claims: dict[str, Held] = {}
+    for step in steps:
+        if not isinstance(step, int):
+            look(it, *_bundles(*step))
+        elif step % 2 and claims:
+            it.unclaim([claims.pop(sorted(claims)[step % len(claims)])])
+        elif free := [slot for i, slot in it.slots(A).items() if slot.health.offered and i not in claims]:
+            slot = free[step % len(free)]
+            assert slot.device is not None
+            assert not any(slot.device.hardware & claim.hardware for claim in claims.values())
+            claims[slot.id] = held(A, slot.id, slot.device)
+            it.claim([claims[slot.id]])
+        for device_id, claim in claims.items():
+            slot = it.slots(A)[device_id]
+            assert not slot.health.offered or (slot.device is not None and slot.device.identity == claim.identity)
+    it.unclaim(claims.values())
+    assert all(slot.health.offered for slot in it.slots(A).values())
+
+
+def _bundles(ttys: frozenset[int], videos: frozenset[int]) -> list[Device]:
+    paths = [Matches([f"s{n}" for n in sorted(ttys)]), Matches([f"v{n}" for n in sorted(videos)])]
+    made = []
+    for bundle in pair(paths, [0, 1]):
+        names = [name for name in bundle.members if name]
+        made.append(lone(names[0], *names))
+    return made

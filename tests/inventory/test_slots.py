@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.inventory.slots import Listing
+from agent.kubelet.plugin import _EncodedList
+from agent.model import HEALTHY, Health, Slot, State
+from agent.runtime import limits
+from tests.fakes import device, held
+
+NAME = "a.example/one"
+SICK = Health(State.UNHEALTHY, "sick")
+DEVICES = (device("d"), device("e", numa_node=1), device("f", numa_node=300))
+
+slots = st.builds(
+    Slot, st.text("abü", min_size=1, max_size=3), st.sampled_from((None, *DEVICES)), st.sampled_from([HEALTHY, SICK])
+)
+
+
+def listing(*written: Slot) -> Listing:
+    made = Listing(NAME)
+    for slot in written:
+        made.put(slot)
+    return made
+
+
+def test_writing_what_is_there_changes_nothing() -> None:
+    found = device("d")
+    it = listing(Slot("x", found, SICK))
+    it.snapshot()
+    it.put(Slot("x", device("d"), SICK))
+    it.put_device(["x"], found, SICK)
+    it.drop(["y"])
+    assert not it.dirty
+
+
+def test_a_snapshot_is_not_altered_by_what_comes_later() -> None:
+    it = listing(Slot("x", None, SICK))
+    before = it.snapshot()
+    it.drop(["x"])
+    assert list(before.slots) == ["x"]
+    after = it.snapshot()
+    assert (after.generation, after.changed, len(after.slots)) == (before.generation + 1, frozenset("x"), 0)
+
+
+@given(st.lists(st.one_of(slots, st.lists(st.sampled_from("abc"), unique=True), st.sampled_from("abc")), max_size=12))
+def test_it_keeps_which_ids_have_no_device_and_the_size_of_the_bytes_in_their_larger_form(
+    steps: list[Slot | list[str] | str],
+) -> None:
+    it = Listing(NAME)
+    for step in steps:
+        if isinstance(step, Slot):
+            it.put(step)
+        elif isinstance(step, list):
+            it.put_device(step, DEVICES[2], HEALTHY)
+        else:
+            it.drop([step])
+        assert it.tombstones == {device_id for device_id, slot in it.slots.items() if slot.device is None}
+    encoded = _EncodedList()
+    for slot in list(it.slots.values()):
+        it.put(slot._replace(health=SICK))
+    encoded.apply(it.snapshot())
+    assert it._bytes == len(encoded.message())
+
+
+def test_claimed_ids_are_never_left_out_even_if_they_alone_pass_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MESSAGE_LIMIT", 40)
+    it = listing(*(Slot(f"x{n}", None, SICK) for n in range(9)))
+    for n in (4, 7, 8):
+        it.claims[f"x{n}"] = held(NAME, f"x{n}")
+    assert list(it.snapshot().slots) == ["x4", "x7", "x8"]
+    assert it.omitted == 6
+
+
+def test_a_list_that_fits_again_is_whole_and_all_of_it_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = listing(Slot("x", None, SICK), Slot("y", None, SICK))
+    monkeypatch.setattr(limits, "MESSAGE_LIMIT", limits.slot_bytes("x", None))
+    assert list(it.snapshot().slots) == ["x"]
+    monkeypatch.undo()
+    whole = it.snapshot()
+    assert (list(whole.slots), whole.changed, it.omitted) == (["x", "y"], None, 0)
+    assert it.snapshot().changed == frozenset()
