@@ -26,7 +26,7 @@ from agent.console.control import Control, NoSuchDeviceError, RefusedError
 from agent.console.messages import encode
 from agent.console.requests import SERVICE, Request
 from agent.kubelet.lock import exclusive
-from agent.kubelet.server import SocketServer
+from agent.kubelet.transport.server import SocketServer
 from agent.kubelet.wire import Encoded
 from agent.runtime.workers import Workers
 

@@ -12,8 +12,8 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from agent.kubelet.api.v1 import AllocatableResourcesRequest, ListPodResourcesRequest
-from agent.kubelet.calling import apart
-from agent.kubelet.gathering import GatheringChannel
+from agent.kubelet.transport.calling import apart
+from agent.kubelet.transport.gathering import GatheringChannel
 from agent.kubelet.wire import SENSELESS, Allocatable, Codec, Encoded, PodList, allocatable_names, pod_devices
 from agent.runtime.slices import in_slices
 

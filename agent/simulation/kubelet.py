@@ -21,8 +21,8 @@ from agent.simulation.background import Background
 from agent.simulation.changes import Change, Feed, Kind, ResourceView
 from agent.simulation.clients import Clients
 from agent.simulation.clock import Clock
+from agent.simulation.device_manager.manager import DeviceManager
 from agent.simulation.lifecycle import KubeletStoppedError, Pods, PodWorkers
-from agent.simulation.manager import DeviceManager
 from agent.simulation.podresources import Lister
 from agent.simulation.pods import Phase, Pod, PodStatus
 from agent.simulation.registration import Registration

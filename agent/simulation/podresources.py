@@ -21,9 +21,9 @@ from agent.kubelet.api.v1 import (
     PodResources,
     PodResourcesListerBase,
 )
-from agent.simulation.allocation import PodDevices
 from agent.simulation.changes import ResourceView
 from agent.simulation.clock import Clock
+from agent.simulation.device_manager.allocation import PodDevices
 from agent.simulation.pods import PodStatus
 
 QPS: Final = 100.0  # calls a second (kubelet contract: A5)

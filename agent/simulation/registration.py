@@ -17,8 +17,8 @@ from grpclib.exceptions import GRPCError
 from agent.kubelet.api.v1beta1 import Empty, RegisterRequest, RegistrationBase
 from agent.simulation.background import Background
 from agent.simulation.changes import Change, Feed, Kind
+from agent.simulation.device_manager.naming import is_extended_resource
 from agent.simulation.endpoint import PluginError
-from agent.simulation.naming import is_extended_resource
 from agent.simulation.sockets import Version
 
 API_VERSION: Final = "v1beta1"

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from backends.base import Device, Host, HostPath, Node
+from backends.infiniband import rdma, rdma_ports
 from backends.infiniband.options import UNSEEN_WHEN_AWAY, InfiniBandResource
-from backends.linux import pci, rdma, rdma_ports
+from backends.infiniband.rdma import Adapter
+from backends.infiniband.rdma_ports import PortState
+from backends.linux import pci
 from backends.linux.pci import Function
-from backends.linux.rdma import Adapter
-from backends.linux.rdma_ports import PortState
 
 _NVIDIA: Final = "15b3"  # whose Ethernet controllers are adapters, too
 _NETWORK: Final = "02"  # PCI classes: a network controller,

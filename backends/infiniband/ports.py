@@ -8,7 +8,7 @@ from typing import Final
 
 from backends.base import Measure, Signal, Trend, Verdict
 from backends.infiniband.options import InfiniBandOptions
-from backends.linux.rdma_ports import Physical, PortState, State
+from backends.infiniband.rdma_ports import Physical, PortState, State
 
 ERROR_LASTS: Final = 60.0
 """Seconds for which a counted error still counts."""

@@ -18,8 +18,8 @@ from backends.errors import reason_of
 from backends.linux import files, iommu, pci, udev
 from backends.linux.nodes import NoNodeError, device_node
 from backends.linux.uses import busy_disks, uses
-from backends.linux.vgpu import vgpus
 from backends.vfio.kernel import MODULE, Kernel
+from backends.vfio.vgpu import vgpus
 
 NOTES: Final = HostPath("/run/fairlead/vfio")
 

@@ -9,8 +9,8 @@ from backends.base import Host
 from backends.linux import iommu, pci
 from backends.linux.iommu import Group, Member
 from backends.linux.uses import uses
-from backends.linux.vgpu import vgpus
 from backends.vfio.options import VfioOptions
+from backends.vfio.vgpu import vgpus
 
 
 @dataclass(frozen=True, slots=True)

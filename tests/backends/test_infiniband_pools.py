@@ -9,8 +9,7 @@ import pytest
 from agent.inventory.inventory import Inventory
 from agent.model import Health, Held, State
 from backends.base import Grant
-from backends.infiniband import InfiniBand, InfiniBandResource
-from backends.linux import rdma_ports
+from backends.infiniband import InfiniBand, InfiniBandResource, rdma_ports
 from tests.backends.rdma_trees import ETHERNET, RDMA_CM, adapter, exclusive
 from tests.backends.test_infiniband import resource
 from tests.backends.trees import planted_host

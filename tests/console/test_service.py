@@ -17,7 +17,7 @@ from agent.console.api.fairlead.admin import v1
 from agent.console.client import Client, NoDaemonError, WrongNameError
 from agent.console.service import AdminService, served
 from agent.console.views import Drained, Event, Gift, Reloaded, Undrained
-from agent.kubelet.server import SocketServer
+from agent.kubelet.transport.server import SocketServer
 from agent.kubelet.wire import Codec
 from agent.runtime.errors import ExitCode, FairleadError
 from tests.console.fakes import FakeDaemon, status

@@ -18,7 +18,7 @@ from agent.kubelet.lock import exclusive
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.podresources import list_pods
 from agent.kubelet.registration import Kubelet, Registrar
-from agent.kubelet.server import SocketServer
+from agent.kubelet.transport.server import SocketServer
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
 from tests.cancelling import cancelled_everywhere
 from tests.kubelet.plugins import TOY, Lists, nothing

@@ -19,10 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from agent.kubelet import flood
-from agent.kubelet.flood import Allowance, FrameCutter
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.podresources import list_pods
+from agent.kubelet.transport import flood
+from agent.kubelet.transport.flood import Allowance, FrameCutter
 from agent.kubelet.wire import Encoded, PodList
 from agent.runtime.errors import brief, brief_list, unknown
 from agent.runtime.limits import MESSAGE_LIMIT

@@ -21,7 +21,7 @@ from agent.kubelet.api.v1 import (
     PodResources,
 )
 from agent.kubelet.podresources import PodResourcesError, list_pods
-from agent.kubelet.server import SocketServer
+from agent.kubelet.transport.server import SocketServer
 from agent.kubelet.wire import Encoded, PodDevices, PodList
 from tests.kubelet.test_floods import EMPTY_DATA, PING, UNKNOWN
 from tests.wait import PATIENCE, at_once, limit, pass_time

@@ -27,7 +27,7 @@ from agent.kubelet.api.v1beta1 import DevicePluginOptions, Empty, RegisterReques
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.preference import plain
 from agent.kubelet.registration import Kubelet, Registrar, RegistrationError
-from agent.kubelet.server import SocketServer
+from agent.kubelet.transport.server import SocketServer
 from agent.kubelet.wire import Encoded, PreferredRequest
 from agent.simulation.changes import Change, Kind
 from agent.simulation.kubelet import DISCONNECT_DELAY

@@ -17,7 +17,7 @@ from agent.kubelet import checkpoint_reader
 from agent.kubelet import witnesses as module
 from agent.kubelet.api.v1 import ContainerDevices, ContainerResources, ListPodResourcesResponse, PodResources
 from agent.kubelet.checkpoint import FILE_NAME
-from agent.kubelet.server import SocketServer
+from agent.kubelet.transport.server import SocketServer
 from agent.kubelet.witnesses import Witnesses
 from agent.model import Held
 from agent.simulation.changes import Kind

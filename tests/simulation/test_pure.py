@@ -5,9 +5,9 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.simulation import checkpoint, state
-from agent.simulation.allocation import Allocation, PodDevices, begin
 from agent.simulation.changes import Change, Kind, ResourceView
+from agent.simulation.device_manager import checkpoint, state
+from agent.simulation.device_manager.allocation import Allocation, PodDevices, begin
 
 IDS = st.text("abcdef", min_size=1, max_size=2)
 HEALTH = st.sampled_from(["Healthy", "Unhealthy", "healthy", ""])

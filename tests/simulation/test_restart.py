@@ -11,9 +11,9 @@ import pytest
 
 from agent.kubelet.api.v1beta1 import ContainerAllocateResponse
 from agent.kubelet.wire import Encoded
-from agent.simulation import checkpoint
-from agent.simulation.allocation import Allocation
 from agent.simulation.changes import ResourceView
+from agent.simulation.device_manager import checkpoint
+from agent.simulation.device_manager.allocation import Allocation
 from agent.simulation.kubelet import Kubelet
 from agent.simulation.pods import Container, Phase, Pod
 from agent.simulation.sockets import Version

@@ -15,11 +15,12 @@ from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from agent.console.control import Control
-from agent.console.http import exposition, page, viewers
+from agent.console.http import exposition, viewers
 from agent.console.http.document import as_json
 from agent.console.http.fresh import Fresh
 from agent.console.http.metrics import exposition as all_metrics
-from agent.console.http.picture import EVENTS, Picture
+from agent.console.http.page import page
+from agent.console.http.page.picture import EVENTS, Picture
 from agent.console.http.readiness import unready
 from agent.console.http.responses import EventStream, Whole
 from agent.console.http.viewers import Viewers

@@ -10,7 +10,7 @@ from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from agent.kubelet.server import listen as listen_at
+from agent.kubelet.transport.server import listen as listen_at
 
 UNIX_MODE: Final = 0o660
 """Of the unix socket: root, and the group of a directory that hands its own on (setgid)."""

@@ -12,7 +12,7 @@ import anyio
 
 from agent.console.control import Control
 from agent.console.http.document import encoded
-from agent.console.http.picture import Picture
+from agent.console.http.page.picture import Picture
 
 MOST: Final = 32
 """Pages that may be open at a time; half of all connections, so that scrapes and probes find one."""

@@ -10,8 +10,8 @@ import pytest
 
 from agent.console.http import viewers as viewers_module
 from agent.console.http.fresh import Fresh
-from agent.console.http.picture import Picture
-from agent.console.http.tiles import name
+from agent.console.http.page.picture import Picture
+from agent.console.http.page.tiles import name
 from agent.console.http.viewers import Viewers
 from agent.console.views import Event, Status
 from agent.runtime import slices

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from agent.console.http import sections
+from agent.console.http.page import sections
+from agent.console.http.page.verdict import troubles
 from agent.console.http.readiness import unready
-from agent.console.http.verdict import troubles
 from agent.console.views import Template
 from tests.console.http.nodes import kvm, node
 

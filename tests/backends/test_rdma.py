@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from backends.base import Host
-from backends.linux import rdma, rdma_ports
-from backends.linux.rdma import Port
-from backends.linux.rdma_ports import Physical, PortState, State
+from backends.infiniband import rdma, rdma_ports
+from backends.infiniband.rdma import Port
+from backends.infiniband.rdma_ports import Physical, PortState, State
 from tests.backends.rdma_trees import DOWN, ETHERNET, PortTree, adapter, exclusive, hca
 from tests.backends.trees import plant, planted_host
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from agent.simulation.allocation import Allocation, Key
+from agent.simulation.device_manager.allocation import Allocation, Key
 
 NAME: Final = "kubelet_internal_checkpoint"
 

@@ -15,7 +15,7 @@ from grpclib.encoding.base import CodecBase
 from grpclib.protocol import H2Protocol
 from h2.events import AlternativeServiceAvailable, Event, UnknownFrameReceived
 
-from agent.kubelet.flood import FrameCutter
+from agent.kubelet.transport.flood import FrameCutter
 from agent.runtime.limits import MESSAGE_LIMIT
 
 _MOST_FRAMES: Final = 4096

@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from agent.console.http import sections
-from agent.console.http.html import Html
-from agent.console.http.places import Tile, tiles
-from agent.console.http.tiles import drawn, name
-from agent.console.http.verdict import troubles
+from agent.console.http.page import sections
+from agent.console.http.page.html import Html
+from agent.console.http.page.places import Tile, tiles
+from agent.console.http.page.tiles import drawn, name
+from agent.console.http.page.verdict import troubles
 from agent.console.views import Event, Status
 from agent.runtime.slices import in_slices
 

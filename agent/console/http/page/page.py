@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from agent.console.http import sections
-from agent.console.http.html import Html, h
-from agent.console.http.picture import Picture
+from agent.console.http.page import sections
+from agent.console.http.page.html import Html, h
+from agent.console.http.page.picture import Picture
 from agent.console.names import node_name
 
 _STYLE: Final = Html(Path(__file__).with_name("page.css").read_text())

@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
-from agent.console.http.html import Html, h, join, many, moment
-from agent.console.http.places import Machine, Node, Place, Tile
+from agent.console.http.page.html import Html, h, join, many, moment
+from agent.console.http.page.places import Machine, Node, Place, Tile
+from agent.console.http.page.tiles import name, sign
+from agent.console.http.page.verdict import Trouble
 from agent.console.http.readiness import unready
-from agent.console.http.tiles import name, sign
-from agent.console.http.verdict import Trouble
 from agent.console.views import NAMES_NOTHING, Event, Resource, Status, Template
 
 _STATES: Final = ("Healthy", "Degraded", "Unhealthy")

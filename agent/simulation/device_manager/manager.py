@@ -15,10 +15,10 @@ from typing import Final
 import anyio
 
 from agent.kubelet.wire import DeviceList
-from agent.simulation import checkpoint, state
-from agent.simulation.allocation import AdmissionError, Allocation, Choice, PodDevices, Reusable, begin
 from agent.simulation.changes import Change, Feed, Kind, ResourceView
 from agent.simulation.clock import Clock
+from agent.simulation.device_manager import checkpoint, state
+from agent.simulation.device_manager.allocation import AdmissionError, Allocation, Choice, PodDevices, Reusable, begin
 from agent.simulation.endpoint import Arrival, Options, PluginClient, PluginError
 from agent.simulation.pods import Container
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from agent.console.http.places import Tile, badness
+from agent.console.http.page.places import Tile, badness
 from agent.console.http.readiness import unready
 from agent.console.views import Status
 

@@ -1,0 +1,1 @@
+"""The simulated kubelet's device manager: what it believes, gives out and writes down."""
