@@ -188,24 +188,25 @@ async def test_a_file_that_somebody_removed_is_made_again(tmp_path: Path) -> Non
 
 
 class Slow:
-    """Holds every write up until it is let through."""
+    """Holds every write below a directory up until it is let through; a thread of an earlier test may still try again."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.entered, self.gate, self.written = threading.Event(), threading.Semaphore(0), list[bytes]()
         whole = StateFile._add
 
         def add(file: StateFile, lines: bytes, content: Kept) -> None:
-            self.entered.set()
-            self.gate.acquire(timeout=PATIENCE)
-            self.written.append(lines)
+            if file.path.is_relative_to(directory):
+                self.entered.set()
+                self.gate.acquire(timeout=PATIENCE)
+                self.written.append(lines)
             whole(file, lines, content)
 
         monkeypatch.setattr(StateFile, "_add", add)
 
 
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
-    made = Slow(monkeypatch)
+def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
+    made = Slow(tmp_path, monkeypatch)
     yield made
     made.gate.release(9)
 

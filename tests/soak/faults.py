@@ -511,13 +511,13 @@ async def somebody_floods_a_plugins_socket(w: World) -> AsyncIterator[None]:
             await asyncio.sleep(0)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     channel = Channel(path=str(path))
-    with suppress(GRPCError, StreamTerminatedError, OSError, AttributeError):
-        request = AllocateRequest([ContainerAllocateRequest(["x" * (1 << 20)])])
-        call = asyncio.ensure_future(DevicePluginStub(channel).allocate(request))
-        done, _ = await asyncio.wait({call}, timeout=2.0)
-        call.cancel()
-        if done:
-            call.result()
+    request = AllocateRequest([ContainerAllocateRequest(["x" * (1 << 20)])])
+    call = asyncio.ensure_future(DevicePluginStub(channel).allocate(request))
+    await asyncio.wait({call}, timeout=2.0)
+    call.cancel()
+    (refused,) = await asyncio.gather(call, return_exceptions=True)
+    if not isinstance(refused, GRPCError | StreamTerminatedError | OSError | AttributeError | asyncio.CancelledError):
+        w.violate(f"an Allocate of a megabyte of ID ended so: {refused!r}"[:400])
     channel.close()
     yield
 
