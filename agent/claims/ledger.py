@@ -1,4 +1,4 @@
-"""The ledger of who holds what: when a claim begins, what the witnesses say of it, when it ends.
+"""Keeps the ledger of claims: which pod holds which device, from its Allocate until both witnesses say that it is over.
 
 Pure: times are handed in as seconds on one monotonic clock; what to persist, to resend or to release is
 returned. A claim ends only when a podresources List leaves it out *and* a checkpoint written after that

@@ -1,4 +1,4 @@
-"""Which hardware an earlier plugin gave to a pod: what its answer names, compared with the devices that are there.
+"""Finds the hardware that another plugin gave to a pod: compares its stored answer with the devices that are there.
 
 The kubelet's checkpoint keeps each answer. Its IDs are that plugin's own and mean nothing here, but its device nodes, and
 the names in its environment and among its CDI devices, are the hardware's. It matters under whichever resource's name the

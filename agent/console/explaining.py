@@ -1,4 +1,4 @@
-"""All that is known of one device, put together for a person; the same from a daemon and from a look of our own."""
+"""Puts together all that is known of one device, the same from a daemon and from a look of our own."""
 
 from __future__ import annotations
 

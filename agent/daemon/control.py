@@ -1,4 +1,4 @@
-"""Answers for the daemon what a person asks of it, from what its parts know; every face asks here."""
+"""Answers what a person asks of the daemon, from what its parts know; every face asks here."""
 
 from __future__ import annotations
 

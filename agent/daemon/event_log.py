@@ -1,4 +1,4 @@
-"""Keeps the last lines of the log as events, for whoever asks what happened, and hands new ones on as they come.
+"""Keeps the last lines of the log as events, and streams new ones to subscribers.
 
 A line of ours from `info` upwards is an event, whatever level is printed: nothing has to be said twice, and what is told
 to the log once, when it changes, is told here once. A line may come from any thread.

@@ -1,4 +1,4 @@
-"""What this node has, as a feature file for Node Feature Discovery: how many devices, how they are, which models.
+"""Writes a feature file for Node Feature Discovery: how many devices the node has, their health, their models.
 
 NFD's worker makes node labels of it (customization-guide.md there, "Local feature source"): lines `name=value`, at most
 64 kB, in a directory where it ignores names that begin with a dot. The labels' names and values keep to Kubernetes'

@@ -1,4 +1,4 @@
-"""Keeps what must outlive a restart: reads it into its owners at a start, has it written whenever it changes.
+"""Restores what must outlive a restart into its owners, and has it written whenever it changes.
 
 What a dead agent wrote is read before anything is listed, so that what was drained, latched or quarantined is not Healthy
 for a moment. Nothing is written while another agent may still be running: the file is its.

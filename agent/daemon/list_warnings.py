@@ -1,4 +1,4 @@
-"""Tells the log what is odd about the lists and their configuration: each oddity once, when it comes up."""
+"""Logs what is odd about the lists and their configuration, each oddity once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hands the lists that changed to their plugins, and says what happened once the kubelet has been told."""
+"""Hands changed lists to their plugins, and logs what changed once the kubelet has been told."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts another configuration into force: a second house is built beside the first, and then all moves at one moment.
+"""Puts another configuration into force: builds a second house beside the first, and moves in one step.
 
 New instances of backends look at the node, and a new inventory decides who has what, while everything in force goes on.
 Whatever fails until then leaves no trace but its report. The move is one step of the event loop, of assignments alone;

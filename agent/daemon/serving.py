@@ -1,4 +1,4 @@
-"""A server for each resource of the inventory in our directory, registered with the kubelet, as the only agent there."""
+"""Runs one gRPC server per resource in our directory, registers each, and holds the directory's lock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must outlive a restart, kept in one file of JSON lines in `state_dir`, written by a thread of its own.
+"""Keeps what must outlive a restart in one file of JSON lines in `state_dir`, written by a thread of its own.
 
 A line holds one part of the state whole, or which claims came and went since the line before; a line that was cut off is
 passed over. An Allocate waits for its line, however much else is held: adding one takes 15 us where renaming a new file

@@ -1,4 +1,4 @@
-"""Wires the house together, and is the only place that does: what starts after what, who tells whom, how it ends.
+"""Wires the daemon's parts together, and is the only place that does: what starts after what, who calls whom, how it ends.
 
 Start: configuration → discovery and claims (`SETTLE` at most) → READY → directory, lock, sockets, registration.
 Stop: streams end normally, sockets go; threads that hang hold nothing up. One supervised task for each part.

@@ -1,4 +1,4 @@
-"""What a person would say happened between two snapshots of a resource; the log and the demo tell it."""
+"""Describes what changed between two snapshots of a resource, as a person would say it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watches the node: the kernel's sources, and for each backend a discoverer, which hears what its backend asked for."""
+"""Runs the kernel's event sources and one discoverer per backend, and hands events to the backends that asked for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The door between backends and the daemon: each answer of a backend is checked here, once, and blamed on the backend.
+"""Checks each answer of a backend once, at the door, and blames the backend for what its interface does not allow.
 
 Behind it nothing is checked again: the sources, the health book and the lists take what passed as it is. Pure.
 """

@@ -1,4 +1,4 @@
-"""What a walk over a backend's units has changed, as inventory and health are told."""
+"""Says what a walk over a backend's units changed, for inventory and health."""
 
 from __future__ import annotations
 

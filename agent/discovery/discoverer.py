@@ -1,4 +1,4 @@
-"""Keeps one backend's devices current: hints and timers in, what changed out.
+"""Keeps one backend's devices current: takes hints and timers, scans units, hands on what changed.
 
 A scan covers units: all of them at the start, after an overflow and on a slow timer, else those a hint
 affects. What a scan covered is replaced; a unit that could not be read keeps what was known and is

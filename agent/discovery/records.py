@@ -1,4 +1,4 @@
-"""Which backend wants a record of the kernel's, what it makes of it, and whether there is such hardware."""
+"""Matches kernel records to backends: which backend wants one, which signals it makes, whether that hardware was seen."""
 
 from __future__ import annotations
 

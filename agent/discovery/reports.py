@@ -1,4 +1,4 @@
-"""What is wrong with a backend's units, in sentences: each is told to the log once, and once when it is over."""
+"""Reports what is wrong with a backend's units: to the log once when it begins, and once when it is over."""
 
 from __future__ import annotations
 

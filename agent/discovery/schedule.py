@@ -1,4 +1,4 @@
-"""When a backend is looked at again, and at what: what was asked for, timers, and what failed and is tried again."""
+"""Decides when to scan which units again: after hints, on timers, and where a scan failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One walk over a backend's units in a worker thread: what was found, unit by unit, and where it stands now.
+"""Walks over a backend's units in a worker thread, and says at any time what was found and where the walk stands.
 
 What backends answer is checked while it is read, so that nonsense is blamed on the unit it came from.
 """

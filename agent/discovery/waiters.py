@@ -1,4 +1,4 @@
-"""Those who wait for a fresh look at certain units."""
+"""Keeps the calls that wait for a fresh scan of certain units."""
 
 from __future__ import annotations
 

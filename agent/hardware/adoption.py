@@ -1,4 +1,4 @@
-"""Has backends make hardware ready that has joined one of their resources: what is asked of the daemon, never a dry run.
+"""Prepares hardware that joins a resource (binds drivers, creates functions): the daemon does this, `discover` never does.
 
 A device that is new in a list, or has changed, is adopted in a thread, in turn with what else acts on its hardware;
 what fails is told once and tried again later and later. A device that has left its list is nobody's business any more.

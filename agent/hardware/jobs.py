@@ -1,4 +1,4 @@
-"""What a backend does to hardware for a pod while the kubelet waits: in a thread, in turn, within a deadline.
+"""Runs a backend's calls on a pod's hardware while the kubelet waits: in a thread, in turn, within a deadline.
 
 Whatever goes wrong becomes a refusal with a sentence for the pod's owner. The threads are not those that scan: neither
 a scan that hangs refuses a pod, nor the other way round.

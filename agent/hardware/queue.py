@@ -1,4 +1,4 @@
-"""Has what is done to the same hardware come one after the other: claim, reset and release never run side by side.
+"""Runs one job at a time for each piece of hardware: claim, reset and release never run side by side.
 
 A turn lasts until the thread that acts has come back, also where nobody waits for it any more: a call that hangs
 costs one thread, however often it is tried again, and nothing is undone that is still being done.

@@ -1,4 +1,4 @@
-"""Has backends undo what they did for pods that are gone, for as long as it takes; triggered by the ledger alone.
+"""Has backends undo what they did for pods that ended, and tries until it works; only the ledger triggers it.
 
 A claim outlives its device, and its resource's configuration: a backend that only a claim names is made for it. What
 could not be undone is tried again later and later, also by our next run, unless the slot is claimed again: then the

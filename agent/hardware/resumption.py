@@ -1,4 +1,4 @@
-"""Makes ready again, at our start, what pods have held since before: a reboot undoes what was done when they were given it.
+"""Prepares again, at our start, the hardware that pods still hold: a reboot undoes what was done for them.
 
 A kubelet allocates nothing anew to a pod that it knows (kubelet contract: A4), so that its containers would wait for
 their nodes for ever. `claim` does nothing where nothing is to be done. What an operator undoes later is left alone.

@@ -1,4 +1,4 @@
-"""The book of all hardware's health: who said what, what it comes to, and when time alone will change it.
+"""Keeps the health of all hardware: merges probes, records, drains and quarantine, and knows when time will change it.
 
 Pure: `now` is seconds on the monotonic clock, `wall` seconds since the epoch, both handed in. Each method returns the
 hardware whose health changed, with its new health. What happens at one moment may be told in one call or in several.

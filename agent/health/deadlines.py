@@ -1,4 +1,4 @@
-"""When time alone will change something: one deadline for each name, and the next of all in no time."""
+"""Keeps one deadline for each name, and finds the earliest of all in no time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quarantine: hardware that keeps failing and recovering, or going and coming back, stays Unhealthy for a while.
+"""Quarantines hardware that keeps failing and recovering, or going and coming back: it stays Unhealthy for a while.
 
 Its list would be sent, and its log line written, with each change; and a pod that got it would lose it soon. Each further
 quarantine is twice as long.

@@ -1,4 +1,4 @@
-"""What all that is known of a piece of hardware comes to: one health, and a list of statements for a person.
+"""Merges all that is known of a piece of hardware into one health and a list of statements for a person.
 
 The worst that is said counts. A drain comes first, since a person decided it, and its sentence says what else is the
 matter; then quarantine, since what is said of flapping hardware is true for moments only.

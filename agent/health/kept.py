@@ -1,4 +1,4 @@
-"""What of health must outlive a restart.
+"""Defines which part of health outlives a restart.
 
 Monotonic seconds are kept as they are, beside the boot they belong to: on Linux they count from the machine's start for
 every process, so that they go on meaning the same until the next boot, whatever is done to the wall clock. After a boot

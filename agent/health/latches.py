@@ -1,4 +1,4 @@
-"""What records said: signals that hold until something they wait for happens, however long ago the record was."""
+"""Keeps the signals made of kernel records until something clears them, however old the record is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory behind `Signal.measure`: probes keep none, so their numbers are compared with what they were here."""
+"""Remembers the last numbers of `Signal.measure` for probes, which have no memory to compare with."""
 
 from __future__ import annotations
 

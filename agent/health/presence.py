@@ -1,4 +1,4 @@
-"""Which hardware is there, and which was offered, went away and came back: a loose card does so over and over.
+"""Tracks which hardware is there, and which was offered, went away and came back: a loose card does that over and over.
 
 Only what can be pulled out is minded, by the names that backends give it: what a driver makes of it (`rdma:`, `mig:`,
 `node:`) goes and comes with the driver. It has gone when no device of any backend has it any more, usable or not, so that

@@ -1,4 +1,4 @@
-"""What the probes of each unit said last, and what of it still counts: hysteresis.
+"""Keeps what the last probes of each unit said, and applies hysteresis.
 
 What one look at a unit said is the whole truth the unit's probes know, and replaces what they said before. A unit
 that is not looked at (its read hangs) has said what it said: nothing of it ends, and what lasts goes on lasting.

@@ -1,4 +1,4 @@
-"""What is said of hardware, whoever says it: what it means at a time, and the worst of several."""
+"""Evaluates statements about hardware: what each means at a time, and which of several is worst."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times and numbers in sentences for a person."""
+"""Formats times and numbers for sentences."""
 
 from __future__ import annotations
 

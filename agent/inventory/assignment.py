@@ -1,4 +1,4 @@
-"""Which resource gets which device: one pure decision over devices that compete with each other.
+"""Decides which resource gets which device, among devices that compete with each other; pure.
 
 Hardware that a pod holds belongs to the pod's resource before anybody is asked, and the IDs that pods hold go
 to the devices they have: those with exactly the hardware and identity that a pod was given before those with some of

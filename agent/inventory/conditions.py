@@ -1,4 +1,4 @@
-"""What the health of its hardware makes of a device, and of one whose hardware a pod holds."""
+"""Derives a device's health from that of its hardware, also where a pod holds the hardware."""
 
 from __future__ import annotations
 

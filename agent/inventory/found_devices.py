@@ -1,4 +1,4 @@
-"""The devices that were found, and who shares hardware or IDs with whom."""
+"""Indexes the devices that were found by their hardware and IDs, so that those that compete are known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is advertised: devices, health and claims in; per resource a `Snapshot` out. The only owner of the lists.
+"""Owns the lists: takes devices, health and claims, and gives one `Snapshot` for each resource that changed.
 
 Pure and incremental: a change touches the slots it concerns, not the list they are in. Every method that
 takes something in marks what it altered; `take` hands out the snapshots of altered resources.

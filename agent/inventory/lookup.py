@@ -1,4 +1,4 @@
-"""Which hardware a person means: a device by its key, an ID, a node or an attribute, or the hardware by its own name."""
+"""Finds the hardware that a person means: by a device's key, ID, node or attribute, or by the hardware's own name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The resources in force, and which of them select a device.
+"""Keeps the resources in force, and says which of them select a device.
 
 A template stands for resources that devices bring into force by joining them, and pods by holding of them. They stay until
 the process ends, or a reload takes the template away.

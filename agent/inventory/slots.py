@@ -1,4 +1,4 @@
-"""The slots of one resource as they change, and the snapshots taken of them."""
+"""Keeps the slots of one resource, and takes snapshots of them."""
 
 from __future__ import annotations
 

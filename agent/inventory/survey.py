@@ -1,4 +1,4 @@
-"""One look at the node without a kubelet: what every resource would offer, what nobody takes, what is wrong."""
+"""Looks at the node once without a kubelet: what each resource would offer, what no resource takes, what is wrong."""
 
 from __future__ import annotations
 

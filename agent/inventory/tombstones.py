@@ -1,4 +1,4 @@
-"""What a pod's claim means for the slots of a resource: who is still the one it was given, and what is kept back for it."""
+"""Decides what pods' claims mean for slots: tombstones for devices that are gone, and IDs that are kept back."""
 
 from __future__ import annotations
 

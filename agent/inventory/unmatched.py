@@ -1,4 +1,4 @@
-"""Selectors and templates that match nothing, with what is there instead: a misspelt attribute or value would otherwise show as no device.
+"""Finds selectors and templates that match nothing, and says what is there instead.
 
 A selector is judged against what its backend found, selected or not. Where that is nothing at all, there is nothing to say.
 """

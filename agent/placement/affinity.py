@@ -1,4 +1,4 @@
-"""How near devices are to each other: what a pair is worth, and the groups within which all pairs are worth the same.
+"""Rates how near devices are to each other, and groups those among which all pairs are worth the same.
 
 A pair of devices has the value of the smallest thing that they share. The numbers are those of NVIDIA's go-gpuallocator
 (`calculateGPUPairScore`), so that a node whose plugin is replaced goes on choosing as it did; what `nvidia-smi topo -m`

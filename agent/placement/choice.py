@@ -1,4 +1,4 @@
-"""Which of the free devices a pod should get: those that are nearest to each other, and leave the rest whole; pure.
+"""Chooses the free devices that a pod should get: nearest to each other, leaving the rest whole; pure.
 
 The kubelet names what is free, what must be among it and how many it wants (GetPreferredAllocation). What counts, each
 only among choices that are equal in all before it:

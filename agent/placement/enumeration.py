@@ -1,6 +1,6 @@
-"""The best of every size out of some parts that are near to some and far from others, by looking at all combinations; pure.
+"""Finds the best subset of each size by looking at all combinations; pure.
 
-For few of them this is faster than `searching`, and it gives all sizes at once.
+For few of them this is faster than `search`, and it gives all sizes at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A search for the best so many of some parts that are near to some and far from others: branch and bound; pure.
+"""Searches the best subset of one size by branch and bound; pure.
 
 Up to `EXACT` slots what it finds is proved to be the best. Beyond that it stops when its effort is spent, with the best so
 far: never worse than taking the best one at a time and then exchanging one for another.

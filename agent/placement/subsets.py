@@ -1,4 +1,4 @@
-"""The best so many out of nested groups: those that are worth most, one by one and in pairs; pure.
+"""Finds the best subset out of nested groups, by what slots are worth alone and in pairs; pure.
 
 A solved part has a table: the most that can be had with none, one, two ... of its slots. Tables of a group are joined size
 by size, which is exact: what two parts are worth to each other depends on the numbers alone. Of a `Web` all combinations are looked at where they

@@ -1,4 +1,4 @@
-"""How Python's garbage collector is set in the daemon."""
+"""Sets up Python's garbage collector for thousands of objects that live long."""
 
 from __future__ import annotations
 

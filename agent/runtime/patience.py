@@ -1,4 +1,4 @@
-"""Deadlines that count only time in which this process ran: not while it was stopped, suspended or starved.
+"""Keeps deadlines that count only time in which this process ran: not while it was stopped, suspended or starved.
 
 What others were to do by then they could not do either, or could not tell us. A step that takes longer than `STEP` and
 `LATE` together is one in which we did not run; of it no more than that counts.

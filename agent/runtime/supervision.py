@@ -1,4 +1,4 @@
-"""Keeps one part of the daemon running: what fails is reported and started again, a little later each time."""
+"""Restarts a part of the daemon that failed, a little later each time, and reports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Knows whether the daemon is alive, part by part, and feeds systemd's watchdog only while it is; HTTP's /healthz asks too."""
+"""Checks that every part of the daemon is alive, and feeds systemd's watchdog only then; HTTP's /healthz asks too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Daemon threads for blocking calls, a few for each backend, so that one that hangs costs a thread and no more.
+"""Runs blocking calls in daemon threads, a few for each backend, so that a call that hangs costs one thread.
 
 Library pools (asyncio's, anyio's) share their limit and keep the process from exiting while a call hangs.
 """

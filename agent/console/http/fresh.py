@@ -1,4 +1,4 @@
-"""What takes work to make is made once for all who ask within a moment, so that nobody can keep the daemon busy."""
+"""Makes an expensive answer once for all clients that ask within a moment."""
 
 from __future__ import annotations
 

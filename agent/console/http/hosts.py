@@ -1,4 +1,4 @@
-"""Which Host headers are answered: those of this node, so that no name of a stranger's leads a browser to us.
+"""Decides which Host headers are answered: names and addresses of this node alone, against DNS rebinding.
 
 A page in a browser on the node may have its own name lead to 127.0.0.1 (DNS rebinding) and then read what we say; its
 requests bear that name. An address in the header is no name that could be led elsewhere. A unix socket no browser reaches.

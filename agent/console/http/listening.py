@@ -1,4 +1,4 @@
-"""The sockets that HTTP is served on: TCP at a host's addresses, or a unix socket that appears ready and is ours to remove."""
+"""Opens the sockets that HTTP is served on: TCP at a host's addresses, or a unix socket that appears ready."""
 
 from __future__ import annotations
 

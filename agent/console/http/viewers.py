@@ -1,4 +1,4 @@
-"""Keeps every open page current: draws while somebody looks, and sends each viewer what it has not got."""
+"""Draws the live page while viewers are connected, and sends each of them what it does not have yet."""
 
 from __future__ import annotations
 

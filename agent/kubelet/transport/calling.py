@@ -1,4 +1,4 @@
-"""Calls the kubelet so that whoever waits for the answer stays as it is, whatever becomes of the call.
+"""Calls the kubelet in a task of its own, so that a failing call never counts as a cancellation of the caller.
 
 Where the connection is lost or the time is up, grpclib cancels the task that waits, turns that into an error, and never
 takes it back (`Task.uncancel`). Every scope that this task is in would take it for somebody's word from then on, and let
