@@ -99,7 +99,7 @@ def reconfigure(
         seen.setdefault(kind, {})[unit] = tuple(it._found[ref].device for ref in refs)
     for kind, found in units.items():
         seen.setdefault(kind, {}).update(found)
-    after = Inventory(resources, backends, it.configured)
+    after = Inventory(resources, backends, it.selection)
     after.learn(replace(it.facts(), units=seen), Facts())
     after.go_on_from(it)
     it.become(after)

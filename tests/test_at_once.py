@@ -280,7 +280,7 @@ class Chaos:
             yield f"pods have {sorted(held)}, and claimed is {sorted(known)}"
         if left := self.world.claimed - {h for it in self.agent._ledger.held() for h in it.hardware}:
             yield f"nobody has {sorted(left)} any more, and it was not released"
-        if self.agent._releaser.pending() or self.agent._errands.turns.busy:
+        if self.agent._releaser.pending() or self.agent._jobs.turns.busy:
             yield "something is still to be undone"
 
     def _running(self) -> list[dict[str, frozenset[str]]]:

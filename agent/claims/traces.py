@@ -69,7 +69,7 @@ class Tracer:
 
     def ours(self, trace: Trace) -> Iterator[tuple[str, frozenset[str]]]:
         """The hardware that a trace of any plugin leads to, with the backend that sees it; mounts alone lead nowhere."""
-        for backend in self._inventory.configured.kinds():
+        for backend in self._inventory.selection.kinds():
             if hardware := _followed(trace, self._leads_of(backend, mounts=False)):
                 yield backend, hardware
 

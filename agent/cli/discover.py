@@ -58,11 +58,11 @@ def _document(found: Survey) -> dict[str, Any]:
             {"backend": kind, "subject": problem.subject, "message": problem.sentence}
             for kind, problem in found.problems
         ],
-    } | ({"templates": _templates(inventory)} if inventory.configured.given() else {})
+    } | ({"templates": _templates(inventory)} if inventory.selection.given() else {})
 
 
 def _templates(inventory: Inventory) -> list[dict[str, Any]]:
-    return [{"name": name, "resources": list(given)} for name, given in inventory.configured.given().items()]
+    return [{"name": name, "resources": list(given)} for name, given in inventory.selection.given().items()]
 
 
 def _device(slot: Slot) -> dict[str, Any]:
@@ -79,13 +79,13 @@ def _device(slot: Slot) -> dict[str, Any]:
 
 def _lines(found: Survey) -> Iterator[str]:
     inventory = found.inventory
-    if not inventory.configured.written:
+    if not inventory.selection.written:
         yield "The configuration has no [[resource]]: nothing would be offered."
     for name in inventory.names():
         slots = inventory.slots(name)
         yield f"{name}: {_total(slots)}"
         yield from (wrapped(_offer(key, count, slot), 2, 4) for key, (count, slot) in _by_device(slots).items())
-    for template, given in inventory.configured.given().items():
+    for template, given in inventory.selection.given().items():
         if not given:
             yield f"{template}: {NAMES_NOTHING}"
     if unclaimed := inventory.unclaimed():

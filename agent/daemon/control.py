@@ -124,7 +124,7 @@ class AgentControl:
         inventory, registrar = self._parts.inventory, self._parts.serving.registrars.get(name)
         if registrar is not None and (complaint := registrar[0].rival or registrar[0].complaint):
             yield complaint
-        if why := inventory.configured.broken.get(name):
+        if why := inventory.selection.broken.get(name):
             yield why
         if omitted := inventory.omitted(name):
             yield f"{omitted} IDs are left out: the list would be longer than a kubelet takes"
@@ -132,7 +132,7 @@ class AgentControl:
             yield sentence
 
     def _templates(self) -> Iterator[views.Template]:
-        configured, unmatched = self._parts.inventory.configured, self._unmatched_selectors()
+        configured, unmatched = self._parts.inventory.selection, self._unmatched_selectors()
         for name, given in configured.given().items():
             whys = [why for why in (configured.broken.get(name), unmatched.get(name)) if why]
             yield views.Template(name, configured.kind(name) or "", "; ".join(whys), given)
@@ -143,7 +143,7 @@ class AgentControl:
         scanned = {kind: it for kind, it in parts.discoverers.items() if it.first_scan.is_set()}
         state = (parts.inventory.revision, frozenset(scanned))
         if self._unmatched[0] != state:
-            resources = parts.inventory.configured.written.values()
+            resources = parts.inventory.selection.written.values()
             found = unmatched(resources, {kind: it.selectable() for kind, it in scanned.items()})
             self._unmatched = state, {it.subject: it.sentence.removeprefix(f"{it.subject}: ") for _, it in found}
         return self._unmatched[1]

@@ -16,7 +16,7 @@ from backends.base import Resource
 log = structlog.get_logger()
 
 
-class Oddities:
+class ListWarnings:
     """What has been said."""
 
     def __init__(self, inventory: Inventory, discoverers: Mapping[str, Discoverer]) -> None:
@@ -33,7 +33,7 @@ class Oddities:
 
     def tell_of_failures(self) -> None:
         """Say which resources' backends failed on a device, and how."""
-        configured = self._inventory.configured
+        configured = self._inventory.selection
         for name, why in configured.broken.items() - self._broken.items():
             log.error("resource-broken", resource=name, backend=configured.kind(name), reason=why)
         self._broken = dict(configured.broken)

@@ -12,7 +12,7 @@ import structlog
 
 from agent.daemon.device_log import tell
 from agent.daemon.feature_file import FeatureFile
-from agent.daemon.list_warnings import Oddities
+from agent.daemon.list_warnings import ListWarnings
 from agent.daemon.serving import Serving
 from agent.hardware.adoption import Adopter
 from agent.inventory.inventory import Inventory
@@ -32,13 +32,13 @@ class Publisher:
         inventory: Inventory,
         serving: Serving,
         adopter: Adopter,
-        oddities: Oddities,
+        list_warnings: ListWarnings,
         features: FeatureFile | None,
         counts: Counts,
     ) -> None:
         """Prepare; these are told, and `counts` counts what changed."""
         self._inventory, self._serving = inventory, serving
-        self._adopter, self._oddities = adopter, oddities
+        self._adopter, self._list_warnings = adopter, list_warnings
         self._features, self._counts = features, counts
         self._untold: deque[tuple[Snapshot | None, Snapshot]] = deque()
         self._telling: asyncio.Task[None] | None = None
@@ -67,7 +67,7 @@ class Publisher:
             self._adopter.listed(snapshot)
             # after the streams have sent it, which takes them two turns of the loop
             asyncio.get_running_loop().call_later(_TELL_AFTER, self._tell_soon, before, snapshot)
-            self._oddities.tell_of_length(snapshot.resource)
+            self._list_warnings.tell_of_length(snapshot.resource)
             if self._features is not None:
                 self._features.changed()
         self._serving.follow(self._inventory.names())
@@ -85,7 +85,7 @@ class Publisher:
             await tell(before.slots if before else None, snapshot, self._counts)
 
     def _tell_of_names(self) -> bool:
-        given = self._inventory.configured.take_given()
+        given = self._inventory.selection.take_given()
         for resource in given:
             log.info(
                 "resource-named", resource=resource.name, backend=resource.spec.backend, template=resource.template

@@ -16,14 +16,14 @@ from typing import Final
 import anyio
 
 from agent.config import DEFAULT_PATH, Config, ConfigError, ConfigProblem, Difference
-from agent.daemon.list_warnings import Oddities
+from agent.daemon.list_warnings import ListWarnings
 from agent.daemon.reload import Change
 from agent.daemon.serving import Serving
 from agent.daemon.watching import Watching
 from agent.discovery.changes import News
 from agent.discovery.discoverer import Discoverer
 from agent.hardware.adoption import Adopter
-from agent.hardware.jobs import Errands
+from agent.hardware.jobs import Jobs
 from agent.inventory.found_devices import Facts
 from agent.inventory.inventory import Inventory
 from agent.kubelet.preference import Preferences
@@ -47,8 +47,8 @@ class Reconfiguration:
     preferences: Preferences
     starter: Starter
     adopter: Adopter
-    oddities: Oddities
-    errands: Errands
+    list_warnings: ListWarnings
+    jobs: Jobs
     judge: Callable[[News], None]
     """Has the health of what was found judged; the lists follow with `flush`."""
     flush: Callable[[], None]
@@ -96,7 +96,7 @@ class Reconfiguration:
             Exception: it cannot be made; a TimeoutError where a backend hangs that is asked for IDs.
         """
         backends = {kind: it.backend for kind, it in every.items()}
-        inventory, facts = Inventory(config.resources, backends, self.inventory.configured), self._facts(every)
+        inventory, facts = Inventory(config.resources, backends, self.inventory.selection), self._facts(every)
         workers = Workers("reload", 1)
         try:
             with anyio.fail_after(DECISION_DEADLINE):
@@ -111,7 +111,7 @@ class Reconfiguration:
         Raises:
             ConfigError: there are such.
         """
-        broken, before = inventory.configured.broken, self.inventory.configured.broken
+        broken, before = inventory.selection.broken, self.inventory.selection.broken
         if fresh := [f"{name}: {why}" for name, why in broken.items() if name not in before]:
             raise ConfigError(tuple(ConfigProblem(config.source or DEFAULT_PATH, None, "", why) for why in fresh))
 
@@ -137,15 +137,15 @@ class Reconfiguration:
             self.inventory.ready(kind)
         self.flush()
         self._tell_kubelet(difference)
-        self.errands.close()  # threads that only backends of before needed
-        self.oddities.tell_of_failures()
-        self.oddities.tell_of_selectors(it for it in difference.config.resources if it.name in difference.new)
-        resources = self.inventory.configured.in_force()
+        self.jobs.close()  # threads that only backends of before needed
+        self.list_warnings.tell_of_failures()
+        self.list_warnings.tell_of_selectors(it for it in difference.config.resources if it.name in difference.new)
+        resources = self.inventory.selection.in_force()
         self.adopter.configure((it for it in resources if it.configured not in difference.new), self.inventory.slots)
 
     def _tell_kubelet(self, difference: Difference) -> None:
         """Where it is to ask for something else from now on."""
-        for resource in self.inventory.configured.in_force():
+        for resource in self.inventory.selection.in_force():
             plugin = self.serving.plugins.get(resource.name) if resource.configured in difference.new else None
             if plugin is not None and plugin.ask(self.preferences.of(resource.name), self.starter.of(resource.name)):
                 self.serving.renew(resource.name)

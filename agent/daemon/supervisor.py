@@ -28,7 +28,7 @@ from agent.daemon.control import AgentControl, Parts
 from agent.daemon.event_log import Events
 from agent.daemon.feature_file import FeatureFile
 from agent.daemon.keeper import Keeper
-from agent.daemon.list_warnings import Oddities
+from agent.daemon.list_warnings import ListWarnings
 from agent.daemon.publisher import Publisher
 from agent.daemon.reconfiguration import Reconfiguration
 from agent.daemon.reload import Change, Reloader
@@ -38,7 +38,7 @@ from agent.daemon.watching import Watching
 from agent.discovery.changes import News
 from agent.discovery.sources.base import boot_id
 from agent.hardware.adoption import Adopter
-from agent.hardware.jobs import Errands
+from agent.hardware.jobs import Jobs
 from agent.hardware.queue import Turns
 from agent.hardware.releases import Releaser
 from agent.hardware.resumption import Resumer
@@ -98,23 +98,23 @@ class Agent:
         backends = self._watching.backends  # those in force, always
         self.inventory = Inventory(config.resources, backends)
         self.discoverers = self._watching.discoverers
-        self._oddities = Oddities(self.inventory, self.discoverers)
+        self._list_warnings = ListWarnings(self.inventory, self.discoverers)
         self._health = HealthBook(boot_id(config.host))
         self._health_changed = asyncio.Event()
         self._moments: dict[str, float] = {}  # backend → when it was that the look was told whose parts are coming
         self._ledger = Ledger()
-        self._errands = Errands(Turns(clock), self._look_at)
-        self._releaser = Releaser(config.host, backends, self._ledger, self._errands.turns, self._keep_state)
+        self._jobs = Jobs(Turns(clock), self._look_at)
+        self._releaser = Releaser(config.host, backends, self._ledger, self._jobs.turns, self._keep_state)
         self._keeper = self._make_keeper(settings)
-        self._adopter = Adopter(backends, self._errands.turns, self._look_at)
+        self._adopter = Adopter(backends, self._jobs.turns, self._look_at)
         self._notifier = notifier
         features = settings.nfd_features.path
         self._features = None if features is None else FeatureFile(features, self._slots)
         self._preferences = Preferences(self.inventory, backends)
-        self._allocator = Allocator(self.inventory, backends, self._errands, self._record)
+        self._allocator = Allocator(self.inventory, backends, self._jobs, self._record)
         self._starter = self._make_starter(backends)
         self._witnesses = self._make_witnesses(settings)
-        acting = self._errands.turns, self._look_at, self._witnesses.know
+        acting = self._jobs.turns, self._look_at, self._witnesses.know
         self._resumer = Resumer(backends, self.inventory, self._ledger, *acting)
         self._kubelet_watch = self.watchdog.pulse("kubelet's directory")
         self._serving = Serving(
@@ -127,7 +127,7 @@ class Agent:
             lapses=Lapses(settings.pod_resources, settings.plugin_dir),
             beat=self._kubelet_watch.beat,
         )
-        told = self._adopter, self._oddities, self._features, self.counts
+        told = self._adopter, self._list_warnings, self._features, self.counts
         self._publisher = Publisher(self.inventory, self._serving, *told)
         self._reconfiguration = self._make_reconfiguration(config)
         self._reloader = Reloader(
@@ -153,7 +153,7 @@ class Agent:
             self.inventory,
             self._ledger,
             backends,
-            self._errands,
+            self._jobs,
             health=lambda hardware, reset: self._health.to_holder(
                 hardware, self._clock(), Clears.OUR_RESET if reset else None
             ),
@@ -185,8 +185,8 @@ class Agent:
             self._preferences,
             self._starter,
             self._adopter,
-            self._oddities,
-            self._errands,
+            self._list_warnings,
+            self._jobs,
             self._judge,
             self._flush,
             self._publisher.withheld,
@@ -283,7 +283,7 @@ class Agent:
                 log.warning("backend-slow", backend=kind, waited=SETTLE, then="listing what is known so far")
             self.inventory.ready(kind)
         self._flush()
-        self._oddities.tell_of_selectors(self.config.resources)
+        self._list_warnings.tell_of_selectors(self.config.resources)
 
     # --- from the kernel to the lists ---
 
@@ -301,14 +301,14 @@ class Agent:
             return  # the lists that change show all that one look has found
         self._flush(news.since)
         asyncio.get_running_loop().call_soon(self._health_changed.set)  # as above
-        self._oddities.tell_of_failures()
+        self._list_warnings.tell_of_failures()
 
     def _judge(self, news: News) -> None:
         # one moment for all parts of a look: hardware that has moved from one unit to another was never away
         now = self._moments.pop(news.backend, None) or self._clock()
         if news.more:
             self._moments[news.backend] = now
-        ours = self._errands.turns.have_effects()
+        ours = self._jobs.turns.have_effects()
         found = self._health.found(news.backend, news.units, now, beside=news.beside, anew=news.anew, ours=ours)
         self.inventory.set_health(found)
         self.inventory.set_health(self._health.probed(news.backend, news.signals, now))
@@ -351,7 +351,7 @@ class Agent:
     async def _adopt_what_is_new(self) -> None:
         """Once everybody has looked: until then, nobody knows what is another's."""
         await self._watching.looked()
-        self._adopter.configure(self.inventory.configured.in_force(), self.inventory.slots)
+        self._adopter.configure(self.inventory.selection.in_force(), self.inventory.slots)
 
     def _slots(self) -> dict[str, dict[str, Slot]]:
         return {name: dict(self.inventory.slots(name)) for name in self.inventory.names()}
@@ -437,7 +437,7 @@ class Agent:
                     tasks.start_soon(supervise, "features", self._features.run)
         finally:
             await self._keeper.end()
-            self._errands.close()
+            self._jobs.close()
 
     async def _catch_up(self) -> None:
         """Learn what the agent before us gave, and was told, while we waited for it to go."""

@@ -23,7 +23,7 @@ from agent.discovery.reports import Reports, cannot_read, hangs, signals_of_hung
 from agent.discovery.schedule import EVERY_UNIT, Schedule, Todo
 from agent.discovery.slow_reads import OVERTAKEN, Overtaken, wait
 from agent.discovery.unit_walk import Look, Seen, Walk, in_parts, probe, walk
-from agent.discovery.waiters import LookError, Waiting
+from agent.discovery.waiters import LookError, Waiters
 from agent.runtime.counts import Counts
 from agent.runtime.errors import shown, words
 from agent.runtime.patience import Running
@@ -87,7 +87,7 @@ class Discoverer:
         self._unit_deadline = unit_deadline
         self._clock = clock
         self.schedule = Schedule(resync, probe, clock)
-        self._waiting = Waiting()
+        self._waiting = Waiters()
         self._probing: Walk | None = None
         self.first_scan = asyncio.Event()
         """Set when the first full scan has come to its end."""

@@ -23,7 +23,7 @@ class _Waiter:
             self.answer.set_exception(LookError(sentence))
 
 
-class Waiting:
+class Waiters:
     """Whoever asked for a look and has not been answered."""
 
     def __init__(self) -> None:

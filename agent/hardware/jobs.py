@@ -24,7 +24,7 @@ from backends.base import AllocationRefused, Device, Resource
 T = TypeVar("T")
 
 ROOMS: Final = LIMIT - 1
-"""Threads for errands that wait for one: the last is for a claim, which is refused where it finds none."""
+"""Threads for jobs that wait for one: the last is for a claim, which is refused where it finds none."""
 
 _LOOK_AGAIN: Final = (0.05, 0.2)  # seconds before what could not be read is read again
 
@@ -36,7 +36,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of errand."""
+    """A kind of job."""
 
     call: str
     """The backend's method."""
@@ -50,8 +50,8 @@ class Kind:
     """Where all threads are busy; else it is refused at once, since the kubelet gives nothing to others meanwhile."""
 
 
-class Errands:
-    """Sends backends on errands."""
+class Jobs:
+    """Sends backends on jobs."""
 
     def __init__(self, turns: Turns, look: Look) -> None:
         self.turns = turns
@@ -64,24 +64,24 @@ class Errands:
         return self._workers.setdefault(kind, Workers(f"{kind} for pods"))
 
     @asynccontextmanager
-    async def errand(self, kind: Kind, resource: Resource[Any], ids: Iterable[str]) -> AsyncIterator[Errand]:
+    async def job(self, kind: Kind, resource: Resource[Any], ids: Iterable[str]) -> AsyncIterator[Job]:
         """Do the body in time; any failure of it is a refusal.
 
         Raises:
             AllocationRefused: with a sentence for the pod's owner.
         """
-        errand = Errand(self, resource.spec.backend, kind)
+        job = Job(self, resource.spec.backend, kind)
         named, backend = f"{', '.join(ids)} of {resource.name}", resource.spec.backend
         try:
             async with patience.timeout(kind.seconds) as deadline:
-                yield errand
+                yield job
         except AllocationRefused:
             raise
         except Exception as error:
             if not (deadline.cancel_called or isinstance(error, (NoWorkerError, LookError))):
                 log.exception("backend-failed", backend=backend, call=kind.call, resource=resource.name)
                 raise AllocationRefused(broken(named, kind.failed, backend, error)) from error
-            why = str(error) or f"{errand.awaited} within {kind.seconds:g} s"
+            why = str(error) or f"{job.awaited} within {kind.seconds:g} s"
             log.warning(
                 "backend-hangs", backend=backend, call=kind.call, resource=resource.name, ids=list(ids), reason=why
             )
@@ -96,17 +96,17 @@ class Errands:
             workers.close()
 
 
-class Errand:
-    """One errand, which knows what it waits for."""
+class Job:
+    """One job, which knows what it waits for."""
 
     _TURN: Final = "an earlier call for the same hardware has not ended"
     _ROOM: Final = "as much as can be done at a time is being done for other pods, and has not ended"
     _CALL: Final = "not done"
     _LOOK: Final = "looking at it has not ended"
 
-    def __init__(self, errands: Errands, backend: str, kind: Kind) -> None:
+    def __init__(self, jobs: Jobs, backend: str, kind: Kind) -> None:
         self.awaited = self._CALL
-        self._errands = errands
+        self._jobs = jobs
         self._backend = backend
         self._kind = kind
 
@@ -114,15 +114,15 @@ class Errand:
     async def turn(self, things: Set[Hashable]) -> AsyncIterator[Turn]:
         """Be the only one who acts on these."""
         self.awaited = self._TURN
-        async with self._errands.turns.take(things) as turn:
+        async with self._jobs.turns.take(things) as turn:
             yield turn
 
     async def run(self, turn: Turn, call: Callable[[], T]) -> T:
         """Make the backend's call in a thread."""
         self.awaited = self._ROOM
-        async with self._errands.rooms[self._backend] if self._kind.waits_for_thread else nullcontext():
+        async with self._jobs.rooms[self._backend] if self._kind.waits_for_thread else nullcontext():
             self.awaited = self._CALL
-            return await turn.run(self._errands.workers(self._backend), call)
+            return await turn.run(self._jobs.workers(self._backend), call)
 
     async def look(self, devices: Iterable[Device]) -> None:
         """Look at these again, so that what is known of them is true now.
@@ -136,10 +136,10 @@ class Errand:
         units = {device.unit for device in devices}
         for pause in _LOOK_AGAIN:
             with suppress(LookError):
-                await self._errands.look(self._backend, units)
+                await self._jobs.look(self._backend, units)
                 return
             await asyncio.sleep(pause)
-        await self._errands.look(self._backend, units)
+        await self._jobs.look(self._backend, units)
 
     async def look_as_far_as_possible(self, units: Sequence[str]) -> dict[str, str]:
         """Look at these units again, side by side; those that cannot be looked at, and why."""
@@ -149,7 +149,7 @@ class Errand:
 
     async def _try_to_look(self, unit: str) -> str:
         try:
-            await self._errands.look(self._backend, {unit})
+            await self._jobs.look(self._backend, {unit})
         except LookError as error:
             return str(error)
         return ""

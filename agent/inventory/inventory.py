@@ -19,7 +19,7 @@ from agent.inventory.assignment import Candidate, assign
 from agent.inventory.conditions import Conditions
 from agent.inventory.found_devices import Facts, Found, Indexes, Ref, Unclaimed
 from agent.inventory.lookup import find, places_of
-from agent.inventory.selection import Configured
+from agent.inventory.selection import Selection
 from agent.inventory.slots import Listing
 from agent.inventory.tombstones import GONE, Holdings, elsewhere, is_same, kept_back, replaced, retired, unusable
 from agent.model import HEALTHY, Health, Held, Slot, Snapshot
@@ -36,7 +36,7 @@ class Inventory:
         self,
         resources: Sequence[Resource[Any]],
         backends: Mapping[str, Backend[Any]],
-        before: Configured | None = None,
+        before: Selection | None = None,
     ) -> None:
         """Begin with nothing.
 
@@ -45,7 +45,7 @@ class Inventory:
             backends: by their kinds.
             before: what was configured, where another configuration is in force (`go_on_from`).
         """
-        self.configured = Configured(resources, backends, before)
+        self.selection = Selection(resources, backends, before)
         """As the config has it now, and what its templates have given."""
         self._found: dict[Ref, Found] = {}
         self._units: dict[tuple[str, str], tuple[Ref, ...]] = {}
@@ -56,7 +56,7 @@ class Inventory:
         self._conditions = Conditions()
         self._held = Holdings()
         self._foreign = Holdings()
-        self._lists: dict[str, Listing] = {name: Listing(name) for name in self.configured.resources}
+        self._lists: dict[str, Listing] = {name: Listing(name) for name in self.selection.resources}
         self._ready: set[str] = set()
         self.revision = 0
         """Raised whenever other devices are there, or other resources."""
@@ -131,7 +131,7 @@ class Inventory:
         if backend not in self._ready:
             self._ready.add(backend)
             for name, listing in self._lists.items():
-                if self.configured.kind(name) == backend:
+                if self.selection.kind(name) == backend:
                     listing.touch()
 
     def touch(self, resource: str) -> None:
@@ -160,8 +160,8 @@ class Inventory:
     def go_on_from(self, before: Inventory) -> None:
         """Take up its lists where they are, so that only what differs is listed anew; `before` stays as it is."""
         self.revision = before.revision + 1
-        self.configured.go_on_from(before.configured)
-        self._ready = before._ready & {resource.spec.backend for resource in self.configured.written.values()}
+        self.selection.go_on_from(before.selection)
+        self._ready = before._ready & {resource.spec.backend for resource in self.selection.written.values()}
         for name, listing in before._lists.items():
             self._lists.setdefault(name, Listing(name)).go_on_from(listing)
 
@@ -173,8 +173,8 @@ class Inventory:
 
     def names(self) -> list[str]:
         """The resources to serve: those in force, and those retiring because a pod still holds of them."""
-        in_force = self.configured.resources
-        return [*self.configured.names(), *(name for name in self._lists if name not in in_force)]
+        in_force = self.selection.resources
+        return [*self.selection.names(), *(name for name in self._lists if name not in in_force)]
 
     def take(self, now: float = 0.0) -> list[Snapshot]:
         """The snapshots of the resources that changed since the last call; `now` (monotonic) dates what became of claims."""
@@ -182,7 +182,7 @@ class Inventory:
         for name, listing in list(self._lists.items()):
             if listing.dirty and self._is_ready(name):
                 snapshots.append(listing.snapshot(now))
-            if name not in self.configured.resources and not listing.slots:
+            if name not in self.selection.resources and not listing.slots:
                 del self._lists[name]  # retired: its last claim has ended
         return snapshots
 
@@ -225,13 +225,13 @@ class Inventory:
 
     def resource(self, name: str) -> Resource[Any] | None:
         """The resource of that name that is in force; None while it retires."""
-        return self.configured.resources.get(name)
+        return self.selection.resources.get(name)
 
     def kind(self, name: str) -> str | None:
         """The backend whose resource this is, or was, or would be; None: it is not ours."""
         claims = self._lists[name].claims.values() if name in self._lists else ()
         holding = next((claim.backend for claim in claims), None)
-        return self.configured.kind(name) or holding or self.configured.kind_to_be(name)
+        return self.selection.kind(name) or holding or self.selection.kind_to_be(name)
 
     def find(self, name: str) -> frozenset[str]:
         """The hardware that a person calls so: a device's key, an ID, the hardware's own name.
@@ -283,7 +283,7 @@ class Inventory:
             self._crowded[resource][ref] = None
             return why
 
-        return self.configured.select(ref[0], device, full)
+        return self.selection.select(ref[0], device, full)
 
     def _make_room(self) -> set[Ref]:
         """Ask again about the devices that found no room, where there is some; the refs whose place must be found anew."""
@@ -325,7 +325,7 @@ class Inventory:
             {ref: (found.device, found.candidates) for ref, found in rivals.items()},
             self._held.by_slot,
             self._held.by_hardware,
-            self.configured.stands_for,
+            self.selection.stands_for,
         )
         for ref, placed in outcome.placed.items():
             self._bring(placed.resource, ref[0], placed.value)
@@ -346,7 +346,7 @@ class Inventory:
 
     def _bring(self, name: str, kind: str, value: str = "") -> None:
         """Somebody has joined a resource, or holds of it: if a template gives it, it is in force from now on."""
-        if self.configured.bring(name, kind, value):
+        if self.selection.bring(name, kind, value):
             self._lists.setdefault(name, Listing(name))
 
     def _withdraw(self, found: Found) -> None:
@@ -442,7 +442,7 @@ class Inventory:
             self._write_all({slot for h in device.hardware for slot in self._held.by_hardware.get(h, ())})
 
     def _tombstone(self, claim: Held) -> Health:
-        if claim.resource not in self.configured.resources:
+        if claim.resource not in self.selection.resources:
             return retired(claim.resource)
         refs = {ref for hardware in claim.hardware for ref in self._index.owned.get(hardware, ())}
         why = next((why for ref in sorted(refs) if (why := self._found[ref].device.unusable)), "")
@@ -461,7 +461,7 @@ class Inventory:
         )
 
     def _is_ready(self, resource: str) -> bool:
-        backend = self.configured.kind(resource)
+        backend = self.selection.kind(resource)
         return backend is None or backend in self._ready
 
 

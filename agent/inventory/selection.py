@@ -23,14 +23,14 @@ class _FullError(Exception):
     """A resource's list has no room for a device; one sentence."""
 
 
-class Configured:
+class Selection:
     """The resources by their names, in the order of the config."""
 
     def __init__(
         self,
         resources: Sequence[Resource[Any]],
         backends: Mapping[str, Backend[Any]],
-        before: Configured | None = None,
+        before: Selection | None = None,
     ) -> None:
         """Take these in.
 
@@ -47,7 +47,7 @@ class Configured:
         self.stands_for: dict[str, str] = {}
         """Name → of which value a template made it, where a device has it by now."""
         self.broken: dict[str, str] = {}
-        """Configured resources whose backend failed on a device of theirs, and how it did last."""
+        """Selection resources whose backend failed on a device of theirs, and how it did last."""
         self._backends = backends
         self._order = {name: n for n, name in enumerate(self.written)}
         self._of_kind: defaultdict[str, list[Resource[Any]]] = defaultdict(list)
@@ -125,7 +125,7 @@ class Configured:
         given, self._news = self._news, []
         return given
 
-    def go_on_from(self, before: Configured) -> None:
+    def go_on_from(self, before: Selection) -> None:
         """Templates have given so far what they had given there, and what of that `take_given` has not told yet is left."""
         untold = [self.resources[it.name] for it in before._news if it.name in self.resources]
         self._news = [it for it in self._news if it.name not in before.resources] + untold

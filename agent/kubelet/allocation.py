@@ -16,7 +16,7 @@ import structlog
 
 from agent.discovery import answers
 from agent.discovery.answers import ask
-from agent.hardware.jobs import Errands, Kind, broken
+from agent.hardware.jobs import Jobs, Kind, broken
 from agent.inventory.inventory import Inventory
 from agent.kubelet import wire
 from agent.model import Held, Slot
@@ -38,7 +38,7 @@ class Allocator:
         self,
         inventory: Inventory,
         backends: Mapping[str, Backend[Any]],
-        errands: Errands,
+        jobs: Jobs,
         record: Callable[[Sequence[Held]], Awaitable[None]],
         claim_deadline: float = CLAIM_DEADLINE,
     ) -> None:
@@ -47,13 +47,13 @@ class Allocator:
         Args:
             inventory: what there is, and how it is.
             backends: by their kinds.
-            errands: makes backends act.
+            jobs: makes backends act.
             record: told what is about to be given; what it cannot write down refuses nothing.
             claim_deadline: seconds until the hardware is ready.
         """
         self._inventory = inventory
         self._backends = backends
-        self._errands = errands
+        self._jobs = jobs
         self._record = record
         self._claim = Kind("claim", _FAILED, "Create the pod again", claim_deadline)
 
@@ -117,18 +117,18 @@ class Allocator:
         backend = self._backends[resource.spec.backend]
         with _blaming("needs_claim", resource, grants):
             needs_claim = answers.needs_claim(backend, resource)
-        turns = self._errands.turns
+        turns = self._jobs.turns
         if not (needs_claim or turns.busy):
             return
         things = frozenset[Hashable]().union(*(held.things for held in given))
         if not (needs_claim or turns.is_taken(things)):
             return
-        async with self._errands.errand(self._claim, resource, [grant.id for grant in grants]) as errand:
-            async with errand.turn(things) as turn:
+        async with self._jobs.job(self._claim, resource, [grant.id for grant in grants]) as job:
+            async with job.turn(things) as turn:
                 if needs_claim:
                     self._refuse_exchanged(resource.name, grants)  # while we waited for our turn
-                    await errand.run(turn, partial(backend.claim, resource, grants))
-            await errand.look(grant.device for grant in grants)
+                    await job.run(turn, partial(backend.claim, resource, grants))
+            await job.look(grant.device for grant in grants)
 
 
 @contextmanager

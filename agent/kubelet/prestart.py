@@ -15,7 +15,7 @@ import structlog
 
 from agent.claims.ledger import Ledger
 from agent.discovery import answers
-from agent.hardware.jobs import Errand, Errands, Kind
+from agent.hardware.jobs import Job, Jobs, Kind
 from agent.inventory.conditions import condition
 from agent.inventory.inventory import Inventory
 from agent.kubelet.plugin import PreStart
@@ -42,7 +42,7 @@ class Starter:
         inventory: Inventory,
         ledger: Ledger,
         backends: Mapping[str, Backend[Any]],
-        errands: Errands,
+        jobs: Jobs,
         *,
         health: Callable[[str, bool], Health],
         was_reset: Callable[[Set[str]], None],
@@ -53,14 +53,14 @@ class Starter:
             inventory: what there is.
             ledger: who holds what.
             backends: by their kinds.
-            errands: makes backends act.
+            jobs: makes backends act.
             health: of this hardware to the pod that has it; if so asked, once a reset has ended what it ends.
             was_reset: told which hardware has been reset.
         """
         self._inventory = inventory
         self._ledger = ledger
         self._backends = backends
-        self._errands = errands
+        self._jobs = jobs
         self._health = health
         self._was_reset = was_reset
         self._said: dict[SlotKey, str] = {}
@@ -88,24 +88,24 @@ class Starter:
 
     async def _make_sure(self, resource: Resource[Any], slots: Sequence[SlotKey]) -> None:
         resets = resource.spec.pre_start == "reset"
-        async with self._errands.errand(_RESET if resets else _CHECK, resource, _ids(slots)) as errand:
-            unseen = await self._look(errand, resource, slots)
+        async with self._jobs.job(_RESET if resets else _CHECK, resource, _ids(slots)) as job:
+            unseen = await self._look(job, resource, slots)
             if resets:
-                await self._reset(errand, resource, slots, unseen)
-                unseen = await self._look(errand, resource, slots)
+                await self._reset(job, resource, slots, unseen)
+                unseen = await self._look(job, resource, slots)
             for slot in slots:
                 self._check(slot, unseen)
 
-    async def _look(self, errand: Errand, resource: Resource[Any], slots: Sequence[SlotKey]) -> Mapping[str, Health]:
+    async def _look(self, job: Job, resource: Resource[Any], slots: Sequence[SlotKey]) -> Mapping[str, Health]:
         """Look at the devices, and at those that they are put together of; of these, what cannot be looked at.
 
         Raises:
             AllocationRefused: a device is gone.
             LookError: one cannot be looked at.
         """
-        await errand.look([self._there(slot) for slot in slots])
+        await job.look([self._there(slot) for slot in slots])
         parts = self._parts(resource.spec.backend, [self._there(slot) for slot in slots])
-        problems = await errand.look_as_far_as_possible(sorted(parts))
+        problems = await job.look_as_far_as_possible(sorted(parts))
         return {h: Health(State.UNHEALTHY, "unseen", why) for unit, why in problems.items() for h in parts[unit]}
 
     def _parts(self, kind: str, devices: Sequence[Device]) -> Mapping[str, Set[str]]:
@@ -144,15 +144,15 @@ class Starter:
         return device
 
     async def _reset(
-        self, errand: Errand, resource: Resource[Any], slots: Sequence[SlotKey], unseen: Mapping[str, Health]
+        self, job: Job, resource: Resource[Any], slots: Sequence[SlotKey], unseen: Mapping[str, Health]
     ) -> None:
         """Reset the hardware, which this pod must have to itself."""
         hardware = frozenset(h for slot in slots for h in self._check(slot, unseen, before_reset=True).hardware)
-        async with errand.turn(frozenset[Hashable]((*hardware, *slots))) as turn:
+        async with job.turn(frozenset[Hashable]((*hardware, *slots))) as turn:
             grants = [Grant(slot[1], self._check(slot, unseen, before_reset=True)) for slot in slots]
             self._refuse_to_disturb(slots, hardware)
             call = partial(_prepare, self._backends[resource.spec.backend], resource, grants)
-            done = await errand.run(turn, call)
+            done = await job.run(turn, call)
         log.info("hardware-reset", resource=resource.name, ids=_ids(slots), hardware=sorted(done))
         self._was_reset(done)
 

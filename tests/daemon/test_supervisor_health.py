@@ -273,8 +273,8 @@ async def test_a_card_that_comes_and_goes_because_of_what_we_do_is_well(node: No
     backend, workers = Cards(), Workers("test")
     async with node.running(cards(), backends={"cards": backend}) as agent:
         await node.has(CARDS, healthy=4)
-        agent._errands.turns._clock = lambda: 0.0  # however long it takes here
-        async with agent._errands.turns.take({"pci:0"}) as turn:  # whose reset takes its neighbour along
+        agent._jobs.turns._clock = lambda: 0.0  # however long it takes here
+        async with agent._jobs.turns.take({"pci:0"}) as turn:  # whose reset takes its neighbour along
             await turn.run(workers, lambda: None)
             await come_and_go(node, agent, backend, 2 * FAILURES)
         await come_and_go(node, agent, backend, 1)

@@ -80,7 +80,7 @@ signal.signal(signal.SIGTTOU, tell)
 @pytest.mark.parametrize(
     ("room", "module", "where"),
     [
-        ("inventory", "selection", "Configured.__init__"),
+        ("inventory", "selection", "Selection.__init__"),
         ("discovery", "discoverer", "Discoverer.__init__"),
         ("inventory", "slots", "Listing.__init__"),
         ("inventory", "assignment", "Candidate.__init__"),

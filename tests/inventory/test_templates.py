@@ -50,23 +50,23 @@ def reasons(it: Inventory) -> dict[str, str]:
 def test_devices_are_spread_over_names_made_of_their_attribute() -> None:
     it = inventory(resource(MIG), devices=[mig("a", "1g.5gb"), mig("b", "7g.40gb"), mig("c", "1g.5gb")])
     assert shown(it) == {SMALL: {"a": "Healthy", "c": "Healthy"}, LARGE: {"b": "Healthy"}}
-    assert it.configured.given() == {MIG: (SMALL, LARGE)}
+    assert it.selection.given() == {MIG: (SMALL, LARGE)}
 
 
 def test_a_template_without_a_device_gives_no_name() -> None:
     it = inventory(resource(MIG))
-    assert (it.names(), it.take(), it.configured.given()) == ([], [], {MIG: ()})
+    assert (it.names(), it.take(), it.selection.given()) == ([], [], {MIG: ()})
 
 
 def test_a_name_comes_with_its_first_device_and_stays_when_that_goes() -> None:
     it = inventory(resource(MIG))
     it.update(KIND, by_unit([mig("a", "1g.5gb")]))
-    assert [given.name for given in it.configured.take_given()] == [SMALL]
+    assert [given.name for given in it.selection.take_given()] == [SMALL]
     assert [snapshot.resource for snapshot in it.take()] == [SMALL]
     it.update(KIND, {"a": ()})
     (snapshot,) = it.take()
     assert (snapshot.resource, dict(snapshot.slots), it.names()) == (SMALL, {}, [SMALL])
-    assert it.configured.take_given() == []
+    assert it.selection.take_given() == []
 
 
 def test_a_resource_that_a_template_gave_is_the_template_under_another_name() -> None:
@@ -220,7 +220,7 @@ def test_a_name_that_was_written_out_goes_on_when_a_template_gives_it() -> None:
     assert it.take() == []
     configure(it, resource(SMALL))
     assert shown(it) == {SMALL: {"a": "Healthy"}}
-    assert it.configured.given() == {}
+    assert it.selection.given() == {}
 
 
 def test_a_name_that_is_written_out_beside_its_template_is_the_written_ones() -> None:
@@ -228,7 +228,7 @@ def test_a_name_that_is_written_out_beside_its_template_is_the_written_ones() ->
     own = resource(SMALL, select=[{"profile": ("1g.5gb",)}])
     configure(it, own, resource(MIG))
     assert shown(it) == {SMALL: {"a": "Healthy"}, LARGE: {"b": "Healthy"}}
-    assert it.configured.given() == {MIG: (LARGE,)}
+    assert it.selection.given() == {MIG: (LARGE,)}
     assert it.resource(SMALL) == own
 
 
@@ -293,7 +293,7 @@ def test_every_device_has_one_valid_name_at_most_and_no_name_two_values(
         assert all(resource_name_problem(name) is None for name in it.names())
         places = [key for key, found in listed.items() if found is not None]
         assert len({device_id for _, device_id in places}) == len(places)
-        for template, given_names in it.configured.given().items():
+        for template, given_names in it.selection.given().items():
             for name in given_names:
                 assert fits(template, name)
                 values = {found.attributes["profile"][0] for (n, _), found in listed.items() if n == name and found}

@@ -13,7 +13,7 @@ import pytest
 
 from agent.discovery.waiters import LookError
 from agent.hardware import jobs
-from agent.hardware.jobs import Errands
+from agent.hardware.jobs import Jobs
 from agent.hardware.queue import Turns
 from agent.inventory.inventory import Inventory
 from agent.kubelet.allocation import Allocator
@@ -102,12 +102,12 @@ class House:
         self.backend: Any = kind(Host(), [self.resource])
         self.inventory = Inventory([self.resource], {KIND: self.backend})
         self.turns = Turns()
-        self.errands = Errands(self.turns, self._look)
+        self.jobs = Jobs(self.turns, self._look)
         self.looked: list[Set[str]] = []
         self.on_look: Callable[[], Awaitable[object]] = nothing
         self.recorded: list[Held] = []
         self.untold: set[str] = set()
-        self.allocator = Allocator(self.inventory, {KIND: self.backend}, self.errands, self._record, claim_deadline)
+        self.allocator = Allocator(self.inventory, {KIND: self.backend}, self.jobs, self._record, claim_deadline)
         for key in "abc":
             self.look(toy(key))
         self.inventory.ready(KIND)
@@ -150,14 +150,14 @@ class House:
 async def house() -> AsyncIterator[House]:
     house = House(Plain)
     yield house
-    house.errands.close()
+    house.jobs.close()
 
 
 @pytest.fixture
 async def claiming() -> AsyncIterator[House]:
     house = House(Claiming)
     yield house
-    house.errands.close()
+    house.jobs.close()
 
 
 def env(reply: Encoded) -> dict[str, str]:
@@ -257,7 +257,7 @@ async def test_a_claim_that_hangs_is_given_up_at_its_deadline_and_does_nothing_l
     assert house.backend.asked.count(("claim", ["a"])) == 1, "one call that hangs costs one thread"
     let_go.set()
     assert env(await house.allocate("a"))
-    house.errands.close()
+    house.jobs.close()
 
 
 async def test_when_every_thread_hangs_it_is_refused_at_once() -> None:
@@ -296,7 +296,7 @@ async def test_a_release_that_hangs_refuses_the_pods_that_want_its_hardware() ->
     house = House(Claiming)
     async with house.turns.take({"toy:a"}):
         assert "an earlier call for the same hardware has not ended within 60 s" in await at_once(house.refusal("a"))
-    house.errands.close()
+    house.jobs.close()
 
 
 async def test_what_claim_did_to_a_device_is_looked_at_before_it_is_handed_out(claiming: House) -> None:
@@ -320,7 +320,7 @@ async def test_a_device_that_cannot_be_looked_at_after_its_claim_is_refused_in_t
     hangs = await at_once(house.refusal("a"))
     assert "could not be made ready: looking at it has not ended within 60 s" in hangs
     assert not house.turns.busy
-    house.errands.close()
+    house.jobs.close()
 
 
 @pytest.mark.parametrize("failures", [1, 2, 3])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent.hardware.jobs import Errands
+from agent.hardware.jobs import Jobs
 from agent.hardware.queue import Turns
 from agent.inventory.inventory import Inventory
 from agent.kubelet.allocation import Allocator
@@ -46,9 +46,9 @@ class Node:
         units = {unit: self.backend.discover(unit).devices for unit in self.backend.units()}
         self.inventory.update("chardev", units)
         self.workers = CountedWorkers("chardev")
-        errands = Errands(Turns(), self._look)
-        errands._workers["chardev"] = self.workers
-        self.allocator = Allocator(self.inventory, {"chardev": self.backend}, errands, self._record)
+        jobs = Jobs(Turns(), self._look)
+        jobs._workers["chardev"] = self.workers
+        self.allocator = Allocator(self.inventory, {"chardev": self.backend}, jobs, self._record)
         self.recorded: list[Held] = []
 
     async def _look(self, kind: str, units: Set[str]) -> None:

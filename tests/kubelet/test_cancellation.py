@@ -49,7 +49,7 @@ async def test_an_allocate_gives_its_turn_back_and_leaves_the_claim_with_the_led
 
     assert await cancelled_everywhere(allocate, after) >= 3
     assert {held.id for held in house.recorded} == {"a"}
-    house.errands.close()
+    house.jobs.close()
 
 
 async def test_a_container_that_is_reset_for_its_start_gives_its_turn_back() -> None:
@@ -60,7 +60,7 @@ async def test_a_container_that_is_reset_for_its_start_gives_its_turn_back() -> 
 
     assert await cancelled_everywhere(lambda: house.starter.start(TOY, ["a"]), after) >= 1
     assert house.resets[-1] == {"toy:a"}
-    house.errands.close()
+    house.jobs.close()
 
 
 @asynccontextmanager

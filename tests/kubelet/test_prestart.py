@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from agent.claims.ledger import Ledger
 from agent.discovery.waiters import LookError
-from agent.hardware.jobs import ROOMS, Errands
+from agent.hardware.jobs import ROOMS, Jobs
 from agent.hardware.queue import Turns
 from agent.health import HealthBook
 from agent.inventory.inventory import Inventory
@@ -63,14 +63,14 @@ class House:
         self.backend: Any = Resetting(Host(), [self.resource, other])
         self.inventory = Inventory([self.resource, other], {KIND: self.backend})
         self.ledger, self.book, self.turns = Ledger(), HealthBook(), Turns()
-        self.errands = Errands(self.turns, self._look)
+        self.jobs = Jobs(self.turns, self._look)
         self.on_look: Callable[[], Awaitable[object]] = nothing
         self.resets: list[Set[str]] = []
         self.starter = Starter(
             self.inventory,
             self.ledger,
             {KIND: self.backend},
-            self.errands,
+            self.jobs,
             health=lambda hardware, reset: self.book.to_holder(hardware, 0.0, Clears.OUR_RESET if reset else None),
             was_reset=self._was_reset,
         )
@@ -130,21 +130,21 @@ class House:
 async def checking() -> AsyncIterator[House]:
     house = House("check")
     yield house
-    house.errands.close()
+    house.jobs.close()
 
 
 @pytest.fixture
 async def resetting() -> AsyncIterator[House]:
     house = House("reset")
     yield house
-    house.errands.close()
+    house.jobs.close()
 
 
 @pytest.fixture(params=["check", "reset"])
 async def house(request: pytest.FixtureRequest) -> AsyncIterator[House]:
     house = House(request.param)
     yield house
-    house.errands.close()
+    house.jobs.close()
 
 
 def after_looks(house: House, number: int, happens: Callable[[], None]) -> None:
@@ -336,7 +336,7 @@ async def test_more_containers_that_start_at_once_than_there_are_threads_wait_fo
     resetting.backend.on_prepare = lambda: gate.wait() and ()
     starts = [asyncio.ensure_future(resetting.start(key)) for key in keys]
     await until(lambda: [call for call, _ in resetting.asked].count("prepare") == ROOMS)
-    await resetting.errands.workers(KIND).start(lambda: None)  # a claim finds a thread all the same
+    await resetting.jobs.workers(KIND).start(lambda: None)  # a claim finds a thread all the same
     gate.set()
     await asyncio.gather(*starts)
     assert len(resetting.resets) == len(keys)

@@ -24,7 +24,7 @@ def hardware(found: Survey, said: Status | None = None) -> Iterator[Finding]:
     """
     known = {resource.name: resource for resource in said.resources} if said else {}
     inventory = found.inventory
-    if not inventory.configured.written:
+    if not inventory.selection.written:
         yield failure(
             "hardware", "The configuration has no [[resource]]: nothing is offered.", "See config.example.toml."
         )
@@ -39,7 +39,7 @@ def hardware(found: Survey, said: Status | None = None) -> Iterator[Finding]:
             yield warning("hardware", f"{name}: {lame} of {ids} IDs are Unhealthy; {first}.", _MEND)
         else:
             yield fine("hardware", f"{name} offers {ids}.")
-    for template, given in inventory.configured.given().items():
+    for template, given in inventory.selection.given().items():
         if not given and not _left(found, template):
             yield fine("hardware", f"{template} offers nothing: {NAMES_NOTHING}.")
         elif not given:
@@ -103,6 +103,6 @@ def _elsewhere(inventory: Inventory, kind: str, name: str) -> Iterator[Unclaimed
     for device in inventory.devices(kind):
         for found in inventory.on(device.hardware):
             for candidate in found.candidates if found.device is device and found.placed else ():
-                giver = inventory.configured.giver(candidate.resource)
+                giver = inventory.selection.giver(candidate.resource)
                 if name in (candidate.resource, giver and giver.name):
                     yield Unclaimed(device, kind, f"{candidate.resource} {found.why_not(candidate.resource)}")
