@@ -211,7 +211,7 @@ class Chaos:
                 with suppress(KubeletStoppedError):
                     held = self.kubelet.held(pod, "app").items()
                     slots = [(of, device_id) for of, ids in held for device_id in ids]
-                    self._given[name] = {h for it in self.agent._ledger.held() if it.slot in slots for h in it.hardware}
+                    self._given[name] = {h for it in self.agent.node.ledger.held() if it.slot in slots for h in it.hardware}
 
     def a_pod_ends(self) -> None:
         if running := [it.pod for it in self.kubelet.pods.values() if it.phase is Phase.RUNNING]:
@@ -240,7 +240,7 @@ class Chaos:
 
     async def an_operator_drains(self) -> None:
         hardware = [f"c:{self.dice.choice(PLACES)}"]
-        await (self.agent.drain(hardware, "why not") if self.dice.random() < 0.5 else self.agent.undrain(hardware))
+        await (self.agent.node.drain(hardware, "why not") if self.dice.random() < 0.5 else self.agent.node.undrain(hardware))
 
     def a_connection_breaks(self) -> None:
         if registrars := list(self.agent._serving.registrars.values()):
@@ -254,7 +254,7 @@ class Chaos:
     async def calm(self) -> None:
         self.world.calm()
         self.world.sick.clear()
-        await self.agent.undrain([f"c:{place}" for place in PLACES])
+        await self.agent.node.undrain([f"c:{place}" for place in PLACES])
         self.look()
         async with limit("all pods are admitted or refused", lambda: self._under_way):
             while self._under_way:
@@ -276,11 +276,11 @@ class Chaos:
             if self.kubelet.streams(name) != 1:
                 yield f"{name} has {self.kubelet.streams(name)} streams"
         held = {(of, device_id) for it in self._running() for of, ids in it.items() for device_id in ids}
-        if held != (known := {it.slot for it in self.agent._ledger.held()}):
+        if held != (known := {it.slot for it in self.agent.node.ledger.held()}):
             yield f"pods have {sorted(held)}, and claimed is {sorted(known)}"
-        if left := self.world.claimed - {h for it in self.agent._ledger.held() for h in it.hardware}:
+        if left := self.world.claimed - {h for it in self.agent.node.ledger.held() for h in it.hardware}:
             yield f"nobody has {sorted(left)} any more, and it was not released"
-        if self.agent._releaser.pending() or self.agent._jobs.turns.busy:
+        if self.agent.node.releaser.pending() or self.agent._jobs.turns.busy:
             yield "something is still to be undone"
 
     def _running(self) -> list[dict[str, frozenset[str]]]:

@@ -16,12 +16,11 @@ from agent.console.control import RefusedError
 from agent.console.explaining import Knowledge, explain, find
 from agent.console.names import node_name
 from agent.daemon.event_log import Events
-from agent.daemon.keeper import Keeper, NotYetError
+from agent.daemon.keeper import NotYetError
+from agent.daemon.node import Node
 from agent.daemon.serving import Serving
 from agent.discovery.discoverer import Discoverer
 from agent.hardware.adoption import Adopter
-from agent.health import HealthBook
-from agent.inventory.inventory import Inventory
 from agent.inventory.tombstones import GONE, NOT_SEEN
 from agent.inventory.unmatched import unmatched
 from agent.kubelet.witnesses import Witnesses
@@ -38,18 +37,14 @@ class Parts:
     """The parts of the daemon that know something, and what can be done."""
 
     configuration: Callable[[], views.Configuration]
-    inventory: Inventory
+    node: Node
     backends: Mapping[str, Backend[Any]]
     discoverers: Mapping[str, Discoverer]
-    health: HealthBook
     adopter: Adopter
     serving: Serving
     witnesses: Witnesses
     events: Events
-    drain: Callable[[Iterable[str], str, float | None], Awaitable[None]]
-    undrain: Callable[[Iterable[str]], Awaitable[tuple[str, ...]]]
     reload: Callable[[], Awaitable[views.Reloaded]]
-    keeper: Keeper
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +81,7 @@ class AgentControl:
     async def status(self) -> views.Status:
         """Everything there is to see; with thousands of devices it takes several steps of the loop, and some ms pass."""
         parts = self._parts
-        names = parts.inventory.names()
+        names = parts.node.inventory.names()
         self._drawn = {name: drawn for name, drawn in self._drawn.items() if name in names}
         devices = {name: await self._devices(name) for name in names}
         return views.Status(
@@ -96,7 +91,7 @@ class AgentControl:
             self._kubelet(),
             parts.configuration(),
             tuple(self._resource(name, devices[name]) for name in names),
-            tuple(views.Unclaimed(it.device.key, it.backend, it.why) for it in parts.inventory.unclaimed()),
+            tuple(views.Unclaimed(it.device.key, it.backend, it.why) for it in parts.node.inventory.unclaimed()),
             tuple(self._problems()),
             self._node,
             tuple(self._templates()),
@@ -109,7 +104,7 @@ class AgentControl:
         return views.Kubelet(str(serving.kubelet.socket), present, serving.waiting_for)
 
     def _resource(self, name: str, devices: tuple[views.Device, ...]) -> views.Resource:
-        serving, configured = self._parts.serving, self._parts.inventory.resource(name)
+        serving, configured = self._parts.serving, self._parts.node.inventory.resource(name)
         registrar, plugin = serving.registrars.get(name), serving.plugins.get(name)
         return views.Resource(
             name,
@@ -121,7 +116,7 @@ class AgentControl:
         )
 
     def _complaints(self, name: str) -> Iterator[str]:
-        inventory, registrar = self._parts.inventory, self._parts.serving.registrars.get(name)
+        inventory, registrar = self._parts.node.inventory, self._parts.serving.registrars.get(name)
         if registrar is not None and (complaint := registrar[0].rival or registrar[0].complaint):
             yield complaint
         if why := inventory.selection.broken.get(name):
@@ -132,7 +127,7 @@ class AgentControl:
             yield sentence
 
     def _templates(self) -> Iterator[views.Template]:
-        configured, unmatched = self._parts.inventory.selection, self._unmatched_selectors()
+        configured, unmatched = self._parts.node.inventory.selection, self._unmatched_selectors()
         for name, given in configured.given().items():
             whys = [why for why in (configured.broken.get(name), unmatched.get(name)) if why]
             yield views.Template(name, configured.kind(name) or "", "; ".join(whys), given)
@@ -141,9 +136,9 @@ class AgentControl:
         """Resource → which of its selectors match nothing; found anew when other devices are there."""
         parts = self._parts
         scanned = {kind: it for kind, it in parts.discoverers.items() if it.first_scan.is_set()}
-        state = (parts.inventory.revision, frozenset(scanned))
+        state = (parts.node.inventory.revision, frozenset(scanned))
         if self._unmatched[0] != state:
-            resources = parts.inventory.selection.written.values()
+            resources = parts.node.inventory.selection.written.values()
             found = unmatched(resources, {kind: it.selectable() for kind, it in scanned.items()})
             self._unmatched = state, {it.subject: it.sentence.removeprefix(f"{it.subject}: ") for _, it in found}
         return self._unmatched[1]
@@ -156,7 +151,7 @@ class AgentControl:
                 yield from (views.Problem(kind, it.subject, it.sentence) for it in of_unit)
         if lost := self._parts.events.lost():
             yield views.Problem("", "log", f"stderr did not take {lost} lines of the log; they are lost")
-        keeper = self._parts.keeper
+        keeper = self._parts.node.keeper
         yield from (views.Problem("", "state", why) for why in (keeper.unkept(), keeper.damage()) if why)
 
     # --- devices ---
@@ -174,7 +169,7 @@ class AgentControl:
                 held.setdefault(number, []).append(claim)
         if not held:
             return drawn.devices
-        devices, unseen = list(drawn.devices), self._unseen(self._parts.inventory.kind(name))
+        devices, unseen = list(drawn.devices), self._unseen(self._parts.node.inventory.kind(name))
         async for batch in in_batches(held):
             for number in batch:
                 devices[number] = _as_seen(replace(devices[number], held=tuple(held[number])), unseen)
@@ -182,7 +177,7 @@ class AgentControl:
 
     def _held(self, name: str) -> Iterator[tuple[str, views.Held]]:
         """The resource's IDs that pods hold, under these or through another resource."""
-        inventory = self._parts.inventory
+        inventory = self._parts.node.inventory
         claims = [(device_id, device_id, (name, device_id)) for device_id in inventory.claims(name)]
         others = [(i, f"{claim.resource}/{claim.id}", claim.slot) for i, claim in inventory.held_elsewhere(name)]
         return ((device_id, views.Held(told, self._holders(slot))) for device_id, told, slot in (*claims, *others))
@@ -213,9 +208,9 @@ class AgentControl:
     def _knowledge(self) -> Knowledge:
         parts, now = self._parts, self._clock()
         return Knowledge(
-            parts.inventory,
+            parts.node.inventory,
             parts.backends,
-            lambda hardware: parts.health.signals_of(hardware, now),
+            lambda hardware: parts.node.health.signals_of(hardware, now),
             self._problems_of,
             self._wall,
             self._holders,
@@ -241,12 +236,14 @@ class AgentControl:
             NoSuchDeviceError: there is none of that name, or several.
             RefusedError: the time is past, or a restart would forget it.
         """
-        hardware = find(self._parts.inventory, device)
+        hardware = find(self._parts.node.inventory, device)
         earlier = [
-            drain for drain in self._parts.health.drains_of(hardware) if (drain.reason, drain.until) != (reason, until)
+            drain
+            for drain in self._parts.node.health.drains_of(hardware)
+            if (drain.reason, drain.until) != (reason, until)
         ]
         try:
-            await self._parts.drain(hardware, reason, until)
+            await self._parts.node.drain(hardware, reason, until)
         except FairleadError as error:
             raise self._refusal(error) from error
         log.info("drained", device=device, hardware=sorted(hardware), reason=reason)
@@ -254,8 +251,8 @@ class AgentControl:
         for sentence in replaced:
             log.warning("drain-replaced", device=device, reason=sentence)
         slots = [slot for slot in self._slots_on(hardware) if not slot[1].health.offered]
-        held = tuple(slot.id for name, slot in slots if slot.id in self._parts.inventory.claims(name))
-        return views.Drained(tuple(slot.id for _, slot in slots), held, self._parts.keeper.unkept(), replaced)
+        held = tuple(slot.id for name, slot in slots if slot.id in self._parts.node.inventory.claims(name))
+        return views.Drained(tuple(slot.id for _, slot in slots), held, self._parts.node.keeper.unkept(), replaced)
 
     async def undrain(self, device: str) -> views.Undrained:
         """Back into service: ends its drain, its quarantine, and what waits for an operator.
@@ -264,9 +261,9 @@ class AgentControl:
             NoSuchDeviceError: there is none of that name, or several.
             RefusedError: a restart would forget it.
         """
-        hardware = find(self._parts.inventory, device)
+        hardware = find(self._parts.node.inventory, device)
         try:
-            ended = await self._parts.undrain(hardware)
+            ended = await self._parts.node.undrain(hardware)
         except FairleadError as error:
             raise self._refusal(error) from error
         log.info("undrained", device=device, hardware=sorted(hardware), ended=list(ended) or "nothing")
@@ -278,7 +275,7 @@ class AgentControl:
 
     def _slots_on(self, hardware: Iterable[str]) -> list[tuple[str, Slot]]:
         """The slots that this hardware's health counts for, each with its resource."""
-        inventory = self._parts.inventory
+        inventory = self._parts.node.inventory
         return [
             (it.placed.resource, slot)
             for it in inventory.on(hardware, minding=True)

@@ -71,6 +71,7 @@ class Publisher:
             if self._features is not None:
                 self._features.changed()
         self._serving.follow(self._inventory.names())
+        self._list_warnings.tell_of_failures()
         return self._tell_of_names()
 
     def _tell_soon(self, before: Snapshot | None, snapshot: Snapshot) -> None:

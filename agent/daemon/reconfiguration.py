@@ -7,8 +7,7 @@ what hung or was left over in the old house goes with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -17,6 +16,7 @@ import anyio
 
 from agent.config import DEFAULT_PATH, Config, ConfigError, ConfigProblem, Difference
 from agent.daemon.list_warnings import ListWarnings
+from agent.daemon.node import Node
 from agent.daemon.reload import Change
 from agent.daemon.serving import Serving
 from agent.daemon.watching import Watching
@@ -49,12 +49,7 @@ class Reconfiguration:
     adopter: Adopter
     list_warnings: ListWarnings
     jobs: Jobs
-    judge: Callable[[News], None]
-    """Has the health of what was found judged; the lists follow with `flush`."""
-    flush: Callable[[], None]
-    """Hands the lists that changed to their plugins."""
-    withheld: Callable[[], AbstractContextManager[None]]
-    """Has nobody hand out any list meanwhile."""
+    node: Node
 
     async def apply(self, change: Change, patience: float) -> None:
         """Build, and move.
@@ -128,17 +123,14 @@ class Reconfiguration:
         self.watching.listen()
         for discoverer in fresh.values():
             discoverer.rescan()  # what happened since it looked
-        with self.withheld():
+        with self.node.publisher.withheld():
             for news in found:
                 async for (part,) in in_batches(news.in_parts(BATCH), 1):
-                    self.judge(part)
+                    self.node.judge(part)
                 self.watching.sight_soon(news)
-        for kind in fresh:
-            self.inventory.ready(kind)
-        self.flush()
+        self.node.ready(fresh)
         self._tell_kubelet(difference)
         self.jobs.close()  # threads that only backends of before needed
-        self.list_warnings.tell_of_failures()
         self.list_warnings.tell_of_selectors(it for it in difference.config.resources if it.name in difference.new)
         resources = self.inventory.selection.in_force()
         self.adopter.configure((it for it in resources if it.configured not in difference.new), self.inventory.slots)

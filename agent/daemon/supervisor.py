@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Mapping, Sequence, Set
 from functools import partial
 from types import ModuleType
 from typing import Any, Final
@@ -29,13 +29,13 @@ from agent.daemon.event_log import Events
 from agent.daemon.feature_file import FeatureFile
 from agent.daemon.keeper import Keeper
 from agent.daemon.list_warnings import ListWarnings
+from agent.daemon.node import Node
 from agent.daemon.publisher import Publisher
 from agent.daemon.reconfiguration import Reconfiguration
 from agent.daemon.reload import Change, Reloader
 from agent.daemon.serving import Serving
 from agent.daemon.state_file import StateFile
 from agent.daemon.watching import Watching
-from agent.discovery.changes import News
 from agent.discovery.sources.base import boot_id
 from agent.hardware.adoption import Adopter
 from agent.hardware.jobs import Jobs
@@ -54,10 +54,9 @@ from agent.model import Held, Slot
 from agent.runtime import garbage
 from agent.runtime.counts import Counts
 from agent.runtime.notify import Notifier
-from agent.runtime.slices import BATCH
 from agent.runtime.supervision import supervise
 from agent.runtime.watchdog import Watchdog
-from backends.base import Backend, Clears, Record, Signal
+from backends.base import Backend, Clears
 
 SETTLE: Final = 2.0
 """Seconds that first scans, and the kubelet's memory, may take before resources are listed without them."""
@@ -92,20 +91,22 @@ class Agent:
         self._clock, self._wall = clock, wall
         self.watchdog = Watchdog(notifier)
         self.counts = Counts()
-        self._watching = Watching(
-            settings, config.host, backends, self._digest, self._recorded, self.watchdog, self.counts
+        backends = dict(backends)  # those in force, always: a reload exchanges them in place
+        self.inventory, health, ledger = (
+            Inventory(config.resources, backends),
+            HealthBook(boot_id(config.host)),
+            Ledger(),
         )
-        backends = self._watching.backends  # those in force, always
-        self.inventory = Inventory(config.resources, backends)
+        self._jobs = Jobs(Turns(clock), self._look_at)
+        owners = self.inventory, health, ledger
+        self.node = Node(*owners, self._jobs.turns, self._prepare_what_is_new, clock=clock, wall=wall)
+        self._releaser = Releaser(config.host, backends, ledger, self._jobs.turns, self.node.keep_claims)
+        kept = ledger, self._releaser, self.inventory, health
+        self._keeper = Keeper(StateFile(settings.state_dir), *kept, clock=clock, wall=wall)
+        self.node.releaser, self.node.keeper = self._releaser, self._keeper
+        self._watching = Watching(settings, config.host, backends, self.node, self.watchdog, self.counts)
         self.discoverers = self._watching.discoverers
         self._list_warnings = ListWarnings(self.inventory, self.discoverers)
-        self._health = HealthBook(boot_id(config.host))
-        self._health_changed = asyncio.Event()
-        self._moments: dict[str, float] = {}  # backend → when it was that the look was told whose parts are coming
-        self._ledger = Ledger()
-        self._jobs = Jobs(Turns(clock), self._look_at)
-        self._releaser = Releaser(config.host, backends, self._ledger, self._jobs.turns, self._keep_state)
-        self._keeper = self._make_keeper(settings)
         self._adopter = Adopter(backends, self._jobs.turns, self._look_at)
         self._notifier = notifier
         features = settings.nfd_features.path
@@ -115,7 +116,7 @@ class Agent:
         self._starter = self._make_starter(backends)
         self._witnesses = self._make_witnesses(settings)
         acting = self._jobs.turns, self._look_at, self._witnesses.know
-        self._resumer = Resumer(backends, self.inventory, self._ledger, *acting)
+        self._resumer = Resumer(backends, self.inventory, ledger, *acting)
         self._kubelet_watch = self.watchdog.pulse("kubelet's directory")
         self._serving = Serving(
             settings.plugin_dir,
@@ -128,7 +129,7 @@ class Agent:
             beat=self._kubelet_watch.beat,
         )
         told = self._adopter, self._list_warnings, self._features, self.counts
-        self._publisher = Publisher(self.inventory, self._serving, *told)
+        self.node.publisher = Publisher(self.inventory, self._serving, *told)
         self._reconfiguration = self._make_reconfiguration(config)
         self._reloader = Reloader(
             lambda: self.config, self._watching.stuck, self._apply, notifier, lambda: self._serving.status
@@ -137,42 +138,31 @@ class Agent:
         """What the faces ask."""
         self._tasks: TaskGroup  # of the running agent
 
-    def _make_keeper(self, settings: AgentConfig) -> Keeper:
-        return Keeper(
-            StateFile(settings.state_dir),
-            self._ledger,
-            self._releaser,
-            self.inventory,
-            self._health,
-            clock=self._clock,
-            wall=self._wall,
-        )
-
     def _make_starter(self, backends: Mapping[str, Backend[Any]]) -> Starter:
         return Starter(
             self.inventory,
-            self._ledger,
+            self.node.ledger,
             backends,
             self._jobs,
-            health=lambda hardware, reset: self._health.to_holder(
+            health=lambda hardware, reset: self.node.health.to_holder(
                 hardware, self._clock(), Clears.OUR_RESET if reset else None
             ),
-            was_reset=self._was_reset,
+            was_reset=self.node.was_reset,
         )
 
     def _make_witnesses(self, settings: AgentConfig) -> Witnesses:
         return Witnesses(
-            self._ledger,
+            self.node.ledger,
             settings.pod_resources,
             settings.plugin_dir,
             names=self.inventory.names,
             served=self.inventory.kind,
             tracer=Tracer(self.inventory),
             devices=lambda slot: found.device if (found := self.inventory.slot(*slot)) else None,
-            began=self.inventory.claim,
-            ended=self._claims_ended,
-            settled=self._after_claims_changed,
-            resend=self._resend,
+            began=self.node.adopted,
+            ended=self.node.released,
+            settled=self.node.claims_settled,
+            resend=self.node.resend,
             clock=self._clock,
         )
 
@@ -187,9 +177,7 @@ class Agent:
             self._adopter,
             self._list_warnings,
             self._jobs,
-            self._judge,
-            self._flush,
-            self._publisher.withheld,
+            self.node,
         )
 
     @property
@@ -201,18 +189,14 @@ class Agent:
         return AgentControl(
             Parts(
                 self._configuration,
-                self.inventory,
+                self.node,
                 backends,
                 self.discoverers,
-                self._health,
                 self._adopter,
                 self._serving,
                 self._witnesses,
                 events,
-                drain=self.drain,
-                undrain=self.undrain,
-                reload=self.reload,
-                keeper=self._keeper,
+                self.reload,
             ),
             clock=self._clock,
             wall=self._wall,
@@ -248,14 +232,15 @@ class Agent:
 
     async def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
         """Run until cancelled; `on_ready` is called before the first registration."""
-        await self._keeper.restore()  # before anything is seen: what was drained or latched is not Healthy for a moment
-        if (read := self._health.handled.get("kmsg")) is not None:
+        await self.node.restore()  # before anything is seen: what was drained or latched is not Healthy for a moment
+        if (read := self.node.health.handled.get("kmsg")) is not None:
             self._watching.kmsg.after = read.boot, read.sequence
         async with anyio.create_task_group() as self._tasks:
+            self.node.tasks = self._tasks
             self._watching.start(self._tasks)
             self._tasks.start_soon(supervise, self._kubelet_watch.part, self._serving.watch, self._kubelet_watch)
             self._tasks.start_soon(supervise, "watchdog", self.watchdog.run)
-            self._tasks.start_soon(supervise, "health", self._ripen)
+            self._tasks.start_soon(supervise, "health", partial(self.node.run, self._watching.until))
             admin = partial(serve, self.control, self.config.agent.admin_socket)
             self._tasks.start_soon(supervise, "admin socket", admin)
             if self.config.http_listen is not None:
@@ -281,56 +266,15 @@ class Agent:
         for kind, discoverer in self.discoverers.items():
             if not discoverer.first_scan.is_set():
                 log.warning("backend-slow", backend=kind, waited=SETTLE, then="listing what is known so far")
-            self.inventory.ready(kind)
-        self._flush()
+        self.node.ready(self.discoverers)
         self._list_warnings.tell_of_selectors(self.config.resources)
 
-    # --- from the kernel to the lists ---
+    # --- what happens to the node ---
 
-    def _recorded(self, signals: Sequence[Signal], record: Record) -> None:
-        """The kernel told a fact that means this."""
-        self.inventory.set_health(self._health.recorded(signals, record, self._clock()))
-        self._flush()
-        asyncio.get_running_loop().call_soon(self._health_changed.set)  # a turn later: the streams send first
-
-    def _digest(self, news: News) -> None:
-        """Discovery found something different."""
-        self.inventory.update(news.backend, news.units, news.links)
-        self._judge(news)
-        if news.more:
-            return  # the lists that change show all that one look has found
-        self._flush(news.since)
-        asyncio.get_running_loop().call_soon(self._health_changed.set)  # as above
-        self._list_warnings.tell_of_failures()
-
-    def _judge(self, news: News) -> None:
-        # one moment for all parts of a look: hardware that has moved from one unit to another was never away
-        now = self._moments.pop(news.backend, None) or self._clock()
-        if news.more:
-            self._moments[news.backend] = now
-        ours = self._jobs.turns.have_effects()
-        found = self._health.found(news.backend, news.units, now, beside=news.beside, anew=news.anew, ours=ours)
-        self.inventory.set_health(found)
-        self.inventory.set_health(self._health.probed(news.backend, news.signals, now))
-
-    async def _ripen(self) -> None:
-        """Let time pass for what is delayed, drained or quarantined; have what must be kept written."""
-        while True:
-            now = self._clock()
-            self.inventory.set_health(self._health.ripen(now, self._wall(), BATCH))
-            if (deadline := self._health.next_deadline()) is not None and deadline <= now:
-                await asyncio.sleep(0)  # there is more
-                continue
-            self._flush()
-            self._tasks.start_soon(self._keeper.write_health)
-            self._health_changed.clear()
-            deadline = self._health.next_deadline()
-            await self._watching.until(deadline, self._health_changed, self._clock)
-
-    def _flush(self, since: float | None = None) -> None:
-        """What has changed goes to the kubelet and the log; since when, if an event was the cause."""
-        if self._publisher.publish(self._clock(), since):
-            self._tasks.start_soon(self._adopt_what_is_new)
+    async def _record(self, given: Sequence[Held]) -> None:
+        """An Allocate is about to give these."""
+        await self.node.allocated(given)
+        self._witnesses.allocated()
 
     # --- another configuration ---
 
@@ -345,7 +289,9 @@ class Agent:
     async def _apply(self, change: Change) -> None:
         """Put another configuration into force."""
         await self._reconfiguration.apply(change, SETTLE)
-        self._health_changed.set()
+        self._prepare_what_is_new()
+
+    def _prepare_what_is_new(self) -> None:
         self._tasks.start_soon(self._adopt_what_is_new)
 
     async def _adopt_what_is_new(self) -> None:
@@ -362,47 +308,7 @@ class Agent:
         config, reloader = self.config, self._reloader
         return views.Configuration(str(config.source or ""), config.read_at, reloader.mistakes, reloader.needs_restart)
 
-    async def drain(self, hardware: Iterable[str], reason: str, until: float | None = None) -> None:
-        """Offer this hardware to no new pod, until then (seconds since the epoch) or until it is undrained.
-
-        Raises:
-            FairleadError: the time is past, or none.
-        """
-        self.inventory.set_health(self._keeper.drain(hardware, reason, until))
-        await self._after_word()
-
-    async def undrain(self, hardware: Iterable[str]) -> tuple[str, ...]:
-        """Put this hardware back into service; the reasons that ended: `drained`, `flapping`, `xid-79`."""
-        changes, ended = self._keeper.undrain(hardware)
-        self.inventory.set_health(changes)
-        await self._after_word()
-        return ended
-
-    async def _after_word(self) -> None:
-        self._flush()
-        self._health_changed.set()
-        await self._keeper.write_health()
-
     # --- claims ---
-
-    async def _record(self, given: Sequence[Held]) -> None:
-        """An Allocate is about to give these."""
-        changed = self._ledger.allocate(given, self._clock())
-        self.inventory.claim(given)
-        if changed:
-            await self._keeper.write_claims()
-        self._witnesses.allocated()
-
-    def _claims_ended(self, ended: Sequence[Held]) -> None:
-        self.inventory.unclaim(ended)
-        self._releaser.add(ended)
-
-    def _after_claims_changed(self) -> None:
-        self._flush()
-        self._keep_state()
-
-    def _keep_state(self) -> None:
-        self._tasks.start_soon(self._keeper.write_claims_soon)
 
     async def _adopt(self) -> None:
         await self._adopt_what_is_new()
@@ -413,15 +319,6 @@ class Agent:
             await discoverer.look_at(units)
             if self.discoverers.get(kind) is discoverer:
                 return  # else a reload has put another into its place, which is to look
-
-    def _was_reset(self, hardware: Set[str]) -> None:
-        self.inventory.set_health(self._health.cleared(Clears.OUR_RESET, hardware, self._clock()))
-        self._flush()
-        self._health_changed.set()
-
-    def _resend(self, resource: str) -> None:
-        self.inventory.touch(resource)
-        self._flush()
 
     async def _mind_claims(self) -> None:
         """What only the one agent of a node may do: keep the state, end claims and undo them, act before any pod asks."""
@@ -441,11 +338,9 @@ class Agent:
 
     async def _catch_up(self) -> None:
         """Learn what the agent before us gave, and was told, while we waited for it to go."""
-        await self._keeper.restore()
+        await self.node.restore()
         with anyio.move_on_after(SETTLE):
             await self._witnesses.ask()
-        self._flush()
-        self._health_changed.set()
 
 
 def _load_http() -> ModuleType:

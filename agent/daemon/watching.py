@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, TypeVar
 
@@ -12,6 +12,7 @@ import structlog
 from anyio.abc import TaskGroup
 
 from agent.config import AgentConfig
+from agent.daemon.node import Node
 from agent.discovery.backend_factory import why_unmade
 from agent.discovery.changes import News
 from agent.discovery.discoverer import Discoverer
@@ -26,10 +27,7 @@ from agent.runtime import patience
 from agent.runtime.counts import Counts
 from agent.runtime.supervision import supervise
 from agent.runtime.watchdog import Watchdog
-from backends.base import ANY_SUBSYSTEM, Backend, Hint, Host, LinkChange, Record, Signal, Uevent, Watches
-
-Recorded = Callable[[Sequence[Signal], Record], None]
-"""Told what a record of the kernel's says about hardware."""
+from backends.base import ANY_SUBSYSTEM, Backend, Hint, Host, LinkChange, Record, Uevent, Watches
 
 T = TypeVar("T")
 
@@ -47,17 +45,15 @@ class Watching:
         self,
         settings: AgentConfig,
         host: Host,
-        backends: Mapping[str, Backend[Any]],
-        digest: Callable[[News], None],
-        recorded: Recorded,
+        backends: dict[str, Backend[Any]],
+        node: Node,
         watchdog: Watchdog,
         counts: Counts,
     ) -> None:
-        """Prepare; `digest` is told what looking has found, the watchdog that the sources are alive."""
-        self.backends = dict(backends)
-        """By their kinds, as they are now."""
-        self._digest = digest
-        self._recorded = recorded
+        """Prepare; `node` is told what is found and recorded, the watchdog that the sources are alive."""
+        self.backends = backends
+        """By their kinds, always as they are now."""
+        self._node = node
         self._sightings = Sightings()
         self._counts = counts
         self._watches: dict[str, Watches] = {}
@@ -229,16 +225,16 @@ class Watching:
             if wants(self._watches[kind], record):
                 signals = self._sightings.known(discoverer.signals(record), record)
                 if signals:
-                    self._recorded(signals, record)
+                    self._node.recorded(signals, record)
 
     def _publish(self, news: News) -> None:
         """Looking has found something: what was said of that before comes first, so that it is not Healthy for a moment."""
         self._sight(news)
-        self._digest(news)
+        self._node.scanned(news)
 
     def _sight(self, news: News) -> None:
         for signal, record in list(self._sightings.found(news)):
-            self._recorded([signal], record)
+            self._node.recorded([signal], record)
 
     def _rescan(self) -> None:
         for discoverer in self.discoverers.values():

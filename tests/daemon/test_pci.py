@@ -51,7 +51,7 @@ def made(node: Node, *resources: Resource[Any]) -> dict[str, Backend[Any]]:
 
 
 def latched(agent: Agent) -> list[tuple[str, str]]:
-    return [(latch.signal.hardware, latch.signal.reason) for latch in agent._health.kept().latches]
+    return [(latch.signal.hardware, latch.signal.reason) for latch in agent.node.health.kept().latches]
 
 
 @pytest.mark.parametrize(

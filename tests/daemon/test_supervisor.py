@@ -208,13 +208,13 @@ def pod(name: str = "pod", count: int = 1, resource: str = TOY) -> Pod:
 
 
 def began(agent: Agent, held: Sequence[Held]) -> None:
-    agent.inventory.claim(held)
-    agent._after_claims_changed()
+    agent.node.adopted(held)
+    agent.node.claims_settled()
 
 
 def over(agent: Agent, held: Sequence[Held]) -> None:
-    agent._claims_ended(held)
-    agent._after_claims_changed()
+    agent.node.released(held)
+    agent.node.claims_settled()
 
 
 async def test_it_is_ready_before_there_is_a_kubelet_and_says_so_once(node: Node) -> None:
@@ -427,7 +427,7 @@ async def both_witnesses_speak(node: Node, agent: Agent, resource: str) -> None:
 
     await agent._witnesses.ask()
     before = written()
-    agent._resend(resource)
+    agent.node.resend(resource)
     await until(lambda: written() != before, "the kubelet writes its checkpoint")
     await agent._witnesses.ask()
     await settled()

@@ -146,11 +146,11 @@ async def test_a_drained_device_gets_no_pod_and_keeps_those_it_has_until_it_is_u
     async with node.running(cards(), backends={"cards": Cards()}) as agent:
         await node.has(CARDS, healthy=4)
         await node.kubelet.admit(pod("before", 4, CARDS))
-        await agent.drain(agent.inventory.find("card 0"), "replacing the fan")
+        await agent.node.drain(agent.inventory.find("card 0"), "replacing the fan")
         assert [drain["reason"] for drain in kept(node)["drains"]] == ["replacing the fan"]
         await node.has(CARDS, healthy=2, unhealthy=2)
         assert (await node.kubelet.admit(pod("after", 1, CARDS))).phase is Phase.FAILED
-        assert await agent.undrain(agent.inventory.find("card 0")) == ("drained",)
+        assert await agent.node.undrain(agent.inventory.find("card 0")) == ("drained",)
         await node.has(CARDS, healthy=4)
         assert kept(node)["drains"] == []
 
@@ -159,7 +159,7 @@ async def test_a_drain_ends_by_itself(node: Node) -> None:
     async with node.running(cards(), backends={"cards": Cards()}) as agent:
         await node.has(CARDS, healthy=4)
         with capture_logs() as lines:
-            await agent.drain(["pci:0", "pci:1"], "", node.wall() + 7200)
+            await agent.node.drain(["pci:0", "pci:1"], "", node.wall() + 7200)
             await node.has(CARDS, healthy=0, unhealthy=4)
             node.pass_time(3600)
             await settled()
@@ -173,14 +173,14 @@ async def test_a_drain_ends_by_itself(node: Node) -> None:
 async def test_a_drain_that_has_ended_before_it_began_is_refused(node: Node) -> None:
     agent = node.agent(cards(), backends={"cards": Cards()})
     with pytest.raises(FairleadError, match="later than now"):
-        await agent.drain(["pci:0"], "", node.wall() - 1.0)
+        await agent.node.drain(["pci:0"], "", node.wall() - 1.0)
 
 
 async def test_what_was_drained_or_latched_is_never_healthy_after_a_restart(node: Node) -> None:
     async with node.running(cards(), backends={"cards": Cards()}) as agent:
         await node.has(CARDS, healthy=4)
         agent._watching.take(xid())
-        await agent.drain(["pci:1"], "the fan")
+        await agent.node.drain(["pci:1"], "the fan")
         await node.has(CARDS, healthy=0, unhealthy=4)
     with lists(node) as healthy:
         async with node.running(cards(), backends={"cards": Cards()}) as agent:
@@ -217,10 +217,10 @@ async def test_a_second_agent_takes_over_what_the_first_was_told_and_writes_noth
             running = asyncio.ensure_future(second.run())
             await until(lambda: any(line["event"] == "another-agent-runs" for line in lines))
             second._watching.take(xid())
-            await until(lambda: second._health.of("pci:0").reason == "xid-79")
+            await until(lambda: second.node.health.of("pci:0").reason == "xid-79")
             await settled()
             assert not (node.state / "state.json").exists()
-            await first.drain(["pci:1"], "the fan")
+            await first.node.drain(["pci:1"], "the fan")
         await node.has(CARDS, healthy=0, unhealthy=4)
         await until(lambda: len(kept(node)["latches"]) == len(kept(node)["drains"]) == 1)
         await ended(running)
@@ -234,7 +234,7 @@ async def test_flapping_hardware_is_logged_once_and_left_alone(node: Node) -> No
             for n in range(30):
                 backend.said = () if n % 2 else (Signal("pci:0", "sick", Verdict.NOW, "It is sick."),)
                 agent.discoverers["cards"].rescan()
-                await until(lambda: (agent._health.to_holder("pci:0", node.clock()).reason == "") == (not backend.said))
+                await until(lambda: (agent.node.health.to_holder("pci:0", node.clock()).reason == "") == (not backend.said))
             await settled()
         await node.has(CARDS, healthy=2, unhealthy=2)
         assert reasons(lines) == ["sick", "", "sick", "", "sick", "", "sick", "", "flapping"]
@@ -265,7 +265,7 @@ async def test_a_card_that_comes_and_goes_is_left_out_until_an_operator_says_tha
         assert (await node.kubelet.admit(pod("after", 3, CARDS))).phase is Phase.FAILED
     async with node.running(cards(), backends={"cards": Cards()}) as agent:
         await node.has(CARDS, healthy=2, unhealthy=2)
-        assert await agent.undrain(agent.inventory.find("card 1")) == ("flapping",)
+        assert await agent.node.undrain(agent.inventory.find("card 1")) == ("flapping",)
         await node.has(CARDS, healthy=4)
 
 
@@ -305,7 +305,7 @@ async def test_what_moves_between_units_of_one_look_has_not_been_away(node: Node
         here, there = "card 0", "card 9"
         for _ in range(FAILURES + 1):
             card = Device("card 0", there, frozenset({"pci:0"}))
-            agent._digest(News("cards", {here: ()}, {here: ()}, more=True))
-            agent._digest(News("cards", {there: (card,)}, {there: ()}))
+            agent.node.scanned(News("cards", {here: ()}, {here: ()}, more=True))
+            agent.node.scanned(News("cards", {there: (card,)}, {there: ()}))
             here, there = there, here
-        assert agent._health.of("pci:0") is HEALTHY
+        assert agent.node.health.of("pci:0") is HEALTHY

@@ -1,0 +1,187 @@
+"""Owns what is offered: inventory, health and claims; every change of them is one call here, and ends in one commit.
+
+A commit hands the lists that changed to their plugins, and wakes who waits for health's next deadline, which has what must
+outlive a restart written. Whoever changes an owner by itself leaves one of these behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
+
+from anyio.abc import TaskGroup
+
+from agent.claims.ledger import Ledger
+from agent.daemon.keeper import Keeper
+from agent.daemon.publisher import Publisher
+from agent.discovery.changes import News
+from agent.hardware.queue import Turns
+from agent.hardware.releases import Releaser
+from agent.health import HealthBook
+from agent.inventory.inventory import Inventory
+from agent.model import Held
+from agent.runtime.slices import BATCH
+from backends.base import Clears, Record, Signal
+
+
+class Node:
+    """What is there, how it is, who holds it."""
+
+    publisher: Publisher
+    keeper: Keeper
+    releaser: Releaser
+    tasks: TaskGroup
+    """Of the running agent; these four are there before anything changes."""
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        health: HealthBook,
+        ledger: Ledger,
+        turns: Turns,
+        named: Callable[[], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            inventory: the lists.
+            health: of all hardware.
+            ledger: the claims.
+            turns: what is being done to hardware.
+            named: called when devices have given new resources their names.
+            clock: monotonic seconds.
+            wall: seconds since the epoch.
+        """
+        self.inventory, self.health, self.ledger = inventory, health, ledger
+        self._turns, self._named = turns, named
+        self._clock, self._wall = clock, wall
+        self._changed = asyncio.Event()
+        self._moments: dict[str, float] = {}  # backend → when it was that the look was told whose parts are coming
+
+    def _commit(self, since: float | None = None) -> None:
+        """Hand on what changed; `since` is when the event came that was the cause, if one was."""
+        self._publish(since)
+        asyncio.get_running_loop().call_soon(self._changed.set)  # a turn later: the streams send first
+
+    def _publish(self, since: float | None = None) -> None:
+        if self.publisher.publish(self._clock(), since):
+            self._named()
+
+    # --- the kernel and the backends ---
+
+    def scanned(self, news: News) -> None:
+        """Discovery found something different."""
+        self.inventory.update(news.backend, news.units, news.links)
+        self.judge(news)
+        if not news.more:  # the lists that change show all that one look has found
+            self._commit(news.since)
+
+    def judge(self, news: News) -> None:
+        """Judge the health of what was found; whoever calls this commits."""
+        # one moment for all parts of a look: hardware that has moved from one unit to another was never away
+        now = self._moments.pop(news.backend, None) or self._clock()
+        if news.more:
+            self._moments[news.backend] = now
+        ours = self._turns.have_effects()
+        found = self.health.found(news.backend, news.units, now, beside=news.beside, anew=news.anew, ours=ours)
+        self.inventory.set_health(found)
+        self.inventory.set_health(self.health.probed(news.backend, news.signals, now))
+
+    def recorded(self, signals: Sequence[Signal], record: Record) -> None:
+        """The kernel told a fact that means this."""
+        self.inventory.set_health(self.health.recorded(signals, record, self._clock()))
+        self._commit()
+
+    def was_reset(self, hardware: Set[str]) -> None:
+        """We have reset this hardware."""
+        self.inventory.set_health(self.health.cleared(Clears.OUR_RESET, hardware, self._clock()))
+        self._commit()
+
+    # --- time ---
+
+    async def run(self, until: Callable[[float | None, asyncio.Event, Callable[[], float]], Awaitable[None]]) -> None:
+        """Let time pass for what is delayed, drained or quarantined; have what must be kept written.
+
+        Args:
+            until: waits until a time, or for an event.
+        """
+        while True:
+            now = self._clock()
+            self.inventory.set_health(self.health.ripen(now, self._wall(), BATCH))
+            if (deadline := self.health.next_deadline()) is not None and deadline <= now:
+                await asyncio.sleep(0)  # there is more
+                continue
+            self._publish()
+            self.tasks.start_soon(self.keeper.write_health)
+            self._changed.clear()
+            await until(self.health.next_deadline(), self._changed, self._clock)
+
+    # --- pods ---
+
+    async def allocated(self, given: Sequence[Held]) -> None:
+        """An Allocate is about to give these; returns when they are kept."""
+        changed = self.ledger.allocate(given, self._clock())
+        self.inventory.claim(given)
+        if changed:
+            await self.keeper.write_claims()
+        asyncio.get_running_loop().call_soon(self._commit)  # once the reply has left
+
+    def adopted(self, held: Sequence[Held]) -> None:
+        """The kubelet remembers these, and the ledger has them now; `claims_settled` follows."""
+        self.inventory.claim(held)
+
+    def released(self, ended: Sequence[Held]) -> None:
+        """No pod has these any more, and the ledger has dropped them; `claims_settled` follows."""
+        self.inventory.unclaim(ended)
+        self.releaser.add(ended)
+
+    def claims_settled(self) -> None:
+        """All that the kubelet's answer changed has been told."""
+        self._commit()
+        self.keep_claims()
+
+    def keep_claims(self) -> None:
+        """Have the claims written, and what is to be undone of those that ended."""
+        self.tasks.start_soon(self.keeper.write_claims_soon)
+
+    # --- operators ---
+
+    async def drain(self, hardware: Iterable[str], reason: str, until: float | None = None) -> None:
+        """Offer this hardware to no new pod, until then (seconds since the epoch) or until it is undrained.
+
+        Raises:
+            FairleadError: the time is past, or none.
+        """
+        self.inventory.set_health(self.keeper.drain(hardware, reason, until))
+        self._commit()
+        await self.keeper.write_health()
+
+    async def undrain(self, hardware: Iterable[str]) -> tuple[str, ...]:
+        """Put this hardware back into service; the reasons that ended: `drained`, `flapping`, `xid-79`."""
+        changes, ended = self.keeper.undrain(hardware)
+        self.inventory.set_health(changes)
+        self._commit()
+        await self.keeper.write_health()
+        return ended
+
+    # --- starts, and other configurations ---
+
+    async def restore(self) -> None:
+        """Take in what an earlier run, or the agent before us, has left."""
+        await self.keeper.restore()
+        self._commit()
+
+    def ready(self, kinds: Iterable[str]) -> None:
+        """These backends have had their time: list what is known of them."""
+        for kind in kinds:
+            self.inventory.ready(kind)
+        self._commit()
+
+    def resend(self, resource: str) -> None:
+        """Send this resource's list again, though nothing changed: the kubelet writes its checkpoint then."""
+        self.inventory.touch(resource)
+        self._commit()

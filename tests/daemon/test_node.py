@@ -1,0 +1,155 @@
+"""Whatever happens to a node, in whatever order: no list, no state file and no sleeper is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final, cast
+
+import anyio
+from anyio.abc import TaskGroup
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.claims.ledger import Ledger
+from agent.daemon.keeper import Keeper
+from agent.daemon.node import Node
+from agent.daemon.publisher import Publisher
+from agent.daemon.state_file import StateFile
+from agent.discovery.changes import News
+from agent.hardware.queue import Turns
+from agent.hardware.releases import Releaser
+from agent.health import HealthBook, KeptHealth
+from agent.model import Held, Snapshot
+from backends.base import Clears, Host
+from tests.fakes import KIND, Fake, device, held, inventory, resource
+from tests.health.said import BOOT, DELAYED, NOW, record, signal
+from tests.wait import until
+
+CARDS: Final = "a.example/cards"
+NAMES: Final = ("a", "b")
+XID: Final = "xid-79"
+
+
+class Published:
+    """Stands for the publisher: remembers the lists that were handed on."""
+
+    def __init__(self, take: Callable[[float], list[Snapshot]]) -> None:
+        self._take = take
+        self.lists: dict[str, Snapshot] = {}
+
+    def publish(self, now: float, _since: float | None) -> bool:
+        self.lists |= {snapshot.resource: snapshot for snapshot in self._take(now)}
+        return False
+
+
+class Written:
+    """Stands for the state file: remembers what was written."""
+
+    complaint = damage = ""
+
+    def __init__(self) -> None:
+        self.claims: set[Held] = set()
+        self.health = HealthBook(BOOT).kept()
+
+    async def write(
+        self, claims: Sequence[Held] | None = None, health: KeptHealth | None = None, **_others: object
+    ) -> bool:
+        self.claims = self.claims if claims is None else set(claims)
+        self.health = health or self.health
+        return True
+
+
+class House:
+    """A node with two cards, and what happens to it."""
+
+    def __init__(self, tasks: TaskGroup) -> None:
+        self.now, self.deadline, self._sequence = 1000.0, cast(float | None, -1.0), 0
+        lists, health, ledger, turns = inventory(resource(CARDS)), HealthBook(BOOT), Ledger(), Turns()
+        clock, wall = lambda: self.now, lambda: 1e9 + self.now
+        self.node = Node(lists, health, ledger, turns, lambda: None, clock=clock, wall=wall)
+        self.file = Written()
+        self.node.releaser = Releaser(Host(), {KIND: Fake()}, ledger, turns, self.node.keep_claims)
+        state = cast(StateFile, self.file)
+        self.node.keeper = Keeper(state, ledger, self.node.releaser, lists, health, clock=clock, wall=wall)
+        self.published = Published(lists.take)
+        self.node.publisher = cast(Publisher, self.published)
+        self.node.tasks = tasks
+
+    async def sleep(self, due: float | None, woken: asyncio.Event, _clock: Callable[[], float]) -> None:
+        self.deadline = due
+        await woken.wait()
+
+    async def do(self, what: str, name: str) -> None:
+        found, node = device(name, CARDS), self.node
+        match what:
+            case "comes":
+                node.scanned(News(KIND, {name: (found,)}, {name: ()}))
+            case "goes":
+                node.scanned(News(KIND, {name: ()}, {name: ()}))
+            case "is ill" | "will be ill":
+                said = signal(NOW if what == "is ill" else DELAYED, "ill", name, after=30.0, recover_after=10.0)
+                node.scanned(News(KIND, {}, {name: (said,)}))
+            case "is well":
+                node.scanned(News(KIND, {}, {name: ()}))
+            case "has an XID":
+                self._sequence += 1
+                waits = signal(NOW, XID, name, clears_on=[Clears.OUR_RESET, Clears.OPERATOR])
+                node.recorded([waits], record(self._sequence))
+            case "is reset":
+                node.was_reset({name})
+            case "is drained":
+                await node.drain([name], "the fan", 1e9 + self.now + 60.0)
+            case "is undrained":
+                await node.undrain([name])
+            case "is allocated":
+                await node.allocated([held(CARDS, name, found)])
+            case "is adopted":
+                if fresh := node.ledger.adopt({(CARDS, name): KIND}, {(CARDS, name): found}, self.now):
+                    node.adopted(fresh)
+                node.claims_settled()
+            case "is let go":
+                if (claim := node.ledger.of((CARDS, name))) is not None:
+                    node.ledger._claims.pop((CARDS, name))
+                    node.released([claim])
+                node.claims_settled()
+            case _:
+                self.now += 31.0
+                node.resend(CARDS)
+
+    def left_behind(self) -> list[object]:
+        """What does not know what it should."""
+        node, file = self.node, self.file
+        listed = self.published.lists[CARDS].slots if CARDS in self.published.lists else {}
+        pairs: list[tuple[str, object, object]] = [
+            ("list", dict(listed), dict(node.inventory.slots(CARDS))),
+            ("claims", file.claims, set(node.ledger.held())),
+            ("drains and latches", file.health, node.health.kept()),
+            ("sleeper", self.deadline, node.health.next_deadline()),
+        ]
+        return [it for it in pairs if it[1] != it[2]]
+
+
+WHAT: Final = (
+    "comes", "goes", "is ill", "will be ill", "is well", "has an XID", "is reset", "is drained", "is undrained",
+    "is allocated", "is adopted", "is let go", "time passes",
+)  # fmt: skip
+
+
+async def play(steps: list[tuple[str, str]]) -> None:
+    async with anyio.create_task_group() as tasks:
+        house = House(tasks)
+        await house.node.keeper.begin()
+        tasks.start_soon(house.node.run, house.sleep)
+        for name in NAMES:
+            await house.do("comes", name)
+        for what, name in steps:
+            await house.do(what, name)
+            await until(lambda: not house.left_behind(), f"{name} {what}", house.left_behind)
+        tasks.cancel_scope.cancel()
+
+
+@settings(max_examples=100)
+@given(st.lists(st.tuples(st.sampled_from(WHAT), st.sampled_from(NAMES)), max_size=20))
+def test_whatever_happens_no_list_state_or_sleeper_is_left_behind(steps: list[tuple[str, str]]) -> None:
+    asyncio.run(play(steps))
