@@ -211,7 +211,9 @@ class Chaos:
                 with suppress(KubeletStoppedError):
                     held = self.kubelet.held(pod, "app").items()
                     slots = [(of, device_id) for of, ids in held for device_id in ids]
-                    self._given[name] = {h for it in self.agent.node.ledger.held() if it.slot in slots for h in it.hardware}
+                    self._given[name] = {
+                        h for it in self.agent.node.ledger.held() if it.slot in slots for h in it.hardware
+                    }
 
     def a_pod_ends(self) -> None:
         if running := [it.pod for it in self.kubelet.pods.values() if it.phase is Phase.RUNNING]:
@@ -240,7 +242,11 @@ class Chaos:
 
     async def an_operator_drains(self) -> None:
         hardware = [f"c:{self.dice.choice(PLACES)}"]
-        await (self.agent.node.drain(hardware, "why not") if self.dice.random() < 0.5 else self.agent.node.undrain(hardware))
+        await (
+            self.agent.node.drain(hardware, "why not")
+            if self.dice.random() < 0.5
+            else self.agent.node.undrain(hardware)
+        )
 
     def a_connection_breaks(self) -> None:
         if registrars := list(self.agent._serving.registrars.values()):

@@ -371,7 +371,7 @@ class Inventory:
         held = [claim for i in place.ids if (claim := listing.claims.get(i))] if listing.claims else ()
         others = {claim.id: replaced(claim, device) for claim in held if not is_same(claim, device)}
         if listing.keeps_back:
-            former = self._held.tombstones_of(device, place.resource, listing.tombstones)
+            former = self._held.astray_from(device, place.resource, listing.astray)
             back = kept_back(place.ids, device, listing.claims, former)
             listing.keep_back(place.ids, back)
             others = {**back, **others}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
-from agent.model import HEALTHY, Health, Held, Slot, Snapshot
+from agent.model import HEALTHY, REPLACED, Health, Held, Slot, Snapshot
 from agent.runtime import limits
 from backends.base import Device
 
@@ -18,7 +18,7 @@ class Listing:
         self.slots: dict[str, Slot] = {}
         self.owners: dict[str, tuple[str, str, str, str]] = {}  # ID → the found device behind it
         self.claims: dict[str, Held] = {}  # ID → the pod's claim
-        self.tombstones: set[str] = set()  # IDs without a device
+        self.astray: set[str] = set()  # IDs of pods whose hardware is not behind them: gone, or another device is there
         self._kept_back: set[str] = set()
         self.dirty = True
         self.omitted = 0
@@ -37,10 +37,10 @@ class Listing:
             self._undated.add(slot.id)
         if before == slot:
             return
-        if slot.device is None:
-            self.tombstones.add(slot.id)
+        if slot.device is None or slot.health.reason == REPLACED:
+            self.astray.add(slot.id)
         else:
-            self.tombstones.discard(slot.id)
+            self.astray.discard(slot.id)
         self._bytes += _size(slot) - (_size(before) if before else 0)
         self.slots[slot.id] = slot
         self._changed.add(slot.id)
@@ -63,7 +63,7 @@ class Listing:
             self._bytes += size_of_all(others, device.numa_node) - self._listed_size(others)
             slots.update((device_id, Slot(device_id, device, health)) for device_id in changed)
             self._changed.update(changed)
-            self.tombstones.difference_update(changed)
+            self.astray.difference_update(changed)
             self.dirty = True
 
     def drop(self, ids: Collection[str]) -> None:
@@ -73,14 +73,14 @@ class Listing:
             for device_id in listed:
                 del self.slots[device_id]
             self._changed.update(listed)
-            self.tombstones.difference_update(listed)
+            self.astray.difference_update(listed)
             self._kept_back.difference_update(listed)
             self.dirty = True
 
     @property
     def keeps_back(self) -> bool:
-        """Is any ID kept back for a pod that holds hardware under an ID which is a tombstone, or may one have to be?"""
-        return bool(self.tombstones or self._kept_back)
+        """Is any ID kept back for a pod that holds hardware which is not behind its ID, or may one have to be?"""
+        return bool(self.astray or self._kept_back)
 
     def keep_back(self, ids: Iterable[str], back: Iterable[str]) -> None:
         """Of these IDs of a device, those are kept back."""

@@ -34,11 +34,11 @@ class Holdings:
                 self.by_hardware[hardware].add(claim.slot)
         return before
 
-    def tombstones_of(self, device: Device, resource: str, tombstones: Container[str]) -> list[str]:
-        """Of a resource's tombstones, those of pods that hold some hardware of this device; in no time, if there are none."""
+    def astray_from(self, device: Device, resource: str, astray: Container[str]) -> list[str]:
+        """Of a resource's IDs that are astray, those of pods that hold hardware of this device; in no time, if none is."""
         hardware = min(device.hardware, key=lambda name: len(self.by_hardware.get(name, ())))
         held = self.by_hardware.get(hardware, ())
-        return [device_id for name, device_id in held if name == resource and device_id in tombstones]
+        return [device_id for name, device_id in held if name == resource and device_id in astray]
 
     def remove(self, slot: SlotKey) -> Held | None:
         """Nobody holds this any more; what it was."""
@@ -82,9 +82,9 @@ def unusable(why: str) -> Health:
 
 
 def kept_back(
-    ids: Sequence[str], device: Device, claims: Mapping[str, Held], tombstones: Collection[str]
+    ids: Sequence[str], device: Device, claims: Mapping[str, Held], astray: Collection[str]
 ) -> Mapping[str, Health]:
-    """The IDs of a device that are in nobody's reach while pods hold its hardware under IDs that it has no more.
+    """The IDs of a device that are in nobody's reach while pods hold its hardware under IDs that it does not have.
 
     Its IDs are other ones since the configuration changed, or another plugin gave it; no more pods than it has IDs shall
     have the hardware, or the kubelet would give it away twice (kubelet contract: A7.4). For each such pod, the last free ID
@@ -94,9 +94,9 @@ def kept_back(
         ids: the device's, as they are now.
         device: the device.
         claims: of its resource, by ID.
-        tombstones: the resource's claimed IDs that have no device, at least those with all of its hardware.
+        astray: the resource's claimed IDs that their hardware is not behind, at least those with all of this device's.
     """
-    earlier = sorted(i for i in tombstones if claims[i].hardware >= device.hardware and is_same(claims[i], device))
+    earlier = sorted(i for i in astray if claims[i].hardware >= device.hardware and is_same(claims[i], device))
     if not earlier:
         return {}
     free_last = sorted(ids, key=lambda device_id: device_id not in claims)

@@ -234,7 +234,9 @@ async def test_flapping_hardware_is_logged_once_and_left_alone(node: Node) -> No
             for n in range(30):
                 backend.said = () if n % 2 else (Signal("pci:0", "sick", Verdict.NOW, "It is sick."),)
                 agent.discoverers["cards"].rescan()
-                await until(lambda: (agent.node.health.to_holder("pci:0", node.clock()).reason == "") == (not backend.said))
+                await until(
+                    lambda: (agent.node.health.to_holder("pci:0", node.clock()).reason == "") == (not backend.said)
+                )
             await settled()
         await node.has(CARDS, healthy=2, unhealthy=2)
         assert reasons(lines) == ["sick", "", "sick", "", "sick", "", "sick", "", "flapping"]

@@ -161,6 +161,17 @@ def test_another_card_in_the_place_of_one_that_a_pod_holds_is_kept_back_from_nob
     assert shown(it, A) == {"old": "gone", "new": "Healthy"}
 
 
+def test_hardware_that_a_pod_holds_under_an_id_that_another_device_has_now_is_kept_back() -> None:
+    """Whichever device was seen first."""
+    was, other = device("was", A, ids=["new"]), device("other", A, ids=["old"])
+    for found in ([was, other], [other, was]):
+        it = inventory(A)
+        it.claim([held(A, "old", was)])
+        for one in found:
+            it.update(KIND, {one.unit: (one,)})
+        assert shown(it, A) == {"old": "replaced", "new": "held"}
+
+
 def test_what_a_pod_has_through_another_plugin_is_held_under_another_configuration_too() -> None:
     found = device("d", A)
     it = inventory(A, devices=[found])

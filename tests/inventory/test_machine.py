@@ -205,15 +205,20 @@ class AnyOrder(RuleBasedStateMachine):
     def kept_back(self) -> set[tuple[str, str]]:
         """The IDs that are not to be had as long as pods have the hardware under IDs of an earlier config: free ones first."""
         back: set[tuple[str, str]] = set()
-        tombstones = [claim for claim in self.claims.values() if self.it.slots(claim.resource)[claim.id].device is None]
         for name in self.it.names():
             devices = {id(slot.device): slot.device for slot in self.it.slots(name).values() if slot.device}
             for found in devices.values():
-                former = [claim for claim in tombstones if claim.resource == name and is_all_of(claim, found)]
                 ids = [(name, i) for i in self.ids(name, found)]
+                others = [claim for claim in self.claims.values() if claim.resource == name and self.is_astray(claim)]
+                former = [claim for claim in others if is_all_of(claim, found)]
                 ids = [i for i in ids if i in self.claims] + [i for i in ids if i not in self.claims]
                 back.update(ids[max(0, len(ids) - len(former)) :])
         return back
+
+    def is_astray(self, claim: Held) -> bool:
+        """Is what the pod was given not behind its ID any more?"""
+        slot = self.it.slots(claim.resource)[claim.id]
+        return slot.device is None or slot.health.reason == "replaced"
 
     def ids(self, name: str, found: Device) -> Sequence[str]:
         (configured,) = [r for r in self.resources if r.name == name]
@@ -221,13 +226,13 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def no_more_pods_than_it_has_ids_can_get_a_device(self) -> None:
-        """Counting those that have all of its hardware under an ID of the config before."""
+        """Counting those that have all of its hardware under an ID that it does not have."""
         for name, slot in self.slots():
             if slot.device is None or not slot.health.offered or (name, slot.id) in self.claims:
                 continue
             of_device = self.ids(name, slot.device)
             held = [c for c in self.claims.values() if c.resource == name and is_all_of(c, slot.device)]
-            taken = [c for c in held if c.id in of_device or self.it.slots(name)[c.id].device is None]
+            taken = [c for c in held if c.id in of_device or self.is_astray(c)]
             assert len(taken) < len(of_device)
 
     @invariant()
@@ -254,6 +259,6 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 AnyOrder.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=15, deadline=None, report_multiple_bugs=False
+    max_examples=100, stateful_step_count=15, deadline=None, report_multiple_bugs=False
 )
 test_whatever_happens_in_whatever_order = AnyOrder.TestCase

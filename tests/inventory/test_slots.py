@@ -57,7 +57,7 @@ def test_it_keeps_which_ids_have_no_device_and_the_size_of_the_bytes_in_their_la
             it.put_device(step, DEVICES[2], HEALTHY)
         else:
             it.drop([step])
-        assert it.tombstones == {device_id for device_id, slot in it.slots.items() if slot.device is None}
+        assert it.astray == {device_id for device_id, slot in it.slots.items() if slot.device is None}
     encoded = _EncodedList()
     for slot in list(it.slots.values()):
         it.put(slot._replace(health=SICK))
