@@ -171,7 +171,7 @@ class Node:
     # --- starts, and other configurations ---
 
     async def restore(self) -> None:
-        """Take in what an earlier run, or the agent before us, has left."""
+        """Take in what the agent before us was told while we waited for it to go."""
         await self.keeper.restore()
         self._commit()
 

@@ -205,7 +205,8 @@ class Agent:
     async def _confirm(self, resource: str, listed: Callable[[], Container[str]]) -> None:
         """What is to be known before each list."""
         await self._serving.lapses.before_list(resource)
-        await self._witnesses.confirm(resource, listed)
+        if strangers := await self._witnesses.confirm(resource, listed):
+            self._serving.lapses.suspect(resource, strangers)
 
     def _plugin(self, name: str) -> Plugin:
         hooks = self._allocator.allocate, self._preferences.of(name), self._starter.of(name)
@@ -232,7 +233,7 @@ class Agent:
 
     async def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
         """Run until cancelled; `on_ready` is called before the first registration."""
-        await self.node.restore()  # before anything is seen: what was drained or latched is not Healthy for a moment
+        await self._keeper.restore()  # before anything is seen: what was drained or latched is not Healthy for a moment
         if (read := self.node.health.handled.get("kmsg")) is not None:
             self._watching.kmsg.after = read.boot, read.sequence
         async with anyio.create_task_group() as self._tasks:

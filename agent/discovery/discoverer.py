@@ -27,6 +27,7 @@ from agent.discovery.waiters import LookError, Waiters
 from agent.runtime.counts import Counts
 from agent.runtime.errors import shown, words
 from agent.runtime.patience import Running
+from agent.runtime.shortage import ShortageError
 from agent.runtime.slices import BATCH, in_batches
 from agent.runtime.workers import NoWorkerError, Workers
 from backends.base import ALL, All, Backend, Device, Hint, Link, Problem, Record, Signal, Watches
@@ -425,7 +426,8 @@ class Discoverer:
     def _note_failures(self, failures: Mapping[str, BaseException]) -> None:
         for unit, error in failures.items():
             self._report(unit, [Problem(unit, cannot_read(unit, error))])
-            self.schedule.retry(unit, failed=True)
+            # what we are short of may be there the next moment, and it is not the hardware's fault
+            self.schedule.retry(unit, failed=True, steady=isinstance(error, ShortageError))
 
     def _note_listing(self, failure: Exception | None, listed: Set[str] | None) -> None:
         if failure is not None:

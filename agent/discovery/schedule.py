@@ -120,11 +120,11 @@ class Schedule:
             timers.append(self._glanced + self.poll)
         return min(*timers, *(at for at, _ in self._retries.values()))
 
-    def retry(self, unit: str, *, failed: bool) -> None:
-        """A look at this unit failed, and is tried again a little later each time, or did not."""
+    def retry(self, unit: str, *, failed: bool, steady: bool = False) -> None:
+        """A look at this unit failed, and is tried again a little later each time, or each second if `steady`; or did not."""
         if not failed:
             self._retries.pop(unit, None)
-        elif unit not in self._retries:
+        elif steady or unit not in self._retries:
             self._retries[unit] = (self._clock() + _RETRY_FIRST, _RETRY_FIRST * 2)
 
     def _collect_retries(self, now: float) -> None:

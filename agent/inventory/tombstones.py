@@ -96,7 +96,8 @@ def kept_back(
         claims: of its resource, by ID.
         astray: the resource's claimed IDs that their hardware is not behind, at least those with all of this device's.
     """
-    earlier = sorted(i for i in astray if claims[i].hardware >= device.hardware and is_same(claims[i], device))
+    others = set(astray).difference(ids)  # one of its own comes home now
+    earlier = sorted(i for i in others if claims[i].hardware >= device.hardware and is_same(claims[i], device))
     if not earlier:
         return {}
     free_last = sorted(ids, key=lambda device_id: device_id not in claims)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,7 @@ _LOST: Final = "the kubelet offers none of its devices, as if another plugin had
 _DOUBTED: Final = (
     "another plugin ended when a list was sent: if it had registered this name, the kubelet refuses every pod"
 )
+_STRANGERS: Final = "pods have devices of another plugin that registered this name when a list was sent: ours hid it"
 _AGAIN: Final = "registering once more"
 
 log = structlog.get_logger()
@@ -83,7 +84,8 @@ class Lapses:
         self._observed = Observation()
         self._looked = 0.0
         self._moved: dict[str, float] = {}  # socket → when it came or went last, since the last look
-        self._doubts: dict[str, float] = {}  # resource → a list sent since then may hide that the kubelet had lost it
+        self._doubts: dict[str, tuple[float, str]] = {}
+        """Resource → since when a list of ours may hide that the kubelet has lost it, and why."""
         self._sign = asyncio.Event()
 
     def changed(self, path: Path) -> None:
@@ -127,8 +129,8 @@ class Lapses:
                 self._compare(registrar)
             if registrar.rival and is_over:
                 self._renew(registrar, _LOST)
-            elif registrar.plugin.sent_at >= self._doubts.get(registrar.plugin.resource, math.inf):
-                self._renew(registrar, _DOUBTED)
+            elif (doubt := self._doubts.get(registrar.plugin.resource)) and registrar.plugin.sent_at >= doubt[0]:
+                self._renew(registrar, doubt[1])
         await self._look_for_lost()
 
     async def _look_at_directory(self, sent: Sequence[float]) -> float:
@@ -145,10 +147,20 @@ class Lapses:
         over = max((moved.get(name, since) for name in names), default=0.0)
         for registrar in self.registrars():
             if registrar.registered and registrar.plugin.began < over:  # else it was registered over that plugin
-                self._doubts.setdefault(registrar.plugin.resource, max(since, over - _STOPS_WITHIN))
+                self._doubts.setdefault(registrar.plugin.resource, (max(since, over - _STOPS_WITHIN), _DOUBTED))
         return over
 
     # --- another plugin that serves ---
+
+    def suspect(self, resource: str, held: Set[str]) -> None:
+        """Pods have these, which were never ours to give: another plugin has registered the name since our first list.
+
+        A list of ours that goes out now may hide it: within milliseconds of its registration nothing else betrays it.
+        """
+        for registrar in self.registrars():
+            if registrar.plugin.resource == resource and (offer := self._offer_of(registrar)) and held - offer.listed:
+                self._doubts.setdefault(resource, (self._clock(), _STRANGERS))
+                self._sign.set()
 
     async def before_list(self, resource: str) -> None:
         """Find out whether another plugin has the name by now: a list that was sent then would hide it.
@@ -212,7 +224,7 @@ class Lapses:
             return  # the witnesses ask there too, and say so; and kubelets before 1.23 do not know the call
         now = {it.plugin.resource: it.plugin.sent_at for it in self.registrars() if it.registered and it.plugin.offers}
         known = {name for name, sent_at in asked.items() if now.get(name) == sent_at}
-        self._doubts = {name: since for name, since in self._doubts.items() if name in now.keys() - known}
+        self._doubts = {name: doubt for name, doubt in self._doubts.items() if name in now.keys() - known}
         lost = known - allocatable.resources
         self._tried = {name: tried for name, tried in self._tried.items() if name not in allocatable.resources}
         for registrar in self.registrars():

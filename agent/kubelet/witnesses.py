@@ -177,7 +177,7 @@ class Witnesses:
         for resource in ours if resources else ():
             self._resend(resource)
 
-    async def confirm(self, resource: str, listed: Callable[[], Container[str]]) -> None:
+    async def confirm(self, resource: str, listed: Callable[[], Container[str]]) -> frozenset[str]:
         """Take in what pods hold of a resource, as the checkpoint of this moment says, and the list that is due lacks.
 
         What it has of a claim without hardware is traced: the list may offer that hardware under another ID.
@@ -185,24 +185,29 @@ class Witnesses:
         Args:
             resource: of ours.
             listed: the IDs of the list, as it is when called.
+
+        Returns:
+            the IDs that pods hold, and that neither we have given nor the list has.
         """
         if resource not in self._asked_about:
             with anyio.move_on_after(_FIRST_LIST_WAITS):
                 await self._ask_about(resource)
         if self._checkpoint.under_way and self._complaints.get("checkpoint"):
-            return  # it hangs, as has been said
+            return frozenset()  # it hangs, as has been said
         try:
             async with patience.timeout(_LIST_WAITS):
                 checkpoint = await self._checkpoint.read()
         except (TimeoutError, CheckpointError) as error:
             self._complain("checkpoint", str(error) or "reading it hangs")
-            return
+            return frozenset()
         await self._see_foreign(checkpoint)
         await self._trace_again()
         held, listed_now = checkpoint.held.get(resource, frozenset()) if checkpoint else frozenset[str](), listed()
         slots = {(resource, device_id) for device_id in held}
+        strangers = frozenset(it[1] for it in slots if it[1] not in listed_now and not self._ledger.has(it))
         if missing := {it for it in slots if it[1] not in listed_now or self._ledger.is_bare(it, unknown=False)}:
             await self._adopt(missing, checkpoint)
+        return strangers
 
     async def _ask_about(self, resource: str) -> None:
         async with self._asking:

@@ -51,6 +51,19 @@ async def test_each_timer_comes_again(it: Schedule, clock: Clock) -> None:
     assert [at for at, todo in done if todo.probes] == list(range(30, 621, 30))
 
 
+async def test_what_we_could_not_look_at_for_want_of_something_is_tried_each_second(it: Schedule, clock: Clock) -> None:
+    """The shortage may be over the next moment, and no event tells of it."""
+    begun, tried = clock.now, []
+    it.retry("u", failed=True, steady=True)
+    while clock.now < begun + 10:
+        clock.now += 0.5
+        if (todo := await due(it, "u")) is not None:
+            assert todo.units == {"u"}
+            tried.append(clock.now - begun)
+            it.retry("u", failed=True, steady=True)
+    assert tried == [float(second) for second in range(1, 11)]
+
+
 async def test_a_backend_that_asks_for_glances_gets_them_between_probes(it: Schedule, clock: Clock) -> None:
     begun = clock.now
     it.poll = 10.0

@@ -11,10 +11,15 @@ from agent.simulation.pods import Phase
 from tests import loop_steps, nodes
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import AgentProcess, finish
-from tests.e2e.test_claims import OFTEN_ASKING
 from tests.wait import limit
 
 _PODS: Final = 5
+_AT_ONCE: Final = """
+from agent.claims import ledger
+from agent.kubelet import witnesses
+ledger.REWRITE_AFTER = witnesses._AFTER_ALLOCATE = witnesses._WHILE_ENDING = 0.05
+"""
+"""What pods hold is asked for once there is something to learn. All the time would hold up each list, where all is counted."""
 _RENAMED: Final = "fl.test/renamed"
 
 
@@ -40,7 +45,7 @@ class Crowd:
     @asynccontextmanager
     async def agent(self) -> AsyncIterator[AgentProcess]:
         """An agent that lists all devices."""
-        async with self.node.agent(chardev(), self._serving, prelude=OFTEN_ASKING + self._watch) as agent:
+        async with self.node.agent(chardev(), self._serving, prelude=_AT_ONCE + self._watch) as agent:
             await self._lists(self.devices)
             await agent.says("http-served")
             yield agent

@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import AgentProcess, finish
+from tests.wait import until
 
 SYNCS = """
 import os
@@ -74,6 +75,7 @@ async def test_drains_outlive_a_damaged_state_file_and_every_face_tells_of_it(no
     async with node.agent() as agent:
         await node.shows(lambda k: k.resources[WIDGET].healthy == {"w2"})
         assert "state.health.json" in (await agent.says("state-unreadable"))["then"]
+        await until((node.state / "state.damaged.json").exists, "the damaged file, moved aside")
         assert (node.state / "state.damaged.json").read_text() == damage
         explained = json.loads((await finish("explain", "--json", "--config", config, "w1"))[1])
         assert "new fan" in json.dumps(explained)

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import pytest
 from grpclib.client import Channel
 from grpclib.exceptions import GRPCError
 
-from agent.kubelet.api.v1beta1 import AllocateRequest, ContainerAllocateRequest, DevicePluginStub
+from agent.kubelet.api.v1beta1 import (
+    AllocateRequest,
+    AllocateResponse,
+    ContainerAllocateRequest,
+    ContainerAllocateResponse,
+    DevicePluginStub,
+)
 from agent.simulation.pods import Phase
 from tests.e2e.foreign import hold, other_plugin
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import AgentProcess, finish
+from tests.simulation.plugin import ToyPlugin, devices
 
 OTHER = "fl.test/other"
 SELDOM = "from agent.kubelet import lapses\nlapses.INTERVAL = 3600.0\n"
@@ -125,6 +133,28 @@ async def test_no_list_goes_out_while_it_cannot_be_known_yet_whether_another_plu
             agent.pass_minute()
             await agent.says("overtaken", resource=WIDGET)
             assert len(node.lists) == lists
+
+
+async def test_a_list_that_hides_another_plugin_is_found_out_by_what_its_pods_hold(node: Node) -> None:
+    """It was sent in the milliseconds in which nothing betrayed that plugin; the kubelet asks it for our devices then."""
+    node.mknod("w1")
+    early = "async def asked(*_): pass\nfrom agent.kubelet import lapses, rivals\nlapses.Lapses.before_list = asked\n"
+    async with node.agent(prelude=SELDOM + early + "rivals.SETTLED = 3600.0\n") as agent:
+        await node.healthy("w1")
+        async with ToyPlugin(node.plugin_dir, WIDGET, devices("theirs-0"), "rival.sock") as other:
+            other.on_allocate = nothing
+            await other.register()
+            await node.shows(lambda k: k.resources[WIDGET].healthy == {"theirs-0"})
+            await hold(node, WIDGET, "theirs")
+            before = node.kubelet.registrations[WIDGET]
+            node.mknod("w2")
+            said = await agent.says("registration-lost", resource=WIDGET)
+            assert "ours hid it" in said["reason"]
+            await registered_again(node, agent, before)
+
+
+async def nothing(_: Sequence[str]) -> AllocateResponse:
+    return AllocateResponse([ContainerAllocateResponse()])
 
 
 async def test_who_asks_for_what_we_do_not_have_is_not_the_kubelet_and_does_not_hide_another_plugin(node: Node) -> None:

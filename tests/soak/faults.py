@@ -261,11 +261,13 @@ async def another_plugin_overtakes_us(w: World) -> AsyncIterator[None]:
             await plugin.__aexit__(None, None, None)
             with w.model.unseen():  # until the kubelet has seen its end
                 await w.is_so(lambda: "theirs-0" not in _healthy(w, WIDGET), 5.0, "rid of another plugin")
-        with w.model.without(WIDGET, *([unit] if (pods := w.strangers(WIDGET)) else [])):
-            await w.well("another plugin's end")
+        if pods := w.strangers(WIDGET):
+            with w.model.without(WIDGET, unit):
+                await w.well("another plugin's end")
         for pod in pods:
             w.node.kubelet.end(pod)
-            w.model.doubt(WIDGET, unit, w.now + _ENDED)
+        w.model.doubt(WIDGET, unit, w.now + _ENDED)  # others that had it from that plugin may have ended a moment ago
+        await w.well("another plugin's end")
 
 
 def _healthy(w: World, resource: str) -> frozenset[str]:
@@ -303,6 +305,7 @@ async def a_reload_brings_what_another_plugin_served(w: World) -> AsyncIterator[
     del w.model.hardware[LATE]
     w.extra.clear()
     w.configure()
+    await w.is_so(lambda: not w.node.kubelet.streams(LATE), 30.0, "rid of a resource")
 
 
 # --- the daemon's process ---
