@@ -26,6 +26,9 @@ REWRITE_AFTER: Final = 2.0
 Version = tuple[int, ...]
 """Identifies one written checkpoint (inode, time, size)."""
 
+Pods = frozenset[str]
+"""UIDs."""
+
 _NAMED_AT_MOST: Final = 10
 
 
@@ -40,6 +43,7 @@ class _Claim:
     since: float  # the last Allocate of it, or when we learnt of it
     absent_since: float | None = None  # when the first List without it was answered
     absent_version: Version | None = None  # the checkpoint that lay there then; None: there was none
+    pods: Pods = frozenset()  # another plugin gave it to these, and what they were given leads to the hardware
 
 
 class Ledger:
@@ -67,9 +71,9 @@ class Ledger:
         return slot in self._claims
 
     def is_bare(self, slot: SlotKey, *, unknown: bool = True) -> bool:
-        """Is it claimed, and its hardware not known? What is not claimed at all is `unknown`."""
+        """Is it claimed, and its hardware not known by its ID? What is not claimed at all is `unknown`."""
         claim = self._claims.get(slot)
-        return unknown if claim is None else not claim.held.hardware or claim.held.foreign
+        return unknown if claim is None else not claim.held.hardware or claim.held.foreign or bool(claim.pods)
 
     def allocate(self, given: Iterable[Held], now: float) -> bool:
         """Record what an Allocate is about to give; True if the ledger changed in what must be kept.
@@ -94,7 +98,7 @@ class Ledger:
         seen: Mapping[SlotKey, str],
         devices: Mapping[SlotKey, Device],
         now: float,
-        traced: Mapping[SlotKey, frozenset[str]] = MappingProxyType({}),
+        traced: Mapping[SlotKey, tuple[Pods, frozenset[str]]] = MappingProxyType({}),
     ) -> list[Held]:
         """Take in what a witness says is held and we did not know (our state was lost); returns what is new.
 
@@ -102,22 +106,26 @@ class Ledger:
             seen: the slots and the backend that serves each one's resource.
             devices: the devices behind them now, as far as they are there. Fills in claims without hardware too.
             now: monotonic seconds.
-            traced: the hardware of slots without a device, where what their pods were given leads to some.
+            traced: of slots without a device, the pods, and the hardware that what they were given leads to. Another
+                plugin may give the same ID to a later pod, for other hardware, before anybody has seen the first one end.
         """
         news: list[Held] = []
         for slot, backend in seen.items():
             claim = self._claims.get(slot)
-            if claim is not None and claim.held.hardware and not claim.held.foreign:
+            pods, led_to = traced.get(slot, (Pods(), frozenset[str]()))
+            later = claim is not None and bool(claim.pods and pods) and claim.pods != pods
+            if claim is not None and claim.held.hardware and not claim.held.foreign and not later:
                 continue
             device = devices.get(slot)
             held = Held(
                 *slot,
                 backend=claim.held.backend if claim and not claim.held.foreign else backend,
-                hardware=device.hardware if device else traced.get(slot, frozenset()),
+                hardware=device.hardware if device else led_to,
                 identity=device.identity if device else "",
             )
-            if claim is None or held != claim.held:
-                self._put(_Claim(held, claim.since if claim else now))
+            if claim is None or later or held != claim.held:
+                since = claim.since if claim and not later else now
+                self._put(_Claim(held, since, pods=pods if led_to else Pods()))
                 news.append(held)
         return news
 

@@ -15,6 +15,7 @@ import msgspec
 
 from agent.claims.traces import Trace
 from agent.kubelet.wire import SENSELESS, messages, strings
+from agent.model import SlotKey
 from agent.runtime.slices import in_slices
 from backends.linux import files
 
@@ -41,6 +42,10 @@ class CheckpointEntry:
     ids: tuple[str, ...]
     response: bytes = field(default=b"null", compare=False, repr=False)
     """The plugin's answer, a ContainerAllocateResponse, as JSON has bytes."""
+
+    def slots(self) -> frozenset[SlotKey]:
+        """The same as slots."""
+        return frozenset((self.resource, device_id) for device_id in self.ids)
 
     async def trace(self) -> Trace:
         """What the container was given; nothing where that makes no sense."""

@@ -21,9 +21,9 @@ from typing import Final
 import anyio
 import structlog
 
-from agent.claims.ledger import Ledger, names_of
+from agent.claims.ledger import Ledger, Pods, names_of
 from agent.claims.traces import Trace, Tracer
-from agent.kubelet.checkpoint import Checkpoint, CheckpointError, Version
+from agent.kubelet.checkpoint import Checkpoint, CheckpointEntry, CheckpointError, Version
 from agent.kubelet.checkpoint_reader import CheckpointReader
 from agent.kubelet.podresources import PodResourcesError, list_pods
 from agent.kubelet.wire import PodDevices, PodList
@@ -46,10 +46,9 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class _Traced:
-    """What a container got, and the slots that it got it for."""
+    """What pods got, and the slots that they got it for; more than one pod, where the checkpoint has one that has ended."""
 
-    container: tuple[str, str]
-    """Its pod's UID, and its name: another plugin may give the same ID to a later pod, for other hardware."""
+    pods: Pods
     trace: Trace
     slots: frozenset[SlotKey]
 
@@ -295,26 +294,31 @@ class Witnesses:
             log.info("claims-adopted", count=len(news), slots=names_of(held.slot for held in news))
             self._settled()
 
-    def _trace(self, bare: Mapping[SlotKey, str]) -> Mapping[SlotKey, frozenset[str]]:
-        """The hardware of claims that have no device under their IDs; `bare` has each one's backend."""
+    def _trace(self, bare: Mapping[SlotKey, str]) -> Mapping[SlotKey, tuple[Pods, frozenset[str]]]:
+        """Who has the claims that have no device under their IDs, and of what hardware; `bare` has each one's backend."""
         if self._tracer is None or not bare:
             return {}
         traced = {slot: self._traces[slot] for slot in bare if slot in self._traces}
         found = self._tracer.hardware({slot: it.trace for slot, it in traced.items()}, bare)
         # the answer is about all IDs of a container: what one of them has under its own name is not another's
         others = {slots: self._known_of(slots) for slots in {it.slots for it in traced.values()}}
-        return {slot: hardware - others[traced[slot].slots] for slot, hardware in found.items()}
+        return {slot: (it.pods, found.get(slot, frozenset[str]()) - others[it.slots]) for slot, it in traced.items()}
 
     async def _note_traces(self, checkpoint: Checkpoint | None) -> None:
-        """Note what containers got whose devices are not known by their IDs."""
-        for entry in checkpoint.entries if checkpoint else ():
-            if self._tracer is None or self._served(entry.resource) is None:
-                continue
-            slots = frozenset((entry.resource, device_id) for device_id in entry.ids)
-            container = entry.pod_uid, entry.container
-            bare = await in_slices(filter(self._is_bare, slots))
-            if any(slot not in self._traces or self._traces[slot].container != container for slot in bare):
-                self._traces |= dict.fromkeys(bare, _Traced(container, await entry.trace(), slots))
+        """Note what pods got whose devices are not known by their IDs."""
+        bare: defaultdict[SlotKey, list[CheckpointEntry]] = defaultdict(list)
+        for entry in checkpoint.entries if checkpoint and self._tracer else ():
+            if self._served(entry.resource) is not None:
+                for slot in await in_slices(filter(self._is_bare, entry.slots())):
+                    bare[slot].append(entry)
+        traced: dict[tuple[int, ...], _Traced] = {}  # all devices of a container have one
+        async for batch in in_batches(bare.items()):
+            for slot, entries in batch:
+                pods, key = frozenset(entry.pod_uid for entry in entries), tuple(map(id, entries))
+                if slot not in self._traces or self._traces[slot].pods != pods:
+                    if key not in traced:
+                        traced[key] = await _traced(pods, entries)
+                    self._traces[slot] = traced[key]
 
     def _is_bare(self, slot: SlotKey) -> bool:
         """Is nothing known of the hardware that a pod has under this ID?"""
@@ -355,6 +359,15 @@ class Witnesses:
             log.info("witness-silent", witness=witness, reason=complaint, then="no claim ends until it answers")
         else:
             log.info("witness-answers", witness=witness)
+
+
+async def _traced(pods: Pods, entries: Iterable[CheckpointEntry]) -> _Traced:
+    trace, slots = Trace(), frozenset[SlotKey]()
+    for entry in entries:
+        given = await entry.trace()
+        trace = Trace(trace.nodes | given.nodes, trace.names | given.names)
+        slots |= entry.slots()
+    return _Traced(pods, trace, slots)
 
 
 def _holders(pods: PodList) -> dict[SlotKey, tuple[PodDevices, ...]]:

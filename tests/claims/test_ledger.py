@@ -148,6 +148,26 @@ def test_what_only_the_kubelet_remembers_is_adopted_and_gets_its_hardware_once_t
     assert ledger.next_judgement(3.0) == MIN_AGE - 3.0  # since it was learnt, not since it was completed
 
 
+def test_what_another_plugin_gave_to_a_later_pod_is_that_pods_and_what_we_give_is_known_by_its_id() -> None:
+    ledger = Ledger()
+    first, both, later = (frozenset(uids) for uids in ("a", "ab", "b"))
+    one, two = frozenset(["one"]), frozenset(["two"])
+
+    def adopt(pods: frozenset[str], hardware: frozenset[str], now: float) -> list[frozenset[str]]:
+        return [it.hardware for it in ledger.adopt({X.slot: KIND}, {}, now, {X.slot: (pods, hardware)})]
+
+    assert adopt(first, one, 0.0) == [one]
+    assert adopt(first, frozenset(), 1.0) == []  # its device is gone for a while
+    assert ledger.holds("one")
+    assert adopt(both, one | two, 2.0) == [one | two]  # the first has ended, and the kubelet's record has it yet
+    assert adopt(later, two, 50.0) == [two]
+    assert not ledger.holds("one")
+    assert ledger.next_judgement(50.0) == MIN_AGE  # it is a claim of its own
+    ledger.allocate([X], 60.0)
+    assert adopt(first, one, 70.0) == []
+    assert ledger.held() == [X]
+
+
 def test_an_adopted_claim_keeps_the_backend_it_was_given_by() -> None:
     ledger = old_ledger(Held(A, "x", "another"))
     assert ledger.adopt({X.slot: KIND}, {X.slot: CARD}, 1.0)[0].backend == "another"
