@@ -40,8 +40,8 @@ def run(config: Path | None, log_level: logs.Level) -> None:
     loaded = load(config)
 
     async def main() -> None:
-        asyncio.get_running_loop().set_exception_handler(Shortage().handle)
         agent = Agent(loaded, make_backends(loaded.host, loaded.resources), Notifier.from_environment(), events)
+        asyncio.get_running_loop().set_exception_handler(Shortage(agent.problems).handle)
         agent.counts.lost_lines = events.lost
         await agent.run_until_signal()
 

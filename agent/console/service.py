@@ -12,7 +12,6 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -28,6 +27,7 @@ from agent.console.requests import SERVICE, Request
 from agent.kubelet.lock import exclusive
 from agent.kubelet.transport.server import SocketServer
 from agent.kubelet.wire import Encoded
+from agent.runtime.problems import Problems
 from agent.runtime.workers import Workers
 
 _LOOK_AGAIN: Final = 2.0  # seconds between two looks whether the socket is still there
@@ -124,17 +124,29 @@ class AdminService:
         return Encoded(encode(await self._control.reload()))
 
 
-async def serve(control: Control, path: Path) -> None:
-    """Serve on this socket for ever; while another agent has it, wait until that one is gone.
+async def serve(control: Control, path: Path, problems: Problems | None = None) -> None:
+    """Serve on this socket for ever; while another agent has it, wait until that one is gone: one of the `problems`.
 
     A socket that somebody removes, with all of /run perhaps, is made again.
 
     Raises:
         OSError: no socket can be made there.
     """
+    taken = (problems or Problems()).trouble(
+        "admin socket",
+        "commands reach another agent",
+        "admin-socket-taken",
+        file=str(path),
+        then="waiting until it is gone",
+    )
+
+    def wait(pid: str) -> None:
+        taken.report_once(f"process {pid} has {path}")
+
     while True:
         _make_directory(path)
-        async with exclusive(path.with_name(f"{path.name}.lock"), partial(_taken, path)), served(control, path) as it:
+        async with exclusive(path.with_name(f"{path.name}.lock"), wait), served(control, path) as it:
+            taken.healed()
             while it.is_reachable():  # noqa: ASYNC110  # the file system sets no event of ours
                 await asyncio.sleep(_LOOK_AGAIN)
 
@@ -153,10 +165,6 @@ async def served(control: Control, path: Path) -> AsyncIterator[SocketServer]:
         yield server
     finally:
         await server.shut_down(patience=0.2)
-
-
-def _taken(path: Path, pid: str) -> None:
-    log.warning("admin-socket-taken", file=str(path), pid=pid, then="waiting until it is gone")
 
 
 def _make_directory(path: Path) -> None:

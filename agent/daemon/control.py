@@ -26,6 +26,7 @@ from agent.inventory.unmatched import unmatched
 from agent.kubelet.witnesses import Witnesses
 from agent.model import Health, Slot, SlotKey, Snapshot
 from agent.runtime.errors import FairleadError
+from agent.runtime.problems import Problems
 from agent.runtime.slices import BATCH, in_batches, in_slices
 from backends.base import Backend, Device, Problem
 
@@ -44,6 +45,7 @@ class Parts:
     serving: Serving
     witnesses: Witnesses
     events: Events
+    problems: Problems
     reload: Callable[[], Awaitable[views.Reloaded]]
 
 
@@ -151,6 +153,7 @@ class AgentControl:
                 yield from (views.Problem(kind, it.subject, it.sentence) for it in of_unit)
         if lost := self._parts.events.lost():
             yield views.Problem("", "log", f"stderr did not take {lost} lines of the log; they are lost")
+        yield from (views.Problem("", it.part, it.sentence) for it in self._parts.problems.lasting())
         keeper = self._parts.node.keeper
         yield from (views.Problem("", "state", why) for why in (keeper.unkept(), keeper.damage()) if why)
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Final
 
 import anyio
-import structlog
 
 from agent.model import Slot, State
+from agent.runtime.problems import Problems
 from agent.runtime.workers import Workers
 from backends.base import Device
 from backends.linux import files
@@ -45,8 +45,6 @@ _DIGEST: Final = 4  # bytes
 
 Resources = Mapping[str, Mapping[str, Slot]]
 """The slots of every resource."""
-
-log = structlog.get_logger()
 
 
 def features(resources: Resources) -> Iterator[str]:
@@ -98,7 +96,13 @@ def content(lines: Iterable[str], expires: float) -> tuple[str, int]:
 class FeatureFile:
     """The file, written whenever it would say something else."""
 
-    def __init__(self, path: Path, resources: Callable[[], Resources], wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        path: Path,
+        resources: Callable[[], Resources],
+        wall: Callable[[], float] = time.time,
+        problems: Problems | None = None,
+    ) -> None:
         """Prepare; `resources` is asked for the slots of every resource, which a thread then reads: give it copies."""
         self.path = path
         self._resources = resources
@@ -108,7 +112,18 @@ class FeatureFile:
         self._said: list[str] | None = None  # the lines in the file; None: nobody knows
         self._written = 0.0
         self._omitted = 0
-        self._complaint = ""
+        problems = problems or Problems()
+        self._unwritten = problems.trouble(
+            "features",
+            "the features for Node Feature Discovery are not written",
+            "features-not-written",
+            "features-written-again",
+            file=str(path),
+            then="trying again",
+        )
+        self._cut = problems.trouble(
+            "features", "some features are not written", "features-too-long", file=str(path), limit=MOST_BYTES
+        )
 
     def changed(self) -> None:
         """A list is another."""
@@ -123,9 +138,9 @@ class FeatureFile:
                 try:
                     omitted = await self._workers.start(partial(self._update, resources))
                 except OSError as error:
-                    self._say(str(error))
+                    self._unwritten.report_once(str(error))
                 else:
-                    self._say("")
+                    self._unwritten.healed()
                     self._note_omitted(omitted)
                 with anyio.move_on_after(REFRESH):
                     await self._changed.wait()
@@ -148,18 +163,12 @@ class FeatureFile:
         self._said, self._written = lines, now
         return omitted
 
-    def _say(self, complaint: str) -> None:
-        """Say once that it cannot be written, and once that it is again."""
-        if complaint and complaint != self._complaint:
-            log.warning("features-not-written", file=str(self.path), reason=complaint, then="trying again")
-        elif self._complaint and not complaint:
-            log.info("features-written-again", file=str(self.path))
-        self._complaint = complaint
-
     def _note_omitted(self, omitted: int) -> None:
-        if omitted and omitted != self._omitted:
-            log.warning("features-too-long", file=str(self.path), count=omitted, limit=MOST_BYTES)
         self._omitted = omitted
+        if omitted:
+            self._cut.report_once(f"{omitted} lines are left out, since NFD reads {MOST_BYTES} bytes")
+        else:
+            self._cut.healed()
 
 
 def replace(path: Path, text: str) -> None:

@@ -24,6 +24,7 @@ from agent.discovery.sources.files import FileWatch
 from agent.discovery.sources.paths import POLL
 from agent.runtime.errors import shown
 from agent.runtime.notify import Notifier
+from agent.runtime.problems import Problems
 from agent.runtime.workers import NoWorkerError, Workers
 from backends.base import Backend
 
@@ -58,6 +59,7 @@ class Reloader:
         apply: Callable[[Change], Awaitable[None]],
         notifier: Notifier,
         status: Callable[[], str],
+        problems: Problems | None = None,
         default: Path = DEFAULT_PATH,
     ) -> None:
         """Prepare.
@@ -68,6 +70,7 @@ class Reloader:
             apply: puts another into force; if it raises and has not, nothing has changed.
             notifier: is told when it begins and ends.
             status: what it is told then.
+            problems: is told which directories cannot be watched.
             default: the file, where there was none at the start.
         """
         self.mistakes: tuple[str, ...] = ()
@@ -76,7 +79,7 @@ class Reloader:
         """The settings that are others in the file, and that only a restart applies."""
         self._current, self._stuck, self._apply = current, stuck, apply
         self._notifier, self._status = notifier, status
-        self._default = default
+        self._problems, self._default = problems, default
         self._next: asyncio.Future[Reloaded] | None = None
         self._wanted = asyncio.Event()
         self._touched = asyncio.Event()
@@ -186,7 +189,7 @@ class Reloader:
         """
         if not self._current().read_at:
             await anyio.sleep_forever()
-        watch = FileWatch(self._file(), self._touched.set)
+        watch = FileWatch(self._file(), self._touched.set, self._problems)
         async with anyio.create_task_group() as tasks:
             await tasks.start(watch.run)
             self._touched.clear()  # by the directories that are there

@@ -7,6 +7,7 @@ import errno
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,7 @@ from agent.runtime import limits
 from agent.runtime.counts import Counts
 from agent.runtime.errors import words
 from agent.runtime.notify import Notifier
+from agent.runtime.problems import Problems
 from agent.runtime.supervision import supervise
 from backends.errors import reason_of
 
@@ -51,6 +53,7 @@ class Serving:
         counts: Counts,
         lapses: Lapses,
         beat: Beat = nobody,
+        problems: Problems | None = None,
     ) -> None:
         """Prepare.
 
@@ -63,6 +66,7 @@ class Serving:
             counts: has the registrations.
             lapses: looks after the resources that another plugin takes.
             beat: the sign of life of `watch`.
+            problems: is told what fails and is started again, and what cannot be watched.
         """
         self.kubelet = Kubelet(plugin_dir / "kubelet.sock")
         self.registrars: dict[str, tuple[Registrar, anyio.CancelScope]] = {}
@@ -75,7 +79,7 @@ class Serving:
         self._counts = counts
         self.lapses = lapses
         lapses.registrars = self.every_registrar
-        self._directory = DirectoryWatch(self._directory_changed, self.kubelet.look, beat)
+        self._directory = DirectoryWatch(self._directory_changed, self.kubelet.look, beat, problems)
         self._ours = plugin_dir / limits.SOCKET_DIRECTORY
         self._directory.watch(frozenset({plugin_dir, self._ours}))
         self._lock_news = asyncio.Event()
@@ -83,6 +87,7 @@ class Serving:
         self._names: tuple[str, ...] = ()
         self._names_changed = asyncio.Event()
         self._lists: dict[str, Snapshot] = {}
+        self._keep_running = partial(supervise, problems=problems)
         self._leaving: set[str] = set()
         self._awaited = ""
 
@@ -169,7 +174,7 @@ class Serving:
             self._report()
             try:
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(supervise, "claims", self._alongside)
+                    tasks.start_soon(self._keep_running, "claims", self._alongside)
                     tasks.start_soon(self._mind_lock, ours / "lock", lock)
                     while True:
                         self._names_changed.clear()
@@ -281,7 +286,7 @@ class Serving:
     async def _keep(self, name: str, registrar: Registrar, scope: anyio.CancelScope) -> None:
         """Serve a resource until its scope is cancelled."""
         with scope:
-            await supervise(name, registrar.run)
+            await self._keep_running(name, registrar.run)
         self._leaving.discard(name)
         self._names_changed.set()
 

@@ -54,6 +54,7 @@ from agent.model import Held, Slot
 from agent.runtime import garbage
 from agent.runtime.counts import Counts
 from agent.runtime.notify import Notifier
+from agent.runtime.problems import Problems
 from agent.runtime.supervision import supervise
 from agent.runtime.watchdog import Watchdog
 from backends.base import Backend, Clears
@@ -89,7 +90,10 @@ class Agent:
         """
         settings = config.agent
         self._clock, self._wall = clock, wall
-        self.watchdog = Watchdog(notifier)
+        self.problems = Problems(clock)
+        """What the daemon's parts report."""
+        self._keep = partial(supervise, problems=self.problems)
+        self.watchdog = Watchdog(notifier, problems=self.problems)
         self.counts = Counts()
         backends = dict(backends)  # those in force, always: a reload exchanges them in place
         self.inventory, health, ledger = (
@@ -100,22 +104,22 @@ class Agent:
         self._jobs = Jobs(Turns(clock), self._look_at)
         owners = self.inventory, health, ledger
         self.node = Node(*owners, self._jobs.turns, self._prepare_what_is_new, clock=clock, wall=wall)
-        self._releaser = Releaser(config.host, backends, ledger, self._jobs.turns, self.node.keep_claims)
+        self._releaser = Releaser(config.host, backends, ledger, self._jobs.turns, self.node.keep_claims, self.problems)
         kept = ledger, self._releaser, self.inventory, health
         self._keeper = Keeper(StateFile(settings.state_dir), *kept, clock=clock, wall=wall)
         self.node.releaser, self.node.keeper = self._releaser, self._keeper
-        self._watching = Watching(settings, config.host, backends, self.node, self.watchdog, self.counts)
+        self._watching = Watching(settings, config.host, backends, self.node, self.watchdog, self.counts, self.problems)
         self.discoverers = self._watching.discoverers
         self._list_warnings = ListWarnings(self.inventory, self.discoverers)
-        self._adopter = Adopter(backends, self._jobs.turns, self._look_at)
+        self._adopter = Adopter(backends, self._jobs.turns, self._look_at, problems=self.problems)
         self._notifier = notifier
         features = settings.nfd_features.path
-        self._features = None if features is None else FeatureFile(features, self._slots)
+        self._features = None if features is None else FeatureFile(features, self._slots, problems=self.problems)
         self._preferences = Preferences(self.inventory, backends)
         self._allocator = Allocator(self.inventory, backends, self._jobs, self._record)
         self._starter = self._make_starter(backends)
         self._witnesses = self._make_witnesses(settings)
-        acting = self._jobs.turns, self._look_at, self._witnesses.know
+        acting = self._jobs.turns, self._look_at, self._witnesses.know, self.problems
         self._resumer = Resumer(backends, self.inventory, ledger, *acting)
         self._kubelet_watch = self.watchdog.pulse("kubelet's directory")
         self._serving = Serving(
@@ -127,12 +131,18 @@ class Agent:
             counts=self.counts,
             lapses=Lapses(settings.pod_resources, settings.plugin_dir),
             beat=self._kubelet_watch.beat,
+            problems=self.problems,
         )
         told = self._adopter, self._list_warnings, self._features, self.counts
         self.node.publisher = Publisher(self.inventory, self._serving, *told)
         self._reconfiguration = self._make_reconfiguration(config)
         self._reloader = Reloader(
-            lambda: self.config, self._watching.stuck, self._apply, notifier, lambda: self._serving.status
+            lambda: self.config,
+            self._watching.stuck,
+            self._apply,
+            notifier,
+            lambda: self._serving.status,
+            self.problems,
         )
         self.control = self._make_control(backends, events or Events())
         """What the faces ask."""
@@ -164,6 +174,7 @@ class Agent:
             settled=self.node.claims_settled,
             resend=self.node.resend,
             clock=self._clock,
+            problems=self.problems,
         )
 
     def _make_reconfiguration(self, config: Config) -> Reconfiguration:
@@ -196,6 +207,7 @@ class Agent:
                 self._serving,
                 self._witnesses,
                 events,
+                self.problems,
                 self.reload,
             ),
             clock=self._clock,
@@ -239,24 +251,24 @@ class Agent:
         async with anyio.create_task_group() as self._tasks:
             self.node.tasks = self._tasks
             self._watching.start(self._tasks)
-            self._tasks.start_soon(supervise, self._kubelet_watch.part, self._serving.watch, self._kubelet_watch)
-            self._tasks.start_soon(supervise, "watchdog", self.watchdog.run)
-            self._tasks.start_soon(supervise, "health", partial(self.node.run, self._watching.until))
-            admin = partial(serve, self.control, self.config.agent.admin_socket)
-            self._tasks.start_soon(supervise, "admin socket", admin)
+            self._tasks.start_soon(self._keep, self._kubelet_watch.part, self._serving.watch, self._kubelet_watch)
+            self._tasks.start_soon(self._keep, "watchdog", self.watchdog.run)
+            self._tasks.start_soon(self._keep, "health", partial(self.node.run, self._watching.until))
+            admin = partial(serve, self.control, self.config.agent.admin_socket, self.problems)
+            self._tasks.start_soon(self._keep, "admin socket", admin)
             if self.config.http_listen is not None:
-                self._tasks.start_soon(supervise, "HTTP", partial(self._serve_http, self.config.http_listen))
+                self._tasks.start_soon(self._keep, "HTTP", partial(self._serve_http, self.config.http_listen))
             await self._settle()
             log.info("ready", resources=self.inventory.names())
             self._notifier.ready(f"waiting for {self._serving.kubelet.socket}")
             on_ready()
-            self._tasks.start_soon(supervise, "kubelet", self._serving.run)
-            self._tasks.start_soon(supervise, "reload", self._reloader.run)
-            self._tasks.start_soon(supervise, "configuration file", self._reloader.watch)
+            self._tasks.start_soon(self._keep, "kubelet", self._serving.run)
+            self._tasks.start_soon(self._keep, "reload", self._reloader.run)
+            self._tasks.start_soon(self._keep, "configuration file", self._reloader.watch)
 
     async def _serve_http(self, listen: str) -> None:
         serving = await to_thread.run_sync(_load_http)
-        await serving.serve(self.control, self.watchdog, self.counts, listen, self.config.http_hosts)
+        await serving.serve(self.control, self.watchdog, self.counts, listen, self.config.http_hosts, self.problems)
 
     async def _settle(self) -> None:
         """Give the kubelet's memory and every backend's first scan their time."""
@@ -326,13 +338,13 @@ class Agent:
         await self._keeper.begin()
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(supervise, "claims", self._witnesses.run)
-                tasks.start_soon(supervise, "lapses", self._serving.lapses.run)
-                tasks.start_soon(supervise, "releases", self._releaser.run)
-                tasks.start_soon(supervise, "adoption", self._adopt)
+                tasks.start_soon(self._keep, "claims", self._witnesses.run)
+                tasks.start_soon(self._keep, "lapses", self._serving.lapses.run)
+                tasks.start_soon(self._keep, "releases", self._releaser.run)
+                tasks.start_soon(self._keep, "adoption", self._adopt)
                 tasks.start_soon(self._resumer.run, self._watching.looked)
                 if self._features is not None:
-                    tasks.start_soon(supervise, "features", self._features.run)
+                    tasks.start_soon(self._keep, "features", self._features.run)
         finally:
             await self._keeper.end()
             self._jobs.close()

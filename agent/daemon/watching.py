@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import anyio
@@ -25,6 +26,7 @@ from agent.discovery.sources.uevents import UeventSource
 from agent.discovery.waiters import LookError
 from agent.runtime import patience
 from agent.runtime.counts import Counts
+from agent.runtime.problems import Problems
 from agent.runtime.supervision import supervise
 from agent.runtime.watchdog import Watchdog
 from backends.base import ANY_SUBSYSTEM, Backend, Hint, Host, LinkChange, Record, Uevent, Watches
@@ -49,6 +51,7 @@ class Watching:
         node: Node,
         watchdog: Watchdog,
         counts: Counts,
+        problems: Problems | None = None,
     ) -> None:
         """Prepare; `node` is told what is found and recorded, the watchdog that the sources are alive."""
         self.backends = backends
@@ -56,11 +59,12 @@ class Watching:
         self._node = node
         self._sightings = Sightings()
         self._counts = counts
+        self._keep = partial(supervise, problems=problems)
         self._watches: dict[str, Watches] = {}
         self._tasks: TaskGroup  # of the running agent
         self._scopes: dict[Discoverer, anyio.CancelScope] = {}
         self._pulses = {name: watchdog.pulse(name) for name in (_INOTIFY, _KMSG, _LINKS)}
-        self._paths = PathSource(self.take, host, self._pulses[_INOTIFY].beat)
+        self._paths = PathSource(self.take, host, self._pulses[_INOTIFY].beat, problems)
         self.kmsg = KmsgSource(self.take, host, beat=self._pulses[_KMSG].beat)
         self._links = LinkSource(self.take, beat=self._pulses[_LINKS].beat)
         self._uevents = None
@@ -105,16 +109,20 @@ class Watching:
             _KMSG: self.kmsg.run,
             _LINKS: self._links.run,
         }.items():
-            tasks.start_soon(supervise, name, source, self._pulses[name])
+            tasks.start_soon(self._keep, name, source, self._pulses[name])
         if self._uevents is not None:
-            tasks.start_soon(supervise, _UEVENTS, self._run_uevents, self._pulses[_UEVENTS])
+            tasks.start_soon(self._keep, _UEVENTS, self._run_uevents, self._pulses[_UEVENTS])
         self._tasks = tasks
         for discoverer in self.discoverers.values():
             self._start(discoverer)
 
     def _start(self, discoverer: Discoverer) -> None:
         scope = self._scopes[discoverer] = anyio.CancelScope()
-        self._tasks.start_soon(_run, discoverer, scope)
+        self._tasks.start_soon(self._run, discoverer, scope)
+
+    async def _run(self, discoverer: Discoverer, scope: anyio.CancelScope) -> None:
+        with scope:
+            await self._keep(f"discovery of {discoverer.kind}", discoverer.run)
 
     async def _run_uevents(self) -> None:
         assert self._uevents is not None
@@ -261,11 +269,6 @@ class Watching:
             self._uevents.watch(watches.subsystems, watches.facts)
         self.kmsg.watch(watches.kernel_lines)
         self._links.watch(watches.links)
-
-
-async def _run(discoverer: Discoverer, scope: anyio.CancelScope) -> None:
-    with scope:
-        await supervise(f"discovery of {discoverer.kind}", discoverer.run)
 
 
 async def _look_again(discoverer: Discoverer) -> None:

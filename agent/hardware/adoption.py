@@ -24,6 +24,7 @@ from agent.discovery.answers import ask
 from agent.hardware.queue import HangsError, Turns
 from agent.model import Slot, SlotKey, Snapshot
 from agent.runtime.errors import words
+from agent.runtime.problems import Problems, Trouble
 from agent.runtime.workers import LIMIT, NoWorkerError, Workers
 from backends.base import Backend, Device, NotReady, Resource
 
@@ -49,7 +50,7 @@ class _Case:
     at: float = -math.inf
     """When to try; seconds on the monotonic clock."""
     delay: float = 0.0
-    complaint: str = ""
+    trouble: Trouble | None = None
     under_way: bool = False
     queued: float = math.inf
     """The time under which it stands in the queue; infinite: not at all."""
@@ -64,6 +65,7 @@ class Adopter:
         turns: Turns,
         look: Callable[[str, Set[str]], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
+        problems: Problems | None = None,
     ) -> None:
         """Prepare; `backends` are those in force now, and `look` looks at units of a backend once more."""
         self._wanting: dict[str, Resource[Any]] = {}
@@ -71,6 +73,7 @@ class Adopter:
         self._turns = turns
         self._look = look
         self._clock = clock
+        self._problems = problems or Problems()
         self._cases: dict[SlotKey, _Case] = {}
         self._queue: list[tuple[float, SlotKey]] = []  # a heap: when to look at which; what is outdated is passed over
         self._acting = 0
@@ -82,7 +85,8 @@ class Adopter:
         before = self._wanting
         self._wanting = {r.name: r for r in resources if _adopts(self._backends[r.spec.backend], r)}
         anew = {name for name, resource in self._wanting.items() if resource != before.get(name)}
-        self._cases = {key: case for key, case in self._cases.items() if key[0] in self._wanting.keys() - anew}
+        for key in [key for key in self._cases if key[0] not in self._wanting or key[0] in anew]:
+            self._forget(key)
         for name in anew:
             for device_id, slot in slots(name).items():
                 self._note((name, device_id), slot)
@@ -102,12 +106,17 @@ class Adopter:
 
     def _note(self, key: SlotKey, slot: Slot | None) -> None:
         if slot is None or slot.device is None:
-            self._cases.pop(key, None)
+            self._forget(key)
             return
         case = self._cases.setdefault(key, _Case(slot.device, delay=_RETRY_FIRST))
         if case.device != slot.device:
             case.device, case.at, case.delay = slot.device, -math.inf, _RETRY_FIRST
         self._enqueue(key, case)
+
+    def _forget(self, key: SlotKey) -> None:
+        case = self._cases.pop(key, None)
+        if case is not None and case.trouble is not None:
+            case.trouble.healed()
 
     def _enqueue(self, key: SlotKey, case: _Case) -> None:
         """Have it tried when its time comes, if it is to be tried at all."""
@@ -117,7 +126,7 @@ class Adopter:
 
     def complaints(self) -> dict[SlotKey, str]:
         """The slots whose device could not be made ready, and why."""
-        return {slot: case.complaint for slot, case in self._cases.items() if case.complaint}
+        return {slot: case.trouble.reason for slot, case in self._cases.items() if case.trouble is not None}
 
     async def run(self) -> None:
         """Adopt what is listed, and what comes to be, until cancelled; only where no other agent serves the node."""
@@ -159,11 +168,13 @@ class Adopter:
             pass  # what is there now is tried next
         except Exception as error:  # noqa: BLE001  # whatever a backend raises; reported, once, and tried again
             assert resource is not None
-            self._failed(resource, case, error)
+            self._failed(resource, key, case, error)
         else:
-            if acted or case.complaint:
+            if acted or case.trouble is not None:
                 log.info("adopted", backend=resource.spec.backend, resource=resource.name, device=device.key)
-            case.done, case.complaint, case.delay = device, "", _RETRY_FIRST
+            if case.trouble is not None:
+                case.trouble.healed()
+            case.done, case.trouble, case.delay = device, None, _RETRY_FIRST
         finally:
             case.under_way = False
             self._acting -= 1
@@ -188,20 +199,22 @@ class Adopter:
             await self._look(kind, {device.unit})
         return acted
 
-    def _failed(self, resource: Resource[Any], case: _Case, error: Exception) -> None:
+    def _failed(self, resource: Resource[Any], key: SlotKey, case: _Case, error: Exception) -> None:
         case.at, case.delay = self._clock() + case.delay, min(case.delay * 2, _RETRY_MOST)
-        if (why := words(error)) == case.complaint:
-            return
-        case.complaint = why
-        log.warning(
-            "not-adopted",
-            backend=resource.spec.backend,
-            resource=resource.name,
-            device=case.device.key,
-            reason=why,
-            then="trying again later and later",
-            exc_info=None if isinstance(error, NotReady | NoWorkerError | HangsError) else error,
-        )
+        if self._cases.get(key) is not case:
+            return  # it has gone meanwhile
+        if case.trouble is None:
+            case.trouble = self._problems.trouble(
+                "adoption",
+                f"{case.device.key} could not be made ready for {resource.name}",
+                "not-adopted",
+                backend=resource.spec.backend,
+                resource=resource.name,
+                device=case.device.key,
+                then="trying again later and later",
+            )
+        is_told = isinstance(error, NotReady | NoWorkerError | HangsError)
+        case.trouble.report_once(words(error), None if is_told else error)
 
 
 def _is_due(case: _Case) -> bool:

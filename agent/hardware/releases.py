@@ -14,13 +14,13 @@ from functools import partial
 from typing import Any, Final
 
 import anyio
-import structlog
 
 from agent.claims.ledger import Ledger, names_of
 from agent.discovery.answers import ask
 from agent.hardware.queue import HangsError, Turn, Turns
 from agent.model import Held, SlotKey
 from agent.runtime.errors import words
+from agent.runtime.problems import Problems
 from agent.runtime.workers import LIMIT, NoWorkerError, Workers
 from backends import registry
 from backends.base import Backend, Host, Released
@@ -29,8 +29,6 @@ RELEASE_DEADLINE: Final = 30.0
 """Seconds that a backend may take to undo a claim before it is reported."""
 
 _RETRY_FIRST, _RETRY_MOST = 1.0, 60.0  # seconds before what could not be undone is tried again, doubling
-
-log = structlog.get_logger()
 
 
 class Releaser:
@@ -43,6 +41,7 @@ class Releaser:
         ledger: Ledger,
         turns: Turns,
         changed: Callable[[], None] = lambda: None,
+        problems: Problems | None = None,
     ) -> None:
         """Prepare; `backends` are those in force now, and `changed` is called when something has been undone."""
         self._host = host
@@ -51,6 +50,7 @@ class Releaser:
         self._ledger = ledger
         self._turns = turns
         self._changed = changed
+        self._problems = problems or Problems()
         self._pending: dict[SlotKey, Held] = {}
         self._under_way: set[SlotKey] = set()
         self._news = asyncio.Event()
@@ -91,20 +91,27 @@ class Releaser:
 
     async def _undo(self, kind: str, slots: frozenset[SlotKey]) -> None:
         """Try until it is done."""
-        delay, complaint = _RETRY_FIRST, ""
+        delay = _RETRY_FIRST
+        names = ", ".join(names_of(slots))
+        trouble = self._problems.trouble(
+            "releases",
+            f"what was done for a pod that had {names} could not be undone",
+            "release-failed",
+            "release-succeeded",
+            backend=kind,
+            slots=names_of(slots),
+            then="trying again later and later",
+        )
         while ended := [self._pending[slot] for slot in sorted(slots) if slot in self._pending]:
             try:
                 async with self._room[kind]:
                     await self._release(kind, ended)
             except Exception as error:  # noqa: BLE001  # whatever a backend raises; reported, once, and tried again
-                problem = words(error)
-                if problem != complaint and not isinstance(error, NoWorkerError):  # the ones that hang have been said
-                    complaint = problem
-                    _complain(kind, ended, error)
+                if not isinstance(error, NoWorkerError):  # the ones that hang have been said
+                    trouble.report_once(words(error), None if isinstance(error, HangsError) else error)
                 await anyio.sleep(delay)
                 delay = min(delay * 2, _RETRY_MOST)
-        if complaint:
-            log.info("release-succeeded", backend=kind, slots=names_of(slots))
+        trouble.healed()
         self._under_way -= slots
         self._changed()
 
@@ -154,15 +161,3 @@ def _together(ended: Iterable[Held]) -> list[tuple[str, frozenset[SlotKey]]]:
                 piece += [o for o in beside.pop((held.backend, thing), ()) if left.pop(o.slot, None) is not None]
         pieces.append((piece[0].backend, frozenset(held.slot for held in piece)))
     return pieces
-
-
-def _complain(kind: str, ended: Sequence[Held], error: Exception) -> None:
-    """Say why something could not be undone; where it came from matters unless it is no more than a wait."""
-    log.warning(
-        "release-failed",
-        backend=kind,
-        slots=names_of(held.slot for held in ended),
-        reason=words(error),
-        then="trying again later and later",
-        exc_info=None if isinstance(error, HangsError) else error,
-    )

@@ -21,6 +21,7 @@ from agent.hardware.queue import HangsError, Turns
 from agent.inventory.inventory import Inventory
 from agent.model import REPLACED, Held, SlotKey
 from agent.runtime.errors import words
+from agent.runtime.problems import Problems, Trouble
 from agent.runtime.slices import in_batches
 from agent.runtime.workers import LIMIT, NoWorkerError, Workers
 from backends.base import AllocationRefused, Backend, Device, Grant, Resource
@@ -44,6 +45,7 @@ class Resumer:
         turns: Turns,
         look: Callable[[str, Set[str]], Awaitable[None]],
         is_known: Callable[[SlotKey], bool],
+        problems: Problems | None = None,
     ) -> None:
         """Prepare.
 
@@ -54,6 +56,7 @@ class Resumer:
             turns: who may act on it.
             look: looks at units of a backend once more.
             is_known: has the kubelet said that a pod has it? We remember pods that went while we were away, too.
+            problems: is told what could not be made ready.
         """
         self._backends = backends
         self._inventory = inventory
@@ -61,6 +64,7 @@ class Resumer:
         self._turns = turns
         self._look = look
         self._is_known = is_known
+        self._problems = problems or Problems()
         self._workers: defaultdict[str, Workers] = defaultdict(lambda: Workers("resume"))
         self._room: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(LIMIT))
 
@@ -79,20 +83,34 @@ class Resumer:
 
     async def _resume(self, slot: SlotKey) -> None:
         """Try until it is done, later and later."""
-        delay, complaint = _RETRY_FIRST, ""
-        while (held := self._ledger.of(slot)) is not None:
-            try:
-                async with self._room[held.backend]:
-                    is_done = await self._claim(held)
-            except Exception as error:  # noqa: BLE001  # whatever a backend raises; reported, once, and tried again
-                is_done = False
-                if (why := words(error)) != complaint:
-                    complaint = why
-                    _complain(held, error)
-            if is_done:
-                return
-            await anyio.sleep(delay)
-            delay = min(delay * 2, _RETRY_MOST)
+        delay, trouble = _RETRY_FIRST, None
+        try:
+            while (held := self._ledger.of(slot)) is not None:
+                try:
+                    async with self._room[held.backend]:
+                        is_done = await self._claim(held)
+                except Exception as error:  # noqa: BLE001  # whatever a backend raises; reported, once, and tried again
+                    is_done, trouble = False, trouble or self._trouble_of(held)
+                    is_told = isinstance(error, AllocationRefused | NoWorkerError | HangsError)
+                    trouble.report_once(words(error), None if is_told else error)
+                if is_done:
+                    return
+                await anyio.sleep(delay)
+                delay = min(delay * 2, _RETRY_MOST)
+        finally:
+            if trouble is not None:
+                trouble.healed()
+
+    def _trouble_of(self, held: Held) -> Trouble:
+        return self._problems.trouble(
+            "resumption",
+            f"{held.resource}/{held.id}, which a pod holds, could not be made ready again",
+            "not-resumed",
+            backend=held.backend,
+            resource=held.resource,
+            device=held.id,
+            then="trying again later and later",
+        )
 
     def _may_need_claim(self, held: Held) -> bool:
         try:
@@ -136,16 +154,3 @@ class Resumer:
         if slot is None or slot.device is None or slot.health.reason == REPLACED:
             return None
         return slot.device if held.hardware or not slot.device.hardware else None
-
-
-def _complain(held: Held, error: Exception) -> None:
-    """Say why it could not be made ready; where it came from matters unless that is no more than a refusal."""
-    log.warning(
-        "not-resumed",
-        backend=held.backend,
-        resource=held.resource,
-        device=held.id,
-        reason=words(error),
-        then="trying again later and later",
-        exc_info=None if isinstance(error, AllocationRefused | NoWorkerError | HangsError) else error,
-    )

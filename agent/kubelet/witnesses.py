@@ -29,6 +29,7 @@ from agent.kubelet.podresources import PodResourcesError, list_pods
 from agent.kubelet.wire import PodDevices, PodList
 from agent.model import Held, SlotKey
 from agent.runtime import patience
+from agent.runtime.problems import Problems, Trouble
 from agent.runtime.slices import in_batches, in_slices
 from backends.base import Device
 
@@ -40,6 +41,8 @@ _WHILE_ENDING: Final = 2.0  # seconds between looks for the second witness; doub
 _LIST_DEADLINE: Final = 5.0  # seconds
 _LIST_WAITS: Final = 1.0  # seconds at most that a list waits for the checkpoint
 _FIRST_LIST_WAITS: Final = 2.0  # seconds at most that a resource's first list waits for both witnesses
+
+_CHECKPOINT, _PODRESOURCES = "checkpoint", "podresources"
 
 log = structlog.get_logger()
 
@@ -71,6 +74,7 @@ class Witnesses:
         settled: Callable[[], None] = lambda: None,
         resend: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        problems: Problems | None = None,
     ) -> None:
         """Prepare.
 
@@ -87,6 +91,7 @@ class Witnesses:
             settled: called when all of them have been told.
             resend: makes the kubelet write its checkpoint, by sending this resource's list again.
             clock: monotonic seconds.
+            problems: is told which of them does not answer.
         """
         self._ledger = ledger
         self._socket = pod_resources
@@ -106,7 +111,7 @@ class Witnesses:
         self._asking = asyncio.Lock()
         self._adopting = asyncio.Lock()
         self._allocated = asyncio.Event()
-        self._complaints: dict[str, str] = {}
+        self._silent = {name: _silence_of(name, problems or Problems()) for name in (_CHECKPOINT, _PODRESOURCES)}
         self.holders: Mapping[SlotKey, tuple[PodDevices, ...]] = {}
         """Which containers have what, as the kubelet said last."""
 
@@ -158,11 +163,11 @@ class Witnesses:
             checkpoint = await self._checkpoint.read()
         except CheckpointError as error:
             # without knowing which checkpoint lay there, no later one can be told from it: judge nothing
-            self._complain("checkpoint", str(error))
+            self._silent[_CHECKPOINT].report_once(str(error))
             await self._adopt(present or set())
             checkpoint = None
         else:
-            self._complain("checkpoint", "")
+            self._silent[_CHECKPOINT].healed()
             await self._judge(present, asked, checkpoint)
         self._have_written(checkpoint.version if checkpoint else None)
 
@@ -191,13 +196,13 @@ class Witnesses:
         if resource not in self._asked_about:
             with anyio.move_on_after(_FIRST_LIST_WAITS):
                 await self._ask_about(resource)
-        if self._checkpoint.under_way and self._complaints.get("checkpoint"):
+        if self._checkpoint.under_way and self._silent[_CHECKPOINT].lasts:
             return frozenset()  # it hangs, as has been said
         try:
             async with patience.timeout(_LIST_WAITS):
                 checkpoint = await self._checkpoint.read()
         except (TimeoutError, CheckpointError) as error:
-            self._complain("checkpoint", str(error) or "reading it hangs")
+            self._silent[_CHECKPOINT].report_once(str(error) or "reading it hangs")
             return frozenset()
         await self._see_foreign(checkpoint)
         await self._trace_again()
@@ -344,21 +349,23 @@ class Witnesses:
         try:
             pods = await list_pods(self._socket, _LIST_DEADLINE)
         except PodResourcesError as error:
-            self._complain("podresources", str(error))
+            self._silent[_PODRESOURCES].report_once(str(error))
             return None
-        self._complain("podresources", "")
+        self._silent[_PODRESOURCES].healed()
         self.holders = _holders(pods)
         return set(self.holders)
 
-    def _complain(self, witness: str, complaint: str) -> None:
-        """Say once that a witness is silent, and once that it is back."""
-        if self._complaints.get(witness, "") == complaint:
-            return
-        self._complaints[witness] = complaint
-        if complaint:
-            log.info("witness-silent", witness=witness, reason=complaint, then="no claim ends until it answers")
-        else:
-            log.info("witness-answers", witness=witness)
+
+def _silence_of(witness: str, problems: Problems) -> Trouble:
+    return problems.trouble(
+        "claims",
+        f"the kubelet's {witness} does not say who holds what",
+        "witness-silent",
+        "witness-answers",
+        level="info",
+        witness=witness,
+        then="no claim ends until it answers",
+    )
 
 
 async def _traced(pods: Pods, entries: Iterable[CheckpointEntry]) -> _Traced:

@@ -10,11 +10,9 @@ import asyncio
 import errno
 import os
 import resource
-import time
-from collections.abc import Callable
 from typing import Any, Final
 
-import structlog
+from agent.runtime.problems import Problems
 
 AGAIN: Final = 1.0
 """Seconds until the next try to accept a connection, as asyncio has it."""
@@ -23,8 +21,6 @@ _ENOUGH: Final = 1 << 20  # descriptors, where the hard limit is none
 _SPARE: Final = 4  # descriptors that one look at a unit needs at the same time
 _SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _OVER: Final = 60.0  # seconds without a failed try, after which another one is told
-
-log = structlog.get_logger()
 
 
 def is_short(error: BaseException | None) -> bool:
@@ -75,18 +71,17 @@ def check() -> None:
 
 
 class Shortage:
-    """Tells of connections that wait, once as long as they do."""
+    """Reports connections that wait, as long as they do."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._last = -_OVER
+    def __init__(self, problems: Problems) -> None:
+        self._waiting = problems.trouble(
+            "connections", "connections to a socket of Fairlead wait", "connections-wait", level="error", fades=_OVER,
+            then="trying again every second",
+        )  # fmt: skip
 
     def tell(self, error: BaseException) -> None:
         """A connection could not be accepted."""
-        last, self._last = self._last, self._clock()
-        if self._last - last >= _OVER:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            log.error("connections-wait", reason=reason, then="trying again every second")
+        self._waiting.report_once((isinstance(error, OSError) and error.strerror) or str(error))
 
     def handle(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """An exception handler for the event loop."""

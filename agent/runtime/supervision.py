@@ -10,21 +10,28 @@ import anyio
 import structlog
 
 from agent.runtime.errors import words
+from agent.runtime.problems import Problems
 from agent.runtime.watchdog import Pulse
 
 _FIRST_DELAY: Final = 0.1  # seconds before a part that failed is started again, doubling
 _MOST_DELAY: Final = 30.0  # seconds
 _SETTLED_AFTER: Final = 60.0  # seconds after which a part that ran counts as healthy again
+_FADES: Final = _SETTLED_AFTER + _MOST_DELAY  # seconds without a failure after which the faces show none
 
 log = structlog.get_logger()
 
 
-async def supervise(part: str, run: Callable[[], Awaitable[None]], pulse: Pulse | None = None) -> None:
-    """Run a part for ever; its end is no end, its failure is its own. `pulse` is told of each.
+async def supervise(
+    part: str, run: Callable[[], Awaitable[None]], pulse: Pulse | None = None, problems: Problems | None = None
+) -> None:
+    """Run a part for ever; its end is no end, its failure is its own. `pulse` is told of each, and `problems` of what fails.
 
     Cancellation, and whatever else is no `Exception`, goes through.
     """
-    delay, complaint = _FIRST_DELAY, ""
+    delay = _FIRST_DELAY
+    trouble = (problems or Problems()).trouble(
+        "parts", f"{part} fails and is started again", "part-restarts", level="error", fades=_FADES, part=part
+    )
     while True:
         began, ours = time.monotonic(), True
         try:
@@ -32,13 +39,12 @@ async def supervise(part: str, run: Callable[[], Awaitable[None]], pulse: Pulse 
             failure = "it ended, which it should not"
         except Exception as error:  # the purpose of this function; an ExceptionGroup too
             failure, ours = _words(error), not _is_systems(error)
-            if failure != complaint and ours:
+            if ours and not trouble.is_known(failure):
                 log.exception("part-failed", part=part)  # where it came from matters
         if time.monotonic() - began >= _SETTLED_AFTER:
-            delay, complaint = _FIRST_DELAY, ""
-        if failure != complaint:
-            complaint = failure
-            log.error("part-restarts", part=part, reason=failure)
+            delay = _FIRST_DELAY
+            trouble.healed()
+        trouble.report_once(failure)
         if pulse is not None:
             pulse.failed(delay, ours=ours)
         await anyio.sleep(delay)

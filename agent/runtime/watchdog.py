@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 import anyio
-import structlog
 
 from agent.runtime.notify import Notifier
+from agent.runtime.problems import Problems
 
 BEAT: Final = 10.0
 """Seconds between two signs of life of a part that has nothing to do."""
@@ -25,8 +25,6 @@ _LATE: Final = 1.0  # seconds by which a look may be late before it counts as ti
 _CHECK: Final = 10.0  # seconds between two looks where systemd asks for none
 
 _Result = TypeVar("_Result")
-
-log = structlog.get_logger()
 
 
 async def beating(wait: Callable[[], Awaitable[_Result]], beat: Callable[[], None]) -> _Result:
@@ -95,14 +93,19 @@ class Pulse:
 class Watchdog:
     """Looks at every pulse, and at its own turns of the event loop."""
 
-    def __init__(self, notifier: Notifier, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, notifier: Notifier, clock: Callable[[], float] = time.monotonic, problems: Problems | None = None
+    ) -> None:
         self._notifier = notifier
         self._clock = clock
         self._interval = _CHECK if notifier.watchdog is None else notifier.watchdog / 3
         self._turned = clock()
         self._thread: int | None = None
         self._pulses: list[Pulse] = []
-        self._complaint = ""
+        self._dead = (problems or Problems(clock)).trouble(
+            "watchdog", "a part of Fairlead shows no sign of life", "not-alive", "alive-again",
+            level="error", then=self._threat(),
+        )  # fmt: skip
 
     def pulse(self, part: str) -> Pulse:
         """A part that has to show signs of life from now on."""
@@ -129,14 +132,11 @@ class Watchdog:
     def look(self) -> None:
         """Feed it if all is alive; say once what is not."""
         self._turn()
-        complaint = self.alive()
-        if not complaint:
+        if not (complaint := self.alive()):
             self._notifier.feed()
-            if self._complaint:
-                log.info("alive-again")
-        elif not self._complaint:
-            log.error("not-alive", reason=complaint, then=self._threat())
-        self._complaint = complaint
+            self._dead.healed()
+        elif not self._dead.lasts:  # its seconds count up
+            self._dead.report_once(complaint)
 
     def _turn(self) -> None:
         """The event loop turns; what it missed because the process stood still is held against no part of it."""

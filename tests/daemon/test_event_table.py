@@ -42,13 +42,29 @@ def _names(node: ast.expr) -> tuple[str, ...]:
     return (str(node.value),)
 
 
+def _troubles(tree: ast.Module) -> Iterator[tuple[str, str, frozenset[str]]]:
+    """The events that `Problems.trouble` is given, with their levels and fields."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "trouble":
+            words = {word.arg: word.value for word in node.keywords if word.arg}
+            level = ast.literal_eval(words.pop("level")) if "level" in words else "warning"
+            fields = frozenset(words) - {"fades"}
+            yield _names(node.args[2])[0], level, fields | {"reason"}
+            if len(node.args) > 3:
+                yield _names(node.args[3])[0], "info", fields - {"then"}
+
+
 @cache
 def said() -> dict[str, Event]:
     """Every event of the sources, over all the places that log it."""
     levels, fields = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
     for package in ("agent", "backends"):
         for file in (REPOSITORY / package).rglob("*.py"):
-            for call in _calls(ast.parse(file.read_text())):
+            tree = ast.parse(file.read_text())
+            for name, level, with_fields in _troubles(tree):
+                levels[name].add(level)
+                fields[name] |= with_fields
+            for call in _calls(tree):
                 assert isinstance(call.func, ast.Attribute)
                 for name in _names(call.args[0]):
                     levels[name].add(_LEVELS[call.func.attr])

@@ -162,8 +162,8 @@ async def test_what_fails_is_told_once_and_tried_until_it_works(house: House) ->
     with capture_logs() as logs:
         await house.it.run(anyio.lowlevel.checkpoint)
     assert len(house.backend.told) == 4
-    assert [(line["event"], line["reason"], line["exc_info"]) for line in logs] == [
-        ("not-resumed", "its driver will not let go", None)
+    assert [(line["event"], line["reason"], "exc_info" in line) for line in logs] == [
+        ("not-resumed", "its driver will not let go", False)
     ]
 
 

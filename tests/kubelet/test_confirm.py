@@ -143,7 +143,7 @@ async def test_the_hardware_of_what_a_list_has_is_traced_once_the_checkpoint_tel
 async def test_a_damaged_checkpoint_is_told_and_holds_no_list_up(house: House, readings: Readings) -> None:
     readings.error = CheckpointError("it is damaged")
     await house.confirm()
-    assert house.witnesses._complaints["checkpoint"] == "it is damaged"
+    assert house.witnesses._silent["checkpoint"].reason == "it is damaged"
     readings.error = None
     readings.hold("a")
     await house.confirm()
@@ -160,7 +160,7 @@ async def test_a_reading_that_hangs_holds_up_one_list_and_no_other(
     begun = readings.begun
     await house.confirm()
     assert readings.begun == begun
-    assert house.witnesses._complaints["checkpoint"] == "reading it hangs"
+    assert house.witnesses._silent["checkpoint"].reason == "reading it hangs"
     monkeypatch.setattr(witnesses, "_LIST_WAITS", 3600.0)
     readings.hold("a")
     readings.go.set()

@@ -6,6 +6,7 @@ from typing import Any
 
 from structlog.testing import capture_logs
 
+from agent.runtime.problems import Problems
 from agent.runtime.shortage import Shortage
 
 EMPTY = OSError(errno.EMFILE, "Too many open files")
@@ -13,7 +14,7 @@ EMPTY = OSError(errno.EMFILE, "Too many open files")
 
 def test_a_shortage_is_told_once_as_long_as_it_lasts() -> None:
     now = 5.0
-    it = Shortage(lambda: now)
+    it = Shortage(Problems(lambda: now))
     with capture_logs() as logs:
         for _ in range(100):
             it.tell(EMPTY)
@@ -38,7 +39,7 @@ async def test_all_else_is_the_loops_to_tell() -> None:
     ]
     with capture_logs() as logs:
         for context in [*others, {"message": "socket.accept()", "exception": EMPTY, "socket": 1}]:
-            Shortage().handle(Loop(), context)  # type: ignore[arg-type]
+            Shortage(Problems()).handle(Loop(), context)  # type: ignore[arg-type]
     assert passed == others
     assert [line["event"] for line in logs] == ["connections-wait"]
     assert loop.is_running()

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from agent.console.doctor.findings import Finding, failure, fine, warning
 from agent.console.doctor.rivals import MEND
 from agent.console.views import Status
+
+_MENDS: Final = {
+    "log": "See to it that whatever reads its stderr goes on reading.",
+    "parts": "Its log says more (`part-failed`, `part-restarts`).",
+    "claims": "Look at the kubelet's log; pods keep what they have meanwhile.",
+    "connections": "Raise its limit of open files: LimitNOFILE= of the service.",
+}
+"""What to do about the problems of a part; of the others, their own sentence says it."""
 
 
 def daemon(said: Status | str) -> Iterator[Finding]:
@@ -24,12 +33,15 @@ def daemon(said: Status | str) -> Iterator[Finding]:
             "Restart it: systemctl restart fairlead, or delete the pod.",
         )
     for problem in said.problems:
-        if problem.subject == "log" and not problem.backend:
-            yield warning("log", f"{problem.message}.", "See to it that whatever reads its stderr goes on reading.")
-        if problem.subject == "state" and not problem.backend:
+        if problem.backend:
+            continue  # of hardware, which the checks above have looked at
+        if problem.subject == "state":
             yield failure(
                 "state", f"{problem.message}.", "Mend state_dir's disk; `fairlead drain` again what is missing."
             )
+        else:
+            mend = _MENDS.get(problem.subject, "Mend what it names; Fairlead tries again by itself.")
+            yield warning(problem.subject.replace(" ", "-"), f"{problem.message}.", mend)
     missing = [resource for resource in said.resources if not (resource.registered and resource.streaming)]
     if waiting := said.kubelet.waiting_for:
         without = f" {len(missing)} of its {len(said.resources)} resources are not registered." if missing else ""

@@ -21,6 +21,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from agent.runtime.problems import Problems
 from agent.runtime.shortage import AGAIN, Shortage, is_short
 
 MOST: Final = 64
@@ -118,7 +119,7 @@ class Connection(H11Protocol):
 class Reception:
     """Lets clients in."""
 
-    def __init__(self, app: ASGIApp, most: int = MOST) -> None:
+    def __init__(self, app: ASGIApp, most: int = MOST, problems: Problems | None = None) -> None:
         self._config = Config(
             app, loop="none", http=H11Protocol, ws="none", lifespan="off", interface="asgi3",
             log_config=None, access_log=False, proxy_headers=False, h11_max_incomplete_event_size=_HEAD_BYTES,
@@ -126,7 +127,7 @@ class Reception:
         self._state = ServerState()
         self._present: dict[Connection, None] = {}
         self._most = most
-        self._shortage = Shortage()
+        self._shortage = Shortage(problems or Problems())
         # what it would say of garbage comes once for every client that sends some; our own failures the app reports
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
 

@@ -13,12 +13,20 @@ from agent.console.http.connections import Reception
 from agent.console.http.hosts import Hosts, OnlyFor, own_names
 from agent.console.http.listening import listening
 from agent.runtime.counts import Counts
+from agent.runtime.problems import Problems
 from agent.runtime.supervision import supervise
 
 log = structlog.get_logger()
 
 
-async def serve(control: Control, health: Health, counts: Counts, listen: str, hosts: Sequence[str] = ()) -> None:
+async def serve(
+    control: Control,
+    health: Health,
+    counts: Counts,
+    listen: str,
+    hosts: Sequence[str] = (),
+    problems: Problems | None = None,
+) -> None:
     """Serve at "host:port" or "unix:/path" until cancelled; `hosts` are names of this node beside its own.
 
     Raises:
@@ -28,4 +36,4 @@ async def serve(control: Control, health: Health, counts: Counts, listen: str, h
     async with listening(listen) as sockets, anyio.create_task_group() as tasks:
         tasks.start_soon(supervise, "live page", face.viewers.run)
         log.info("http-served", listen=listen)
-        await Reception(OnlyFor(face, Hosts(own_names(listen, hosts)))).receive(sockets)
+        await Reception(OnlyFor(face, Hosts(own_names(listen, hosts))), problems=problems).receive(sockets)

@@ -15,18 +15,19 @@ from anyio import TASK_STATUS_IGNORED
 from anyio.abc import TaskStatus
 
 from agent.discovery.sources.paths import Change, DirectoryWatch, trail
+from agent.runtime.problems import Problems
 
 
 class FileWatch:
     """Says that a file may be another one now; it need not exist."""
 
-    def __init__(self, file: Path, on_change: Callable[[], None]) -> None:
+    def __init__(self, file: Path, on_change: Callable[[], None], problems: Problems | None = None) -> None:
         """Prepare; the path is absolute."""
         self._file = file
         self._on_change = on_change
         self._entries: frozenset[Path] = frozenset()
         self._following = False
-        self._directories = DirectoryWatch(self._changed, on_change)
+        self._directories = DirectoryWatch(self._changed, on_change, problems=problems)
 
     def follow(self) -> None:
         """See where the path leads now, and watch that. After each change: whatever comes later is told."""

@@ -11,26 +11,25 @@ import asyncio
 import errno
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import anyio
-import structlog
 from anyio import TASK_STATUS_IGNORED, to_thread
 from anyio.abc import TaskStatus
 from inotify_simple import INotify, flags, parse_events
 
 from agent.discovery.sources.base import Beat, Emit, Resync, nobody
 from agent.discovery.sources.entries import Change, Entries, differences, entries_of
+from agent.runtime.problems import Problems, Trouble
 from agent.runtime.watchdog import beating
 from backends.base import Host, HostPath, PathChange
 
 __all__ = ["POLL", "Change", "DirectoryWatch", "PathSource", "Trail", "trail"]
 
-_log = structlog.get_logger()
 
 _APPEARED: Final = int(flags.CREATE | flags.MOVED_TO)
 _VANISHED: Final = int(flags.DELETE | flags.MOVED_FROM)
@@ -38,6 +37,7 @@ _ON_THE_WAY: Final = _APPEARED | _VANISHED
 _WANTED: Final = _ON_THE_WAY | int(flags.ATTRIB | flags.CLOSE_WRITE)
 _OPTIONS: Final = int(flags.ONLYDIR | flags.MASK_ADD)  # one inode may be wanted and on the way: add, never replace
 _READ_BYTES: Final = 16 << 10  # some 300 events between two turns of the event loop: 2 ms
+_EVERYTHING: Final = "/"  # stands for all directories where there is no inotify instance
 POLL: Final = 5.0
 """Seconds between two looks at directories that inotify does not watch."""
 
@@ -101,7 +101,11 @@ class DirectoryWatch:
     """
 
     def __init__(
-        self, on_change: Callable[[Path, Change], None], on_overflow: Callable[[], None], beat: Beat = nobody
+        self,
+        on_change: Callable[[Path, Change], None],
+        on_overflow: Callable[[], None],
+        beat: Beat = nobody,
+        problems: Problems | None = None,
     ) -> None:
         self._on_change = on_change
         self._beat = beat
@@ -110,7 +114,8 @@ class DirectoryWatch:
         self._inotify: INotify | None = None
         self._watched = _Watched()
         self._vanished: set[Path] = set()
-        self._complained: set[tuple[str, int]] = set()
+        self._problems = problems or Problems()
+        self._refused: dict[str, Trouble] = {}  # directory → why it cannot be watched
         self._unwatched: dict[Path, Entries] = {}
 
     def watch(self, directories: frozenset[Path]) -> None:
@@ -154,9 +159,12 @@ class DirectoryWatch:
             try:
                 # The first time looks for the C library with ldconfig; what a thread opened would be lost with who waits.
                 await to_thread.run_sync(lambda: _open().close())
-                return _open()
+                inotify = _open()
             except OSError as error:
-                self._complain("/", error)
+                self._report_refusal(_EVERYTHING, error)
+            else:
+                self._heal({_EVERYTHING})
+                return inotify
             self._poll()
             start()
             self._beat()
@@ -235,6 +243,7 @@ class DirectoryWatch:
         trails = {directory: trail(directory) for directory in self._wanted}
         ends = {found.end for found in trails.values() if found.end is not None}
         places = {place for found in trails.values() for place, _ in found.steps} | ends
+        self._heal(self._refused.keys() - places)
         wds = {place: self._add(inotify, place, _WANTED if place in ends else _ON_THE_WAY) for place in places}
         directories: dict[Path, int] = {}
         aliases: dict[int, tuple[Path, ...]] = {}
@@ -255,20 +264,29 @@ class DirectoryWatch:
             wd: int = inotify.add_watch(place, mask | _OPTIONS)
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR):  # those: it vanished in this moment
-                self._complain(place, error)
+                self._report_refusal(place, error)
             return None
-        self._complained = {(where, code) for where, code in self._complained if where != place}
+        self._heal({place})
         return wd
 
-    def _complain(self, place: str, error: OSError) -> None:
-        if (place, error.errno or 0) in self._complained:
-            return
-        self._complained.add((place, error.errno or 0))
+    def _report_refusal(self, place: str, error: OSError) -> None:
         advice = f"it is looked at every {POLL:g} s"
         if error.errno in (errno.ENOSPC, errno.EMFILE):
             what = "watches" if error.errno == errno.ENOSPC else "instances"
             advice += f"; raise fs.inotify.max_user_{what}"
-        _log.warning("directory-unwatched", directory=place, reason=os.strerror(error.errno or 0), then=advice)
+        reason = os.strerror(error.errno or 0)
+        if place not in self._refused or not self._refused[place].is_known(reason):
+            self._heal({place})
+            self._refused[place] = self._problems.trouble(
+                "inotify", f"{place} is not watched", "directory-unwatched", directory=place, then=advice
+            )
+        self._refused[place].report_once(reason)
+
+    def _heal(self, places: Iterable[str]) -> None:
+        """What could not be watched is, or need not be."""
+        for place in list(places):
+            if (trouble := self._refused.pop(place, None)) is not None:
+                trouble.healed()
 
     def _appeared(self, directory: Path, *, with_entries: bool) -> None:
         self._on_change(directory, Change.CREATED)
@@ -285,11 +303,11 @@ def _open() -> INotify:
 class PathSource:
     """Changes in the host's directories, as hints where to look."""
 
-    def __init__(self, emit: Emit, host: Host, beat: Beat = nobody) -> None:
+    def __init__(self, emit: Emit, host: Host, beat: Beat = nobody, problems: Problems | None = None) -> None:
         self._emit = emit
         self._host = host
         self._names: dict[Path, HostPath] = {}
-        self._directories = DirectoryWatch(self._on_change, self._on_overflow, beat)
+        self._directories = DirectoryWatch(self._on_change, self._on_overflow, beat, problems)
 
     def watch(self, directories: frozenset[HostPath]) -> None:
         """Watch these and no others; they need not exist."""
