@@ -257,7 +257,7 @@ async def test_an_unusable_place_is_said_once_and_ends_nothing(node: Node) -> No
 
 async def test_a_second_agent_leaves_the_socket_to_the_first_until_it_is_gone(node: Node) -> None:
     async with node.agent() as first, AgentProcess(node.config(chardev())) as second:
-        await second.says("admin-socket-taken", pid=str(first.pid))
+        await second.says("admin-socket-taken", reason=f"process {first.pid} has {node.admin}")
         await second.says("another-agent-runs")
         with asking(node.admin) as client:
             assert not (await client.status()).kubelet.waiting_for
