@@ -10,7 +10,7 @@ from typing import Any, Final
 from agent.health import HealthBook
 from agent.health.flapping import WINDOW
 from agent.inventory.inventory import Inventory
-from agent.kubelet.plugin import _EncodedList
+from agent.kubelet.encoded_list import EncodedList
 from backends.base import Device, Host, HostPath, Node, Resource, ResourceSpec, Signal, Verdict
 from backends.chardev import CharDev, CharDevOptions, PathOption
 from bench import messages
@@ -42,7 +42,7 @@ def _agent(path: str, devices: int, tokens: int) -> Callable[[bool], bytes]:
     found = {name: (_device(name, n),) for n, name in enumerate(path.replace("*", str(n)) for n in range(devices))}
     inventory.update("chardev", found)
     inventory.ready("chardev")
-    encoded = _EncodedList()
+    encoded = EncodedList()
     for snapshot in inventory.take():
         encoded.apply(snapshot)
     encoded.message()

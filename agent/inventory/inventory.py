@@ -20,8 +20,9 @@ from agent.inventory.conditions import Conditions
 from agent.inventory.found_devices import Facts, Found, Indexes, Ref, Unclaimed
 from agent.inventory.lookup import find, places_of
 from agent.inventory.selection import Selection
+from agent.inventory.slot_writer import SlotWriter
 from agent.inventory.slots import Listing
-from agent.inventory.tombstones import GONE, Holdings, elsewhere, is_same, kept_back, replaced, retired, unusable
+from agent.inventory.tombstones import Holdings
 from agent.model import HEALTHY, Health, Held, Slot, Snapshot
 from agent.runtime import garbage
 from backends.base import Backend, Device, Link, Resource
@@ -57,6 +58,8 @@ class Inventory:
         self._held = Holdings()
         self._foreign = Holdings()
         self._lists: dict[str, Listing] = {name: Listing(name) for name in self.selection.resources}
+        known = self.selection, self._found, self._index, self._conditions, self._held, self._foreign
+        self._slots = SlotWriter(*known, self._lists)
         self._ready: set[str] = set()
         self.revision = 0
         """Raised whenever other devices are there, or other resources."""
@@ -80,7 +83,7 @@ class Inventory:
     def set_health(self, changes: Mapping[str, Health]) -> None:
         """The health of hardware changed."""
         self._conditions.set(changes)
-        self._write_minding(changes)
+        self._slots.write_minding(changes)
 
     def claim(self, held: Iterable[Held]) -> None:
         """Pods hold these from now on, or hold them with other hardware than was known."""
@@ -105,10 +108,10 @@ class Inventory:
             self._lists.setdefault(claim.resource, Listing(claim.resource)).claims[claim.id] = claim
             if not self._is_placed(claim):
                 moved |= self._concerned(claim)
-        self._write_all(claim.slot for claim in changed)
+        self._slots.write_all(claim.slot for claim in changed)
         self._settle(moved)
-        self._judge_held(changed)
-        self._write_minding(foreign)
+        self._slots.judge_held(changed)
+        self._slots.write_minding(foreign)
 
     def unclaim(self, ended: Iterable[Held]) -> None:
         """Nobody holds these any more."""
@@ -116,15 +119,15 @@ class Inventory:
         changed: list[Held] = []
         for claim in ended:
             if (other := self._foreign.remove(claim.slot)) is not None:
-                self._write_minding(other.hardware)
+                self._slots.write_minding(other.hardware)
             if (known := self._held.remove(claim.slot)) is None:
                 continue
             changed.append(known)
             del self._lists[claim.resource].claims[claim.id]
             moved |= self._concerned(known)
-        self._write_all(claim.slot for claim in changed)
+        self._slots.write_all(claim.slot for claim in changed)
         self._settle(moved)
-        self._judge_held(changed)
+        self._slots.judge_held(changed)
 
     def ready(self, backend: str) -> None:
         """The backend has had its first scan, or its time for it is up: its resources may be listed."""
@@ -211,7 +214,7 @@ class Inventory:
     def held_elsewhere(self, resource: str) -> Iterator[tuple[str, Held]]:
         """The IDs that nobody gets because a pod has their hardware through another plugin's resource, each with its claim."""
         for found in self.on(self._foreign.by_hardware):
-            if found.placed and found.placed.resource == resource and (claim := self._elsewhere(found)):
+            if found.placed and found.placed.resource == resource and (claim := self._slots.held_elsewhere(found)):
                 yield found.placed.ids[0], claim
 
     def links(self, backend: str) -> list[Link]:
@@ -262,7 +265,7 @@ class Inventory:
         for ref, device in fresh.items():
             if ref not in self._found:
                 self._add(ref, device)
-                self._rewrite_tombstones(device)
+                self._slots.rewrite_tombstones(device)
                 moved.add(ref)
         if fresh:
             self._units[backend, unit] = tuple(fresh)
@@ -304,8 +307,8 @@ class Inventory:
         for refs in self._crowded.values():
             refs.pop(ref, None)
         rivals = self._index.remove(found)
-        self._withdraw(found)
-        self._rewrite_tombstones(found.device)
+        self._slots.withdraw(found)
+        self._slots.rewrite_tombstones(found.device)
         return rivals
 
     # --- who gets what ---
@@ -333,120 +336,21 @@ class Inventory:
             (found, place) for ref, found in rivals.items() if (place := outcome.placed.get(ref)) != found.placed
         ]
         for found, _ in changed:
-            self._withdraw(found)
+            self._slots.withdraw(found)
         for found, place in changed:
             found.placed = place
             if place is not None:
                 self._lists[place.resource].owners.update(dict.fromkeys(place.ids, found.ref))
-                self._write_slots(found)
+                self._slots.write_device(found)
         for ref, found in rivals.items():
             found.lost = outcome.rejected.get(ref, ())
             if found.placed is not None and self._lists[found.placed.resource].keeps_back:
-                self._write_slots(found)
+                self._slots.write_device(found)
 
     def _bring(self, name: str, kind: str, value: str = "") -> None:
         """Somebody has joined a resource, or holds of it: if a template gives it, it is in force from now on."""
         if self.selection.bring(name, kind, value):
             self._lists.setdefault(name, Listing(name))
-
-    def _withdraw(self, found: Found) -> None:
-        """Take a device's slots from the list it is in; the claimed ones become tombstones."""
-        place, found.placed = found.placed, None
-        if place is None:
-            return
-        listing = self._lists[place.resource]
-        for device_id in place.ids:
-            del listing.owners[device_id]
-        listing.drop([device_id for device_id in place.ids if device_id not in listing.claims])
-        for device_id in listing.claims and listing.claims.keys() & set(place.ids):
-            self._write_slot((place.resource, device_id))
-
-    # --- slots ---
-
-    def _write_slots(self, found: Found) -> None:
-        """Write all slots of a placed device; they change together."""
-        if (place := found.placed) is None:
-            return
-        device, health, listing = found.device, self._health_of(found), self._lists[place.resource]
-        held = [claim for i in place.ids if (claim := listing.claims.get(i))] if listing.claims else ()
-        others = {claim.id: replaced(claim, device) for claim in held if not is_same(claim, device)}
-        if listing.keeps_back:
-            former = self._held.astray_from(device, place.resource, listing.astray)
-            back = kept_back(place.ids, device, listing.claims, former)
-            listing.keep_back(place.ids, back)
-            others = {**back, **others}
-        for device_id, why in others.items():
-            listing.put(Slot(device_id, device, why))
-        listing.put_device([i for i in place.ids if i not in others] if others else place.ids, device, health)
-
-    def _write_minding(self, hardware: Iterable[str]) -> None:
-        for ref in {ref for name in hardware for ref in self._index.minded.get(name, ())}:
-            self._write_slots(self._found[ref])
-
-    def _write_all(self, slots: Iterable[tuple[str, str]]) -> None:
-        """Write many slots; a device that has several of them is written once."""
-        devices: dict[Ref, None] = {}
-        for resource, device_id in slots:
-            listing = self._lists[resource]
-            if listing.keeps_back and (ref := listing.owners.get(device_id)) is not None:
-                devices[ref] = None
-            else:
-                self._write_slot((resource, device_id))
-        for ref in devices:
-            self._write_slots(self._found[ref])
-
-    def _write_slot(self, slot: tuple[str, str]) -> None:
-        """Write one slot from what is known: its device, else its claim's tombstone, else nothing."""
-        resource, device_id = slot
-        listing = self._lists[resource]
-        claim = listing.claims.get(device_id)
-        if (ref := listing.owners.get(device_id)) is not None:
-            if listing.keeps_back:
-                self._write_slots(self._found[ref])
-                return
-            device = self._found[ref].device
-            same = claim is None or is_same(claim, device)
-            health = self._health_of(self._found[ref]) if same or claim is None else replaced(claim, device)
-            listing.put(Slot(device_id, device, health))
-        elif claim is not None:
-            listing.put(Slot(device_id, None, self._tombstone(claim)))
-        else:
-            listing.drop([device_id])
-
-    def _health_of(self, found: Found) -> Health:
-        health = self._conditions.of(found.device, self._held.by_hardware)
-        if health.offered and self._foreign.by_slot and (claim := self._elsewhere(found)) is not None:
-            return elsewhere(*claim.slot)
-        return health
-
-    def _elsewhere(self, found: Found) -> Held | None:
-        """The claim of a pod that has a device's hardware through a resource which is not ours.
-
-        It keeps a device from others that only one pod may have at a time. Of one with several IDs the operator has said
-        that pods may share it; which others use it, too, is not ours to count: a plugin that lives gives such a node to
-        any number of pods (/dev/kvm, /dev/fuse). What a pod of ours has by now stays as it is.
-        """
-        place = found.placed
-        if place is None or len(place.ids) != 1 or (place.resource, place.ids[0]) in self._held.by_slot:
-            return None
-        slots = {slot for name in found.device.hardware for slot in self._foreign.by_hardware.get(name, ())}
-        return self._foreign.by_slot[min(slots)] if slots else None
-
-    def _judge_held(self, changed: Iterable[Held]) -> None:
-        """These claims began or ended: write anew what is another while a pod holds the hardware."""
-        self._write_minding(self._conditions.another_while_held(h for claim in changed for h in claim.hardware))
-
-    def _rewrite_tombstones(self, device: Device) -> None:
-        """A device that is there and cannot be used came or went: pods that hold its hardware are told why."""
-        if device.unusable:
-            self._write_all({slot for h in device.hardware for slot in self._held.by_hardware.get(h, ())})
-
-    def _tombstone(self, claim: Held) -> Health:
-        if claim.resource not in self.selection.resources:
-            return retired(claim.resource)
-        refs = {ref for hardware in claim.hardware for ref in self._index.owned.get(hardware, ())}
-        why = next((why for ref in sorted(refs) if (why := self._found[ref].device.unusable)), "")
-        return unusable(why) if why else GONE
 
     def _is_placed(self, claim: Held) -> bool:
         """Is the claimed hardware where it belongs already, and nobody else after its ID?

@@ -5,6 +5,7 @@ It is rewritten with every list that a plugin sends, and may be stale; podresour
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,13 +17,17 @@ import msgspec
 from agent.claims.traces import Trace
 from agent.kubelet.wire import SENSELESS, messages, strings
 from agent.model import SlotKey
+from agent.runtime import patience
 from agent.runtime.slices import in_slices
+from agent.runtime.workers import NoWorkerError, Workers
 from backends.linux import files
 
 FILE_NAME: Final = "kubelet_internal_checkpoint"
 
 _MOST_BYTES: Final = 64 << 20  # 16 resources of 4 MiB each
 _MOST_IDS: Final = 50_000  # that pods have; a list of 4 MiB has no more of them
+
+_DEADLINE: Final = 5.0  # seconds in which this process runs
 
 Version = tuple[int, int, int]
 """Of one writing of the file: inode, modification time in ns, size."""
@@ -171,3 +176,48 @@ def record(plugin_dir: Path) -> tuple[float, Mapping[str, frozenset[str]]]:
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return 0.0, {}
     return found.st_mtime, {name: frozenset(ids or ()) for name, ids in (data.registered_devices or {}).items()}
+
+
+class CheckpointReader:
+    """Reads it in a thread, once for all who ask at the same time."""
+
+    def __init__(self, plugin_dir: Path) -> None:
+        self._plugin_dir = plugin_dir
+        self._workers = Workers("checkpoint", limit=2)
+        self._reading = asyncio.Lock()
+        self._begun = 0
+        self._last: tuple[int, Checkpoint | None] = 0, None  # number of the reading, what it read
+        self.under_way = 0
+        """Readings that have not come to their end; of a disk that hangs, those that nobody waits for any more, too."""
+
+    async def read(self) -> Checkpoint | None:
+        """The checkpoint as it lies there after this call began; None if there is none.
+
+        Raises:
+            CheckpointError: it cannot be read, is damaged, or the reading hangs.
+        """
+        wanted = self._begun + 1  # the next to begin; the one under way may have seen the file before
+        async with self._reading:
+            number, found = self._last
+            if number >= wanted:
+                return found
+            self._begun += 1
+            number = self._begun
+            try:
+                async with patience.timeout(_DEADLINE):
+                    found = await self._workers.start(self._read)
+            except (TimeoutError, NoWorkerError):
+                raise CheckpointError("reading it hangs") from None
+            self._last = number, found
+            return found
+
+    def _read(self) -> Checkpoint | None:
+        self.under_way += 1
+        try:
+            return read(self._plugin_dir)
+        finally:
+            self.under_way -= 1
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self._workers.close()

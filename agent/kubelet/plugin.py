@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -21,6 +20,7 @@ from grpclib.exceptions import GRPCError
 
 from agent.kubelet import wire
 from agent.kubelet.api.v1beta1 import DevicePluginOptions, PreStartContainerResponse
+from agent.kubelet.encoded_list import EncodedList
 from agent.kubelet.preference import Prefer, plain
 from agent.kubelet.rivals import Offer
 from agent.runtime.counts import Counts
@@ -100,7 +100,7 @@ class Plugin:
         self._prefer_ids = prefer
         self._check_start = pre_start
         self._confirm = confirm
-        self._list = _EncodedList()
+        self._list = EncodedList()
         self._snapshot: Snapshot | None = None
         self._since: float | None = None
         self.sent_at = 0.0
@@ -352,63 +352,3 @@ async def _receive(stream: Stream[Any, Any]) -> Any:
     if message is None:
         raise GRPCError(Status.INVALID_ARGUMENT, "the request has no message")
     return message
-
-
-class _EncodedList:
-    """The list as bytes, ID by ID; only what changed is encoded again, when it is to be sent."""
-
-    def __init__(self) -> None:
-        self._heads: dict[str, bytes] = {}
-        self._items: dict[str, bytes] = {}
-        self._slots: Mapping[str, Slot] = {}
-        self._generation = 0
-        self._changed: set[str] = set()  # since they were encoded
-        self._gone: set[str] = set()
-        self._message: wire.Encoded | None = None
-
-    def apply(self, snapshot: Snapshot) -> None:
-        """Take over what the snapshot changed."""
-        self._message = None
-        slots = snapshot.slots
-        changed: Set[str] | None = snapshot.changed
-        if changed is None or snapshot.generation != self._generation + 1:
-            changed = self._items.keys() | self._changed | slots.keys()
-        self._generation, self._slots = snapshot.generation, slots
-        self._gone |= {device_id for device_id in changed if device_id not in slots and device_id in self._items}
-        self._changed |= changed
-
-    def encode(self, most: int | None = None) -> bool:
-        """Encode so many of the IDs that changed, or all; were these all?"""
-        if most is None or len(self._changed) <= most:
-            changed, self._changed = self._changed, set()
-        else:
-            changed = set(islice(self._changed, most))
-            self._changed -= changed
-        slots, heads, items = self._slots, self._heads, self._items
-        device, health, tail = None, None, b""
-        for device_id in changed:
-            slot = slots.get(device_id)
-            if slot is None:
-                heads.pop(device_id, None)
-                items.pop(device_id, None)
-                continue
-            head = heads.get(device_id)
-            if head is None:
-                head = heads[device_id] = wire.device_head(device_id)
-            if slot.health is not health or slot.device is not device:  # 1,000 tokens of one device share them
-                device, health = slot.device, slot.health
-                tail = wire.device_tail(health.offered, device.numa_node if device else None)
-            items[device_id] = wire.list_item(head, tail)
-        return not self._changed
-
-    def take_left(self) -> Set[str]:
-        """The IDs that were taken off since the last call; they may be back by now."""
-        left, self._gone = self._gone, set()
-        return left
-
-    def message(self) -> wire.Encoded:
-        """The whole list."""
-        if self._message is None:
-            self.encode()
-            self._message = wire.join_list(self._items.values())
-        return self._message

@@ -23,8 +23,7 @@ import structlog
 
 from agent.claims.ledger import Ledger, Pods, names_of
 from agent.claims.traces import Trace, Tracer
-from agent.kubelet.checkpoint import Checkpoint, CheckpointEntry, CheckpointError, Version
-from agent.kubelet.checkpoint_reader import CheckpointReader
+from agent.kubelet.checkpoint import Checkpoint, CheckpointEntry, CheckpointError, CheckpointReader, Version
 from agent.kubelet.podresources import PodResourcesError, list_pods
 from agent.kubelet.wire import PodDevices, PodList
 from agent.model import Held, SlotKey

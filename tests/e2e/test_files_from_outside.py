@@ -15,8 +15,8 @@ from tests.e2e.process import AgentProcess, finish
 from tests.nodes import make_node
 
 PATIENT = """
-from agent.kubelet import checkpoint_reader
-checkpoint_reader._DEADLINE = 3600.0
+from agent.kubelet import checkpoint
+checkpoint._DEADLINE = 3600.0
 """  # what opens or reads without an end is not cut off
 
 

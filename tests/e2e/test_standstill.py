@@ -23,16 +23,16 @@ discoverer.Discoverer.__init__.__kwdefaults__["unit_deadline"] = 50.0
 
 SLOW_CHECKPOINT = """
 from pathlib import Path
-from agent.kubelet import checkpoint_reader, witnesses
-checkpoint_reader._DEADLINE = witnesses._LIST_WAITS = 50.0
-read = checkpoint_reader.read
+from agent.kubelet import checkpoint, witnesses
+checkpoint._DEADLINE = witnesses._LIST_WAITS = 50.0
+read = checkpoint.read
 def slowly(directory):
     slow = Path({root!r}) / "slow"
     if slow.exists():
         (slow.parent / "reading").touch()
         slow.read_text()
     return read(directory)
-checkpoint_reader.read = slowly
+checkpoint.read = slowly
 """
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.inventory.slots import Listing
-from agent.kubelet.plugin import _EncodedList
+from agent.kubelet.encoded_list import EncodedList
 from agent.model import HEALTHY, Health, Slot, State
 from agent.runtime import limits
 from tests.fakes import device, held
@@ -58,7 +58,7 @@ def test_it_keeps_which_ids_have_no_device_and_the_size_of_the_bytes_in_their_la
         else:
             it.drop([step])
         assert it.astray == {device_id for device_id, slot in it.slots.items() if slot.device is None}
-    encoded = _EncodedList()
+    encoded = EncodedList()
     for slot in list(it.slots.values()):
         it.put(slot._replace(health=SICK))
     encoded.apply(it.snapshot())

@@ -28,7 +28,7 @@ from agent.hardware.releases import Releaser
 from agent.health import HealthBook
 from agent.inventory.inventory import Inventory
 from agent.kubelet.api.v1beta1 import ListAndWatchResponse
-from agent.kubelet.plugin import _EncodedList
+from agent.kubelet.encoded_list import EncodedList
 from agent.model import Held, Slot
 from backends.base import (
     Backend,
@@ -171,7 +171,7 @@ class Run:
             clock=clock,
             wall=lambda: clock() + WALL,
         )
-        self.lists: dict[str, _EncodedList] = {}
+        self.lists: dict[str, EncodedList] = {}
         self.streams: dict[str, dict[str, str]] = {}
         at_once(self.keeper.restore())
         self.look(None)
@@ -202,7 +202,7 @@ class Run:
         """Send the lists that changed, and keep what must be kept."""
         at_once(self.keeper.write_health())
         for snapshot in self.inventory.take():
-            encoded = self.lists.setdefault(snapshot.resource, _EncodedList())
+            encoded = self.lists.setdefault(snapshot.resource, EncodedList())
             encoded.apply(snapshot)
             sent = ListAndWatchResponse().parse(bytes(encoded.message()))
             self.streams[snapshot.resource] = {device.id: device.health for device in sent.devices}

@@ -12,10 +12,9 @@ import pytest
 
 from agent.claims.ledger import Ledger
 from agent.claims.traces import Trace
-from agent.kubelet import checkpoint_reader, witnesses
+from agent.kubelet import checkpoint, witnesses
 from agent.kubelet.api.v1beta1 import ContainerAllocateResponse, DeviceSpec
-from agent.kubelet.checkpoint import Checkpoint, CheckpointEntry, CheckpointError
-from agent.kubelet.checkpoint_reader import CheckpointReader
+from agent.kubelet.checkpoint import Checkpoint, CheckpointEntry, CheckpointError, CheckpointReader
 from agent.kubelet.witnesses import Witnesses
 from agent.model import Held, SlotKey
 from tests.wait import limit, until
@@ -33,7 +32,7 @@ class Readings:
         self.error: Exception | None = None
         self.go = threading.Event()
         self.go.set()
-        monkeypatch.setattr(checkpoint_reader, "read", self._read)
+        monkeypatch.setattr(checkpoint, "read", self._read)
 
     def hold(self, *ids: str) -> None:
         self.found = Checkpoint((1, 1, 1), (), {TOY: frozenset(ids)})

@@ -33,7 +33,8 @@ from agent.kubelet.api.v1beta1 import (
     TopologyInfo,
 )
 from agent.kubelet.api.v1beta1 import Device as ListedDevice
-from agent.kubelet.plugin import COALESCE, Plugin, _EncodedList
+from agent.kubelet.encoded_list import EncodedList
+from agent.kubelet.plugin import COALESCE, Plugin
 from agent.kubelet.transport.server import SocketServer
 from agent.model import HEALTHY, Slot, Snapshot
 from backends.base import AllocationRefused
@@ -300,7 +301,7 @@ def _in_betterproto(snapshot: Snapshot) -> bytes:
     )
 )
 def test_the_list_equals_betterprotos_after_any_sequence_of_snapshots(operations: list[Operation]) -> None:
-    listing, encoded = Listing(TOY), _EncodedList()
+    listing, encoded = Listing(TOY), EncodedList()
     for what, device_id, numa in operations:
         if what == "gone":
             listing.drop(device_id)
@@ -318,7 +319,7 @@ def test_the_list_equals_betterprotos_after_any_sequence_of_snapshots(operations
 
 
 def test_a_flip_encodes_that_device_and_no_other() -> None:
-    listing, encoded = Listing(TOY), _EncodedList()
+    listing, encoded = Listing(TOY), EncodedList()
     for n in range(100):
         listing.put(Slot(f"d{n}", device(f"d{n}"), HEALTHY))
     encoded.apply(listing.snapshot())
@@ -335,7 +336,7 @@ def test_a_flip_encodes_that_device_and_no_other() -> None:
 
 
 def test_a_long_list_is_encoded_some_devices_at_a_time_and_what_leaves_meanwhile_is_not_in_it() -> None:
-    listing, encoded = Listing(TOY), _EncodedList()
+    listing, encoded = Listing(TOY), EncodedList()
     for n in range(5):
         listing.put(Slot(f"d{n}", device(f"d{n}"), HEALTHY))
     encoded.apply(listing.snapshot())

@@ -13,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.claims.ledger import MIN_AGE, Ledger
-from agent.kubelet import checkpoint_reader
+from agent.kubelet import checkpoint
 from agent.kubelet import witnesses as module
 from agent.kubelet.api.v1 import ContainerDevices, ContainerResources, ListPodResourcesResponse, PodResources
 from agent.kubelet.checkpoint import FILE_NAME
@@ -285,7 +285,7 @@ async def test_a_checkpoint_whose_reading_hangs_ends_nothing_and_costs_two_threa
     house: House, pods: Pods, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     let_go = threading.Event()
-    monkeypatch.setattr(checkpoint_reader, "read", lambda _: let_go.wait())
+    monkeypatch.setattr(checkpoint, "read", lambda _: let_go.wait())
     house.ledger.allocate([held("a")], house.now)
     before = threading.active_count()
     for _ in range(5):
