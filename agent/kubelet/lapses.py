@@ -120,7 +120,7 @@ class Lapses:
         """Register once more what the kubelet should offer and does not."""
         registered = [it for it in self.registrars() if it.registered]
         self._overtaken = {n: it for n, it in self._overtaken.items() if n in {r.plugin.resource for r in registered}}
-        if not any(registrar.plugin.offers for registrar in registered):
+        if not any(registrar.plugin.offers or registrar.rival for registrar in registered):
             return
         over = await self._look_at_directory([registrar.plugin.sent_at for registrar in registered])
         for registrar in registered:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -45,6 +46,7 @@ The kubelet may have asked for it before it read that list, and looks it up agai
 still at that list. It takes milliseconds for one, and waits for its disk meanwhile. An Allocate waits as long: a refusal
 would fail a pod that asks, as it should, for hardware that is there.
 """
+_FORMER_AT_MOST: Final = 100_000  # a list of 4 MiB has half as many
 
 _AT_ONCE: Final = 5000  # IDs that are encoded in one step of the loop, which takes some ms
 
@@ -114,6 +116,7 @@ class Plugin:
         self._missed = 0.0
         self._ticking = False
         self._left: dict[str, float] = {}  # ID → when the last list that lacked it was sent, if one before had it
+        self._former: dict[str, None] = {}  # the IDs that left the lists of the open stream, the latest of them last
         self._news = asyncio.Event()
         self._ending = asyncio.Event()
 
@@ -138,7 +141,7 @@ class Plugin:
         if not self.began:
             return None
         healthy = frozenset(device_id for device_id, slot in self._sent.items() if slot.health.offered)
-        listed = frozenset(self._sent.keys() | self._left.keys())
+        listed = frozenset(self._sent.keys() | self._former.keys())
         return Offer(healthy, listed, self.began, self.sent_at)
 
     def silence(self, silent: bool) -> None:  # what it says is its name
@@ -196,6 +199,7 @@ class Plugin:
         self.streaming = True
         self.streams += 1
         self._left.clear()
+        self._former.clear()
         self.began, self._is_silent, self._sends_again = 0.0, False, False
         self.on_call()
         try:
@@ -257,7 +261,11 @@ class Plugin:
         if not self._ticking:
             self._running, self._missed = Running(time.monotonic()), 0.0
         now = self._let_pass()
-        self._left.update((device_id, now) for device_id in left if device_id in self._sent and device_id not in slots)
+        gone = [device_id for device_id in left if device_id in self._sent and device_id not in slots]
+        self._left.update(dict.fromkeys(gone, now))
+        self._former.update(dict.fromkeys(gone))
+        for device_id in list(islice(self._former, max(0, len(self._former) - _FORMER_AT_MOST))):
+            del self._former[device_id]
         if self._left and not self._ticking:
             self._tick()
 

@@ -175,6 +175,19 @@ async def test_who_asks_for_what_we_do_not_have_is_not_the_kubelet_and_does_not_
             assert len(node.lists) == lists
 
 
+async def test_another_plugin_that_overtakes_a_resource_of_which_nothing_is_healthy_is_followed_too(node: Node) -> None:
+    node.mknod("w1")
+    async with node.agent() as agent:
+        await node.healthy("w1")
+        node.unlink("w1")
+        await node.healthy()
+        async with other_plugin(node, WIDGET, "theirs-0", name="rival.sock"):
+            before = node.kubelet.registrations[WIDGET]
+            node.mknod("w1")
+            await agent.says("overtaken", resource=WIDGET)
+        await registered_again(node, agent, before)
+
+
 async def test_another_plugin_that_was_there_first_and_ends_costs_nothing(node: Node) -> None:
     node.mknod("w1")
     async with other_plugin(node, WIDGET, "theirs-0", name="rival.sock"):

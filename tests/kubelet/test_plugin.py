@@ -95,6 +95,24 @@ async def test_the_first_list_is_sent_when_there_is_one_and_nothing_before(stage
         assert await first == healthy("ab")
 
 
+async def test_what_the_kubelet_was_told_earlier_is_never_another_plugins(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kubelet on a slow disk writes into its record what it had from us long before."""
+    clock = Clock(monkeypatch)
+    stage.lists.put("a", "b")
+    async with stage.client.watch() as stream:
+        await listed(stream)
+        for gone in ("a", "b"):
+            clock.now += 3600.0
+            pass_time(COALESCE)
+            stage.lists.drop(gone)
+            await until(lambda it=gone: it not in stage.plugin._sent)  # type: ignore[misc]
+        offer = stage.plugin.offer
+        assert offer is not None
+        assert (offer.healthy, offer.listed) == (frozenset(), frozenset("ab"))
+
+
 async def test_an_empty_list_is_a_list(stage: Stage) -> None:
     stage.lists.publish()
     async with stage.client.watch() as stream:
