@@ -10,11 +10,11 @@ import anyio
 import click
 from msgspec.structs import replace
 
-from agent.cli import asking, options, output
+from agent.cli import connection, options, output
 from agent.cli.output import echo, wrapped
 from agent.config import Config, ConfigError, load
 from agent.console.client import Client
-from agent.console.doctor import rivals
+from agent.console.doctor import other_plugins
 from agent.console.doctor.daemon import daemon
 from agent.console.doctor.examination import examine
 from agent.console.doctor.findings import Finding, Level, Patient, failure, fine
@@ -55,12 +55,12 @@ async def _findings(config: Path | None) -> list[Finding]:
     except ConfigError as error:
         mend = "Mend the file; `fairlead validate` checks it. A daemon that runs goes on with what it had."
         wrong = [failure("configuration", str(problem), mend) for problem in error.problems]
-        return wrong + list(_beside_mistakes(await _status(asking.admin_socket(config))))
+        return wrong + list(_beside_mistakes(await _status(connection.admin_socket(config))))
     found = [fine("configuration", f"{loaded.source or 'There is no file: KubeVirt’s devices it'} is valid.")]
     found += examine(Patient(loaded))
-    said, different = await _compared(loaded, await _status(asking.admin_socket(config)))
+    said, different = await _compared(loaded, await _status(connection.admin_socket(config)))
     found += daemon(said)
-    found += rivals.findings(different)
+    found += other_plugins.findings(different)
     seen = await survey(loaded.resources, make_backends(loaded.host, loaded.resources), PATIENCE)
     return found + list(hardware(seen, None if isinstance(said, str) else said))
 
@@ -76,11 +76,11 @@ async def _compared(config: Config, said: Status | str) -> tuple[Status | str, M
 
     Where it does, the daemon is asked again, for a list may be on its way; the daemon may have noticed by then, too.
     """
-    if isinstance(said, str) or not (different := rivals.told(said, config.agent.plugin_dir)):
+    if isinstance(said, str) or not (different := other_plugins.told(said, config.agent.plugin_dir)):
         return said, {}
     await anyio.sleep(_ON_ITS_WAY)
     again = await _status(config.agent.admin_socket)
-    still = {} if isinstance(again, str) else rivals.told(again, config.agent.plugin_dir)
+    still = {} if isinstance(again, str) else other_plugins.told(again, config.agent.plugin_dir)
     return again, {name: how for name, how in still.items() if name in different}
 
 

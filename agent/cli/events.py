@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from agent.cli import asking, options, output
+from agent.cli import connection, options, output
 from agent.console.client import Client
 from agent.console.views import Event
 
 
 @click.command(epilog="Exit codes: 0 done, 1 no daemon answers.")
-@asking.config
+@connection.config
 @click.option("--follow", "-f", is_flag=True, help="Go on until interrupted, or until the daemon ends.")
 @click.option("--last", "-n", type=click.IntRange(0, 1000), default=50, show_default=True, help="How many of the past.")
 @options.as_json
@@ -27,7 +27,7 @@ def events(config: Path | None, follow: bool, last: int, as_json: bool) -> None:
         async for event in client.watch(last, follow=follow):
             output.echo_json(event) if as_json else output.echo(line(event))
 
-    asking.ask(config, question)
+    connection.ask(config, question)
 
 
 def line(event: Event) -> str:

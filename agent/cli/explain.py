@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from agent.cli import asking, options, output
+from agent.cli import connection, options, output
 from agent.cli.output import bold, echo, wrapped
 from agent.console.client import NoDaemonError, WrongNameError
 from agent.console.views import Explanation, Gift, Signal
@@ -25,7 +25,7 @@ _ENDS: Final = {
 
 @click.command(epilog="Exit codes: 0 done, 2 there is no such device, or no daemon and a configuration with mistakes.")
 @click.argument("device")
-@asking.config
+@connection.config
 @options.as_json
 def explain(device: str, config: Path | None, as_json: bool) -> None:
     """Show what was read of DEVICE, which resource took or refused it and why, how it is, and what a pod would get.
@@ -35,7 +35,7 @@ def explain(device: str, config: Path | None, as_json: bool) -> None:
     "gift" has what a pod would get.
     """
     try:
-        explained = asking.ask(config, lambda client: client.explain(device))
+        explained = connection.ask(config, lambda client: client.explain(device))
     except NoDaemonError as error:
         output.note(
             f"{error.sentence}. This is what a look of our own finds; it knows neither drains nor what pods hold."

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from agent.cli import asking, options, output
+from agent.cli import connection, options, output
 from agent.console.client import Client
 
 
 @click.command(epilog="Exit codes: 0 done, 1 no daemon answers, or the configuration has mistakes and nothing changed.")
-@asking.config
+@connection.config
 @options.as_json
 def reload(config: Path | None, as_json: bool) -> None:
     """Have the daemon read its configuration again and apply what changed.
@@ -32,4 +32,4 @@ def reload(config: Path | None, as_json: bool) -> None:
         if done == type(done)():
             output.echo("Nothing has changed.")
 
-    asking.ask(config, question)
+    connection.ask(config, question)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from agent.cli import asking, options, output
+from agent.cli import connection, options, output
 from agent.cli.output import bold, echo, table, wrapped
 from agent.console.client import Client
 from agent.console.views import NAMES_NOTHING, Device, Resource, Status
@@ -19,7 +19,7 @@ _REDRAWN_AT_MOST = 0.5  # seconds; a burst of events is drawn once
 
 
 @click.command(epilog="Exit codes: 0 done, 1 no daemon answers.")
-@asking.config
+@connection.config
 @click.option("--watch", is_flag=True, help="Show it again whenever something happens.")
 @click.option("--pods", is_flag=True, help="Show which container has which device.")
 @options.as_json
@@ -47,7 +47,7 @@ def status(config: Path | None, watch: bool, pods: bool, as_json: bool) -> None:
         else:
             show(await client.status())
 
-    asking.ask(config, question)
+    connection.ask(config, question)
 
 
 async def _follow(client: Client, show: Callable[[Status], None], show_again: Callable[[Status], None]) -> None:

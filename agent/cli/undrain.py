@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from agent.cli import asking, options, output
+from agent.cli import connection, options, output
 from agent.console.client import Client
 
 
 @click.command(epilog="Exit codes: 0 done, 1 no daemon answers, 2 there is no such device.")
 @click.argument("device")
-@asking.config
+@connection.config
 @options.as_json
 def undrain(device: str, config: Path | None, as_json: bool) -> None:
     """Offer DEVICE again: ends its drain, its quarantine, and what waits for an operator, such as an XID.
@@ -29,4 +29,4 @@ def undrain(device: str, config: Path | None, as_json: bool) -> None:
         else:
             output.echo(f"Nothing that an operator can end keeps {output.some(back.ids) or device} out of service.")
 
-    asking.ask(config, question)
+    connection.ask(config, question)

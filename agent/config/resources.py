@@ -13,7 +13,7 @@ from agent.config import typed
 from agent.config.problems import Problems
 from agent.config.templates import can_meet, is_template, name_problem
 from agent.config.toml_lines import KeyPath
-from agent.discovery.answers import ask
+from agent.discovery.backend_answers import ask
 from agent.runtime.errors import shown, unknown
 from agent.runtime.limits import MESSAGE_LIMIT, most_tokens, slot_bytes
 from backends.base import Backend, OptionsError, Placement, PreStart, Resource, ResourceSpec, Selector

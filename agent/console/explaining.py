@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from agent.console import views
 from agent.console.control import NoSuchDeviceError
-from agent.discovery import answers
-from agent.discovery.answers import ask
+from agent.discovery import backend_answers
+from agent.discovery.backend_answers import ask
 from agent.health import Statement
 from agent.inventory import lookup
 from agent.inventory.found_devices import Found
@@ -289,7 +289,7 @@ def _gift(known: Knowledge, name: str, ids: Sequence[str]) -> tuple[views.Gift |
 
 def _edits(backend: Backend[Any], resource: Resource[Any], grant: Grant) -> tuple[views.Gift | None, str]:
     try:
-        return ask(lambda: _wrapped(answers.edits(backend.edits(resource, [grant])))), ""
+        return ask(lambda: _wrapped(backend_answers.edits(backend.edits(resource, [grant])))), ""
     except AllocationRefused as refusal:
         return None, refusal.sentence
     except Exception as error:  # noqa: BLE001  # a backend may raise anything, and Allocate would refuse

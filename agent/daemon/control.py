@@ -16,18 +16,18 @@ from agent.console.control import RefusedError
 from agent.console.explaining import Knowledge, explain, find
 from agent.console.names import node_name
 from agent.daemon.event_log import Events
-from agent.daemon.keeper import NotYetError
 from agent.daemon.node import Node
 from agent.daemon.serving import Serving
+from agent.daemon.state_keeper import NotYetError
 from agent.discovery.discoverer import Discoverer
 from agent.hardware.adoption import Adopter
 from agent.inventory.tombstones import GONE, NOT_SEEN
 from agent.inventory.unmatched import unmatched
-from agent.kubelet.witnesses import Witnesses
+from agent.kubelet.pod_claims import PodClaims
 from agent.model import Health, Slot, SlotKey, Snapshot
 from agent.runtime.errors import FairleadError
 from agent.runtime.problems import Problems
-from agent.runtime.slices import BATCH, in_batches, in_slices
+from agent.runtime.short_steps import BATCH, in_batches, in_slices
 from backends.base import Backend, Device, Problem
 
 log = structlog.get_logger()
@@ -43,7 +43,7 @@ class Parts:
     discoverers: Mapping[str, Discoverer]
     adopter: Adopter
     serving: Serving
-    witnesses: Witnesses
+    witnesses: PodClaims
     events: Events
     problems: Problems
     reload: Callable[[], Awaitable[views.Reloaded]]

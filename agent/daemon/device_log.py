@@ -1,15 +1,18 @@
-"""Writes to the log what happened to the devices of a resource."""
+"""Tells the log and the counts what changed between two snapshots of a resource, as a person would say it."""
 
 from __future__ import annotations
 
+import heapq
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
-from agent.daemon.transitions import transitions
 from agent.model import Slot, Snapshot
 from agent.runtime.counts import Counts
+from agent.runtime.short_steps import BATCH, in_batches
 
 LOGGED_AT_MOST: Final = 10
 """Transitions of one snapshot that get a line each."""
@@ -33,3 +36,70 @@ async def tell(before: Mapping[str, Slot] | None, snapshot: Snapshot, counts: Co
         )  # fmt: skip
     if len(happened) > LOGGED_AT_MOST:
         log.info("devices-changed", resource=snapshot.resource, count=len(happened) - LOGGED_AT_MOST)
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """A device (with all its IDs) that appeared, vanished, or changed its health."""
+
+    resource: str
+    device: str
+    """The device's key; for a tombstone its ID."""
+    state: str
+    """`Healthy`, `Degraded`, `Unhealthy`, or `Gone` where nothing is listed any more."""
+    reason: str
+    message: str
+    ids: int
+    """How many IDs it concerns."""
+
+
+_Said = tuple[str, str, str]
+_Key = tuple[str, str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Transitions:
+    """The transitions between two snapshots, one for each device and outcome; there may be 10,000."""
+
+    resource: str
+    counts: Counter[_Key]
+    """Device, state, reason, message → how many IDs."""
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def first(self, most: int) -> list[Transition]:
+        """So many of them, in their order."""
+        return [Transition(self.resource, *key, ids=self.counts[key]) for key in heapq.nsmallest(most, self.counts)]
+
+    def causes(self) -> Counter[str]:
+        """How many there are of each reason, or state where there is none."""
+        return Counter(reason or state.lower() for _, state, reason, _ in self.counts)
+
+
+async def transitions(before: Mapping[str, Slot], after: Snapshot) -> Transitions:
+    """What happened; of many IDs, in several steps of the loop.
+
+    Args:
+        before: the slots of the snapshot before `after`.
+        after: the new snapshot.
+    """
+    changed = after.changed if after.changed is not None else before.keys() | after.slots.keys()
+    counts: Counter[_Key] = Counter()
+    said: dict[int, _Said] = {id(None): ("Gone", "", "")}  # by the health, which is one object for what is alike
+    async for ids in in_batches(changed, 10 * BATCH):
+        for device_id in ids:
+            old, new = before.get(device_id), after.slots.get(device_id)
+            was, now = old and old.health, new and new.health
+            if was is now:
+                continue
+            for health in (was, now):
+                if health is not None and id(health) not in said:
+                    said[id(health)] = health.state.value, health.reason, health.message
+            if said[id(was)] != (what := said[id(now)]):
+                counts[_name(new or old, device_id), *what] += 1
+    return Transitions(after.resource, counts)
+
+
+def _name(slot: Slot | None, device_id: str) -> str:
+    return slot.device.key if slot and slot.device else device_id

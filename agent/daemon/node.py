@@ -13,15 +13,15 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from anyio.abc import TaskGroup
 
 from agent.claims.ledger import Ledger
-from agent.daemon.keeper import Keeper
 from agent.daemon.publisher import Publisher
-from agent.discovery.changes import News
-from agent.hardware.queue import Turns
+from agent.daemon.state_keeper import StateKeeper
+from agent.discovery.changes import Changes
+from agent.hardware.queue import HardwareQueue
 from agent.hardware.releases import Releaser
 from agent.health import HealthBook
 from agent.inventory.inventory import Inventory
 from agent.model import Held
-from agent.runtime.slices import BATCH
+from agent.runtime.short_steps import BATCH
 from backends.base import Clears, Record, Signal
 
 
@@ -29,7 +29,7 @@ class Node:
     """What is there, how it is, who holds it."""
 
     publisher: Publisher
-    keeper: Keeper
+    keeper: StateKeeper
     releaser: Releaser
     tasks: TaskGroup
     """Of the running agent; these four are there before anything changes."""
@@ -39,7 +39,7 @@ class Node:
         inventory: Inventory,
         health: HealthBook,
         ledger: Ledger,
-        turns: Turns,
+        turns: HardwareQueue,
         named: Callable[[], None],
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -73,14 +73,14 @@ class Node:
 
     # --- the kernel and the backends ---
 
-    def scanned(self, news: News) -> None:
+    def scanned(self, news: Changes) -> None:
         """Discovery found something different."""
         self.inventory.update(news.backend, news.units, news.links)
         self.judge(news)
         if not news.more:  # the lists that change show all that one look has found
             self._commit(news.since)
 
-    def judge(self, news: News) -> None:
+    def judge(self, news: Changes) -> None:
         """Judge the health of what was found; whoever calls this commits."""
         # one moment for all parts of a look: hardware that has moved from one unit to another was never away
         now = self._moments.pop(news.backend, None) or self._clock()

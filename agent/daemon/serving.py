@@ -17,8 +17,8 @@ from anyio.abc import TaskGroup
 
 from agent.discovery.sources.base import Beat, nobody
 from agent.discovery.sources.paths import POLL, Change, DirectoryWatch
-from agent.kubelet.lapses import Lapses
 from agent.kubelet.lock import exclusive, identity, remove_leftovers
+from agent.kubelet.lost_resources import LostResources
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.registration import Kubelet, Registrar
 from agent.model import Snapshot
@@ -51,7 +51,7 @@ class Serving:
         catch_up: Callable[[], Awaitable[None]],
         alongside: Callable[[], Awaitable[None]],
         counts: Counts,
-        lapses: Lapses,
+        lost_resources: LostResources,
         beat: Beat = nobody,
         problems: Problems | None = None,
     ) -> None:
@@ -64,7 +64,7 @@ class Serving:
             catch_up: learns what an agent before us gave while we waited for it to go.
             alongside: what only the one agent of a node may do; runs as long as we are that.
             counts: has the registrations.
-            lapses: looks after the resources that another plugin takes.
+            lost_resources: looks after the resources that another plugin takes.
             beat: the sign of life of `watch`.
             problems: is told what fails and is started again, and what cannot be watched.
         """
@@ -77,8 +77,8 @@ class Serving:
         self._catch_up = catch_up
         self._alongside = alongside
         self._counts = counts
-        self.lapses = lapses
-        lapses.registrars = self.every_registrar
+        self.lost_resources = lost_resources
+        lost_resources.registrars = self.every_registrar
         self._directory = DirectoryWatch(self._directory_changed, self.kubelet.look, beat, problems)
         self._ours = plugin_dir / limits.SOCKET_DIRECTORY
         self._directory.watch(frozenset({plugin_dir, self._ours}))
@@ -224,7 +224,7 @@ class Serving:
         self._directory_news.set()
         self._lock_news.set()
         if path.parent == self._plugin_dir:
-            self.lapses.changed(path)
+            self.lost_resources.changed(path)
         if path == self.kubelet.socket and change is Change.CREATED:
             self.kubelet.look()
 

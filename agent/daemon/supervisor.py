@@ -19,37 +19,37 @@ import structlog
 from anyio import to_thread
 from anyio.abc import TaskGroup
 
+from agent.claims.foreign_claims import Tracer
 from agent.claims.ledger import Ledger
-from agent.claims.traces import Tracer
 from agent.config import AgentConfig, Config
 from agent.console import views
 from agent.console.service import serve
+from agent.daemon.configuration_swap import ConfigurationSwap
 from agent.daemon.control import AgentControl, Parts
 from agent.daemon.event_log import Events
 from agent.daemon.feature_file import FeatureFile
-from agent.daemon.keeper import Keeper
 from agent.daemon.list_warnings import ListWarnings
 from agent.daemon.node import Node
 from agent.daemon.publisher import Publisher
-from agent.daemon.reconfiguration import Reconfiguration
 from agent.daemon.reload import Change, Reloader
 from agent.daemon.serving import Serving
 from agent.daemon.state_file import StateFile
+from agent.daemon.state_keeper import StateKeeper
 from agent.daemon.watching import Watching
 from agent.discovery.sources.base import boot_id
 from agent.hardware.adoption import Adopter
 from agent.hardware.jobs import Jobs
-from agent.hardware.queue import Turns
+from agent.hardware.queue import HardwareQueue
 from agent.hardware.releases import Releaser
 from agent.hardware.resumption import Resumer
 from agent.health import HealthBook
 from agent.inventory.inventory import Inventory
 from agent.kubelet.allocation import Allocator
-from agent.kubelet.lapses import Lapses
+from agent.kubelet.lost_resources import LostResources
 from agent.kubelet.plugin import Plugin
+from agent.kubelet.pod_claims import PodClaims
 from agent.kubelet.preference import Preferences
 from agent.kubelet.prestart import Starter
-from agent.kubelet.witnesses import Witnesses
 from agent.model import Held, Slot
 from agent.runtime import garbage
 from agent.runtime.counts import Counts
@@ -101,12 +101,12 @@ class Agent:
             HealthBook(boot_id(config.host)),
             Ledger(),
         )
-        self._jobs = Jobs(Turns(clock), self._look_at)
+        self._jobs = Jobs(HardwareQueue(clock), self._look_at)
         owners = self.inventory, health, ledger
         self.node = Node(*owners, self._jobs.turns, self._prepare_what_is_new, clock=clock, wall=wall)
         self._releaser = Releaser(config.host, backends, ledger, self._jobs.turns, self.node.keep_claims, self.problems)
         kept = ledger, self._releaser, self.inventory, health
-        self._keeper = Keeper(StateFile(settings.state_dir), *kept, clock=clock, wall=wall)
+        self._keeper = StateKeeper(StateFile(settings.state_dir), *kept, clock=clock, wall=wall)
         self.node.releaser, self.node.keeper = self._releaser, self._keeper
         self._watching = Watching(settings, config.host, backends, self.node, self.watchdog, self.counts, self.problems)
         self.discoverers = self._watching.discoverers
@@ -118,8 +118,8 @@ class Agent:
         self._preferences = Preferences(self.inventory, backends)
         self._allocator = Allocator(self.inventory, backends, self._jobs, self._record)
         self._starter = self._make_starter(backends)
-        self._witnesses = self._make_witnesses(settings)
-        acting = self._jobs.turns, self._look_at, self._witnesses.know, self.problems
+        self._pod_claims = self._make_witnesses(settings)
+        acting = self._jobs.turns, self._look_at, self._pod_claims.know, self.problems
         self._resumer = Resumer(backends, self.inventory, ledger, *acting)
         self._kubelet_watch = self.watchdog.pulse("kubelet's directory")
         self._serving = Serving(
@@ -129,13 +129,13 @@ class Agent:
             catch_up=self._catch_up,
             alongside=self._mind_claims,
             counts=self.counts,
-            lapses=Lapses(settings.pod_resources, settings.plugin_dir),
+            lost_resources=LostResources(settings.pod_resources, settings.plugin_dir),
             beat=self._kubelet_watch.beat,
             problems=self.problems,
         )
         told = self._adopter, self._list_warnings, self._features, self.counts
         self.node.publisher = Publisher(self.inventory, self._serving, *told)
-        self._reconfiguration = self._make_reconfiguration(config)
+        self._configuration_swap = self._make_reconfiguration(config)
         self._reloader = Reloader(
             lambda: self.config,
             self._watching.stuck,
@@ -160,8 +160,8 @@ class Agent:
             was_reset=self.node.was_reset,
         )
 
-    def _make_witnesses(self, settings: AgentConfig) -> Witnesses:
-        return Witnesses(
+    def _make_witnesses(self, settings: AgentConfig) -> PodClaims:
+        return PodClaims(
             self.node.ledger,
             settings.pod_resources,
             settings.plugin_dir,
@@ -177,8 +177,8 @@ class Agent:
             problems=self.problems,
         )
 
-    def _make_reconfiguration(self, config: Config) -> Reconfiguration:
-        return Reconfiguration(
+    def _make_reconfiguration(self, config: Config) -> ConfigurationSwap:
+        return ConfigurationSwap(
             config,
             self._watching,
             self.inventory,
@@ -194,7 +194,7 @@ class Agent:
     @property
     def config(self) -> Config:
         """What is in force."""
-        return self._reconfiguration.config
+        return self._configuration_swap.config
 
     def _make_control(self, backends: Mapping[str, Backend[Any]], events: Events) -> AgentControl:
         return AgentControl(
@@ -205,7 +205,7 @@ class Agent:
                 self.discoverers,
                 self._adopter,
                 self._serving,
-                self._witnesses,
+                self._pod_claims,
                 events,
                 self.problems,
                 self.reload,
@@ -216,9 +216,9 @@ class Agent:
 
     async def _confirm(self, resource: str, listed: Callable[[], Container[str]]) -> None:
         """What is to be known before each list."""
-        await self._serving.lapses.before_list(resource)
-        if strangers := await self._witnesses.confirm(resource, listed):
-            self._serving.lapses.suspect(resource, strangers)
+        await self._serving.lost_resources.before_list(resource)
+        if strangers := await self._pod_claims.confirm(resource, listed):
+            self._serving.lost_resources.suspect(resource, strangers)
 
     def _plugin(self, name: str) -> Plugin:
         hooks = self._allocator.allocate, self._preferences.of(name), self._starter.of(name)
@@ -273,7 +273,7 @@ class Agent:
     async def _settle(self) -> None:
         """Give the kubelet's memory and every backend's first scan their time."""
         with anyio.move_on_after(SETTLE):
-            await self._witnesses.ask()
+            await self._pod_claims.ask()
             await self._watching.looked()
             await self._watching.caught_up()  # the first list tells what was logged before we came
         for kind, discoverer in self.discoverers.items():
@@ -287,7 +287,7 @@ class Agent:
     async def _record(self, given: Sequence[Held]) -> None:
         """An Allocate is about to give these."""
         await self.node.allocated(given)
-        self._witnesses.allocated()
+        self._pod_claims.allocated()
 
     # --- another configuration ---
 
@@ -301,7 +301,7 @@ class Agent:
 
     async def _apply(self, change: Change) -> None:
         """Put another configuration into force."""
-        await self._reconfiguration.apply(change, SETTLE)
+        await self._configuration_swap.apply(change, SETTLE)
         self._prepare_what_is_new()
 
     def _prepare_what_is_new(self) -> None:
@@ -338,8 +338,8 @@ class Agent:
         await self._keeper.begin()
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._keep, "claims", self._witnesses.run)
-                tasks.start_soon(self._keep, "lapses", self._serving.lapses.run)
+                tasks.start_soon(self._keep, "claims", self._pod_claims.run)
+                tasks.start_soon(self._keep, "lost resources", self._serving.lost_resources.run)
                 tasks.start_soon(self._keep, "releases", self._releaser.run)
                 tasks.start_soon(self._keep, "adoption", self._adopt)
                 tasks.start_soon(self._resumer.run, self._watching.looked)
@@ -353,7 +353,7 @@ class Agent:
         """Learn what the agent before us gave, and was told, while we waited for it to go."""
         await self.node.restore()
         with anyio.move_on_after(SETTLE):
-            await self._witnesses.ask()
+            await self._pod_claims.ask()
 
 
 def _load_http() -> ModuleType:

@@ -15,7 +15,7 @@ from anyio.abc import TaskGroup
 from agent.config import AgentConfig
 from agent.daemon.node import Node
 from agent.discovery.backend_factory import why_unmade
-from agent.discovery.changes import News
+from agent.discovery.changes import Changes
 from agent.discovery.discoverer import Discoverer
 from agent.discovery.records import Sightings, wants
 from agent.discovery.sources.base import Resync, Said
@@ -77,7 +77,7 @@ class Watching:
     def _discoverer(self, kind: str, backend: Backend[Any], settings: AgentConfig) -> Discoverer:
         """Whoever looks through this instance; what it finds is heard while it is in force."""
 
-        def publish(news: News) -> None:
+        def publish(news: Changes) -> None:
             if self.discoverers.get(kind) is made:
                 self._publish(news)
 
@@ -205,7 +205,7 @@ class Watching:
             discoverer.leave()
             self._scopes.pop(discoverer).cancel()
 
-    def sight_soon(self, news: News) -> None:
+    def sight_soon(self, news: Changes) -> None:
         """Tell what was said of new hardware earlier, a turn from now: when the caller has made the news known."""
         asyncio.get_running_loop().call_soon(self._sight, news)
 
@@ -235,12 +235,12 @@ class Watching:
                 if signals:
                     self._node.recorded(signals, record)
 
-    def _publish(self, news: News) -> None:
+    def _publish(self, news: Changes) -> None:
         """Looking has found something: what was said of that before comes first, so that it is not Healthy for a moment."""
         self._sight(news)
         self._node.scanned(news)
 
-    def _sight(self, news: News) -> None:
+    def _sight(self, news: Changes) -> None:
         for signal, record in list(self._sightings.found(news)):
             self._node.recorded([signal], record)
 

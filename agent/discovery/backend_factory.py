@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NoReturn
 
 import msgspec
 
-from agent.discovery.answers import ask
+from agent.discovery.backend_answers import ask
 from agent.runtime.errors import shown
 from backends import registry
 from backends.base import Backend, ContainerEdits, Discovery, Grant, Host, Released, Resource

@@ -10,7 +10,7 @@ from backends.base import Device, Link, Signal
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class Changes:
     """What a scan changed, for inventory and health."""
 
     backend: str
@@ -30,7 +30,7 @@ class News:
     more: bool = False
     """More follows at once: this is a part of what one walk found, which is too much for one step of the loop."""
 
-    def in_parts(self, size: int) -> Iterator[News]:
+    def in_parts(self, size: int) -> Iterator[Changes]:
         """The same in parts of so many units, for whom links do not matter; at least one part."""
         units = list({**self.units, **self.signals})
         for at in range(0, max(1, len(units)), size):
@@ -45,11 +45,11 @@ class News:
             )
 
 
-def news_of(kind: str, looks: Mapping[str, Look], gone: Set[str], seen: Seen) -> News:
+def changes_of(kind: str, looks: Mapping[str, Look], gone: Set[str], seen: Seen) -> Changes:
     """What these looks told that was not seen before, and that those units are gone."""
     nothing = dict.fromkeys(gone, ())
     links = {unit: look.discovery.links for unit, look in looks.items() if look.links_changed}
-    return News(
+    return Changes(
         kind,
         {unit: look.discovery.devices for unit, look in looks.items() if look.changed} | nothing,
         {unit: look.signals for unit, look in looks.items()} | nothing,

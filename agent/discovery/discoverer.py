@@ -16,9 +16,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from agent.discovery import answers, records
-from agent.discovery.answers import ask
-from agent.discovery.changes import News, news_of
+from agent.discovery import backend_answers, records
+from agent.discovery.backend_answers import ask
+from agent.discovery.changes import Changes, changes_of
 from agent.discovery.reports import Reports, cannot_read, hangs, signals_of_hung
 from agent.discovery.schedule import EVERY_UNIT, Schedule, Todo
 from agent.discovery.slow_reads import OVERTAKEN, Overtaken, wait
@@ -27,8 +27,8 @@ from agent.discovery.waiters import LookError, Waiters
 from agent.runtime.counts import Counts
 from agent.runtime.errors import shown, words
 from agent.runtime.patience import Running
+from agent.runtime.short_steps import BATCH, in_batches
 from agent.runtime.shortage import ShortageError
-from agent.runtime.slices import BATCH, in_batches
 from agent.runtime.workers import NoWorkerError, Workers
 from backends.base import ALL, All, Backend, Device, Hint, Link, Problem, Record, Signal, Watches
 
@@ -49,7 +49,7 @@ class Discoverer:
         self,
         kind: str,
         backend: Backend[Any],
-        publish: Callable[[News], None],
+        publish: Callable[[Changes], None],
         *,
         resync: float = 300.0,
         probe: float = 30.0,
@@ -104,7 +104,7 @@ class Discoverer:
     def hint(self, hint: Hint) -> None:
         """Something happened somewhere: look at the units it affects. Called for every event; cheap."""
         try:
-            units = ask(lambda: answers.affected(self.backend.affects(hint, self.known)))
+            units = ask(lambda: backend_answers.affected(self.backend.affects(hint, self.known)))
         except Exception as error:  # noqa: BLE001  # reported; a full scan sees what the hint meant
             self._reports.call_failed("affects", f"affects() failed on {hint}: {shown(error)}")
             units = ALL
@@ -185,7 +185,7 @@ class Discoverer:
 
     # --- another configuration ---
 
-    def take_over(self, before: Discoverer | None) -> News:
+    def take_over(self, before: Discoverer | None) -> Changes:
         """Take the place of the one before; what is different from now on, for the caller to make known.
 
         The other's word counts for units that we have not read yet, and for those that changed after we began: those
@@ -200,7 +200,7 @@ class Discoverer:
             seen.believe(old, unit)
         gone = dict.fromkeys(now.keys() - seen.devices.keys(), ())
         changed = {unit: found for unit, found in seen.devices.items() if found is not now.get(unit)}
-        return News(
+        return Changes(
             self.kind,
             changed | gone,
             {unit: said for unit, said in seen.signals.items() if unit not in believed} | gone,
@@ -217,9 +217,9 @@ class Discoverer:
             self._reports.call_is_well(call)
         self.first_scan.set()
 
-    def nothing_left(self) -> News:
+    def nothing_left(self) -> Changes:
         """None has: nothing of what was found is there."""
-        return replace(news_of(self.kind, {}, frozenset(self.known), self._seen), anew=True)
+        return replace(changes_of(self.kind, {}, frozenset(self.known), self._seen), anew=True)
 
     # --- one scan ---
 
@@ -357,7 +357,7 @@ class Discoverer:
         self._waiting.hangs(unit, self._hangs(unit))
         job.add_done_callback(partial(self._release, unit))
         if signals := signals_of_hung(self._seen.hardware_in(unit), self._hangs(unit)):
-            self._publish(News(self.kind, {}, {unit: signals}))
+            self._publish(Changes(self.kind, {}, {unit: signals}))
             self._seen.signals[unit] = signals
 
     def _release(self, unit: str, job: asyncio.Future[None]) -> None:
@@ -388,9 +388,9 @@ class Discoverer:
         if different or "watches" in self.problems:
             self._on_watches(self.kind, self.watches())
 
-    def _told(self, looks: Mapping[str, Look], gone: Set[str]) -> News:
+    def _told(self, looks: Mapping[str, Look], gone: Set[str]) -> Changes:
         """What of that is different from what was known."""
-        return news_of(self.kind, looks, gone, self._seen)
+        return changes_of(self.kind, looks, gone, self._seen)
 
     def _gone(self, progress: Walk) -> Set[str]:
         return self.known.keys() - progress.listed if progress.listed is not None else frozenset()
@@ -418,7 +418,7 @@ class Discoverer:
         left = len(signals)
         async for batch in in_batches(signals.items()):
             left -= len(batch)
-            self._publish(News(self.kind, {}, dict(batch), more=left > 0))
+            self._publish(Changes(self.kind, {}, dict(batch), more=left > 0))
             self._seen.signals.update(batch)
         self._seen.glances.update(dict(progress.glances))
         self._note_failures(dict(progress.failures))
@@ -441,7 +441,7 @@ class Discoverer:
     def watches(self) -> Watches:
         """What the sources should listen to for this backend."""
         try:
-            watches = answers.watches(self.backend, ask(lambda: self.backend.watches(self.known)))
+            watches = backend_answers.watches(self.backend, ask(lambda: self.backend.watches(self.known)))
         except Exception as error:  # noqa: BLE001  # reported; what it watched before, or the slow timer, tells of more
             self._report("watches", [Problem("watches", f"watches() failed: {shown(error)}")])
         else:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from agent.discovery import answers
-from agent.discovery.answers import ask
-from agent.discovery.changes import News
+from agent.discovery import backend_answers
+from agent.discovery.backend_answers import ask
+from agent.discovery.changes import Changes
 from backends.base import ANY_SUBSYSTEM, Backend, Device, Record, Signal, Watches
 from backends.linux import kernel_log
 
@@ -32,7 +32,7 @@ def signals(backend: Backend[Any], record: Record) -> tuple[Signal, ...]:
         NonsenseError: it answered something else than signals.
         Exception: whatever `signals()` raises.
     """
-    return ask(lambda: answers.signals("signals", backend.signals(record)))
+    return ask(lambda: backend_answers.signals("signals", backend.signals(record)))
 
 
 class Sightings:
@@ -62,7 +62,7 @@ class Sightings:
         if len(self._early) > _EARLY_HARDWARE:
             del self._early[next(iter(self._early))]
 
-    def found(self, news: News) -> Iterator[tuple[Signal, Record]]:
+    def found(self, news: Changes) -> Iterator[tuple[Signal, Record]]:
         """A scan found this; what was said earlier of the hardware that is new, in the order in which it was said."""
         for unit, devices in news.units.items():
             hardware = _hardware_of(unit, devices, news.beside)

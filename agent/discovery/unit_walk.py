@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agent.discovery import answers
+from agent.discovery import backend_answers
 from agent.runtime import garbage, shortage
 from backends.base import Backend, Device, Discovery, Link, Signal, Verdict
 from backends.known import Known
@@ -147,7 +147,7 @@ def walk(
         Exception: whatever `units()` raises. A unit that raises is a failure of that unit alone.
     """
     if units is None:
-        listed = answers.units(backend.units())
+        listed = backend_answers.units(backend.units())
         if not seen.devices.keys() <= listed:
             shortage.check()
         units = progress.listed = listed
@@ -166,7 +166,7 @@ def walk(
 
 
 def _look(backend: Backend[Any], unit: str, seen: Seen) -> Look:
-    discovery = answers.discovery(backend.discover(unit), unit)
+    discovery = backend_answers.discovery(backend.discover(unit), unit)
     glance, signals = _glance(backend, discovery.devices), _probe(backend, discovery.devices)
     known = seen.devices.get(unit, ())
     if (changed := discovery.devices != known) or discovery.problems or _is_ill(signals):
@@ -229,4 +229,4 @@ def _glance(backend: Backend[Any], devices: tuple[Device, ...]) -> Glance:
 
 
 def _probe(backend: Backend[Any], devices: tuple[Device, ...]) -> tuple[Signal, ...]:
-    return answers.signals("probe", (signal for device in devices for signal in backend.probe(device)))
+    return backend_answers.signals("probe", (signal for device in devices for signal in backend.probe(device)))

@@ -20,8 +20,8 @@ import anyio
 import structlog
 from anyio.abc import TaskGroup
 
-from agent.discovery.answers import ask
-from agent.hardware.queue import HangsError, Turns
+from agent.discovery.backend_answers import ask
+from agent.hardware.queue import HangsError, HardwareQueue
 from agent.model import Slot, SlotKey, Snapshot
 from agent.runtime.errors import words
 from agent.runtime.problems import Problems, Trouble
@@ -62,7 +62,7 @@ class Adopter:
     def __init__(
         self,
         backends: Mapping[str, Backend[Any]],
-        turns: Turns,
+        turns: HardwareQueue,
         look: Callable[[str, Set[str]], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
         problems: Problems | None = None,

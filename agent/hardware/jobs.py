@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from agent.discovery.waiters import LookError
-from agent.hardware.queue import Turn, Turns
+from agent.hardware.queue import HardwareQueue, Turn
 from agent.runtime import patience
 from agent.runtime.workers import LIMIT, NoWorkerError, Workers
 from backends.base import AllocationRefused, Device, Resource
@@ -53,7 +53,7 @@ class Kind:
 class Jobs:
     """Sends backends on jobs."""
 
-    def __init__(self, turns: Turns, look: Look) -> None:
+    def __init__(self, turns: HardwareQueue, look: Look) -> None:
         self.turns = turns
         self.rooms: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(ROOMS))
         self.look = look

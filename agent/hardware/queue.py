@@ -69,7 +69,7 @@ class Turn:
             self._call.add_done_callback(is_back)
 
 
-class Turns:
+class HardwareQueue:
     """Who may act on which hardware now."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -16,8 +16,8 @@ from typing import Any, Final
 import anyio
 
 from agent.claims.ledger import Ledger, names_of
-from agent.discovery.answers import ask
-from agent.hardware.queue import HangsError, Turn, Turns
+from agent.discovery.backend_answers import ask
+from agent.hardware.queue import HangsError, HardwareQueue, Turn
 from agent.model import Held, SlotKey
 from agent.runtime.errors import words
 from agent.runtime.problems import Problems
@@ -39,7 +39,7 @@ class Releaser:
         host: Host,
         backends: Mapping[str, Backend[Any]],
         ledger: Ledger,
-        turns: Turns,
+        turns: HardwareQueue,
         changed: Callable[[], None] = lambda: None,
         problems: Problems | None = None,
     ) -> None:

@@ -16,13 +16,13 @@ import anyio
 import structlog
 
 from agent.claims.ledger import Ledger
-from agent.discovery import answers
-from agent.hardware.queue import HangsError, Turns
+from agent.discovery import backend_answers
+from agent.hardware.queue import HangsError, HardwareQueue
 from agent.inventory.inventory import Inventory
 from agent.model import REPLACED, Held, SlotKey
 from agent.runtime.errors import words
 from agent.runtime.problems import Problems, Trouble
-from agent.runtime.slices import in_batches
+from agent.runtime.short_steps import in_batches
 from agent.runtime.workers import LIMIT, NoWorkerError, Workers
 from backends.base import AllocationRefused, Backend, Device, Grant, Resource
 
@@ -42,7 +42,7 @@ class Resumer:
         backends: Mapping[str, Backend[Any]],
         inventory: Inventory,
         ledger: Ledger,
-        turns: Turns,
+        turns: HardwareQueue,
         look: Callable[[str, Set[str]], Awaitable[None]],
         is_known: Callable[[SlotKey], bool],
         problems: Problems | None = None,
@@ -123,7 +123,7 @@ class Resumer:
         resource = self._inventory.resource(held.resource)
         if resource is None or resource.spec.backend != held.backend:
             return None
-        return resource if answers.needs_claim(self._backends[held.backend], resource) else None
+        return resource if backend_answers.needs_claim(self._backends[held.backend], resource) else None
 
     async def _claim(self, held: Held) -> bool:
         """Make it ready, if that is the backend's to do, and see what came of it; not yet if pod or device are not there.

@@ -3,6 +3,6 @@
 from agent.health.book import HealthBook
 from agent.health.drains import Drain
 from agent.health.judgement import Statement
-from agent.health.kept import Handled, KeptHealth
+from agent.health.saved_state import Handled, KeptHealth
 
 __all__ = ["Drain", "Handled", "HealthBook", "KeptHealth", "Statement"]

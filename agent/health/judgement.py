@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from agent.health.drains import Drain
 from agent.health.flapping import Quarantine
 from agent.health.latches import Latch
-from agent.health.said import Said, counts, worst
+from agent.health.statements import Said, counts, worst
 from agent.model import HEALTHY, Health, State
 from backends.base import Clears, Verdict
 

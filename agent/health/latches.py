@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from agent.health.said import matured
+from agent.health.statements import matured
 from backends.base import Clears, Record, Signal, Verdict
 
 UNSAID: Final = frozenset({Clears.BOOT, Clears.OPERATOR})

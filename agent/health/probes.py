@@ -11,7 +11,7 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 
 from agent.health.measures import Measures, Source
-from agent.health.said import counts, matured
+from agent.health.statements import counts, matured
 from backends.base import Clears, Signal, Verdict
 
 _Kind = tuple[Source, str, Verdict, str]

@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from agent.config.templates import NamelessError, fits, is_distinctive, name_of
-from agent.discovery import answers
-from agent.discovery.answers import ask
-from agent.inventory.assignment import Candidate
+from agent.discovery import backend_answers
+from agent.discovery.backend_answers import ask
+from agent.inventory.ownership import Candidate
 from agent.runtime.errors import shown
 from backends.base import Backend, Device, Resource
 
@@ -171,7 +171,7 @@ class Selection:
         if why := full(resource.name):
             raise _FullError(why)
         return Candidate(
-            resource.name, order, ask(lambda: answers.ids(self._backends[kind].ids(resource, device))), value
+            resource.name, order, ask(lambda: backend_answers.ids(self._backends[kind].ids(resource, device))), value
         )
 
 

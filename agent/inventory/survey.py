@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import anyio
 
-from agent.discovery.changes import News
+from agent.discovery.changes import Changes
 from agent.discovery.discoverer import Discoverer
 from agent.health import HealthBook
 from agent.inventory.inventory import Inventory
@@ -41,7 +41,7 @@ async def survey(resources: Sequence[Resource[Any]], backends: Mapping[str, Back
     """
     inventory, health = Inventory(resources, backends), HealthBook()
 
-    def digest(news: News) -> None:
+    def digest(news: Changes) -> None:
         inventory.update(news.backend, news.units, news.links)
         lasting = {unit: [replace(signal, after=0.0) for signal in said] for unit, said in news.signals.items()}
         inventory.set_health(health.probed(news.backend, lasting, time.monotonic()))

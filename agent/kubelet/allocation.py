@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import structlog
 
-from agent.discovery import answers
-from agent.discovery.answers import ask
+from agent.discovery import backend_answers
+from agent.discovery.backend_answers import ask
 from agent.hardware.jobs import Jobs, Kind, broken
 from agent.inventory.inventory import Inventory
 from agent.kubelet import wire
@@ -81,7 +81,7 @@ class Allocator:
         grants = [self._still(name, grant, told) for grant in grants]
         backend = self._backends[resource.spec.backend]
         with _blaming("edits", resource, grants):
-            return wire.encode_allocate([answers.edits(ask(partial(backend.edits, resource, grants)))])
+            return wire.encode_allocate([backend_answers.edits(ask(partial(backend.edits, resource, grants)))])
 
     def _configured(self, name: str) -> Resource[Any]:
         if (resource := self._inventory.resource(name)) is None:
@@ -116,7 +116,7 @@ class Allocator:
         """Run the backend's `claim`, if it has any, once nothing else acts on the hardware, and see what it did."""
         backend = self._backends[resource.spec.backend]
         with _blaming("needs_claim", resource, grants):
-            needs_claim = answers.needs_claim(backend, resource)
+            needs_claim = backend_answers.needs_claim(backend, resource)
         turns = self._jobs.turns
         if not (needs_claim or turns.busy):
             return

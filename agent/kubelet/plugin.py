@@ -22,8 +22,8 @@ from grpclib.exceptions import GRPCError
 from agent.kubelet import wire
 from agent.kubelet.api.v1beta1 import DevicePluginOptions, PreStartContainerResponse
 from agent.kubelet.encoded_list import EncodedList
+from agent.kubelet.other_plugins import Offer
 from agent.kubelet.preference import Prefer, plain
-from agent.kubelet.rivals import Offer
 from agent.runtime.counts import Counts
 from agent.runtime.errors import brief_list
 from agent.runtime.patience import STEP, Running

@@ -15,7 +15,7 @@ from agent.kubelet.api.v1 import AllocatableResourcesRequest, ListPodResourcesRe
 from agent.kubelet.transport.calling import apart
 from agent.kubelet.transport.gathering import GatheringChannel
 from agent.kubelet.wire import SENSELESS, Allocatable, Codec, Encoded, PodList, allocatable_names, pod_devices
-from agent.runtime.slices import in_slices
+from agent.runtime.short_steps import in_slices
 
 MOST_BYTES: Final = 16 << 20
 """Of an answer: what the kubelet's own clients take."""

@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 from anyio import to_thread
 
-from agent.discovery.answers import ask
+from agent.discovery.backend_answers import ask
 from agent.inventory.inventory import Inventory
 from agent.kubelet.wire import PreferredRequest
 from agent.placement.choice import choose

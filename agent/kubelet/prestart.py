@@ -14,7 +14,7 @@ from typing import Any, Final
 import structlog
 
 from agent.claims.ledger import Ledger
-from agent.discovery import answers
+from agent.discovery import backend_answers
 from agent.hardware.jobs import Job, Jobs, Kind
 from agent.inventory.conditions import condition
 from agent.inventory.inventory import Inventory
@@ -200,4 +200,4 @@ def _prepare(backend: Backend[Any], resource: Resource[Any], grants: Sequence[Gr
     Raises:
         NonsenseError: it returned nonsense.
     """
-    return answers.reset(backend.prepare(resource, grants))
+    return backend_answers.reset(backend.prepare(resource, grants))

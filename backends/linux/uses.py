@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from backends.base import Host, HostPath
-from backends.linux import pci, routes, sysfs
+from backends.linux import default_routes, pci, sysfs
 
 _BLOCK: Final = HostPath("/sys/class/block")
 _NET: Final = HostPath("/sys/class/net")
@@ -154,9 +154,9 @@ def _networks(host: Host, function: pci.Function) -> Iterator[str]:
         ):
             yield "is a network card whose interface cannot be seen: a pod may have it, or /sys is not the host's own"
         return
-    routed = routes.default_interfaces(host)
+    routed = default_routes.default_interfaces(host)
     if routed is None:
-        yield f"has the network interface {names[0]}, and the routes cannot be read in {routes.ROUTES}"
+        yield f"has the network interface {names[0]}, and the routes cannot be read in {default_routes.ROUTES}"
         return
     for name in names:
         if through := next((above for above in (name, *_above(host, name)) if above in routed), None):

@@ -10,7 +10,7 @@ from typing import Any
 
 import anyio
 
-from agent.discovery.changes import News
+from agent.discovery.changes import Changes
 from agent.discovery.discoverer import Discoverer
 from agent.discovery.sources.base import Resync, Said
 from agent.discovery.sources.uevents import UeventSource
@@ -50,7 +50,7 @@ class Node:
         self.source = UeventSource(self._take, self.backend.host)
         self.news = asyncio.Event()
 
-    def _news(self, _news: News) -> None:
+    def _news(self, _news: Changes) -> None:
         self.news.set()
 
     def _take(self, hint: Said) -> None:

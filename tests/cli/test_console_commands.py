@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
-from agent.cli import asking, fairlead, output
+from agent.cli import connection, fairlead, output
 from agent.cli.explain import lines
 from agent.console.client import NoDaemonError, WrongNameError
 from agent.console.views import (
@@ -162,7 +162,7 @@ def test_without_a_daemon_a_sentence_says_so(tmp_path: Path) -> None:
 def test_a_file_that_cannot_say_where_the_daemon_is_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes | None, why: str
 ) -> None:
-    monkeypatch.setattr(asking, "_DEFAULT", tmp_path / "nobody.sock")
+    monkeypatch.setattr(connection, "_DEFAULT", tmp_path / "nobody.sock")
     config = tmp_path / "config.toml"
     if text is not None:
         config.write_bytes(text)

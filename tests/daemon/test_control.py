@@ -89,7 +89,7 @@ async def test_who_holds_what_is_told_once_the_kubelet_has_said_it(node: Node) -
         await node.has(TOY, healthy=1)
         await node.kubelet.admit(pod("p", 1, TOY))
         assert (await shown(agent)).devices[0].held == (Held("stub-0", ()),)
-        await agent._witnesses.ask()
+        await agent._pod_claims.ask()
         assert (await shown(agent)).devices[0].held == (Held("stub-0", (Holder("default", "p", "app"),)),)
         assert agent.control.explain("stub-0").held == (await shown(agent)).devices[0].held
 

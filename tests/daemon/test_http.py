@@ -18,7 +18,7 @@ from agent.console.http import viewers
 from agent.daemon.event_log import Events
 from agent.daemon.supervisor import Agent
 from agent.discovery.backend_factory import make_backends
-from agent.kubelet import witnesses
+from agent.kubelet import pod_claims
 from agent.runtime.notify import Notifier
 from tests.console.fakes import FakeDaemon
 from tests.console.http.serving import Answer, Served
@@ -78,7 +78,7 @@ async def test_it_is_ready_once_the_kubelet_has_everything(node: Node) -> None:
 
 
 async def test_what_a_pod_holds_is_in_metrics_and_on_the_page(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(witnesses, "_AFTER_ALLOCATE", 0.0)
+    monkeypatch.setattr(pod_claims, "_AFTER_ALLOCATE", 0.0)
     await node.kubelet.start()
     async with running(node) as face:
         await node.has(TOY, healthy=3)

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.claims.ledger import Ledger
-from agent.daemon.keeper import Keeper
 from agent.daemon.node import Node
 from agent.daemon.publisher import Publisher
 from agent.daemon.state_file import StateFile
-from agent.discovery.changes import News
-from agent.hardware.queue import Turns
+from agent.daemon.state_keeper import StateKeeper
+from agent.discovery.changes import Changes
+from agent.hardware.queue import HardwareQueue
 from agent.hardware.releases import Releaser
 from agent.health import HealthBook, KeptHealth
 from agent.model import Held, Snapshot
@@ -65,13 +65,13 @@ class House:
 
     def __init__(self, tasks: TaskGroup) -> None:
         self.now, self.deadline, self._sequence = 1000.0, cast(float | None, -1.0), 0
-        lists, health, ledger, turns = inventory(resource(CARDS)), HealthBook(BOOT), Ledger(), Turns()
+        lists, health, ledger, turns = inventory(resource(CARDS)), HealthBook(BOOT), Ledger(), HardwareQueue()
         clock, wall = lambda: self.now, lambda: 1e9 + self.now
         self.node = Node(lists, health, ledger, turns, lambda: None, clock=clock, wall=wall)
         self.file = Written()
         self.node.releaser = Releaser(Host(), {KIND: Fake()}, ledger, turns, self.node.keep_claims)
         state = cast(StateFile, self.file)
-        self.node.keeper = Keeper(state, ledger, self.node.releaser, lists, health, clock=clock, wall=wall)
+        self.node.keeper = StateKeeper(state, ledger, self.node.releaser, lists, health, clock=clock, wall=wall)
         self.published = Published(lists.take)
         self.node.publisher = cast(Publisher, self.published)
         self.node.tasks = tasks
@@ -84,14 +84,14 @@ class House:
         found, node = device(name, CARDS), self.node
         match what:
             case "comes":
-                node.scanned(News(KIND, {name: (found,)}, {name: ()}))
+                node.scanned(Changes(KIND, {name: (found,)}, {name: ()}))
             case "goes":
-                node.scanned(News(KIND, {name: ()}, {name: ()}))
+                node.scanned(Changes(KIND, {name: ()}, {name: ()}))
             case "is ill" | "will be ill":
                 said = signal(NOW if what == "is ill" else DELAYED, "ill", name, after=30.0, recover_after=10.0)
-                node.scanned(News(KIND, {}, {name: (said,)}))
+                node.scanned(Changes(KIND, {}, {name: (said,)}))
             case "is well":
-                node.scanned(News(KIND, {}, {name: ()}))
+                node.scanned(Changes(KIND, {}, {name: ()}))
             case "has an XID":
                 self._sequence += 1
                 waits = signal(NOW, XID, name, clears_on=[Clears.OUR_RESET, Clears.OPERATOR])

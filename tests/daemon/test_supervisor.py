@@ -25,7 +25,7 @@ from agent.daemon.serving import Serving
 from agent.daemon.state_file import StateFile
 from agent.daemon.supervisor import Agent
 from agent.discovery.backend_factory import make_backends
-from agent.kubelet import lapses, lock, registration, witnesses
+from agent.kubelet import lock, lost_resources, pod_claims, registration
 from agent.kubelet.plugin import Plugin
 from agent.model import Held
 from agent.runtime import limits, supervision
@@ -47,7 +47,7 @@ from backends.base import (
 )
 from backends.chardev import CharDevOptions, PathOption
 from backends.stub import StubDevice, StubOptions
-from tests.kubelet.test_lapses import rival
+from tests.kubelet.test_lost_resources import rival
 from tests.nodes import make_node
 from tests.wait import limit, pass_time, settled, until
 
@@ -313,8 +313,8 @@ async def test_a_node_that_comes_and_goes_is_followed(node: Node) -> None:
 
 
 async def test_what_another_plugin_took_and_left_is_offered_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lapses, "INTERVAL", 0.01)
-    monkeypatch.setattr(lapses, "SETTLED", 0.01)
+    monkeypatch.setattr(lost_resources, "INTERVAL", 0.01)
+    monkeypatch.setattr(lost_resources, "SETTLED", 0.01)
     monkeypatch.setattr(registration, "_CLOSED_WITHIN", 0.01)  # the kubelet has forgotten us
     await node.kubelet.start()
     async with node.running(toys()):
@@ -410,7 +410,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "MIN_AGE", NEVER)
     monkeypatch.setattr(ledger, "REWRITE_AFTER", 0.0)
     for name in ("IDLE", "_WHILE_ENDING", "_AFTER_ALLOCATE"):
-        monkeypatch.setattr(witnesses, name, 0.01)
+        monkeypatch.setattr(pod_claims, name, 0.01)
 
 
 def come_of_age(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,11 +425,11 @@ async def both_witnesses_speak(node: Node, agent: Agent, resource: str) -> None:
         found = (node.kubelet.plugin_dir / "kubelet_internal_checkpoint").stat()
         return found.st_ino, found.st_mtime_ns
 
-    await agent._witnesses.ask()
+    await agent._pod_claims.ask()
     before = written()
     agent.node.resend(resource)
     await until(lambda: written() != before, "the kubelet writes its checkpoint")
-    await agent._witnesses.ask()
+    await agent._pod_claims.ask()
     await settled()
 
 

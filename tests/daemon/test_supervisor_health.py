@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from agent.config import Difference
 from agent.daemon.reload import Change
 from agent.daemon.supervisor import Agent
-from agent.discovery.changes import News
+from agent.discovery.changes import Changes
 from agent.health.flapping import FAILURES
 from agent.kubelet import plugin
 from agent.model import HEALTHY
@@ -307,7 +307,7 @@ async def test_what_moves_between_units_of_one_look_has_not_been_away(node: Node
         here, there = "card 0", "card 9"
         for _ in range(FAILURES + 1):
             card = Device("card 0", there, frozenset({"pci:0"}))
-            agent.node.scanned(News("cards", {here: ()}, {here: ()}, more=True))
-            agent.node.scanned(News("cards", {there: (card,)}, {there: ()}))
+            agent.node.scanned(Changes("cards", {here: ()}, {here: ()}, more=True))
+            agent.node.scanned(Changes("cards", {there: (card,)}, {there: ()}))
             here, there = there, here
         assert agent.node.health.of("pci:0") is HEALTHY

@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.discovery import discoverer, schedule, unit_walk
-from agent.discovery.changes import News
+from agent.discovery.changes import Changes
 from agent.discovery.discoverer import Discoverer
 from agent.discovery.reports import CALL_WELL
 from agent.discovery.waiters import LookError
@@ -46,7 +46,7 @@ class Eyes:
     """A discoverer without timers, what it published, and a way to wait for more of it."""
 
     backend: Fake = field(default_factory=Fake)
-    news: list[News] = field(default_factory=list)
+    news: list[Changes] = field(default_factory=list)
     kind: str = KIND
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -54,7 +54,7 @@ class Eyes:
         patient = {"resync": NEVER, "probe": NEVER, "unit_deadline": NEVER}
         self.it = Discoverer(self.kind, self.backend, self.publish, **patient | self.options)
 
-    def publish(self, news: News) -> None:
+    def publish(self, news: Changes) -> None:
         self.news.append(news)
 
     async def until(self, reached: Callable[[], object]) -> None:
@@ -147,7 +147,7 @@ async def test_the_first_scan_tells_all_there_is() -> None:
     said = Signal("a", "sick", Verdict.NOW, "")
     backend.seen = lambda found: [said] if found.key == "a" else []
     async with looking(Eyes(backend)) as eyes:
-        assert eyes.news == [News(KIND, {"u": tuple(backend.hardware["u"])}, {"u": (said,), "v": ()})]  # type: ignore[arg-type]
+        assert eyes.news == [Changes(KIND, {"u": tuple(backend.hardware["u"])}, {"u": (said,), "v": ()})]  # type: ignore[arg-type]
         assert eyes.known() == {"u": ["a", "b"], "v": []}
 
 
@@ -206,7 +206,7 @@ async def test_what_is_unchanged_is_not_told_again_but_its_health_is() -> None:
     async with looking(Eyes(backend)) as eyes:
         eyes.it.rescan()
         await eyes.until(lambda: len(eyes.news) == 2)
-        assert eyes.news[1] == News(KIND, {}, {"u": ()})
+        assert eyes.news[1] == Changes(KIND, {}, {"u": ()})
 
 
 async def test_hints_during_a_scan_are_not_lost(hanging: Hanging) -> None:
@@ -248,12 +248,12 @@ async def test_links_are_told_when_they_are_others_than_before() -> None:
             links[:] = now
             eyes.it.rescan()
             await eyes.until(lambda n=n: len(eyes.news) == n)  # type: ignore[misc]
-            assert eyes.news[-1] == News(KIND, {}, {"u": (), "v": ()}, told)  # type: ignore[arg-type]
+            assert eyes.news[-1] == Changes(KIND, {}, {"u": (), "v": ()}, told)  # type: ignore[arg-type]
         assert eyes.news[0].links == {"u": (Link("a", "b", 4),)}
         backend.hardware = {}
         eyes.it.rescan()
         await eyes.until(lambda: len(eyes.news) == 7)
-        assert eyes.news[-1] == News(KIND, {"u": (), "v": ()}, {"u": (), "v": ()}, {"u": ()})
+        assert eyes.news[-1] == Changes(KIND, {"u": (), "v": ()}, {"u": (), "v": ()}, {"u": ()})
 
 
 # --- probes ---
@@ -321,7 +321,7 @@ async def test_a_probe_tells_only_what_its_unit_did_not_say_before() -> None:
             await eyes.until(lambda n=n: len(eyes.news) == n)  # type: ignore[misc]
             await probes(eyes, 4)
             assert len(eyes.news) == n
-            assert eyes.news[-1] == News(KIND, {}, {"u": tuple(said)})
+            assert eyes.news[-1] == Changes(KIND, {}, {"u": tuple(said)})
 
 
 async def test_what_a_look_told_a_probe_does_not_repeat() -> None:
@@ -339,7 +339,7 @@ async def test_of_a_measure_every_probe_tells() -> None:
     backend.seen = lambda found: [RISING] if found.key == "u" else []
     async with looking(polled(backend)) as eyes:
         await eyes.until(lambda: len(eyes.news) >= 4)
-        assert eyes.news[1:4] == [News(KIND, {}, {"u": (RISING,)})] * 3
+        assert eyes.news[1:4] == [Changes(KIND, {}, {"u": (RISING,)})] * 3
 
 
 async def test_between_probes_a_glance_tells_whether_one_is_due() -> None:
@@ -360,7 +360,7 @@ async def test_between_probes_a_glance_tells_whether_one_is_due() -> None:
             goal = backend.glances + 3
             await eyes.until(lambda goal=goal: backend.glances >= goal)  # type: ignore[misc]
             assert len(eyes.news) == n
-        assert eyes.news[1:] == [News(KIND, {}, {"u": (RISING,)})] * 2
+        assert eyes.news[1:] == [Changes(KIND, {}, {"u": (RISING,)})] * 2
 
 
 async def test_a_unit_whose_probe_hangs_is_quarantined_and_the_others_are_probed_on(hanging: Hanging) -> None:
@@ -595,7 +595,7 @@ async def test_who_waits_goes_on_waiting_over_a_failure_of_ours() -> None:
     eyes.backend.hardware = {"u": ()}
     async with anyio.create_task_group() as tasks:
 
-        def fail(news: News) -> None:
+        def fail(news: Changes) -> None:
             raise LookupError
 
         asked = asyncio.ensure_future(eyes.look_at("u"))
@@ -660,7 +660,7 @@ async def test_what_could_not_be_published_is_found_again_when_it_is_started_aga
     eyes = Eyes()
     eyes.backend.hardware = {"u": (device("u"),)}
 
-    def fail(news: News) -> None:
+    def fail(news: Changes) -> None:
         raise LookupError
 
     eyes.it._publish = fail
@@ -742,7 +742,7 @@ async def test_a_read_that_returns_while_it_is_being_given_up_is_told(
         returned.set()
 
     class Late(Eyes):
-        def publish(self, news: News) -> None:
+        def publish(self, news: Changes) -> None:
             if eyes.it._hung:
                 hanging.let_go()
                 assert returned.wait(PATIENCE)

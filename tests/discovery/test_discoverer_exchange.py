@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from agent.discovery.changes import News
+from agent.discovery.changes import Changes
 from agent.discovery.discoverer import Discoverer
 from backends.base import HostPath, Signal, Verdict, Watches
 from tests.discovery.test_discoverer import HINT, NEVER, Eyes, Hanging, failing, hanging, looking
@@ -27,9 +27,9 @@ def other(*keys: str) -> Fake:
 
 
 @asynccontextmanager
-async def beside(eyes: Eyes, backend: Fake, *, waits: bool = True) -> AsyncIterator[tuple[Discoverer, list[News]]]:
+async def beside(eyes: Eyes, backend: Fake, *, waits: bool = True) -> AsyncIterator[tuple[Discoverer, list[Changes]]]:
     """A discoverer for this instance, which has looked beside the one in force, and what it publishes."""
-    news: list[News] = []
+    news: list[Changes] = []
     fresh = Discoverer(KIND, backend, news.append, resync=NEVER, probe=NEVER, unit_deadline=NEVER, before=eyes.it)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(fresh.run)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.discovery.answers import NonsenseError
+from agent.discovery.backend_answers import NonsenseError
 from agent.discovery.records import signals, wants
 from backends.base import ANY_SUBSYSTEM, Record, Signal, Verdict, Watches
 from tests.fakes import Fake

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.discovery.changes import News
+from agent.discovery.changes import Changes
 from agent.discovery.records import Sightings
 from agent.health import latches
 from agent.health.latches import Latches
@@ -15,9 +15,9 @@ def signal(hardware: str = "pci:a", reason: str = "xid-79", verdict: Verdict = V
     return Signal(hardware, reason, verdict, "It is out.", clears_on=frozenset({Clears.BOOT}))
 
 
-def news(*hardware: str, unit: str = "u", backend: str = "b") -> News:
+def news(*hardware: str, unit: str = "u", backend: str = "b") -> Changes:
     devices = (Device("d", unit, frozenset(hardware)),) if hardware else ()
-    return News(backend, {unit: devices}, {})
+    return Changes(backend, {unit: devices}, {})
 
 
 def test_a_signal_counts_while_any_backend_sees_its_hardware() -> None:
@@ -36,7 +36,7 @@ def test_hardware_that_is_beside_what_can_be_had_or_depended_on_is_seen() -> Non
     it = Sightings()
     device = Device("d", "u", frozenset({"pci:a"}), depends=frozenset({"pci:up"}))
     beside = Device("e", "u", frozenset({"pci:b"}))
-    assert not list(it.found(News("b", {"u": (device,)}, {}, beside={"u": (beside,)})))
+    assert not list(it.found(Changes("b", {"u": (device,)}, {}, beside={"u": (beside,)})))
     for name in ("pci:a", "pci:up", "pci:b"):
         assert it.known([signal(name)], RECORD)
 

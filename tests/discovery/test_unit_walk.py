@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from agent.discovery.answers import NonsenseError
-from agent.discovery.answers import units as checked_units
+from agent.discovery.backend_answers import NonsenseError
+from agent.discovery.backend_answers import units as checked_units
 from agent.discovery.unit_walk import Look, Seen, Walk, in_parts, probe, walk
 from backends.base import Device, Discovery, Link, Measure, Signal, Trend, Verdict
 from backends.known import Known

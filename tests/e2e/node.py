@@ -24,10 +24,10 @@ _NEVER: Final = "24h"
 
 UNHURRIED: Final = """
 from agent.daemon import reload, supervisor
-from agent.daemon import reconfiguration
+from agent.daemon import configuration_swap
 from agent.daemon import state_file
 supervisor.SETTLE = state_file._WRITE_PATIENCE = 15.0
-reload.READ_DEADLINE = reconfiguration.DECISION_DEADLINE = 3600.0
+reload.READ_DEADLINE = configuration_swap.DECISION_DEADLINE = 3600.0
 reload._CLOCK_TICK = 0.0
 """
 """A prelude: a first list is whole, and what was answered is in the state file, also where a busy machine takes more for

@@ -184,9 +184,9 @@ async def test_a_storm_of_flaps_beside_a_stream_of_pods_never_loses_a_held_id(no
 
 OFTEN_ASKING = """
 from agent.claims import ledger
-from agent.kubelet import witnesses
+from agent.kubelet import pod_claims
 ledger.REWRITE_AFTER = 0.1
-witnesses._AFTER_ALLOCATE, witnesses._WHILE_ENDING, witnesses.IDLE = 0.05, 0.05, 0.1
+pod_claims._AFTER_ALLOCATE, pod_claims._WHILE_ENDING, pod_claims.IDLE = 0.05, 0.05, 0.1
 """
 
 

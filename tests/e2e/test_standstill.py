@@ -23,8 +23,8 @@ discoverer.Discoverer.__init__.__kwdefaults__["unit_deadline"] = 50.0
 
 SLOW_CHECKPOINT = """
 from pathlib import Path
-from agent.kubelet import checkpoint, witnesses
-checkpoint._DEADLINE = witnesses._LIST_WAITS = 50.0
+from agent.kubelet import checkpoint, pod_claims
+checkpoint._DEADLINE = pod_claims._LIST_WAITS = 50.0
 read = checkpoint.read
 def slowly(directory):
     slow = Path({root!r}) / "slow"

@@ -25,9 +25,9 @@ _SOON: Final = """
 from tests.e2e import passing
 passing.install()
 from agent.claims import ledger
-from agent.kubelet import witnesses
+from agent.kubelet import pod_claims
 ledger.REWRITE_AFTER = 0.1
-witnesses._AFTER_ALLOCATE, witnesses._WHILE_ENDING, witnesses.IDLE = 0.2, 0.2, 1.0
+pod_claims._AFTER_ALLOCATE, pod_claims._WHILE_ENDING, pod_claims.IDLE = 0.2, 0.2, 1.0
 """
 """A prelude for the agent: a claim ends soon after its pod, once a minute has passed on the agent's clock."""
 _NO_POLLS: Final = """

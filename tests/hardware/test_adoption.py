@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from agent.hardware import adoption
 from agent.hardware.adoption import Adopter
-from agent.hardware.queue import Turns
+from agent.hardware.queue import HardwareQueue
 from agent.inventory.inventory import Inventory
 from backends.base import Device, NotReady, Resource
 from tests.fakes import KIND, Fake, by_unit, device, reconfigure, resource
@@ -44,7 +44,7 @@ class House:
     def __init__(self) -> None:
         resources = [resource(A), resource(B)]
         self.backend = Adopting(*resources)
-        self.turns = Turns()
+        self.turns = HardwareQueue()
         self.looked: list[tuple[str, Set[str]]] = []
         self.inventory = Inventory(resources, {KIND: self.backend})
         self.inventory.ready(KIND)
@@ -225,7 +225,7 @@ async def test_a_backend_that_cannot_say_whether_it_adopts_is_asked_nothing_more
 
     backend = Broken(resource(A))
     with capture_logs() as logs:
-        Adopter({KIND: backend}, Turns(), House()._look).configure([resource(A)], lambda _: {})
+        Adopter({KIND: backend}, HardwareQueue(), House()._look).configure([resource(A)], lambda _: {})
     assert [line["event"] for line in logs] == ["backend-failed"]
 
 

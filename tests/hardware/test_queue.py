@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies
 
-from agent.hardware.queue import LASTS, LINGERS, Turns
+from agent.hardware.queue import LASTS, LINGERS, HardwareQueue
 from agent.runtime.workers import NoWorkerError, Workers
 from tests.wait import PATIENCE, limit, settled, until
 
 
-async def take(turns: Turns, noted: list[str], name: str, things: str, body: Callable[[], asyncio.Event]) -> None:
+async def take(
+    turns: HardwareQueue, noted: list[str], name: str, things: str, body: Callable[[], asyncio.Event]
+) -> None:
     async with turns.take(set(things)):
         noted.append(f"{name} acts")
         await body().wait()
@@ -22,7 +24,7 @@ async def take(turns: Turns, noted: list[str], name: str, things: str, body: Cal
 
 
 async def test_who_wants_the_same_hardware_waits_and_others_do_not() -> None:
-    turns, noted, gate = Turns(), list[str](), asyncio.Event()
+    turns, noted, gate = HardwareQueue(), list[str](), asyncio.Event()
     tasks = [
         asyncio.ensure_future(take(turns, noted, name, things, lambda: gate))
         for name, things in {"first": "ab", "second": "bc", "other": "d", "third": "a"}.items()
@@ -42,7 +44,7 @@ async def test_who_wants_the_same_hardware_waits_and_others_do_not() -> None:
 
 
 async def test_a_body_that_raises_and_a_waiter_that_gives_up_leave_nothing_taken() -> None:
-    turns, noted, gate = Turns(), list[str](), asyncio.Event()
+    turns, noted, gate = HardwareQueue(), list[str](), asyncio.Event()
     acting = asyncio.ensure_future(take(turns, noted, "acting", "a", lambda: gate))
     waiting = asyncio.ensure_future(take(turns, noted, "waiting", "a", lambda: gate))
     await settled()
@@ -60,7 +62,7 @@ async def test_a_body_that_raises_and_a_waiter_that_gives_up_leave_nothing_taken
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_turn_lasts_until_its_thread_is_back_though_nobody_waits(fails: bool) -> None:
-    turns, workers = Turns(), Workers("toy", limit=1)
+    turns, workers = HardwareQueue(), Workers("toy", limit=1)
     entered, let_go = threading.Event(), threading.Event()
 
     def hang() -> None:
@@ -85,7 +87,7 @@ async def test_a_turn_lasts_until_its_thread_is_back_though_nobody_waits(fails: 
 
 
 async def test_nobody_complains_of_a_failure_whose_waiter_gives_up_in_the_same_turn() -> None:
-    turns, workers = Turns(), Workers("toy", limit=1)
+    turns, workers = HardwareQueue(), Workers("toy", limit=1)
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
     jobs: list[asyncio.Future[Any]] = [asyncio.get_running_loop().create_future()]
@@ -107,7 +109,7 @@ async def test_nobody_complains_of_a_failure_whose_waiter_gives_up_in_the_same_t
 
 
 async def test_a_call_that_finds_no_thread_gives_its_turn_back() -> None:
-    turns, workers, let_go = Turns(), Workers("toy", limit=1), threading.Event()
+    turns, workers, let_go = HardwareQueue(), Workers("toy", limit=1), threading.Event()
     job = workers.start(let_go.wait)
     with pytest.raises(NoWorkerError):
         async with turns.take({"a"}) as turn:
@@ -122,7 +124,7 @@ async def test_a_call_that_finds_no_thread_gives_its_turn_back() -> None:
 def test_whoever_comes_gets_a_turn_and_never_beside_another(wanted: list[tuple[set[str], int]]) -> None:
     acting: list[set[str]] = []
 
-    async def act(turns: Turns, things: set[str], turns_of_the_loop: int) -> None:
+    async def act(turns: HardwareQueue, things: set[str], turns_of_the_loop: int) -> None:
         async with turns.take(things):
             assert all(things.isdisjoint(others) for others in acting)
             acting.append(things)
@@ -131,7 +133,7 @@ def test_whoever_comes_gets_a_turn_and_never_beside_another(wanted: list[tuple[s
             acting.remove(things)
 
     async def all_of_them() -> None:
-        turns = Turns()
+        turns = HardwareQueue()
         async with limit("everybody had a turn"):
             await asyncio.gather(*(act(turns, things, count) for things, count in wanted))
 
@@ -140,7 +142,7 @@ def test_whoever_comes_gets_a_turn_and_never_beside_another(wanted: list[tuple[s
 
 async def test_an_act_may_show_its_effects_for_a_while_after_it_has_ended() -> None:
     now, workers = 100.0, Workers("test")
-    turns = Turns(clock=lambda: now)
+    turns = HardwareQueue(clock=lambda: now)
     assert not turns.have_effects()
     async with turns.take({"a"}) as longer:
         await longer.run(workers, lambda: None)
@@ -158,7 +160,7 @@ async def test_an_act_may_show_its_effects_for_a_while_after_it_has_ended() -> N
 
 async def test_an_act_that_hangs_or_moves_nothing_has_no_effects() -> None:
     now, workers = 100.0, Workers("test")
-    turns = Turns(clock=lambda: now)
+    turns = HardwareQueue(clock=lambda: now)
     async with turns.take({"a"}, moves=False) as turn:
         await turn.run(workers, lambda: None)
         assert not turns.have_effects()
@@ -171,7 +173,7 @@ async def test_an_act_that_hangs_or_moves_nothing_has_no_effects() -> None:
 
 
 async def test_a_turn_in_which_nothing_was_done_has_no_effects() -> None:
-    turns = Turns(clock=lambda: 100.0)
+    turns = HardwareQueue(clock=lambda: 100.0)
     async with turns.take({"a"}):
         assert not turns.have_effects()
     assert not turns.have_effects()

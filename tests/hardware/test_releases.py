@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from agent.claims.ledger import Ledger
 from agent.hardware import releases
-from agent.hardware.queue import Turns
+from agent.hardware.queue import HardwareQueue
 from agent.hardware.releases import RELEASE_DEADLINE, Releaser, _together
 from agent.model import Held
 from backends import registry
@@ -51,7 +51,7 @@ class House:
     def __init__(self, **backends: Backend[Any]) -> None:
         self.backend = Releasing()
         self.ledger = Ledger()
-        self.turns = Turns()
+        self.turns = HardwareQueue()
         self.changes: list[tuple[Held, ...]] = []
         self.it = Releaser(Host(), backends or {"fake": self.backend}, self.ledger, self.turns, self._changed)
 

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from agent.claims.ledger import Ledger
 from agent.hardware import resumption
-from agent.hardware.queue import Turns
+from agent.hardware.queue import HardwareQueue
 from agent.hardware.resumption import Resumer
 from agent.inventory.inventory import Inventory
 from agent.model import SlotKey
@@ -47,7 +47,7 @@ class House:
 
     def __init__(self) -> None:
         resources = [resource(A), resource(B)]
-        self.backend, self.turns, self.ledger = Claiming(*resources), Turns(), Ledger()
+        self.backend, self.turns, self.ledger = Claiming(*resources), HardwareQueue(), Ledger()
         self.inventory = Inventory(resources, {KIND: self.backend})
         self.looked: list[Set[str]] = []
         self.unknown: set[SlotKey] = set()

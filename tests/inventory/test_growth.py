@@ -12,7 +12,7 @@ import pytest
 
 from agent.claims.ledger import Ledger
 from agent.hardware.adoption import Adopter
-from agent.hardware.queue import Turns
+from agent.hardware.queue import HardwareQueue
 from agent.inventory.inventory import Inventory
 from agent.model import HEALTHY, Held, Slot
 from backends.base import Device, Resource
@@ -137,7 +137,7 @@ def adoption(number: int) -> Callable[[], object]:
         async def look(_kind: str, _units: object) -> None:
             pass
 
-        adopter = Adopter({KIND: backend}, Turns(), look)
+        adopter = Adopter({KIND: backend}, HardwareQueue(), look)
         adopter.configure([resource(NAME)], lambda _: joined)
         running = asyncio.create_task(adopter.run())
         while any(case.done is None for case in adopter._cases.values()):

@@ -19,11 +19,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec import structs
 
 from agent.claims.ledger import Ledger
-from agent.daemon.keeper import Keeper
 from agent.daemon.state_file import StateFile
-from agent.discovery.changes import news_of
+from agent.daemon.state_keeper import StateKeeper
+from agent.discovery.changes import changes_of
 from agent.discovery.unit_walk import Seen, Walk, probe, walk
-from agent.hardware.queue import Turns
+from agent.hardware.queue import HardwareQueue
 from agent.hardware.releases import Releaser
 from agent.health import HealthBook
 from agent.inventory.inventory import Inventory
@@ -161,8 +161,8 @@ class Run:
         backends = {KIND: self.backend}
         self.inventory = Inventory(configuration, backends)
         self.health, self.ledger, self.seen, self.clock = HealthBook("boot"), Ledger(), Seen(), clock
-        releaser = Releaser(Host(), backends, self.ledger, Turns())
-        self.keeper = Keeper(
+        releaser = Releaser(Host(), backends, self.ledger, HardwareQueue())
+        self.keeper = StateKeeper(
             AtOnce(directory),
             self.ledger,
             releaser,
@@ -185,7 +185,7 @@ class Run:
         walk(self.backend, units, frozenset(), self.seen, progress, self.clock)
         assert not progress.failures
         gone = self.seen.devices.keys() - progress.listed if progress.listed is not None else frozenset[str]()
-        news = news_of(KIND, progress.looks, gone, self.seen)
+        news = changes_of(KIND, progress.looks, gone, self.seen)
         self.inventory.update(news.backend, news.units, news.links)
         self.inventory.set_health(self.health.found(news.backend, news.units, self.clock()))
         self.inventory.set_health(self.health.probed(news.backend, news.signals, self.clock()))

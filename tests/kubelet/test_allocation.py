@@ -14,7 +14,7 @@ import pytest
 from agent.discovery.waiters import LookError
 from agent.hardware import jobs
 from agent.hardware.jobs import Jobs
-from agent.hardware.queue import Turns
+from agent.hardware.queue import HardwareQueue
 from agent.inventory.inventory import Inventory
 from agent.kubelet.allocation import Allocator
 from agent.kubelet.api.v1beta1 import AllocateResponse
@@ -101,7 +101,7 @@ class House:
         self.resource = Resource(TOY, ResourceSpec(KIND, Options()))
         self.backend: Any = kind(Host(), [self.resource])
         self.inventory = Inventory([self.resource], {KIND: self.backend})
-        self.turns = Turns()
+        self.turns = HardwareQueue()
         self.jobs = Jobs(self.turns, self._look)
         self.looked: list[Set[str]] = []
         self.on_look: Callable[[], Awaitable[object]] = nothing

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent.hardware.jobs import Jobs
-from agent.hardware.queue import Turns
+from agent.hardware.queue import HardwareQueue
 from agent.inventory.inventory import Inventory
 from agent.kubelet.allocation import Allocator
 from agent.kubelet.api.v1beta1 import AllocateResponse
@@ -46,7 +46,7 @@ class Node:
         units = {unit: self.backend.discover(unit).devices for unit in self.backend.units()}
         self.inventory.update("chardev", units)
         self.workers = CountedWorkers("chardev")
-        jobs = Jobs(Turns(), self._look)
+        jobs = Jobs(HardwareQueue(), self._look)
         jobs._workers["chardev"] = self.workers
         self.allocator = Allocator(self.inventory, {"chardev": self.backend}, jobs, self._record)
         self.recorded: list[Held] = []

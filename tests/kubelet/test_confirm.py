@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from agent.claims.foreign_claims import Trace
 from agent.claims.ledger import Ledger
-from agent.claims.traces import Trace
-from agent.kubelet import checkpoint, witnesses
+from agent.kubelet import checkpoint, pod_claims
 from agent.kubelet.api.v1beta1 import ContainerAllocateResponse, DeviceSpec
 from agent.kubelet.checkpoint import Checkpoint, CheckpointEntry, CheckpointError, CheckpointReader
-from agent.kubelet.witnesses import Witnesses
+from agent.kubelet.pod_claims import PodClaims
 from agent.model import Held, SlotKey
 from tests.wait import limit, until
 
@@ -88,7 +88,7 @@ class House:
     def __init__(self, root: Path) -> None:
         self.began: list[Held] = []
         self.listed: set[str] = set()
-        self.witnesses = Witnesses(
+        self.witnesses = PodClaims(
             Ledger(),
             root / "podresources.sock",
             root,
@@ -152,7 +152,7 @@ async def test_a_damaged_checkpoint_is_told_and_holds_no_list_up(house: House, r
 async def test_a_reading_that_hangs_holds_up_one_list_and_no_other(
     house: House, readings: Readings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(witnesses, "_LIST_WAITS", 0)
+    monkeypatch.setattr(pod_claims, "_LIST_WAITS", 0)
     readings.go.clear()
     await house.confirm()
     await until(lambda: readings.begun == 2, "the reading that hangs")
@@ -160,7 +160,7 @@ async def test_a_reading_that_hangs_holds_up_one_list_and_no_other(
     await house.confirm()
     assert readings.begun == begun
     assert house.witnesses._silent["checkpoint"].reason == "reading it hangs"
-    monkeypatch.setattr(witnesses, "_LIST_WAITS", 3600.0)
+    monkeypatch.setattr(pod_claims, "_LIST_WAITS", 3600.0)
     readings.hold("a")
     readings.go.set()
     await until(lambda: not house.witnesses._checkpoint.under_way, "the end of what hung")

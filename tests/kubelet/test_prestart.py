@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from agent.claims.ledger import Ledger
 from agent.discovery.waiters import LookError
 from agent.hardware.jobs import ROOMS, Jobs
-from agent.hardware.queue import Turns
+from agent.hardware.queue import HardwareQueue
 from agent.health import HealthBook
 from agent.inventory.inventory import Inventory
 from agent.kubelet.prestart import PRE_START_DEADLINE, Starter
@@ -62,7 +62,7 @@ class House:
         other = Resource(OTHER, ResourceSpec(KIND, Options(), exclude=taken))
         self.backend: Any = Resetting(Host(), [self.resource, other])
         self.inventory = Inventory([self.resource, other], {KIND: self.backend})
-        self.ledger, self.book, self.turns = Ledger(), HealthBook(), Turns()
+        self.ledger, self.book, self.turns = Ledger(), HealthBook(), HardwareQueue()
         self.jobs = Jobs(self.turns, self._look)
         self.on_look: Callable[[], Awaitable[object]] = nothing
         self.resets: list[Set[str]] = []

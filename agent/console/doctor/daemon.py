@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from agent.console.doctor.findings import Finding, failure, fine, warning
-from agent.console.doctor.rivals import MEND
+from agent.console.doctor.other_plugins import MEND
 from agent.console.views import Status
 
 _MENDS: Final = {

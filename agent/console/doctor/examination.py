@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from agent.console.doctor import host, kubelet, process, rivals
+from agent.console.doctor import host, kubelet, other_plugins, process
 from agent.console.doctor.findings import Check, Finding, Patient, warning
 from agent.console.doctor.http import http
 
@@ -15,7 +15,7 @@ CHECKS: Final[Mapping[str, Check]] = {
     "agent": kubelet.agent,
     "podresources": kubelet.podresources,
     "checkpoint": kubelet.checkpoint,
-    "other-plugins": rivals.sockets,
+    "other-plugins": other_plugins.sockets,
     "state-directory": host.state_directory,
     "sysfs": host.sysfs,
     "dev": host.dev,

@@ -17,16 +17,16 @@ from starlette.types import Message, Receive, Scope, Send
 from agent.console.control import Control
 from agent.console.http import exposition, viewers
 from agent.console.http.document import as_json
-from agent.console.http.fresh import Fresh
 from agent.console.http.metrics import exposition as all_metrics
 from agent.console.http.page import page
 from agent.console.http.page.picture import EVENTS, Picture
 from agent.console.http.readiness import unready
 from agent.console.http.responses import EventStream, Whole
+from agent.console.http.shared_answers import SharedAnswer
 from agent.console.http.viewers import Viewers
 from agent.console.views import Event, Status
 from agent.runtime.counts import Counts
-from agent.runtime.slices import in_slices
+from agent.runtime.short_steps import in_slices
 
 _HEADERS: Final = (
     (b"connection", b"close"),
@@ -56,12 +56,12 @@ class Face:
         self._control = control
         self._health = health
         self._counts = counts
-        self._status = Fresh(self._look)
+        self._status = SharedAnswer(self._look)
         self.picture = Picture(self._status.get, self._recall)
         self.viewers = Viewers(control, self.picture, page.ASSETS)
-        self._page = Fresh(self._draw_page)
-        self._metrics = Fresh(self._write_metrics)
-        self._json = Fresh(self._write_json)
+        self._page = SharedAnswer(self._draw_page)
+        self._metrics = SharedAnswer(self._write_metrics)
+        self._json = SharedAnswer(self._write_json)
         self._complaint = ""
         paths: dict[str, Callable[..., object]] = {
             "/": self.page,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from backends.linux.routes import ROUTES, default_interfaces
+from backends.linux.default_routes import ROUTES, default_interfaces
 from tests.backends.trees import planted_host
 from tests.discovery.links_in_child import Interface
 

@@ -9,13 +9,13 @@ import anyio
 import pytest
 
 from agent.console.http import viewers as viewers_module
-from agent.console.http.fresh import Fresh
 from agent.console.http.page.picture import Picture
 from agent.console.http.page.tiles import name
+from agent.console.http.shared_answers import SharedAnswer
 from agent.console.http.viewers import Viewers
 from agent.console.views import Event, Status
-from agent.runtime import slices
-from agent.runtime.slices import in_slices
+from agent.runtime import short_steps
+from agent.runtime.short_steps import in_slices
 from tests.console.fakes import FakeDaemon
 from tests.console.http import nodes
 from tests.wait import limit, pass_time, settled
@@ -150,7 +150,7 @@ async def test_nothing_is_drawn_while_nobody_looks() -> None:
 
 
 async def test_others_have_their_turn_during_long_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "SLICE", 0.0)
+    monkeypatch.setattr(short_steps, "SLICE", 0.0)
     turns = 0
 
     async def other() -> None:
@@ -181,7 +181,7 @@ async def test_who_asks_within_ten_times_what_it_took_shares_it() -> None:
         made += 1
         return made
 
-    fresh = Fresh(make, clock=lambda: now, spent=lambda: spent)
+    fresh = SharedAnswer(make, clock=lambda: now, spent=lambda: spent)
     assert await fresh.get() == 1
     now += 4.9
     assert await fresh.get() == 1
@@ -198,7 +198,7 @@ async def test_what_was_made_while_the_process_stood_still_is_not_kept_for_ten_t
         made += 1
         return made
 
-    fresh = Fresh(make, clock=lambda: now, spent=lambda: 7.0)
+    fresh = SharedAnswer(make, clock=lambda: now, spent=lambda: 7.0)
     assert [await fresh.get(), await fresh.get()] == [1, 2]
 
 
@@ -211,7 +211,7 @@ async def test_who_asks_at_the_same_time_waits_for_the_same() -> None:
         await go_on.wait()
         return made
 
-    fresh = Fresh(make, spent=lambda: 0.0)  # and it is not kept
+    fresh = SharedAnswer(make, spent=lambda: 0.0)  # and it is not kept
     asking = [asyncio.create_task(fresh.get()) for _ in range(5)]
     await settled()
     go_on.set()
@@ -228,7 +228,7 @@ async def test_a_failure_is_not_kept() -> None:
             raise RuntimeError("not now")
         return made
 
-    fresh = Fresh(make)
+    fresh = SharedAnswer(make)
     with pytest.raises(RuntimeError):
         await fresh.get()
     assert await fresh.get() == 2

@@ -18,7 +18,7 @@ from agent.console.http.page.places import Tile, tiles
 from agent.console.http.page.tiles import drawn, name
 from agent.console.http.page.verdict import troubles
 from agent.console.views import Event, Status
-from agent.runtime.slices import in_slices
+from agent.runtime.short_steps import in_slices
 
 EVENTS: Final = 50
 """How many the page shows."""

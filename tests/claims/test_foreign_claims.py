@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.claims.traces import Trace, leads_to
+from agent.claims.foreign_claims import Trace, leads_to
 from agent.kubelet.api.v1beta1 import CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount
 from agent.kubelet.checkpoint import FILE_NAME, read
 from backends.base import Device, HostPath, Node

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from agent.kubelet import lapses, registration
-from agent.kubelet.lapses import INTERVAL, Lapses
+from agent.kubelet import lost_resources, registration
+from agent.kubelet.lost_resources import INTERVAL, LostResources
+from agent.kubelet.other_plugins import SETTLED
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.podresources import PodResourcesError
 from agent.kubelet.registration import Kubelet
-from agent.kubelet.rivals import SETTLED
 from agent.kubelet.wire import Allocatable
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
 from tests.kubelet.plugins import TOY, Lists, nothing, served
@@ -44,8 +44,8 @@ class Clock:
         return self.now
 
 
-def looking(agent: Agent, node: SimulatedKubelet, clock: Clock) -> Lapses:
-    return Lapses(node.pod_resources_socket, node.plugin_dir, agent.registrars.values, clock)
+def looking(agent: Agent, node: SimulatedKubelet, clock: Clock) -> LostResources:
+    return LostResources(node.pod_resources_socket, node.plugin_dir, agent.registrars.values, clock)
 
 
 @asynccontextmanager
@@ -101,7 +101,7 @@ async def test_a_list_that_is_under_way_or_empty_and_a_resource_that_waits_prove
         asked += 1
         return Allocatable(frozenset())
 
-    monkeypatch.setattr(lapses, "list_allocatable", none)
+    monkeypatch.setattr(lost_resources, "list_allocatable", none)
     async with running(node) as agent:
         await stays_well(node, agent)
         clock = Clock(agent)
@@ -129,7 +129,7 @@ async def test_a_list_that_was_sent_while_the_kubelet_answered_proves_nothing(
             agent.plugin.sent_at += 1
             return Allocatable(frozenset())
 
-        monkeypatch.setattr(lapses, "list_allocatable", late)
+        monkeypatch.setattr(lost_resources, "list_allocatable", late)
         await looking(agent, node, clock).look()
         assert not agent.registrar._is_outdated
 
@@ -146,7 +146,7 @@ async def test_a_list_that_was_sent_while_the_kubelet_answered_after_another_plu
             agent.plugin.sent_at = clock.now
             return Allocatable(frozenset({TOY}))
 
-        monkeypatch.setattr(lapses, "list_allocatable", late)
+        monkeypatch.setattr(lost_resources, "list_allocatable", late)
         looks = looking(agent, node, clock)
         looks.changed(node.plugin_dir / "rival.sock")
         await looks.look()
@@ -162,7 +162,7 @@ async def test_a_kubelet_that_does_not_say_what_it_offers_is_not_troubled(
     async def refused(*_: object) -> Allocatable:
         raise PodResourcesError("it does not serve podresources v1")
 
-    monkeypatch.setattr(lapses, "list_allocatable", refused)
+    monkeypatch.setattr(lost_resources, "list_allocatable", refused)
     async with running(node) as agent:
         await stays_well(node, agent)
         await looking(agent, node, Clock(agent)).look()
@@ -178,7 +178,7 @@ async def test_what_is_lost_again_and_again_is_registered_less_and_less_often(
     async def said(*_: object) -> Allocatable:
         return Allocatable(offered)
 
-    monkeypatch.setattr(lapses, "list_allocatable", said)
+    monkeypatch.setattr(lost_resources, "list_allocatable", said)
     async with running(node) as agent:
         await stays_well(node, agent)
         clock = Clock(agent)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.base import Host
-from backends.linux import routes
+from backends.linux import default_routes
 from tests.discovery import one_child
 
 
@@ -36,10 +36,10 @@ class TestTheKernel:
 
 @given(st.binary(max_size=200))
 def test_no_message_makes_the_reader_fail(message: bytes) -> None:
-    list(routes._interfaces(memoryview(message)))
+    list(default_routes._interfaces(memoryview(message)))
 
 
 @pytest.mark.needs("/sys")
 def test_the_machines_own_routes_are_read() -> None:
-    found = routes.default_interfaces(Host())
+    found = default_routes.default_interfaces(Host())
     assert found is None or found <= {path.name for path in Path("/sys/class/net").iterdir()}

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agent.daemon.transitions import Transition
-from agent.daemon.transitions import transitions as every_transition
+from agent.daemon.device_log import Transition
+from agent.daemon.device_log import transitions as every_transition
 from agent.model import HEALTHY, Health, Slot, Snapshot, State
 from tests.fakes import device
 

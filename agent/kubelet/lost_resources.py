@@ -21,9 +21,9 @@ import anyio
 import structlog
 
 from agent.kubelet.checkpoint import FILE_NAME, record
+from agent.kubelet.other_plugins import SETTLED, Observation, Offer, ended, is_doubtful, observe, sentence, strange
 from agent.kubelet.podresources import PodResourcesError, list_allocatable
 from agent.kubelet.registration import Registrar
-from agent.kubelet.rivals import SETTLED, Observation, Offer, ended, is_doubtful, observe, sentence, strange
 from agent.runtime.workers import NoWorkerError, Workers
 
 INTERVAL: Final = 60.0
@@ -56,7 +56,7 @@ class _Tried:
     """Monotonic seconds."""
 
 
-class Lapses:
+class LostResources:
     """Compares what the kubelet has, and would give to pods, with what it was told."""
 
     def __init__(

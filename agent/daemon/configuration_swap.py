@@ -20,7 +20,7 @@ from agent.daemon.node import Node
 from agent.daemon.reload import Change
 from agent.daemon.serving import Serving
 from agent.daemon.watching import Watching
-from agent.discovery.changes import News
+from agent.discovery.changes import Changes
 from agent.discovery.discoverer import Discoverer
 from agent.hardware.adoption import Adopter
 from agent.hardware.jobs import Jobs
@@ -28,7 +28,7 @@ from agent.inventory.found_devices import Facts
 from agent.inventory.inventory import Inventory
 from agent.kubelet.preference import Preferences
 from agent.kubelet.prestart import Starter
-from agent.runtime.slices import BATCH, in_batches
+from agent.runtime.short_steps import BATCH, in_batches
 from agent.runtime.workers import Workers
 
 DECISION_DEADLINE: Final = 10.0
@@ -36,7 +36,7 @@ DECISION_DEADLINE: Final = 10.0
 
 
 @dataclass(slots=True)
-class Reconfiguration:
+class ConfigurationSwap:
     """The parts of the daemon that have to know."""
 
     config: Config
@@ -118,7 +118,7 @@ class Reconfiguration:
             links={kind: it.links() for kind, it in every.items()},
         )
 
-    async def _tell(self, difference: Difference, fresh: Mapping[str, Discoverer], found: Iterable[News]) -> None:
+    async def _tell(self, difference: Difference, fresh: Mapping[str, Discoverer], found: Iterable[Changes]) -> None:
         """Tell whoever is concerned that there is another configuration; no list goes out before its health is known."""
         self.watching.listen()
         for discoverer in fresh.values():

@@ -19,7 +19,7 @@ from agent.health import HealthBook
 from agent.inventory.inventory import Inventory
 from agent.model import Health
 from agent.runtime.errors import FairleadError
-from agent.runtime.slices import in_batches
+from agent.runtime.short_steps import in_batches
 from backends.base import Clears
 
 _PATIENCE: Final = 3.0
@@ -34,7 +34,7 @@ class NotYetError(FairleadError):
     """Another agent may still be running, and the state is its."""
 
 
-class Keeper:
+class StateKeeper:
     """Between the state file and those who own what is in it."""
 
     def __init__(

@@ -14,11 +14,11 @@ from structlog.testing import capture_logs
 
 from agent.claims.ledger import MIN_AGE, Ledger
 from agent.kubelet import checkpoint
-from agent.kubelet import witnesses as module
+from agent.kubelet import pod_claims as module
 from agent.kubelet.api.v1 import ContainerDevices, ContainerResources, ListPodResourcesResponse, PodResources
 from agent.kubelet.checkpoint import FILE_NAME
+from agent.kubelet.pod_claims import PodClaims
 from agent.kubelet.transport.server import SocketServer
-from agent.kubelet.witnesses import Witnesses
 from agent.model import Held
 from agent.simulation.changes import Kind
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
@@ -39,7 +39,7 @@ def held(device_id: str, hardware: str = "", identity: str = "") -> Held:
 
 
 class House:
-    """Witnesses with a clock of their own, and everything they tell."""
+    """PodClaims with a clock of their own, and everything they tell."""
 
     def __init__(self, socket: Path, plugin_dir: Path) -> None:
         self.now = 1000.0
@@ -49,7 +49,7 @@ class House:
         self.ended: list[str] = []
         self.resent: list[str] = []
         self.plugin_dir = plugin_dir
-        self.witnesses = Witnesses(
+        self.witnesses = PodClaims(
             self.ledger,
             socket,
             plugin_dir,
@@ -303,15 +303,15 @@ async def test_it_asks_soon_after_an_allocate_and_again_when_that_comes_of_age(
 ) -> None:
     monkeypatch.setattr(module, "IDLE", 36_000.0)
     asked: list[float] = []
-    original = Witnesses.ask
+    original = PodClaims.ask
 
-    async def ask(self: Witnesses) -> None:
+    async def ask(self: PodClaims) -> None:
         asked.append(house.now)
         if len(asked) == 2:
             house.witnesses.allocated()  # while it asks: the answer may be older than that
         await original(self)
 
-    monkeypatch.setattr(Witnesses, "ask", ask)
+    monkeypatch.setattr(PodClaims, "ask", ask)
     running = asyncio.ensure_future(house.witnesses.run())
     for seconds, allocates, count in (
         (0.0, False, 1),
@@ -366,11 +366,11 @@ async def test_where_no_checkpoint_comes_it_asks_and_has_lists_sent_less_and_les
 async def test_it_can_be_run_again_and_again(house: House, pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
     has_asked = asyncio.Event()
 
-    async def wait(self: Witnesses) -> None:
+    async def wait(self: PodClaims) -> None:
         has_asked.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(Witnesses, "_wait", wait)
+    monkeypatch.setattr(PodClaims, "_wait", wait)
     for _ in range(5):  # more often than it may have threads
         with capture_logs() as lines:
             running = asyncio.ensure_future(house.witnesses.run())

@@ -9,10 +9,10 @@ import anyio
 import pytest
 
 from agent.claims.ledger import Ledger
-from agent.daemon import keeper, state_file
-from agent.daemon.keeper import Keeper
+from agent.daemon import state_file, state_keeper
 from agent.daemon.state_file import Kept, StateFile
-from agent.hardware.queue import Turns
+from agent.daemon.state_keeper import StateKeeper
+from agent.hardware.queue import HardwareQueue
 from agent.hardware.releases import Releaser
 from agent.health import HealthBook
 from agent.inventory.inventory import Inventory
@@ -42,8 +42,8 @@ class Run:
         self.inventory.update(KIND, by_unit([CARD]))
         self.inventory.ready(KIND)
         self.ledger, self.health, self.file = Ledger(), HealthBook(boot), StateFile(directory)
-        self.releaser = Releaser(Host(), {KIND: Fake(*resources)}, self.ledger, Turns())
-        self.keeper = Keeper(
+        self.releaser = Releaser(Host(), {KIND: Fake(*resources)}, self.ledger, HardwareQueue())
+        self.keeper = StateKeeper(
             self.file,
             self.ledger,
             self.releaser,
@@ -106,7 +106,7 @@ async def test_a_write_that_takes_too_long_is_told_of_until_it_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, go_on, save = await Run(tmp_path).begin(), threading.Event(), StateFile._save
-    monkeypatch.setattr(keeper, "_PATIENCE", 0.0)
+    monkeypatch.setattr(state_keeper, "_PATIENCE", 0.0)
     monkeypatch.setattr(StateFile, "_save", lambda *of: go_on.wait(PATIENCE) and save(*of))
     latch(run.health, 1.0, XID)
     await run.keeper.write_health()

@@ -21,15 +21,15 @@ from typing import Final
 import anyio
 import structlog
 
+from agent.claims.foreign_claims import Trace, Tracer
 from agent.claims.ledger import Ledger, Pods, names_of
-from agent.claims.traces import Trace, Tracer
 from agent.kubelet.checkpoint import Checkpoint, CheckpointEntry, CheckpointError, CheckpointReader, Version
 from agent.kubelet.podresources import PodResourcesError, list_pods
 from agent.kubelet.wire import PodDevices, PodList
 from agent.model import Held, SlotKey
 from agent.runtime import patience
 from agent.runtime.problems import Problems, Trouble
-from agent.runtime.slices import in_batches, in_slices
+from agent.runtime.short_steps import in_batches, in_slices
 from backends.base import Device
 
 IDLE: Final = 60.0
@@ -55,7 +55,7 @@ class _Traced:
     slots: frozenset[SlotKey]
 
 
-class Witnesses:
+class PodClaims:
     """Keeps the ledger true to what the kubelet says."""
 
     def __init__(

@@ -12,7 +12,7 @@ T = TypeVar("T")
 _SHARE: Final = 10  # it is kept for ten times the CPU time it took: making it again and again costs a tenth of a core
 
 
-class Fresh(Generic[T]):
+class SharedAnswer(Generic[T]):
     """The newest of something that is asked for."""
 
     def __init__(

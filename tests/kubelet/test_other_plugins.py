@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.kubelet.rivals import SETTLED, Observation, Offer, ended, observe, sentence, strange
+from agent.kubelet.other_plugins import SETTLED, Observation, Offer, ended, observe, sentence, strange
 
 TOY = "example.com/toy"
 SENT = 1000.0
