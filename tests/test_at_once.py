@@ -19,7 +19,7 @@ from agent.claims import ledger
 from agent.config import compare
 from agent.daemon.reload import Change
 from agent.daemon.supervisor import Agent
-from agent.hardware import releases
+from agent.hardware import reconciler
 from agent.kubelet import plugin, pod_claims, registration
 from agent.simulation.endpoint import PluginClient
 from agent.simulation.kubelet import Kubelet
@@ -300,7 +300,7 @@ _pod = pod
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done again after seconds and minutes is done again at once."""
     for module, name, seconds in (
-        (ledger, "REWRITE_AFTER", 0.0), (releases, "_RETRY_FIRST", 0.01),
+        (ledger, "REWRITE_AFTER", 0.0), (reconciler, "RETRY_FIRST", 0.01),
         (pod_claims, "_AFTER_ALLOCATE", 0.005), (pod_claims, "_WHILE_ENDING", 0.01), (pod_claims, "IDLE", 0.03),
         (plugin, "REMEMBERED", 0.05), (plugin, "COALESCE", 0.01), (registration, "_REGISTER_DEADLINE", 0.05),
         (registration, "_REFUSED_DELAY", 0.1), (registration, "_CLOSED_WITHIN", 0.05),

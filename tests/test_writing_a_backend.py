@@ -19,7 +19,7 @@ from agent.config.model import AgentConfig
 from agent.daemon.supervisor import SETTLE
 from agent.discovery.discoverer import UNIT_DEADLINE
 from agent.discovery.schedule import _RETRY_FIRST, _RETRY_MOST
-from agent.hardware import releases
+from agent.hardware import reconciler
 from agent.hardware.adoption import ADOPT_DEADLINE
 from agent.hardware.releases import RELEASE_DEADLINE
 from agent.kubelet.allocation import CLAIM_DEADLINE
@@ -158,7 +158,7 @@ def test_its_times_are_those_in_force() -> None:
     settings, text = AgentConfig(), " ".join(PAGE.split())
     for sentence in (
         f"tried again after {_RETRY_FIRST:g} s to {_RETRY_MOST:g} s",
-        f"made again after {releases._RETRY_FIRST:g} s to {releases._RETRY_MOST:g} s",
+        f"made again after {reconciler.RETRY_FIRST:g} s to {reconciler.RETRY_MOST:g} s",
         f"a backend has {LIMIT},",
         f"its first look takes longer than {SETTLE:g} s",
         f"(`probe` in `[agent]`, every {settings.probe:g} s)",

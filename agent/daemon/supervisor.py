@@ -40,6 +40,7 @@ from agent.discovery.sources.base import boot_id
 from agent.hardware.adoption import Adopter
 from agent.hardware.jobs import Jobs
 from agent.hardware.queue import HardwareQueue
+from agent.hardware.reconciler import Reconciler
 from agent.hardware.releases import Releaser
 from agent.hardware.resumption import Resumer
 from agent.health import HealthBook
@@ -104,14 +105,15 @@ class Agent:
         self._jobs = Jobs(HardwareQueue(clock), self._look_at)
         owners = self.inventory, health, ledger
         self.node = Node(*owners, self._jobs.turns, self._prepare_what_is_new, clock=clock, wall=wall)
-        self._releaser = Releaser(config.host, backends, ledger, self._jobs.turns, self.node.keep_claims, self.problems)
+        self._reconciler = Reconciler(self._jobs.turns, self.problems)
+        self._releaser = Releaser(config.host, backends, ledger, self._reconciler, self.node.keep_claims)
         kept = ledger, self._releaser, self.inventory, health
         self._keeper = StateKeeper(StateFile(settings.state_dir), *kept, clock=clock, wall=wall)
         self.node.releaser, self.node.keeper = self._releaser, self._keeper
         self._watching = Watching(settings, config.host, backends, self.node, self.watchdog, self.counts, self.problems)
         self.discoverers = self._watching.discoverers
         self._list_warnings = ListWarnings(self.inventory, self.discoverers)
-        self._adopter = Adopter(backends, self._jobs.turns, self._look_at, problems=self.problems)
+        self._adopter = Adopter(backends, self._reconciler, self._look_at)
         self._notifier = notifier
         features = settings.nfd_features.path
         self._features = None if features is None else FeatureFile(features, self._slots, problems=self.problems)
@@ -119,7 +121,7 @@ class Agent:
         self._allocator = Allocator(self.inventory, backends, self._jobs, self._record)
         self._starter = self._make_starter(backends)
         self._pod_claims = self._make_witnesses(settings)
-        acting = self._jobs.turns, self._look_at, self._pod_claims.know, self.problems
+        acting = self._reconciler, self._look_at, self._pod_claims.know
         self._resumer = Resumer(backends, self.inventory, ledger, *acting)
         self._kubelet_watch = self.watchdog.pulse("kubelet's directory")
         self._serving = Serving(
@@ -135,7 +137,7 @@ class Agent:
         )
         told = self._adopter, self._list_warnings, self._features, self.counts
         self.node.publisher = Publisher(self.inventory, self._serving, *told)
-        self._configuration_swap = self._make_reconfiguration(config)
+        self._configuration_swap = self._make_configuration_swap(config)
         self._reloader = Reloader(
             lambda: self.config,
             self._watching.stuck,
@@ -177,7 +179,7 @@ class Agent:
             problems=self.problems,
         )
 
-    def _make_reconfiguration(self, config: Config) -> ConfigurationSwap:
+    def _make_configuration_swap(self, config: Config) -> ConfigurationSwap:
         return ConfigurationSwap(
             config,
             self._watching,
@@ -323,9 +325,9 @@ class Agent:
 
     # --- claims ---
 
-    async def _adopt(self) -> None:
+    async def _prepare_hardware(self) -> None:
         await self._adopt_what_is_new()
-        await self._adopter.run()
+        await self._resumer.resume()
 
     async def _look_at(self, kind: str, units: Set[str]) -> None:
         while (discoverer := self.discoverers.get(kind)) is not None:  # else it is not configured, and sees nothing
@@ -340,9 +342,8 @@ class Agent:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._keep, "claims", self._pod_claims.run)
                 tasks.start_soon(self._keep, "lost resources", self._serving.lost_resources.run)
-                tasks.start_soon(self._keep, "releases", self._releaser.run)
-                tasks.start_soon(self._keep, "adoption", self._adopt)
-                tasks.start_soon(self._resumer.run, self._watching.looked)
+                tasks.start_soon(self._keep, "hardware", self._reconciler.run)
+                tasks.start_soon(self._prepare_hardware)
                 if self._features is not None:
                     tasks.start_soon(self._keep, "features", self._features.run)
         finally:

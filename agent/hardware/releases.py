@@ -1,61 +1,50 @@
-"""Has backends undo what they did for pods that ended, and tries until it works; only the ledger triggers it.
+"""Undoes through backends what was done for pods that ended, until it works; only the ledger triggers it.
 
 A claim outlives its device, and its resource's configuration: a backend that only a claim names is made for it. What
-could not be undone is tried again later and later, also by our next run, unless the slot is claimed again: then the
-end of that claim will see to it.
+could not be undone is tried again, also by our next run, unless the slot is claimed again: then the end of that claim
+will see to it.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
-import anyio
-
 from agent.claims.ledger import Ledger, names_of
 from agent.discovery.backend_answers import ask
-from agent.hardware.queue import HangsError, HardwareQueue, Turn
+from agent.hardware.reconciler import Reconciler, Want
 from agent.model import Held, SlotKey
-from agent.runtime.errors import words
-from agent.runtime.problems import Problems
-from agent.runtime.workers import LIMIT, NoWorkerError, Workers
+from agent.runtime.problems import Trouble
+from agent.runtime.workers import Workers
 from backends import registry
 from backends.base import Backend, Host, Released
 
 RELEASE_DEADLINE: Final = 30.0
 """Seconds that a backend may take to undo a claim before it is reported."""
 
-_RETRY_FIRST, _RETRY_MOST = 1.0, 60.0  # seconds before what could not be undone is tried again, doubling
-
 
 class Releaser:
-    """What has to be undone yet; calls `release`, in threads of its own for each backend."""
+    """What has to be undone yet; calls `release`."""
 
     def __init__(
         self,
         host: Host,
         backends: Mapping[str, Backend[Any]],
         ledger: Ledger,
-        turns: HardwareQueue,
+        reconciler: Reconciler,
         changed: Callable[[], None] = lambda: None,
-        problems: Problems | None = None,
     ) -> None:
         """Prepare; `backends` are those in force now, and `changed` is called when something has been undone."""
         self._host = host
         self._backends = backends
         self._unconfigured: dict[str, Backend[Any]] = {}
         self._ledger = ledger
-        self._turns = turns
+        self._reconciler = reconciler
         self._changed = changed
-        self._problems = problems or Problems()
         self._pending: dict[SlotKey, Held] = {}
-        self._under_way: set[SlotKey] = set()
-        self._news = asyncio.Event()
-        self._workers: defaultdict[str, Workers] = defaultdict(lambda: Workers("release"))
-        self._room: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(LIMIT))
+        self._together: dict[SlotKey, frozenset[SlotKey]] = {}  # pending → what is undone in one call with it
 
     def pending(self) -> tuple[Held, ...]:
         """What must outlive our end: the claims that are over and not undone."""
@@ -63,81 +52,54 @@ class Releaser:
 
     def add(self, ended: Iterable[Held]) -> None:
         """Nobody holds these any more."""
-        for held in ended:
-            if self._undoes(held.backend):
-                self._pending[held.slot] = held
-        self._news.set()
+        undoable = [held for held in ended if self._undoes(held.backend)]
+        self._pending.update((held.slot, held) for held in undoable)
+        for kind, slots in _together(held for held in undoable if held.slot not in self._together):
+            self._together.update(dict.fromkeys(slots, slots))
+            attempt, trouble = partial(self._undo, kind, slots), partial(self._trouble, kind, slots)
+            self._reconciler.want(("release", slots), Want(f"release {kind}", attempt, trouble))
 
     def _undoes(self, kind: str) -> bool:
         """Has the backend anything to undo? Of one that is not made yet it will be seen."""
         backend = self._backends.get(kind) or self._unconfigured.get(kind)
         return backend is None or type(backend).release is not Backend.release
 
-    async def run(self) -> None:
-        """Undo what is pending, and what comes to it, until cancelled; only where no other agent serves the node."""
-        self._under_way.clear()
-        try:
-            async with anyio.create_task_group() as tasks:
-                while True:
-                    self._news.clear()
-                    fresh = [held for slot, held in self._pending.items() if slot not in self._under_way]
-                    for kind, slots in _together(fresh):
-                        self._under_way |= slots
-                        tasks.start_soon(self._undo, kind, slots)
-                    await self._news.wait()
-        finally:
-            for workers in self._workers.values():
-                workers.close()
-
-    async def _undo(self, kind: str, slots: frozenset[SlotKey]) -> None:
-        """Try until it is done."""
-        delay = _RETRY_FIRST
-        names = ", ".join(names_of(slots))
-        trouble = self._problems.trouble(
-            "releases",
-            f"what was done for a pod that had {names} could not be undone",
-            "release-failed",
-            "release-succeeded",
-            backend=kind,
-            slots=names_of(slots),
-            then="trying again later and later",
-        )
-        while ended := [self._pending[slot] for slot in sorted(slots) if slot in self._pending]:
-            try:
-                async with self._room[kind]:
-                    await self._release(kind, ended)
-            except Exception as error:  # noqa: BLE001  # whatever a backend raises; reported, once, and tried again
-                if not isinstance(error, NoWorkerError):  # the ones that hang have been said
-                    trouble.report_once(words(error), None if isinstance(error, HangsError) else error)
-                await anyio.sleep(delay)
-                delay = min(delay * 2, _RETRY_MOST)
-        trouble.healed()
-        self._under_way -= slots
-        self._changed()
-
-    async def _release(self, kind: str, ended: Sequence[Held]) -> None:
-        """Try once, when nobody else acts on this hardware.
+    async def _undo(self, kind: str, slots: frozenset[SlotKey], workers: Workers) -> bool:
+        """Undo what is pending of these.
 
         Raises:
             Exception: it did not work.
         """
         backend = self._backend(kind)
-        things = frozenset[Hashable]().union(*(held.things for held in ended))
-        async with self._turns.take_within(RELEASE_DEADLINE, things) as turn:
-            await self._in_turn(turn, kind, backend, ended)
-        for held in ended:
-            if self._pending.get(held.slot) is held:
-                del self._pending[held.slot]
+        while ended := [self._pending[slot] for slot in sorted(slots) if slot in self._pending]:
+            things = frozenset[Hashable]().union(*(held.things for held in ended))
+            async with self._reconciler.turns.take_within(RELEASE_DEADLINE, things) as turn:
+                # only what the ledger says now counts: a claim may have begun while we waited
+                over = [held for held in ended if not self._ledger.has(held.slot)]
+                if over and type(backend).release is not Backend.release:
+                    hardware = frozenset(h for held in over for h in held.hardware)
+                    idle = frozenset(h for h in hardware if not self._ledger.holds(h))
+                    released = [Released(held.resource, held.id, held.hardware) for held in over]
+                    await turn.run(workers, partial(backend.release, released, idle))
+            for held in ended:
+                if self._pending.get(held.slot) is held:  # else it has ended once more meanwhile
+                    del self._pending[held.slot]
+        for slot in slots:
+            del self._together[slot]
+        self._changed()
+        return True
 
-    async def _in_turn(self, turn: Turn, kind: str, backend: Backend[Any], ended: Sequence[Held]) -> None:
-        """Only what the ledger says now counts: a claim may have begun while we waited."""
-        over = [held for held in ended if not self._ledger.has(held.slot)]
-        if not over or type(backend).release is Backend.release:
-            return
-        hardware = frozenset(h for held in over for h in held.hardware)
-        idle = frozenset(h for h in hardware if not self._ledger.holds(h))
-        released = [Released(held.resource, held.id, held.hardware) for held in over]
-        await turn.run(self._workers[kind], partial(backend.release, released, idle))
+    def _trouble(self, kind: str, slots: frozenset[SlotKey]) -> Trouble:
+        names = names_of(slots)
+        return self._reconciler.problems.trouble(
+            "releases",
+            f"what was done for a pod that had {', '.join(names)} could not be undone",
+            "release-failed",
+            "release-succeeded",
+            backend=kind,
+            slots=names,
+            then="trying again later and later",
+        )
 
     def _backend(self, kind: str) -> Backend[Any]:
         if (configured := self._backends.get(kind)) is not None:

@@ -23,6 +23,10 @@ class NoWorkerError(Exception):
     """Every thread of this backend hangs in a call, or the system has none to give; the message says which."""
 
 
+class AllBusyError(NoWorkerError):
+    """Every thread of this backend hangs in a call."""
+
+
 class Workers:
     """Up to `limit` daemon threads, made when first needed; one that has nothing to do is kept for the next call."""
 
@@ -53,7 +57,7 @@ class Workers:
 
     def _one_more(self) -> _Worker:
         if self._threads >= self._limit:
-            raise NoWorkerError(f"all {self._limit} threads of {self._name} hang")
+            raise AllBusyError(f"all {self._limit} threads of {self._name} hang")
         try:
             worker = _Worker(f"{self._name}-{self._threads + 1}", self._is_free)
         except RuntimeError as error:  # the limit of a cgroup's or a user's tasks

@@ -18,6 +18,7 @@ from agent.daemon.state_file import StateFile
 from agent.daemon.state_keeper import StateKeeper
 from agent.discovery.changes import Changes
 from agent.hardware.queue import HardwareQueue
+from agent.hardware.reconciler import Reconciler
 from agent.hardware.releases import Releaser
 from agent.health import HealthBook, KeptHealth
 from agent.model import Held, Snapshot
@@ -69,7 +70,7 @@ class House:
         clock, wall = lambda: self.now, lambda: 1e9 + self.now
         self.node = Node(lists, health, ledger, turns, lambda: None, clock=clock, wall=wall)
         self.file = Written()
-        self.node.releaser = Releaser(Host(), {KIND: Fake()}, ledger, turns, self.node.keep_claims)
+        self.node.releaser = Releaser(Host(), {KIND: Fake()}, ledger, Reconciler(turns), self.node.keep_claims)
         state = cast(StateFile, self.file)
         self.node.keeper = StateKeeper(state, ledger, self.node.releaser, lists, health, clock=clock, wall=wall)
         self.published = Published(lists.take)

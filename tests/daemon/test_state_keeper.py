@@ -13,6 +13,7 @@ from agent.daemon import state_file, state_keeper
 from agent.daemon.state_file import Kept, StateFile
 from agent.daemon.state_keeper import StateKeeper
 from agent.hardware.queue import HardwareQueue
+from agent.hardware.reconciler import Reconciler
 from agent.hardware.releases import Releaser
 from agent.health import HealthBook
 from agent.inventory.inventory import Inventory
@@ -42,7 +43,7 @@ class Run:
         self.inventory.update(KIND, by_unit([CARD]))
         self.inventory.ready(KIND)
         self.ledger, self.health, self.file = Ledger(), HealthBook(boot), StateFile(directory)
-        self.releaser = Releaser(Host(), {KIND: Fake(*resources)}, self.ledger, HardwareQueue())
+        self.releaser = Releaser(Host(), {KIND: Fake(*resources)}, self.ledger, Reconciler(HardwareQueue()))
         self.keeper = StateKeeper(
             self.file,
             self.ledger,

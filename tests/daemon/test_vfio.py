@@ -13,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.daemon import supervisor
-from agent.hardware import resumption
+from agent.hardware import reconciler
 from agent.inventory.inventory import Inventory
 from agent.inventory.survey import survey
 from agent.kubelet.api.v1beta1 import ContainerAllocateResponse
@@ -110,7 +110,7 @@ async def test_what_a_pod_had_before_a_reboot_is_bound_for_it_again(
 ) -> None:
     """The kubelet remembers what the pod was given, and allocates nothing anew."""
     hurry(monkeypatch)
-    monkeypatch.setattr(resumption, "_RETRY_FIRST", 0.01)
+    monkeypatch.setattr(reconciler, "RETRY_FIRST", 0.01)
     made = resource(T4, bind="allocate", release="restore")
     async with node.running(made, backends=vfio(node, made)):
         await node.has(T4, healthy=1)

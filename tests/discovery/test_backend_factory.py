@@ -10,6 +10,7 @@ from agent.claims.ledger import Ledger
 from agent.discovery.backend_factory import make_backends
 from agent.discovery.discoverer import Discoverer
 from agent.hardware.queue import HardwareQueue
+from agent.hardware.reconciler import Reconciler
 from agent.hardware.releases import Releaser
 from agent.model import Held
 from agent.runtime.workers import Workers
@@ -60,10 +61,11 @@ async def test_a_backend_that_cannot_be_made_leaves_the_others_alone_and_says_wh
 async def test_claims_of_a_backend_that_cannot_be_made_do_not_end_unsaid() -> None:
     made = make_backends(Host(), [resource("a.example/one", "broken")])
     claim = Held("a.example/one", "x", "broken")
-    releaser = Releaser(Host(), made, Ledger(), HardwareQueue())
+    reconciler = Reconciler(HardwareQueue())
+    releaser = Releaser(Host(), made, Ledger(), reconciler)
     with capture_logs() as logs:
         releaser.add([claim])
-        running = asyncio.ensure_future(releaser.run())
+        running = asyncio.ensure_future(reconciler.run())
         await until(lambda: bool(logs))
         running.cancel()
         await asyncio.wait([running])

@@ -14,7 +14,7 @@ from tests.e2e.test_claims import OFTEN_ASKING
 from tests.wait import until
 
 TROUBLED = "fl.test/troubled0"
-HASTY = OFTEN_ASKING + "from agent.hardware import releases\nreleases._RETRY_FIRST = releases._RETRY_MOST = 0.02\n"
+HASTY = OFTEN_ASKING + "from agent.hardware import reconciler\nreconciler.RETRY_FIRST = reconciler.RETRY_MOST = 0.02\n"
 
 ASKED = """
 import structlog

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Set
 from contextlib import asynccontextmanager
@@ -11,9 +10,10 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from agent.hardware import adoption
+from agent.hardware import adoption, reconciler
 from agent.hardware.adoption import Adopter
 from agent.hardware.queue import HardwareQueue
+from agent.hardware.reconciler import Reconciler
 from agent.inventory.inventory import Inventory
 from backends.base import Device, NotReady, Resource
 from tests.fakes import KIND, Fake, by_unit, device, reconfigure, resource
@@ -48,8 +48,8 @@ class House:
         self.looked: list[tuple[str, Set[str]]] = []
         self.inventory = Inventory(resources, {KIND: self.backend})
         self.inventory.ready(KIND)
-        now = lambda: asyncio.get_running_loop().time()  # noqa: E731
-        self.it = Adopter({KIND: self.backend}, self.turns, self._look, now)
+        self.reconciler = Reconciler(self.turns)
+        self.it = Adopter({KIND: self.backend}, self.reconciler, self._look)
         self.configure(*resources)
 
     def configure(self, *resources: Resource[Any]) -> None:
@@ -66,7 +66,7 @@ class House:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.it.run)
+            tasks.start_soon(self.reconciler.run)
             yield
             tasks.cancel_scope.cancel()
 
@@ -79,7 +79,7 @@ def house() -> House:
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try again soon."""
-    monkeypatch.setattr(adoption, "_RETRY_FIRST", 0.001)
+    monkeypatch.setattr(reconciler, "RETRY_FIRST", 0.001)
 
 
 async def test_a_device_that_joins_is_adopted_and_looked_at_again(house: House) -> None:
@@ -225,7 +225,7 @@ async def test_a_backend_that_cannot_say_whether_it_adopts_is_asked_nothing_more
 
     backend = Broken(resource(A))
     with capture_logs() as logs:
-        Adopter({KIND: backend}, HardwareQueue(), House()._look).configure([resource(A)], lambda _: {})
+        Adopter({KIND: backend}, Reconciler(HardwareQueue()), House()._look).configure([resource(A)], lambda _: {})
     assert [line["event"] for line in logs] == ["backend-failed"]
 
 

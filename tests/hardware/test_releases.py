@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import asyncio
+import math
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -12,8 +12,9 @@ from hypothesis import given, strategies
 from structlog.testing import capture_logs
 
 from agent.claims.ledger import Ledger
-from agent.hardware import releases
+from agent.hardware import reconciler
 from agent.hardware.queue import HardwareQueue
+from agent.hardware.reconciler import Reconciler
 from agent.hardware.releases import RELEASE_DEADLINE, Releaser, _together
 from agent.model import Held
 from backends import registry
@@ -53,7 +54,8 @@ class House:
         self.ledger = Ledger()
         self.turns = HardwareQueue()
         self.changes: list[tuple[Held, ...]] = []
-        self.it = Releaser(Host(), backends or {"fake": self.backend}, self.ledger, self.turns, self._changed)
+        self.reconciler = Reconciler(self.turns)
+        self.it = Releaser(Host(), backends or {"fake": self.backend}, self.ledger, self.reconciler, self._changed)
 
     def _changed(self) -> None:
         self.changes.append(self.it.pending())
@@ -61,7 +63,7 @@ class House:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.it.run)
+            tasks.start_soon(self.reconciler.run)
             yield
             tasks.cancel_scope.cancel()
 
@@ -80,7 +82,7 @@ def house() -> House:
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try again soon."""
-    monkeypatch.setattr(releases, "_RETRY_FIRST", 0.001)
+    monkeypatch.setattr(reconciler, "RETRY_FIRST", 0.001)
 
 
 def said(logs: Iterable[Any]) -> list[str]:
@@ -136,21 +138,20 @@ async def test_each_distinct_complaint_is_said_once_and_that_it_works_again(hous
 
 
 async def test_it_is_tried_again_later_and_later(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(releases, "_RETRY_FIRST", 1.0)
+    monkeypatch.setattr(reconciler, "RETRY_FIRST", 1.0)
     waits: list[float] = []
-    sleep = anyio.sleep
+    wait = anyio.move_on_after
 
-    async def note(seconds: float) -> None:
-        waits.append(seconds)
-        await sleep(0)
+    def note(seconds: float) -> anyio.CancelScope:
+        scope = wait(seconds)
+        if 0.0 < seconds < math.inf:
+            waits.append(math.ceil(seconds))
+            pass_time(seconds)
+        return scope
 
-    monkeypatch.setattr(anyio, "sleep", note)
+    monkeypatch.setattr(anyio, "move_on_after", note)
     house.backend.do = lambda: 1 / 0 if len(house.backend.told) < 10 else None
-    house.it.add([claim("x")])
-    running = asyncio.ensure_future(house.it.run())
-    await until(lambda: not house.it.pending())
-    running.cancel()
-    await asyncio.wait([running])
+    await house.undo(claim("x"))
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 
@@ -180,7 +181,7 @@ async def test_one_that_hangs_is_reported_costs_one_thread_and_holds_up_no_other
 
 
 async def test_that_no_thread_is_left_is_said_by_those_that_hang(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(releases, "_RETRY_FIRST", 1.0)
+    monkeypatch.setattr(reconciler, "RETRY_FIRST", 1.0)
     gate = threading.Event()
     house.backend.do = lambda: gate.wait(PATIENCE)
     with capture_logs() as logs:
@@ -247,7 +248,7 @@ async def test_what_ends_again_while_an_earlier_release_fails_is_undone_once_mor
 
 
 async def test_what_ends_meanwhile_does_not_hurry_what_failed(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(releases, "_RETRY_FIRST", 1000.0)
+    monkeypatch.setattr(reconciler, "RETRY_FIRST", 1000.0)
     house.backend.do = lambda: 1 / 0
     async with house.running():
         house.it.add([claim("x", "x")])
@@ -294,7 +295,7 @@ async def test_the_instance_in_force_undoes_what_one_before_it_did(monkeypatch: 
     monkeypatch.setattr(registry, "load", lambda _kind: lambda _host, _resources: spare)
     in_force: dict[str, Backend[Any]] = {"fake": before}
     house = House()
-    house.it = Releaser(Host(), in_force, house.ledger, house.turns)
+    house.it = Releaser(Host(), in_force, house.ledger, house.reconciler)
     in_force["fake"] = now
     await house.undo(claim("x"))
     del in_force["fake"]

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 from structlog.testing import capture_logs
 
 from agent.claims.ledger import Ledger
-from agent.hardware import resumption
+from agent.hardware import reconciler, resumption
 from agent.hardware.queue import HardwareQueue
+from agent.hardware.reconciler import Reconciler
 from agent.hardware.resumption import Resumer
 from agent.inventory.inventory import Inventory
 from agent.model import SlotKey
@@ -51,14 +51,9 @@ class House:
         self.inventory = Inventory(resources, {KIND: self.backend})
         self.looked: list[Set[str]] = []
         self.unknown: set[SlotKey] = set()
-        self.it = Resumer(
-            {KIND: self.backend},
-            self.inventory,
-            self.ledger,
-            self.turns,
-            self._look,
-            lambda slot: slot not in self.unknown,
-        )
+        self.reconciler = Reconciler(self.turns)
+        told = self.reconciler, self._look, lambda slot: slot not in self.unknown
+        self.it = Resumer({KIND: self.backend}, self.inventory, self.ledger, *told)
 
     async def _look(self, kind: str, units: Set[str]) -> None:
         assert kind == KIND
@@ -78,9 +73,15 @@ class House:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.it.run, anyio.lowlevel.checkpoint)
+            await self.it.resume()
+            tasks.start_soon(self.reconciler.run)
             yield
             tasks.cancel_scope.cancel()
+
+    async def resume(self) -> None:
+        """Have all of it resumed, and wait for that."""
+        async with self.running():
+            await until(lambda: self.reconciler.is_done)
 
 
 @pytest.fixture
@@ -91,8 +92,8 @@ def house() -> House:
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try again soon."""
-    monkeypatch.setattr(resumption, "_RETRY_FIRST", 0.001)
-    monkeypatch.setattr(resumption, "_RETRY_MOST", 0.01)
+    monkeypatch.setattr(reconciler, "RETRY_FIRST", 0.001)
+    monkeypatch.setattr(reconciler, "RETRY_MOST", 0.01)
 
 
 async def some_tries() -> None:
@@ -109,7 +110,7 @@ async def test_what_pods_have_is_claimed_once_more_and_looked_at(house: House) -
     house.hold(B, y)  # nothing was done for it
     house.backend.do = lambda: house.show(device("x", A, numa_node=1), y, z)
     with capture_logs() as logs:
-        await house.it.run(anyio.lowlevel.checkpoint)
+        await house.resume()
     assert house.backend.told == [(A, "x")]
     assert house.looked == [{"x"}]
     assert [(line["event"], line["device"]) for line in logs] == [("resumed", "x")]
@@ -119,7 +120,7 @@ async def test_nothing_is_said_where_nothing_had_to_be_done(house: House) -> Non
     house.show(device("x", A))
     house.hold(A, device("x", A))
     with capture_logs() as logs:
-        await house.it.run(anyio.lowlevel.checkpoint)
+        await house.resume()
     assert house.backend.told == [(A, "x")]
     assert logs == []
 
@@ -160,7 +161,7 @@ async def test_what_fails_is_told_once_and_tried_until_it_works(house: House) ->
     house.show(device("x", A))
     house.hold(A, device("x", A))
     with capture_logs() as logs:
-        await house.it.run(anyio.lowlevel.checkpoint)
+        await house.resume()
     assert len(house.backend.told) == 4
     assert [(line["event"], line["reason"], "exc_info" in line) for line in logs] == [
         ("not-resumed", "its driver will not let go", False)

@@ -13,6 +13,7 @@ import pytest
 from agent.claims.ledger import Ledger
 from agent.hardware.adoption import Adopter
 from agent.hardware.queue import HardwareQueue
+from agent.hardware.reconciler import Reconciler
 from agent.inventory.inventory import Inventory
 from agent.model import HEALTHY, Held, Slot
 from backends.base import Device, Resource
@@ -137,11 +138,12 @@ def adoption(number: int) -> Callable[[], object]:
         async def look(_kind: str, _units: object) -> None:
             pass
 
-        adopter = Adopter({KIND: backend}, HardwareQueue(), look)
+        reconciler = Reconciler(HardwareQueue())
+        adopter = Adopter({KIND: backend}, reconciler, look)
         adopter.configure([resource(NAME)], lambda _: joined)
-        running = asyncio.create_task(adopter.run())
-        while any(case.done is None for case in adopter._cases.values()):
-            await adopter._news.wait()
+        running = asyncio.create_task(reconciler.run())
+        while not reconciler.is_done:
+            await reconciler._changed.wait()
             await asyncio.sleep(0)
         running.cancel()
         await asyncio.wait([running])

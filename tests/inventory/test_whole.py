@@ -24,6 +24,7 @@ from agent.daemon.state_keeper import StateKeeper
 from agent.discovery.changes import changes_of
 from agent.discovery.unit_walk import Seen, Walk, probe, walk
 from agent.hardware.queue import HardwareQueue
+from agent.hardware.reconciler import Reconciler
 from agent.hardware.releases import Releaser
 from agent.health import HealthBook
 from agent.inventory.inventory import Inventory
@@ -161,7 +162,7 @@ class Run:
         backends = {KIND: self.backend}
         self.inventory = Inventory(configuration, backends)
         self.health, self.ledger, self.seen, self.clock = HealthBook("boot"), Ledger(), Seen(), clock
-        releaser = Releaser(Host(), backends, self.ledger, HardwareQueue())
+        releaser = Releaser(Host(), backends, self.ledger, Reconciler(HardwareQueue()))
         self.keeper = StateKeeper(
             AtOnce(directory),
             self.ledger,

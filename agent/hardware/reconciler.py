@@ -1,0 +1,172 @@
+"""Makes hardware be as wanted where nobody waits for it: a few at a time, in threads, again later and later, told once.
+
+What is wanted is known by a key: to want it again replaces what was wanted before, and starts over at once. Wants of one
+lane share a few threads; what hangs in a lane holds up no other lane.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import math
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Final
+
+import anyio
+from anyio.abc import TaskGroup
+
+from agent.hardware.queue import HangsError, HardwareQueue
+from agent.runtime.errors import words
+from agent.runtime.problems import Problems, Trouble
+from agent.runtime.workers import LIMIT, AllBusyError, NoWorkerError, Workers
+from backends.base import AllocationRefused, NotReady
+
+RETRY_FIRST, RETRY_MOST = 1.0, 60.0
+"""Seconds before what failed, or could not be done yet, is tried again, doubling."""
+
+_EXPLAINED: Final = AllocationRefused, NotReady, NoWorkerError, HangsError
+"""Errors whose sentence is enough; of others the log says where they come from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """Something that is to be so."""
+
+    lane: str
+    """Whose threads it takes: `release vfio`."""
+    attempt: Callable[[Workers], Awaitable[bool]]
+    """Tries once; false where it cannot be done yet. Whatever it raises is reported, and it is tried again."""
+    make_trouble: Callable[[], Trouble]
+    """What is reported when it fails for the first time."""
+
+
+@dataclass(slots=True, eq=False)
+class _Case:
+    """A want that is not so yet."""
+
+    want: Want
+    delay: float
+    at: float = -math.inf
+    """When to try."""
+    queued: float = math.inf
+    """The time under which it stands in its lane's queue; infinite: not at all."""
+    under_way: bool = False
+
+
+@dataclass(slots=True)
+class _Lane:
+    workers: Workers
+    queue: list[tuple[float, int, Hashable]] = field(default_factory=list)
+    """A heap: when to try which; what is outdated is passed over."""
+    acting: int = 0
+
+
+class Reconciler:
+    """What is wanted of hardware, and tried until it is so."""
+
+    def __init__(self, turns: HardwareQueue, problems: Problems | None = None) -> None:
+        self.turns = turns
+        """Who may act on which hardware."""
+        self.problems = problems or Problems()
+        """Where troubles are reported."""
+        self.troubled: dict[Hashable, Trouble] = {}
+        """What failed and is tried again."""
+        self._cases: dict[Hashable, _Case] = {}
+        self._lanes: dict[str, _Lane] = {}
+        self._order = itertools.count()
+        self._changed = asyncio.Event()
+
+    def want(self, key: Hashable, want: Want) -> None:
+        """From now on this is wanted, in the place of what was before: it is tried at once."""
+        case = self._cases.get(key)
+        if case is None:
+            case = self._cases[key] = _Case(want, RETRY_FIRST)
+        else:
+            case.want, case.at, case.delay = want, -math.inf, RETRY_FIRST
+        self._enqueue(key, case)
+        self._changed.set()
+
+    def drop(self, key: Hashable) -> None:
+        """This is not wanted any more."""
+        self._cases.pop(key, None)
+        self._heal(key)
+
+    @property
+    def is_done(self) -> bool:
+        """Is all that is wanted so?"""
+        return not self._cases
+
+    async def run(self) -> None:
+        """Try what is wanted, and what comes to it, until cancelled; only where no other agent serves the node."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                while True:
+                    self._changed.clear()
+                    with anyio.move_on_after(self._begin(tasks)):
+                        await self._changed.wait()
+        finally:
+            for lane in self._lanes.values():
+                lane.workers.close()
+
+    def _begin(self, tasks: TaskGroup) -> float:
+        """Try what is due; the seconds until something else is."""
+        now, following = asyncio.get_running_loop().time(), math.inf
+        for lane in self._lanes.values():
+            while lane.queue and lane.acting < LIMIT:
+                at, _, key = lane.queue[0]
+                case = self._cases.get(key)
+                is_outdated = case is None or case.queued != at
+                if not is_outdated and at > now:
+                    following = min(following, at)
+                    break
+                heapq.heappop(lane.queue)
+                if case is not None and not is_outdated:
+                    case.queued, case.under_way = math.inf, True
+                    lane.acting += 1
+                    tasks.start_soon(self._try, key, case, lane)
+            if not (lane.queue or lane.acting):
+                lane.workers.close()
+        return following - now
+
+    async def _try(self, key: Hashable, case: _Case, lane: _Lane) -> None:
+        want, is_so = case.want, False
+        try:
+            is_so = await want.attempt(lane.workers)
+        except AllBusyError:
+            pass  # those that hang have been reported
+        except Exception as error:  # noqa: BLE001  # whatever a backend raises; reported, once, and tried again
+            if self._cases.get(key) is case:
+                if key not in self.troubled:
+                    self.troubled[key] = want.make_trouble()
+                self.troubled[key].report_once(words(error), None if isinstance(error, _EXPLAINED) else error)
+        finally:
+            case.under_way = False
+            lane.acting -= 1
+            self._ended(key, case, want, is_so)
+            self._changed.set()
+
+    def _ended(self, key: Hashable, case: _Case, want: Want, is_so: bool) -> None:
+        if self._cases.get(key) is not case:
+            return  # it was dropped meanwhile
+        if case.want is want:  # else there is something else to try, at once
+            if is_so:
+                self.drop(key)
+                return
+            case.at = asyncio.get_running_loop().time() + case.delay
+            case.delay = min(case.delay * 2, RETRY_MOST)
+        self._enqueue(key, case)
+
+    def _enqueue(self, key: Hashable, case: _Case) -> None:
+        """Have it tried when its time comes."""
+        if case.at >= case.queued or case.under_way:
+            return
+        case.queued = case.at
+        name = case.want.lane
+        lane = self._lanes.setdefault(name, _Lane(Workers(name)))
+        heapq.heappush(lane.queue, (case.at, next(self._order), key))
+
+    def _heal(self, key: Hashable) -> None:
+        if (trouble := self.troubled.pop(key, None)) is not None:
+            trouble.healed()
