@@ -124,10 +124,10 @@ class ConfigurationSwap:
         for discoverer in fresh.values():
             discoverer.rescan()  # what happened since it looked
         with self.node.publisher.withheld():
-            for news in found:
-                async for (part,) in in_batches(news.in_parts(BATCH), 1):
+            for changes in found:
+                async for (part,) in in_batches(changes.in_parts(BATCH), 1):
                     self.node.judge(part)
-                self.watching.sight_soon(news)
+                self.watching.sight_soon(changes)
         self.node.ready(fresh)
         self._tell_kubelet(difference)
         self.jobs.close()  # threads that only backends of before needed

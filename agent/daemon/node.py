@@ -73,23 +73,25 @@ class Node:
 
     # --- the kernel and the backends ---
 
-    def scanned(self, news: Changes) -> None:
+    def scanned(self, changes: Changes) -> None:
         """Discovery found something different."""
-        self.inventory.update(news.backend, news.units, news.links)
-        self.judge(news)
-        if not news.more:  # the lists that change show all that one look has found
-            self._commit(news.since)
+        self.inventory.update(changes.backend, changes.units, changes.links)
+        self.judge(changes)
+        if not changes.more:  # the lists that change show all that one look has found
+            self._commit(changes.since)
 
-    def judge(self, news: Changes) -> None:
+    def judge(self, changes: Changes) -> None:
         """Judge the health of what was found; whoever calls this commits."""
         # one moment for all parts of a look: hardware that has moved from one unit to another was never away
-        now = self._moments.pop(news.backend, None) or self._clock()
-        if news.more:
-            self._moments[news.backend] = now
+        now = self._moments.pop(changes.backend, None) or self._clock()
+        if changes.more:
+            self._moments[changes.backend] = now
         ours = self._turns.have_effects()
-        found = self.health.found(news.backend, news.units, now, beside=news.beside, anew=news.anew, ours=ours)
+        found = self.health.found(
+            changes.backend, changes.units, now, beside=changes.beside, anew=changes.anew, ours=ours
+        )
         self.inventory.set_health(found)
-        self.inventory.set_health(self.health.probed(news.backend, news.signals, now))
+        self.inventory.set_health(self.health.probed(changes.backend, changes.signals, now))
 
     def recorded(self, signals: Sequence[Signal], record: Record) -> None:
         """The kernel told a fact that means this."""

@@ -77,9 +77,9 @@ class Watching:
     def _discoverer(self, kind: str, backend: Backend[Any], settings: AgentConfig) -> Discoverer:
         """Whoever looks through this instance; what it finds is heard while it is in force."""
 
-        def publish(news: Changes) -> None:
+        def publish(changes: Changes) -> None:
             if self.discoverers.get(kind) is made:
-                self._publish(news)
+                self._publish(changes)
 
         def watch(kind: str, watches: Watches) -> None:
             if self.discoverers.get(kind) is made:
@@ -205,9 +205,9 @@ class Watching:
             discoverer.leave()
             self._scopes.pop(discoverer).cancel()
 
-    def sight_soon(self, news: Changes) -> None:
-        """Tell what was said of new hardware earlier, a turn from now: when the caller has made the news known."""
-        asyncio.get_running_loop().call_soon(self._sight, news)
+    def sight_soon(self, changes: Changes) -> None:
+        """Tell what was said of new hardware earlier, a turn from now: when the caller has made the changes known."""
+        asyncio.get_running_loop().call_soon(self._sight, changes)
 
     def listen(self) -> None:
         """Hear what those in force asked for."""
@@ -235,13 +235,13 @@ class Watching:
                 if signals:
                     self._node.recorded(signals, record)
 
-    def _publish(self, news: Changes) -> None:
+    def _publish(self, changes: Changes) -> None:
         """Looking has found something: what was said of that before comes first, so that it is not Healthy for a moment."""
-        self._sight(news)
-        self._node.scanned(news)
+        self._sight(changes)
+        self._node.scanned(changes)
 
-    def _sight(self, news: Changes) -> None:
-        for signal, record in list(self._sightings.found(news)):
+    def _sight(self, changes: Changes) -> None:
+        for signal, record in list(self._sightings.found(changes)):
             self._node.recorded([signal], record)
 
     def _rescan(self) -> None:

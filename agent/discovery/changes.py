@@ -56,3 +56,33 @@ def changes_of(kind: str, looks: Mapping[str, Look], gone: Set[str], seen: Seen)
         links | {unit: () for unit in gone if seen.links.get(unit)},
         beside={unit: it for unit, look in looks.items() if look.changed and (it := look.discovery.beside)},
     )
+
+
+def changes_by_exchange(kind: str, seen: Seen, inherited: Mapping[str, tuple[Device, ...]], old: Seen) -> Changes:
+    """What is different once another instance of a backend has taken the place of the one before.
+
+    The other's word counts for units that the new one has not read yet, and for those that changed after it began: those
+    are to be looked at again.
+
+    Args:
+        kind: the backend's name.
+        seen: what the new one knows; takes over what is believed of the other.
+        inherited: the devices that the new one began with.
+        old: what the other knows.
+    """
+    now = dict(old.devices.items())
+    moved = (inherited.keys() ^ now.keys()) | {unit for unit, it in now.items() if inherited.get(unit) is not it}
+    believed = moved | (seen.devices.keys() - seen.signals.keys())  # what was read has signals, if only none
+    for unit in believed:
+        seen.believe(old, unit)
+    gone = dict.fromkeys(now.keys() - seen.devices.keys(), ())
+    changed = {unit: found for unit, found in seen.devices.items() if found is not now.get(unit)}
+    return Changes(
+        kind,
+        changed | gone,
+        {unit: said for unit, said in seen.signals.items() if unit not in believed} | gone,
+        {unit: links for unit, links in seen.links.items() if links != old.links.get(unit, ())}
+        | dict.fromkeys(old.links.keys() - seen.links.keys(), ()),
+        anew=True,
+        beside={unit: beside for unit in changed if (beside := seen.beside.get(unit))},
+    )

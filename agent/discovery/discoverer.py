@@ -11,24 +11,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 from agent.discovery import backend_answers, records
 from agent.discovery.backend_answers import ask
-from agent.discovery.changes import Changes, changes_of
-from agent.discovery.reports import Reports, cannot_read, hangs, signals_of_hung
+from agent.discovery.changes import Changes, changes_by_exchange, changes_of
+from agent.discovery.reports import CALLS, FOR_EVENTS, Reports, cannot_read, hangs, signals_of_hung
 from agent.discovery.schedule import EVERY_UNIT, Schedule, Todo
 from agent.discovery.slow_reads import OVERTAKEN, Overtaken, wait
-from agent.discovery.unit_walk import Look, Seen, Walk, in_parts, probe, walk
+from agent.discovery.unit_walk import Seen, Walk, in_parts, probe, walk
 from agent.discovery.waiters import LookError, Waiters
 from agent.runtime.counts import Counts
-from agent.runtime.errors import shown, words
+from agent.runtime.errors import shown
 from agent.runtime.patience import Running
 from agent.runtime.short_steps import BATCH, in_batches
-from agent.runtime.shortage import ShortageError
 from agent.runtime.workers import NoWorkerError, Workers
 from backends.base import ALL, All, Backend, Device, Hint, Link, Problem, Record, Signal, Watches
 
@@ -37,9 +36,6 @@ UNIT_DEADLINE: Final = 5.0
 
 THREADS: Final = 64
 """Each read that hangs keeps one; as many units may hang before the others are no longer looked at."""
-
-_FOR_EVENTS = ("affects", "signals")
-_CALLS = (*_FOR_EVENTS, "watches")  # problems that belong to a call, not to a unit
 
 
 class Discoverer:
@@ -79,15 +75,14 @@ class Discoverer:
         self._seen: Seen = before._seen.inherited() if before else Seen()
         self._inherited = dict(self._seen.devices.items())
         self.known = self._seen.devices
-        self._reports = Reports(kind, before.problems_of_units() if before else {})
+        self.schedule = Schedule(resync, probe, clock)
+        self._reports = Reports(kind, self.schedule, before.problems_of_units() if before else {})
         self.problems: dict[str, tuple[Problem, ...]] = self._reports.problems
-        self._report = self._reports.report
         self._publish = publish
         self._on_watches = on_watches
         self._watches = Watches()
         self._unit_deadline = unit_deadline
         self._clock = clock
-        self.schedule = Schedule(resync, probe, clock)
         self._waiting = Waiters()
         self._probing: Walk | None = None
         self.first_scan = asyncio.Event()
@@ -126,12 +121,12 @@ class Discoverer:
 
     def problems_of_units(self) -> dict[str, tuple[Problem, ...]]:
         """What is wrong, but for calls that nobody has made of another instance."""
-        return {unit: problems for unit, problems in self.problems.items() if unit not in _FOR_EVENTS}
+        return {unit: problems for unit, problems in self.problems.items() if unit not in FOR_EVENTS}
 
     @property
     def is_stuck(self) -> bool:
         """Does a read hang, or does a call fail, that another instance may do better, with threads to try it?"""
-        return bool(self._hung or self.problems.keys() & _CALLS) and self.workers.spare
+        return bool(self._hung or self.problems.keys() & CALLS) and self.workers.spare
 
     def links(self) -> dict[str, tuple[Link, ...]]:
         """The links that were found so far, by unit."""
@@ -143,7 +138,7 @@ class Discoverer:
 
     def unseen(self) -> str:
         """Why something that is there may never have been seen, one sentence; empty if all there is has been."""
-        unread = (unit for unit in sorted(self.problems) if unit not in self.known and unit not in _CALLS)
+        unread = (unit for unit in sorted(self.problems) if unit not in self.known and unit not in CALLS)
         if (unit := next(unread, None)) is not None:
             return self.problems[unit][0].sentence
         return "" if self.first_scan.is_set() else f"the first look at the hardware of {self.kind} has not ended yet"
@@ -191,29 +186,13 @@ class Discoverer:
         The other's word counts for units that we have not read yet, and for those that changed after we began: those
         are to be looked at again.
         """
-        seen, old = self._seen, before._seen if before else Seen()
-        earlier, now = self._inherited, dict(old.devices.items())
-        self._inherited = {}
-        moved = (earlier.keys() ^ now.keys()) | {unit for unit, it in now.items() if earlier.get(unit) is not it}
-        believed = moved | (seen.devices.keys() - seen.signals.keys())  # what was read has signals, if only none
-        for unit in believed:
-            seen.believe(old, unit)
-        gone = dict.fromkeys(now.keys() - seen.devices.keys(), ())
-        changed = {unit: found for unit, found in seen.devices.items() if found is not now.get(unit)}
-        return Changes(
-            self.kind,
-            changed | gone,
-            {unit: said for unit, said in seen.signals.items() if unit not in believed} | gone,
-            {unit: links for unit, links in seen.links.items() if links != old.links.get(unit, ())}
-            | dict.fromkeys(old.links.keys() - seen.links.keys(), ()),
-            anew=True,
-            beside={unit: beside for unit in changed if (beside := seen.beside.get(unit))},
-        )
+        inherited, self._inherited = self._inherited, {}
+        return changes_by_exchange(self.kind, self._seen, inherited, before._seen if before else Seen())
 
     def leave(self) -> None:
         """Another one has our place, or none: whoever waits is let go."""
         self._waiting.let_go()
-        for call in _FOR_EVENTS:
+        for call in FOR_EVENTS:
             self._reports.call_is_well(call)
         self.first_scan.set()
 
@@ -238,7 +217,7 @@ class Discoverer:
             try:
                 failure = await self._run(call, progress)
             except NoWorkerError as error:
-                self._report_no_worker(error)
+                self._reports.no_worker(error)
                 failed |= dict.fromkeys(units or todo.units, str(error))
                 break
             progress = progress.so_far()
@@ -279,7 +258,7 @@ class Discoverer:
                 call = partial(probe, self.backend, units, at_a_glance, self._seen, progress, self._clock)
                 await self._run(call, progress)
             except NoWorkerError as error:
-                self._report_no_worker(error)
+                self._reports.no_worker(error)
                 break
             finally:
                 self._probing = None
@@ -299,10 +278,6 @@ class Discoverer:
         progress.since = self._clock()  # before the thread starts, which from then on sets it itself
         job = self.workers.start(call)
         return await self._finish(job, progress)
-
-    def _report_no_worker(self, error: NoWorkerError) -> None:
-        self._report(EVERY_UNIT, [Problem(self.kind, f"{error}; its devices are shown as they were last seen")])
-        self.schedule.retry(EVERY_UNIT, failed=True)
 
     async def _finish(self, job: asyncio.Future[None], progress: Walk) -> Exception | None:
         """Wait for a walk's end, or until one of its reads is slow or hangs; the error that ended it, if one did."""
@@ -352,7 +327,7 @@ class Discoverer:
         return hangs(unit, self._unit_deadline)
 
     def _quarantine(self, unit: str, job: asyncio.Future[None]) -> None:
-        self._report(unit, [Problem(unit or self.kind, self._hangs(unit))])
+        self._reports.report(unit, [Problem(unit or self.kind, self._hangs(unit))])
         self._hung[unit] = job
         self._waiting.hangs(unit, self._hangs(unit))
         job.add_done_callback(partial(self._release, unit))
@@ -380,37 +355,17 @@ class Discoverer:
             if left < len(looks) + len(gone):
                 await asyncio.sleep(0)
             left -= len(looked) + len(lost)
-            news = replace(self._told(looked, lost), since=since, more=left > 0)
-            self._publish(news)  # if that fails, all this is found again
-            different |= bool(news.units) or any(unit not in self.known for unit in looked)
-            self._take_in(looked, lost)
-        self._note(progress, failure)
+            changes = changes_of(self.kind, looked, lost, self._seen)
+            self._publish(replace(changes, since=since, more=left > 0))  # if that fails, all this is found again
+            different |= bool(changes.units) or any(unit not in self.known for unit in looked)
+            self._seen.replace(looked, lost)
+            self._reports.looked(looked)
+        self._reports.walked(progress, failure)
         if different or "watches" in self.problems:
             self._on_watches(self.kind, self.watches())
 
-    def _told(self, looks: Mapping[str, Look], gone: Set[str]) -> Changes:
-        """What of that is different from what was known."""
-        return changes_of(self.kind, looks, gone, self._seen)
-
     def _gone(self, progress: Walk) -> Set[str]:
         return self.known.keys() - progress.listed if progress.listed is not None else frozenset()
-
-    def _take_in(self, looks: Mapping[str, Look], gone: Set[str]) -> None:
-        """Remember what a walk covered."""
-        self._seen.replace(looks, gone)
-        for unit, look in looks.items():
-            self._report(unit, look.discovery.problems)
-            self.schedule.retry(unit, failed=False)
-
-    def _note(self, progress: Walk, failure: Exception | None) -> None:
-        """Note what went wrong in a walk, and what no longer is."""
-        listed = progress.listed
-        if listed is not None:
-            for unit in self.problems.keys() - listed - {EVERY_UNIT, *_CALLS}:
-                self._report(unit, [])
-                self.schedule.retry(unit, failed=False)
-        self._note_failures(dict(progress.failures))
-        self._note_listing(failure, listed)
 
     async def _digest_probes(self, progress: Walk) -> None:
         """Publish what probes said that they did not say before, note what went wrong; in steps, as above."""
@@ -421,31 +376,16 @@ class Discoverer:
             self._publish(Changes(self.kind, {}, dict(batch), more=left > 0))
             self._seen.signals.update(batch)
         self._seen.glances.update(dict(progress.glances))
-        self._note_failures(dict(progress.failures))
-
-    def _note_failures(self, failures: Mapping[str, BaseException]) -> None:
-        for unit, error in failures.items():
-            self._report(unit, [Problem(unit, cannot_read(unit, error))])
-            # what we are short of may be there the next moment, and it is not the hardware's fault
-            self.schedule.retry(unit, failed=True, steady=isinstance(error, ShortageError))
-
-    def _note_listing(self, failure: Exception | None, listed: Set[str] | None) -> None:
-        if failure is not None:
-            sentence = f"backend {self.kind} cannot list its units: {words(failure)}"
-            self._report(EVERY_UNIT, [Problem(self.kind, sentence)])
-            self.schedule.retry(EVERY_UNIT, failed=True)
-        elif listed is not None:
-            self._report(EVERY_UNIT, [])
-            self.schedule.retry(EVERY_UNIT, failed=False)
+        self._reports.failed(dict(progress.failures))
 
     def watches(self) -> Watches:
         """What the sources should listen to for this backend."""
         try:
             watches = backend_answers.watches(self.backend, ask(lambda: self.backend.watches(self.known)))
         except Exception as error:  # noqa: BLE001  # reported; what it watched before, or the slow timer, tells of more
-            self._report("watches", [Problem("watches", f"watches() failed: {shown(error)}")])
+            self._reports.report("watches", [Problem("watches", f"watches() failed: {shown(error)}")])
         else:
-            self._report("watches", [])
+            self._reports.report("watches", [])
             self._watches = watches
             self.schedule.poll = watches.poll
         return self._watches

@@ -62,19 +62,19 @@ class Sightings:
         if len(self._early) > _EARLY_HARDWARE:
             del self._early[next(iter(self._early))]
 
-    def found(self, news: Changes) -> Iterator[tuple[Signal, Record]]:
+    def found(self, changes: Changes) -> Iterator[tuple[Signal, Record]]:
         """A scan found this; what was said earlier of the hardware that is new, in the order in which it was said."""
-        for unit, devices in news.units.items():
-            hardware = _hardware_of(unit, devices, news.beside)
+        for unit, devices in changes.units.items():
+            hardware = _hardware_of(unit, devices, changes.beside)
             for name in hardware:
                 self._places[name] = self._places.get(name, 0) + 1
                 yield from self._early.pop(name, ())
-            for name in self._seen.pop((news.backend, unit), frozenset()):
+            for name in self._seen.pop((changes.backend, unit), frozenset()):
                 self._places[name] -= 1
                 if not self._places[name]:
                     del self._places[name]
             if hardware:
-                self._seen[news.backend, unit] = hardware
+                self._seen[changes.backend, unit] = hardware
 
 
 def _hardware_of(unit: str, devices: Sequence[Device], beside: Mapping[str, Sequence[Device]]) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""Reports what is wrong with a backend's units: to the log once when it begins, and once when it is over."""
+"""Reports what is wrong with a backend's units, once when it begins and once when it is over, and has it tried again."""
 
 from __future__ import annotations
 
@@ -9,12 +9,22 @@ from typing import Final
 
 import structlog
 
+from agent.discovery.schedule import EVERY_UNIT, Schedule
+from agent.discovery.unit_walk import Look, Walk
 from agent.runtime.errors import words
+from agent.runtime.shortage import ShortageError
+from agent.runtime.workers import NoWorkerError
 from backends.base import Problem, Signal, Verdict
 
 CALL_WELL: Final = 60.0
 """Seconds without a failure, after which a call that events make is well: they come by the thousand, and it may fail on
 every other one."""
+
+FOR_EVENTS: Final = ("affects", "signals")
+"""Calls that events make."""
+
+CALLS: Final = (*FOR_EVENTS, "watches")
+"""What stands in a unit's place for problems that belong to a call."""
 
 log = structlog.get_logger()
 
@@ -22,11 +32,14 @@ log = structlog.get_logger()
 class Reports:
     """The problems of one backend."""
 
-    def __init__(self, kind: str, problems: Mapping[str, tuple[Problem, ...]] = MappingProxyType({})) -> None:
-        """Begin with these, which have been said."""
+    def __init__(
+        self, kind: str, schedule: Schedule, problems: Mapping[str, tuple[Problem, ...]] = MappingProxyType({})
+    ) -> None:
+        """Begin with these, which have been said; `schedule` is told what is to be tried again."""
         self.problems = dict(problems)
         """Per unit; an empty name stands for the backend as a whole."""
         self._kind = kind
+        self._schedule = schedule
         self._soon_well: dict[str, asyncio.TimerHandle] = {}
 
     def report(self, unit: str, problems: Iterable[Problem]) -> None:
@@ -59,6 +72,46 @@ class Reports:
         if (timer := self._soon_well.pop(call, None)) is not None:
             timer.cancel()
         self.report(call, ())
+
+    # --- what came of a walk ---
+
+    def looked(self, looks: Mapping[str, Look]) -> None:
+        """These units were read."""
+        for unit, look in looks.items():
+            self.report(unit, look.discovery.problems)
+            self._schedule.retry(unit, failed=False)
+
+    def walked(self, walk: Walk, failure: Exception | None) -> None:
+        """A walk over units has ended, with an error if the units could not be listed."""
+        listed = walk.listed
+        if listed is not None:
+            for unit in self.problems.keys() - listed - {EVERY_UNIT, *CALLS}:
+                self._is_well(unit)
+        self.failed(dict(walk.failures))
+        if failure is not None:
+            self._fails(f"backend {self._kind} cannot list its units: {words(failure)}")
+        elif listed is not None:
+            self._is_well(EVERY_UNIT)
+
+    def failed(self, failures: Mapping[str, BaseException]) -> None:
+        """These units could not be read."""
+        for unit, error in failures.items():
+            self.report(unit, [Problem(unit, cannot_read(unit, error))])
+            # what we are short of may be there the next moment, and it is not the hardware's fault
+            self._schedule.retry(unit, failed=True, steady=isinstance(error, ShortageError))
+
+    def no_worker(self, error: NoWorkerError) -> None:
+        """There was no thread that could read."""
+        self._fails(f"{error}; its devices are shown as they were last seen")
+
+    def _fails(self, sentence: str) -> None:
+        """The backend as a whole does."""
+        self.report(EVERY_UNIT, [Problem(self._kind, sentence)])
+        self._schedule.retry(EVERY_UNIT, failed=True)
+
+    def _is_well(self, unit: str) -> None:
+        self.report(unit, ())
+        self._schedule.retry(unit, failed=False)
 
 
 def cannot_read(unit: str, error: BaseException) -> str:

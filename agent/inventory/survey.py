@@ -41,10 +41,10 @@ async def survey(resources: Sequence[Resource[Any]], backends: Mapping[str, Back
     """
     inventory, health = Inventory(resources, backends), HealthBook()
 
-    def digest(news: Changes) -> None:
-        inventory.update(news.backend, news.units, news.links)
-        lasting = {unit: [replace(signal, after=0.0) for signal in said] for unit, said in news.signals.items()}
-        inventory.set_health(health.probed(news.backend, lasting, time.monotonic()))
+    def digest(changes: Changes) -> None:
+        inventory.update(changes.backend, changes.units, changes.links)
+        lasting = {unit: [replace(signal, after=0.0) for signal in said] for unit, said in changes.signals.items()}
+        inventory.set_health(health.probed(changes.backend, lasting, time.monotonic()))
 
     discoverers = [Discoverer(kind, backend, digest) for kind, backend in backends.items()]
     problems: list[tuple[str, Problem]] = []
