@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Generic, Literal, TypeVar
 
 import msgspec
@@ -294,6 +294,11 @@ class Resource(Generic[Options]):
         if not reasons or None in reasons:
             return None
         return "; ".join(reason for reason in reasons if reason)
+
+    def might_take(self, device: Device) -> bool:
+        """Do its selectors take the device as far as can be told? Of one that cannot be used not all is known."""
+        told = [{k: v for k, v in selector.items() if device.attributes.get(k)} for selector in self.spec.select]
+        return replace(self, spec=replace(self.spec, select=tuple(told))).refuses(device) is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import click
 from agent.cli import connection, options, output
 from agent.cli.output import bold, echo, table, wrapped
 from agent.console.client import Client
-from agent.console.views import NAMES_NOTHING, Device, Resource, Status
+from agent.console.views import NAMES_NOTHING, Device, Resource, Status, Unclaimed
 
 _REDRAWN_AT_MOST = 0.5  # seconds; a burst of events is drawn once
 
@@ -99,7 +99,7 @@ def _lines(shown: Status) -> Iterator[str]:
         yield from _complaint(resource, device)
     if shown.unclaimed:
         yield "\n" + bold("NOT OFFERED")
-        yield from (wrapped(f"{one.device}: {one.why}", 0, 2) for one in shown.unclaimed)
+        yield from map(_unclaimed, shown.unclaimed)
     if shown.problems:
         yield "\n" + bold("PROBLEMS")
         yield from (wrapped(one.message, 0, 2) for one in shown.problems)
@@ -145,6 +145,13 @@ def _complaint(resource: Resource, device: Device) -> Iterator[str]:
     # of what went while Fairlead was down nobody knows since when
     since = f" since {output.moment(device.since)}" if device.since else ""
     yield wrapped(f"{device.reason}{since}: {device.message}", 2, 2)
+
+
+def _unclaimed(one: Unclaimed) -> str:
+    if not one.resource:
+        return wrapped(f"{one.device}: {one.why}", 0, 2)
+    head = output.state("Degraded", one.reason) + f" {one.device} of {one.resource}"
+    return wrapped(f"{head} since {output.moment(one.since)}: {one.why}", 0, 2)
 
 
 def _pods(shown: Status) -> Iterator[str]:

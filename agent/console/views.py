@@ -78,11 +78,17 @@ class Template(msgspec.Struct, frozen=True):
 
 
 class Unclaimed(msgspec.Struct, frozen=True):
-    """A device that no resource has."""
+    """A device that no resource has, and that may have been offered."""
 
     device: str
     backend: str
     why: str
+    resource: str = ""
+    """The one that is meant to have it; empty: none, and all is well."""
+    reason: str = ""
+    """One of `agent.inventory.shortfall.REASONS`."""
+    since: float = 0.0
+    """When it came to be missing, as far as this run of the daemon knows."""
 
 
 class Problem(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ import structlog
 from msgspec.structs import replace
 
 from agent.console import views
-from agent.console.control import RefusedError
+from agent.console.control import NoSuchDeviceError, RefusedError
 from agent.console.explaining import Knowledge, explain, find
 from agent.console.names import node_name
 from agent.daemon.event_log import Events
@@ -21,6 +21,7 @@ from agent.daemon.serving import Serving
 from agent.daemon.state_keeper import NotYetError
 from agent.discovery.discoverer import Discoverer
 from agent.hardware.adoption import Adopter
+from agent.inventory.shortfall import WENT, Missing, Shortfall
 from agent.inventory.tombstones import GONE, NOT_SEEN
 from agent.inventory.unmatched import unmatched
 from agent.kubelet.pod_claims import PodClaims
@@ -46,6 +47,7 @@ class Parts:
     witnesses: PodClaims
     events: Events
     problems: Problems
+    shortfall: Shortfall
     reload: Callable[[], Awaitable[views.Reloaded]]
 
 
@@ -93,7 +95,7 @@ class AgentControl:
             self._kubelet(),
             parts.configuration(),
             tuple(self._resource(name, devices[name]) for name in names),
-            tuple(views.Unclaimed(it.device.key, it.backend, it.why) for it in parts.node.inventory.unclaimed()),
+            tuple(self._unclaimed()),
             tuple(self._problems()),
             self._node,
             tuple(self._templates()),
@@ -144,6 +146,21 @@ class AgentControl:
             found = unmatched(resources, {kind: it.selectable() for kind, it in scanned.items()})
             self._unmatched = state, {it.subject: it.sentence.removeprefix(f"{it.subject}: ") for _, it in found}
         return self._unmatched[1]
+
+    def _unclaimed(self) -> Iterator[views.Unclaimed]:
+        """What no resource has; first what one is meant to have."""
+        missing = {(it.backend, it.device): it for it in self._parts.shortfall.missing}
+        others = []
+        for it in self._parts.node.inventory.unclaimed():
+            if (one := missing.get((it.backend, it.device.key))) is None or one.reason == WENT:
+                others.append(views.Unclaimed(it.device.key, it.backend, it.why))
+            else:
+                yield self._missing(one, it.why)
+        yield from (self._missing(it, it.message) for it in missing.values() if it.reason == WENT)
+        yield from others
+
+    def _missing(self, it: Missing, why: str) -> views.Unclaimed:
+        return views.Unclaimed(it.device, it.backend, why, it.resource, it.reason, self._wall(it.since))
 
     def _problems(self) -> Iterator[views.Problem]:
         for kind, discoverer in self._parts.discoverers.items():
@@ -205,8 +222,26 @@ class AgentControl:
         Raises:
             NoSuchDeviceError: there is none of that name, or several.
         """
-        explained = explain(self._knowledge(), device)
-        return _as_seen(explained, self._unseen(explained.backend))
+        try:
+            explained = explain(self._knowledge(), device)
+        except NoSuchDeviceError:
+            went = (it for it in self._parts.shortfall.missing if it.reason == WENT)
+            if (gone := next((it for it in went if it.is_called(device)), None)) is None:
+                raise
+            return self._gone(gone)
+        seen = _as_seen(explained, self._unseen(explained.backend))
+        missing = self._parts.shortfall.of(seen.backend, seen.key) if not seen.resource else None
+        if missing is None:
+            return seen
+        return replace(seen, reason=missing.reason, message=missing.message, since=self._wall(missing.since))
+
+    def _gone(self, it: Missing) -> views.Explanation:
+        """What is not there any more, and nobody has."""
+        decision = views.Decision(it.resource, False, f"offered it, and {it.message}")
+        return views.Explanation(
+            it.device, it.backend, "", hardware=tuple(sorted(it.hardware)), decisions=(decision,),
+            reason=it.reason, message=it.message, since=self._wall(it.since),
+        )  # fmt: skip
 
     def _knowledge(self) -> Knowledge:
         parts, now = self._parts, self._clock()

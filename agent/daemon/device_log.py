@@ -14,6 +14,9 @@ from agent.model import Slot, Snapshot
 from agent.runtime.counts import Counts
 from agent.runtime.short_steps import BATCH, in_batches
 
+_WELL: Final = ("Healthy", "Degraded")
+"""States in which pods may have it; any other is a loss, which is a warning."""
+
 LOGGED_AT_MOST: Final = 10
 """Transitions of one snapshot that get a line each."""
 
@@ -30,7 +33,7 @@ async def tell(before: Mapping[str, Slot] | None, snapshot: Snapshot, counts: Co
     for cause, number in happened.causes().items():
         counts.transitions[snapshot.resource, cause] += number
     for it in happened.first(LOGGED_AT_MOST):
-        log.info(
+        (log.info if it.state in _WELL else log.warning)(
             "device-changed", resource=it.resource, device=it.device, state=it.state, reason=it.reason,
             message=it.message, count=it.ids,
         )  # fmt: skip

@@ -1,17 +1,26 @@
-"""Logs what is odd about the lists and their configuration, each oddity once."""
+"""Logs what is odd about the lists and their configuration, each oddity once: what they lack, leave out or cannot tell."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
+import anyio
 import structlog
 
 from agent.discovery.discoverer import Discoverer
 from agent.inventory.inventory import Inventory
+from agent.inventory.shortfall import WENT, Shortfall
 from agent.inventory.unmatched import unmatched
 from agent.runtime import limits
 from backends.base import Resource
+
+_PAUSE: Final = 1.0  # seconds between two looks at what is missing: a driver that is bound anew is missing for a moment
+_SELDOM: Final = 3600.0  # seconds after which what went long ago may be forgotten, though nothing happens
+_LOGGED_AT_MOST: Final = 10  # devices of one look that get a line each
 
 log = structlog.get_logger()
 
@@ -19,11 +28,40 @@ log = structlog.get_logger()
 class ListWarnings:
     """What has been said."""
 
-    def __init__(self, inventory: Inventory, discoverers: Mapping[str, Discoverer]) -> None:
+    def __init__(
+        self,
+        inventory: Inventory,
+        discoverers: Mapping[str, Discoverer],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.shortfall = Shortfall(inventory, clock)
         self._inventory = inventory
         self._discoverers = discoverers
         self._omitted: dict[str, int] = {}
         self._broken: dict[str, str] = {}
+        self._changed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Tell what is missing, and what is not any more, as it changes."""
+        while True:
+            await anyio.sleep(_PAUSE)
+            self._changed.clear()
+            begun, ended = await self.shortfall.look()
+            told = [it for it in begun if it.reason != WENT]  # the line about its going has been written
+            for it in told[:_LOGGED_AT_MOST]:
+                log.warning(
+                    "device-not-offered", resource=it.resource, backend=it.backend, device=it.device, reason=it.message
+                )
+            for resource, count in Counter(it.resource for it in told[_LOGGED_AT_MOST:]).items():
+                log.warning("devices-not-offered", resource=resource, count=count)
+            for it in ended[:_LOGGED_AT_MOST]:
+                log.info("device-offered-again", resource=it.resource, backend=it.backend, device=it.device)
+            with anyio.move_on_after(_SELDOM):
+                await self._changed.wait()
+
+    def lists_changed(self) -> None:
+        """What is missing may be another."""
+        self._changed.set()
 
     def tell_of_selectors(self, resources: Iterable[Resource[Any]]) -> None:
         """Say which of them match nothing; hardware may come later, a misspelt word does not go away."""

@@ -43,6 +43,7 @@ class Publisher:
         self._untold: deque[tuple[Snapshot | None, Snapshot]] = deque()
         self._telling: asyncio.Task[None] | None = None
         self._is_withheld = False
+        self._revision = -1
 
     @contextmanager
     def withheld(self) -> Iterator[None]:
@@ -62,7 +63,8 @@ class Publisher:
         """
         if self._is_withheld:
             return False
-        for snapshot in self._inventory.take(now):
+        snapshots = self._inventory.take(now)
+        for snapshot in snapshots:
             before = self._serving.publish(snapshot, since)
             self._adopter.listed(snapshot)
             # after the streams have sent it, which takes them two turns of the loop
@@ -70,6 +72,9 @@ class Publisher:
             self._list_warnings.tell_of_length(snapshot.resource)
             if self._features is not None:
                 self._features.changed()
+        if snapshots or self._inventory.revision != self._revision:
+            self._revision = self._inventory.revision
+            self._list_warnings.lists_changed()
         self._serving.follow(self._inventory.names())
         self._list_warnings.tell_of_failures()
         return self._tell_of_names()

@@ -112,7 +112,7 @@ class Agent:
         self.node.releaser, self.node.keeper = self._releaser, self._keeper
         self._watching = Watching(settings, config.host, backends, self.node, self.watchdog, self.counts, self.problems)
         self.discoverers = self._watching.discoverers
-        self._list_warnings = ListWarnings(self.inventory, self.discoverers)
+        self._list_warnings = ListWarnings(self.inventory, self.discoverers, clock)
         self._adopter = Adopter(backends, self._reconciler, self._look_at)
         self._notifier = notifier
         features = settings.nfd_features.path
@@ -210,6 +210,7 @@ class Agent:
                 self._pod_claims,
                 events,
                 self.problems,
+                self._list_warnings.shortfall,
                 self.reload,
             ),
             clock=self._clock,
@@ -265,6 +266,7 @@ class Agent:
             self._notifier.ready(f"waiting for {self._serving.kubelet.socket}")
             on_ready()
             self._tasks.start_soon(self._keep, "kubelet", self._serving.run)
+            self._tasks.start_soon(self._keep, "list warnings", self._list_warnings.run)
             self._tasks.start_soon(self._keep, "reload", self._reloader.run)
             self._tasks.start_soon(self._keep, "configuration file", self._reloader.watch)
 

@@ -211,6 +211,10 @@ class Inventory:
         """What pods hold of a resource, by ID."""
         return self._lists[resource].claims
 
+    def is_held(self, hardware: Iterable[str]) -> bool:
+        """Does a pod hold any of this through a resource of ours?"""
+        return any(name in self._held.by_hardware for name in hardware)
+
     def held_elsewhere(self, resource: str) -> Iterator[tuple[str, Held]]:
         """The IDs that nobody gets because a pod has their hardware through another plugin's resource, each with its claim."""
         for found in self.on(self._foreign.by_hardware):
@@ -252,6 +256,15 @@ class Inventory:
             for ref, found in sorted(self._found.items())
             if found.placed is None
         ]
+
+    def placed(self) -> list[Found]:
+        """The devices that a resource has."""
+        return [found for found in self._found.values() if found.placed is not None]
+
+    def without_place(self) -> list[tuple[Found, str]]:
+        """The devices that no resource has, each with the one that had no room for it, if one would have it."""
+        full = {ref: name for name, refs in self._crowded.items() for ref in refs}
+        return [(found, full.get(ref, "")) for ref, found in self._found.items() if found.placed is None]
 
     # --- devices come and go ---
 

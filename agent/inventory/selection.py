@@ -65,6 +65,10 @@ class Selection:
         resource = self.resources.get(name) or self.written.get(name)
         return resource.spec.backend if resource else None
 
+    def of_kind(self, kind: str) -> Sequence[Resource[Any]]:
+        """The resources of a backend, templates included, in their order."""
+        return self._of_kind.get(kind, ())
+
     def kinds(self) -> list[str]:
         """The backends of all resources."""
         return list(self._of_kind)
@@ -140,7 +144,7 @@ class Selection:
         `full` says why a resource's list has no room for it; no IDs are made then.
         """
         candidates, refused = [], [device.unusable] if device.unusable else []
-        for resource in self._of_kind.get(kind, ()) if not device.unusable else ():
+        for resource in self.of_kind(kind) if not device.unusable else ():
             name = resource.name
             if device.resource not in (None, name):
                 continue  # made for another, so there is nothing to be said about it

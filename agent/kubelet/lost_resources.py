@@ -24,6 +24,7 @@ from agent.kubelet.checkpoint import FILE_NAME, record
 from agent.kubelet.other_plugins import SETTLED, Observation, Offer, ended, is_doubtful, observe, sentence, strange
 from agent.kubelet.podresources import PodResourcesError, list_allocatable
 from agent.kubelet.registration import Registrar
+from agent.runtime import patience
 from agent.runtime.workers import NoWorkerError, Workers
 
 INTERVAL: Final = 60.0
@@ -138,7 +139,7 @@ class LostResources:
         before, since, self._looked = self._observed, self._looked, self._clock()
         moved, self._moved = self._moved, {}
         try:
-            with anyio.fail_after(_DEADLINE):
+            async with patience.timeout(_DEADLINE):
                 job = partial(observe, self._plugin_dir, before, doubt=max(sent) >= since)
                 self._observed = await self._workers.start(job)
         except (TimeoutError, NoWorkerError):
@@ -182,7 +183,7 @@ class LostResources:
     async def _has_record(self) -> bool:
         """Read what the kubelet has registered; False if that cannot be told in time."""
         try:
-            with anyio.fail_after(_LIST_WAITS):
+            async with patience.timeout(_LIST_WAITS):
                 written, registered = await self._workers.start(partial(record, self._plugin_dir))
         except (TimeoutError, NoWorkerError):
             return False  # the witnesses read there too, and say so

@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -193,8 +194,9 @@ class PodClaims:
             the IDs that pods hold, and that neither we have given nor the list has.
         """
         if resource not in self._asked_about:
-            with anyio.move_on_after(_FIRST_LIST_WAITS):
-                await self._ask_about(resource)
+            with suppress(TimeoutError):
+                async with patience.timeout(_FIRST_LIST_WAITS):
+                    await self._ask_about(resource)
         if self._checkpoint.under_way and self._silent[_CHECKPOINT].lasts:
             return frozenset()  # it hangs, as has been said
         try:

@@ -23,15 +23,13 @@ class Event(NamedTuple):
     fields: frozenset[str]
 
 
-def _calls(tree: ast.Module) -> Iterator[ast.Call]:
+def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, str]]:
+    """Each call that logs, with its method: `log.info(…)`, or both of `(log.info if well else log.warning)(…)`."""
     for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and isinstance(node.func.value, ast.Name)
-            and node.func.value.id in _LOGGERS
-        ):
-            yield node
+        if isinstance(node, ast.Call):
+            for func in (node.func.body, node.func.orelse) if isinstance(node.func, ast.IfExp) else (node.func,):
+                if isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id in _LOGGERS:
+                    yield node, func.attr
 
 
 def _names(node: ast.expr) -> tuple[str, ...]:
@@ -64,10 +62,9 @@ def said() -> dict[str, Event]:
             for name, level, with_fields in _troubles(tree):
                 levels[name].add(level)
                 fields[name] |= with_fields
-            for call in _calls(tree):
-                assert isinstance(call.func, ast.Attribute)
+            for call, method in _calls(tree):
                 for name in _names(call.args[0]):
-                    levels[name].add(_LEVELS[call.func.attr])
+                    levels[name].add(_LEVELS[method])
                     fields[name] |= {word.arg for word in call.keywords if word.arg} - {*_NO_FIELDS}
     return {name: Event(frozenset(levels[name]), frozenset(fields[name])) for name in levels}
 

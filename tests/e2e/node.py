@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import textwrap
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -54,6 +55,7 @@ class Node:
         self.admin = root / "admin.sock"
         self.plugin_dir = root / "device-plugins"
         self.sockets = self.plugin_dir / "fairlead"
+        self.http = root / "http.sock"
         self.dev.mkdir()
         self.kubelet = Kubelet(root, clock=clock)
         self.lists: list[Change] = []
@@ -115,6 +117,20 @@ class Node:
             await agent.says("ready")
             await self.registered(*agent.said("ready")[0]["resources"])
             yield agent
+
+    @property
+    def serving(self) -> str:
+        """For a configuration: HTTP is served."""
+        return f'[http]\nlisten = "unix:{self.http}"\n'
+
+    async def get(self, path: str) -> str:
+        """What is answered over HTTP."""
+        reader, writer = await asyncio.open_unix_connection(str(self.http))
+        writer.write(f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
+        async with limit(f"the answer to {path}"):
+            answer = await reader.read()
+        writer.close()
+        return answer.decode()
 
     # --- the kubelet ---
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 
 from tests.e2e.node import Node, chardev
 from tests.e2e.process import finish
-from tests.wait import limit, until
+from tests.wait import until
 
 AT_ONCE = "from agent.daemon import feature_file\nfeature_file.TOGETHER = 0.0"
 COUNT = "fairlead.feature.node.kubernetes.io/fl.test_widget.count="
@@ -28,20 +27,10 @@ async def test_the_feature_file_follows_the_devices_and_outlives_a_stop(node: No
     assert counts(3)
 
 
-async def get(node: Node, path: str) -> str:
-    reader, writer = await asyncio.open_unix_connection(str(node.root / "http.sock"))
-    writer.write(f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
-    async with limit(f"the answer to {path}"):
-        answer = await reader.read()
-    writer.close()
-    return answer.decode()
-
-
 async def test_every_face_tells_what_keeps_the_feature_file_from_being_written_as_long_as_it_does(node: Node) -> None:
     in_the_way, config = node.root / "features", str(node.root / "config.toml")
     in_the_way.touch()
     node.mknod("w1")
-    serving = f'[http]\nlisten = "unix:{node.root / "http.sock"}"\n'
 
     async def faces() -> dict[str, bool]:
         commands = [await finish(*command, "--config", config) for command in (("status",), ("doctor", "--json"))]
@@ -49,11 +38,11 @@ async def test_every_face_tells_what_keeps_the_feature_file_from_being_written_a
         return {
             "status": "Node Feature Discovery" in commands[0][1],
             "doctor": any(it["check"] == "features" for it in found["findings"]),
-            "metrics": 'fairlead_problems{part="features"} 1' in await get(node, "/metrics"),
-            "page": "Node Feature Discovery" in await get(node, "/"),
+            "metrics": 'fairlead_problems{part="features"} 1' in await node.get("/metrics"),
+            "page": "Node Feature Discovery" in await node.get("/"),
         }
 
-    async with node.agent(chardev(), serving, prelude=AT_ONCE, nfd_features=str(in_the_way / "fairlead")) as agent:
+    async with node.agent(chardev(), node.serving, prelude=AT_ONCE, nfd_features=str(in_the_way / "fairlead")) as agent:
         await agent.says("features-not-written")
         await agent.says("http-served")
         assert await faces() == dict.fromkeys(("status", "doctor", "metrics", "page"), True)

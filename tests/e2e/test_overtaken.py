@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 
 import pytest
@@ -21,6 +22,7 @@ from tests.e2e.foreign import hold, other_plugin
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import AgentProcess, finish
 from tests.simulation.plugin import ToyPlugin, devices
+from tests.wait import until
 
 OTHER = "fl.test/other"
 SELDOM = "from agent.kubelet import lost_resources\nlost_resources.INTERVAL = 3600.0\n"
@@ -131,6 +133,41 @@ async def test_no_list_goes_out_while_it_cannot_be_known_yet_whether_another_plu
             await agent.takes_turns(20)
             assert not agent.said("overtaken")
             agent.pass_minute()
+            await agent.says("overtaken", resource=WIDGET)
+            assert len(node.lists) == lists
+
+
+async def test_a_list_that_waits_for_the_kubelets_record_while_the_node_stands_still_is_not_sent_without_it(
+    node: Node,
+) -> None:
+    gate, asked = node.root / "gate", node.root / "asked"
+    os.mkfifo(gate)
+    slow = f"""
+import anyio, os
+from agent.kubelet import lost_resources
+lost_resources.LostResources.run = lambda _: anyio.sleep_forever()
+lost_resources._LIST_WAITS = 30.0
+whole = lost_resources.record
+def record(directory):
+    if os.path.exists({str(gate)!r}):
+        open({str(asked)!r}, "w").close()
+        open({str(gate)!r}).close()
+    return whole(directory)
+lost_resources.record = record
+"""
+    node.mknod("w1")
+    async with node.agent(prelude=slow) as agent:
+        await node.healthy("w1")
+        async with other_plugin(node, WIDGET, "theirs-0", name="rival.sock"):
+            agent.pass_minute()
+            lists = len(node.lists)
+            node.mknod("w2")
+            await until(asked.exists)
+            agent.pass_minute()
+            await agent.takes_turns(3)
+            writer = os.open(gate, os.O_WRONLY)
+            gate.unlink()
+            os.close(writer)
             await agent.says("overtaken", resource=WIDGET)
             assert len(node.lists) == lists
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Final
 
 from agent.console.doctor.findings import Finding, failure, fine, warning
@@ -10,6 +10,7 @@ from agent.console.doctor.host import node_paths
 from agent.console.views import NAMES_NOTHING, Resource, Status
 from agent.inventory.found_devices import Unclaimed
 from agent.inventory.inventory import Inventory
+from agent.inventory.shortfall import found_missing
 from agent.inventory.survey import Survey
 from agent.model import State
 
@@ -29,6 +30,7 @@ def hardware(found: Survey, said: Status | None = None) -> Iterator[Finding]:
             "hardware", "The configuration has no [[resource]]: nothing is offered.", "See config.example.toml."
         )
     names = inventory.names()
+    served = set[str]()
     named = (name for it in (said.templates if said else ()) for name in it.resources)
     for name in (*names, *(name for name in named if name not in names and known[name].devices)):
         resource = known.get(name)
@@ -39,6 +41,8 @@ def hardware(found: Survey, said: Status | None = None) -> Iterator[Finding]:
             yield warning("hardware", f"{name}: {lame} of {ids} IDs are Unhealthy; {first}.", _MEND)
         else:
             yield fine("hardware", f"{name} offers {ids}.")
+        served |= {name} if ids else set()
+    yield from _missing(found, said, served | {it for it, given in inventory.selection.given().items() if given})
     for template, given in inventory.selection.given().items():
         if not given and not _left(found, template):
             yield fine("hardware", f"{template} offers nothing: {NAMES_NOTHING}.")
@@ -49,6 +53,19 @@ def hardware(found: Survey, said: Status | None = None) -> Iterator[Finding]:
         if problem.subject in told:
             continue  # it has been said of the resource
         yield warning("hardware", f"{kind}: {problem.sentence.rstrip('.')}.", "Mend what it names.")
+
+
+def _missing(found: Survey, said: Status | None, served: Set[str]) -> Iterator[Finding]:
+    """What resources that have others are meant to have, too, and no pod can get."""
+    every: dict[str, list[str]] = {}
+    for one in said.unclaimed if said else ():
+        every.setdefault(one.resource, []).append(f"{one.device}: {one.why.rstrip('.')}")
+    for it in () if said else found_missing(found.inventory):
+        every.setdefault(it.resource, []).append(f"{it.device}: {it.message.rstrip('.')}")
+    for name in sorted(every.keys() & served):
+        shown, more = "; ".join(every[name][:_LEFT_SHOWN]), len(every[name]) - _LEFT_SHOWN
+        text = f"{name}: {len(every[name])} more {'is' if len(every[name]) == 1 else 'are'} not offered: {shown}"
+        yield warning("hardware", f"{text}; and {more} more." if more > 0 else f"{text}.", _MEND)
 
 
 def _seen(inventory: Inventory, name: str) -> tuple[int, int, str]:

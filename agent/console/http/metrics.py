@@ -8,6 +8,7 @@ from typing import Final
 
 from agent.console.http.exposition import head, histogram, sample
 from agent.console.views import Resource, Status
+from agent.inventory.shortfall import REASONS
 from agent.runtime.counts import ALLOCATION_RESULTS, REGISTRATION_RESULTS, Counts, Histogram
 
 _STATES: Final = ("Healthy", "Degraded", "Unhealthy")
@@ -19,6 +20,7 @@ def exposition(status: Status, counts: Counts) -> Iterator[str]:
     yield from _about_us(status)
     for metric in (_devices, _device_healthy, _device_info, _device_assigned, _registered, _overtaken):
         yield from metric(status.resources)
+    yield from _not_offered(status)
     yield from _streams(status, counts)
     yield from _transitions(status.resources, counts)
     yield from _by_result("registrations_total", "Registrations with the kubelet, by how they ended.",
@@ -111,6 +113,15 @@ def _overtaken(resources: Iterable[Resource]) -> Iterator[str]:
     yield head("overtaken", "gauge", "Whether another plugin has registered the resource since we did.")
     for resource in resources:
         yield sample("overtaken", int(resource.overtaken), resource_name=resource.name)
+
+
+def _not_offered(status: Status) -> Iterator[str]:
+    yield head("devices_not_offered", "gauge", "Devices that the resource is meant to have and no pod can get.")
+    names = (*(it.name for it in status.resources), *(it.name for it in status.templates))
+    usual = {(name, reason): 0 for name in names for reason in REASONS}
+    counted = Counter((it.resource, it.reason) for it in status.unclaimed if it.resource)
+    for (name, reason), number in (usual | counted).items():
+        yield sample("devices_not_offered", number, resource_name=name, reason=reason)
 
 
 # --- what happened ---

@@ -49,6 +49,8 @@ def _in_a_word(status: Status, tiles: Sequence[Tile]) -> str:
         words.append(f"{bad:,} of {many(len(tiles), 'device')} {'is' if bad == 1 else 'are'} unhealthy")
     if missing and status.kubelet.present:
         words.append(f"{many(missing, 'resource')} {'is' if missing == 1 else 'are'} not served")
+    if lacking := sum(bool(one.resource) for one in status.unclaimed):
+        words.append(f"{many(lacking, 'device')} {'is' if lacking == 1 else 'are'} not offered")
     return ", ".join(words)
 
 
@@ -193,14 +195,14 @@ def unclaimed(status: Status) -> Html:
         h(
             "tr",
             h("th", one.device, scope="row"),
-            h("td", one.backend, data_head="Backend"),
-            h("td", one.why, data_head="Why"),
+            h("td", one.resource or f"none of {one.backend}", data_head="Resource"),
+            h("td", one.why, h("p", "since ", moment(one.since)) if one.resource else "", data_head="Why"),
         )
         for one in status.unclaimed
     ]
     if not rows:
         return h("p", "Every device that was found is offered.", class_="nothing")
-    head = h("thead", h("tr", [h("th", text, scope="col") for text in ("Device", "Backend", "Why")]))
+    head = h("thead", h("tr", [h("th", text, scope="col") for text in ("Device", "Resource", "Why")]))
     return h("details", h("summary", many(len(rows), "device")), h("table", head, h("tbody", rows)))
 
 

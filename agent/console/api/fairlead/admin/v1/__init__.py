@@ -142,9 +142,18 @@ class Values(betterproto.Message):
 
 @dataclass(eq=False, repr=False)
 class Unclaimed(betterproto.Message):
+    """A device that no resource has, and that may have been offered."""
+
     device: str = betterproto.string_field(1)
     backend: str = betterproto.string_field(2)
     why: str = betterproto.string_field(3)
+    resource: str = betterproto.string_field(4)
+    """The one that is meant to have it; empty: none, and all is well."""
+
+    reason: str = betterproto.string_field(5)
+    """Where one is: unusable, list-full, conflict, or gone."""
+
+    since: float = betterproto.double_field(6)
 
 
 @dataclass(eq=False, repr=False)

@@ -1,0 +1,158 @@
+"""Finds the devices that a resource is meant to have and no pod can get, and remembers those that were offered and are gone.
+
+That a node offers seven GPUs and not eight has to have a reason that somebody is told. A device that no resource selects,
+or that another resource offers, is not missing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from agent.inventory.found_devices import Found
+from agent.inventory.inventory import Inventory
+from agent.inventory.selection import Selection
+from agent.runtime.short_steps import in_batches
+
+UNUSABLE: Final = "unusable"
+"""It is there, and cannot be used."""
+
+FULL: Final = "list-full"
+"""The resource's list has no room for it."""
+
+TAKEN: Final = "conflict"
+"""Another device has its IDs."""
+
+WENT: Final = "gone"
+"""It was offered, and is not there any more."""
+
+REASONS: Final = (UNUSABLE, FULL, TAKEN, WENT)
+
+_REMEMBERED: Final = 86400.0
+"""Seconds for which what is gone is missing: what was pulled out for good is nobody's loss for ever."""
+
+_MOST_GONE: Final = 1000
+"""Devices; the first that went are forgotten before the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A device that a resource is meant to have and no pod can get."""
+
+    resource: str
+    """Or template."""
+    device: str
+    """Its key."""
+    backend: str
+    reason: str
+    """One of `REASONS`."""
+    message: str
+    """One sentence for a person."""
+    since: float = 0.0
+    """Monotonic seconds."""
+    hardware: frozenset[str] = frozenset()
+
+    def is_called(self, name: str) -> bool:
+        """Does this name it: its key, or a piece of its hardware, with or without its kind?"""
+        return name == self.device or any(name in (it, it.partition(":")[2]) for it in self.hardware)
+
+
+@dataclass(frozen=True, slots=True)
+class _Offered:
+    """A device as it was when it was offered."""
+
+    backend: str
+    hardware: frozenset[str]
+    depends: frozenset[str]
+
+
+def found_missing(inventory: Inventory) -> Iterator[Missing]:
+    """The devices that are there and missing."""
+    for found, full in inventory.without_place():
+        if (missing := _missing(found, full, inventory.selection)) is not None:
+            yield missing
+
+
+def _missing(found: Found, full: str, selection: Selection) -> Missing | None:
+    device, backend = found.device, found.ref[0]
+    if device.unusable:
+        wanting = (it for it in selection.of_kind(backend) if device.resource in (None, it.name))
+        resource = next((it.name for it in wanting if it.might_take(device)), "")
+        reason, message = UNUSABLE, device.unusable
+    elif full:
+        resource, reason, message = full, FULL, next((it for it in found.refused if it.startswith(f"{full} ")), "")
+    else:
+        resource, reason, message = next((it.resource for it in found.candidates), ""), TAKEN, found.why
+    return Missing(resource, device.key, backend, reason, message, hardware=device.hardware) if resource else None
+
+
+class Shortfall:
+    """What is missing, and since when."""
+
+    def __init__(self, inventory: Inventory, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin with nothing; `clock` tells seconds."""
+        self._inventory = inventory
+        self._clock = clock
+        self._missing: dict[tuple[str, str], Missing] = {}  # by backend and key
+        self._offered: dict[tuple[str, str], _Offered] = {}  # by resource and key, as they were last
+
+    @property
+    def missing(self) -> Iterable[Missing]:
+        """All of it, as of the last look."""
+        return self._missing.values()
+
+    def of(self, backend: str, device: str) -> Missing | None:
+        """The device of this key, if it is missing."""
+        return self._missing.get((backend, device))
+
+    async def look(self) -> tuple[list[Missing], list[Missing]]:
+        """Look at what is missing now; what was not before, or for another reason, and what is offered again.
+
+        With thousands of devices it takes several steps of the loop.
+        """
+        now, inventory = self._clock(), self._inventory
+        missing: dict[tuple[str, str], Missing] = {}
+        offered: dict[tuple[str, str], _Offered] = {}
+        async for batch in in_batches(inventory.without_place()):
+            for found, full in batch:
+                if (one := _missing(found, full, inventory.selection)) is not None and not self._is_offered(one):
+                    missing[one.backend, one.device] = self._dated(one, now)
+        async for placed in in_batches(inventory.placed()):
+            for found in placed:
+                if found.placed is not None:
+                    at = found.placed.resource, found.device.key
+                    offered[at] = _Offered(found.ref[0], found.device.hardware, found.device.depends)
+        async for went in in_batches([at for at in self._offered if at not in offered]):
+            for at in went:
+                if self._has_gone(at[0], it := self._offered[at]):
+                    offered[at] = it
+                    if not inventory.is_held(it.hardware):  # else it is listed as Unhealthy
+                        one = Missing(*at, it.backend, WENT, "it is not there any more", hardware=it.hardware)
+                        missing[it.backend, one.device] = self._dated(one, now)
+        self._forget(missing, offered, now)
+        before, self._missing, self._offered = self._missing, missing, offered
+        begun = [it for at, it in missing.items() if it is not before.get(at)]
+        return begun, [it for at, it in before.items() if at not in missing and (it.resource, it.device) in offered]
+
+    def _is_offered(self, one: Missing) -> bool:
+        """Is its hardware, through another device?"""
+        return any(found.placed is not None for found in self._inventory.on(one.hardware))
+
+    def _has_gone(self, resource: str, it: _Offered) -> bool:
+        """Is none of it there, in whatever form, though its resource is configured as it was?"""
+        kind = self._inventory.selection.kind(resource)
+        return kind == it.backend and not self._inventory.on(it.hardware | it.depends, minding=True)
+
+    def _dated(self, one: Missing, now: float) -> Missing:
+        before = self._missing.get((one.backend, one.device))
+        dated = replace(one, since=now if before is None or before.reason != one.reason else before.since)
+        return before if before == dated and before is not None else dated
+
+    @staticmethod
+    def _forget(missing: dict[tuple[str, str], Missing], offered: dict[tuple[str, str], _Offered], now: float) -> None:
+        gone = sorted((it for it in missing.values() if it.reason == WENT), key=lambda it: it.since)
+        for n, it in enumerate(gone):
+            if n < len(gone) - _MOST_GONE or now - it.since > _REMEMBERED:
+                del missing[it.backend, it.device], offered[it.resource, it.device]

@@ -1,0 +1,123 @@
+"""Seven devices and not eight: every face names what is missing, why, and since when."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+from tests.backends.machines import CONTROLS, information, nvidia_gpu, uuid
+from tests.backends.trees import planted_host
+from tests.e2e.node import WIDGET, Node, chardev
+from tests.e2e.process import finish
+
+GPUS = "nvidia.com/gpu"
+GPU = f'[[resource]]\nname = "{GPUS}"\nbackend = "gpu"\n'
+AT_ONCE = "from agent.daemon import list_warnings\nlist_warnings._PAUSE = 0.01\n"
+PLACES = ["0000:19:00.0", "0000:3b:00.0", "0000:4c:00.0", "0000:5d:00.0", "0000:9b:00.0"]
+HIDDEN = {
+    "0000:4c:00.0": ("0000:4c:00.0", "it has no driver; nvidia is needed"),
+    "0000:5d:00.0": (uuid(3), "the NVIDIA driver excludes it"),
+    "0000:9b:00.0": (uuid(4), "/dev/nvidia4 does not exist"),
+}
+"""By their places: what each is called, and why it is not offered."""
+
+
+def five_gpus_of_which_three_are_hidden() -> str:
+    lines = nvidia_gpu(PLACES[0], 0) + nvidia_gpu(PLACES[1], 1)
+    lines += nvidia_gpu(PLACES[2], 2, driver=None, registered=False, node=False)
+    excluded = information(3, "NVIDIA H100 80GB HBM3", excluded="Yes")
+    lines += nvidia_gpu(PLACES[3], 3, registered=False, node=False)
+    lines += f"proc/driver/nvidia/gpus/{PLACES[3]}/information = {excluded}\n"
+    return CONTROLS + lines + nvidia_gpu(PLACES[4], 4, node=False)
+
+
+async def says(node: Node, *command: str) -> str:
+    """What a command prints, on one line."""
+    _, out, err = await finish(*command, "--config", str(node.root / "config.toml"))
+    return " ".join((out + err).split())
+
+
+async def until_seen(node: Node, holds: Callable[[str], bool]) -> str:
+    """The metrics, once they say so."""
+    seen = [""]
+    while not holds(seen[0]):
+        seen[0] = await node.get("/metrics")
+    return seen[0]
+
+
+async def test_every_face_names_each_gpu_that_is_there_and_cannot_be_offered(bare_node: Node) -> None:
+    node = bare_node
+    node.dev.rmdir()
+    planted_host(node.root, five_gpus_of_which_three_are_hidden())
+    async with (
+        node.kubelet,
+        node.agent(GPU, node.serving, prelude=AT_ONCE, sys=f"{node.root}/sys", proc=f"{node.root}/proc") as agent,
+    ):
+        await node.healthy(uuid(0), uuid(1), resource=GPUS)
+        await agent.says("device-not-offered", times=3)
+        await agent.says("http-served")
+        told = {
+            (line["device"], line["reason"].partition(" (")[0], line["level"], line["resource"])
+            for line in agent.said("device-not-offered")
+        }
+        faces = {
+            "status": await says(node, "status"),
+            "doctor": await says(node, "doctor"),
+            "page": await node.get("/"),
+            **{place: await says(node, "explain", place) for place in HIDDEN},
+        }
+        metrics = await node.get("/metrics")
+        document = json.loads((await finish("status", "--json", "--config", str(node.root / "config.toml")))[1])
+    assert told == {(key, why, "warning", GPUS) for key, why in HIDDEN.values()}
+    for place, (key, why) in HIDDEN.items():
+        assert re.search(rf"unusable {key} of {GPUS} since \S*: {why}", faces["status"])
+        assert f"{key}: {why}" in faces["doctor"]
+        assert f"{key}: {why}" in faces["page"]
+        assert re.search(rf"{key} is not offered unusable since \S*: {why}", faces[place])
+    assert f"warning hardware {GPUS}: 3 more are not offered" in faces["doctor"]
+    assert "3 devices are not offered" in faces["page"]
+    assert f'fairlead_devices_not_offered{{resource_name="{GPUS}",reason="unusable"}} 3' in metrics
+    assert {(it["resource"], it["reason"]) for it in document["unclaimed"]} == {(GPUS, "unusable")}
+
+
+async def test_what_was_offered_and_is_gone_is_missing_until_it_comes_back(node: Node) -> None:
+    node.mknod("w1", "w2")
+    count = f'fairlead_devices_not_offered{{resource_name="{WIDGET}",reason="gone"}}'
+    async with node.agent(chardev(), node.serving, prelude=AT_ONCE) as agent:
+        await agent.says("http-served")
+        await until_seen(node, lambda metrics: f"{count} 0" in metrics)
+        node.unlink("w2")
+        await node.healthy("w1")
+        await until_seen(node, lambda metrics: f"{count} 1" in metrics)
+        assert (await agent.says("device-changed", state="Gone"))["level"] == "warning"
+        assert f"gone /dev/w2 of {WIDGET} since" in await says(node, "status")
+        assert f"{WIDGET}: 1 more is not offered: /dev/w2: it is not there any more" in await says(node, "doctor")
+        explained = await says(node, "explain", "/dev/w2")
+        assert "/dev/w2 is not offered gone since" in explained
+        assert f"{WIDGET}: offered it, and it is not there any more" in explained
+        assert "1 device is not offered" in await node.get("/")
+        node.mknod("w2")
+        await agent.says("device-offered-again", device="/dev/w2")
+        await until_seen(node, lambda metrics: f"{count} 0" in metrics)
+
+
+async def test_what_no_resource_wants_and_what_another_resource_offers_is_not_missing(node: Node) -> None:
+    node.mknod("w1", "x1")
+    first, second = chardev("/dev/w1"), chardev("/dev/?1", "fl.test/b")
+    async with node.agent(first, second, node.serving, prelude=AT_ONCE) as agent:
+        await node.healthy("x1", resource="fl.test/b")
+        await agent.says("http-served")
+        node.unlink("x1")
+        await until_seen(
+            node, lambda it: 'fairlead_devices_not_offered{resource_name="fl.test/b",reason="gone"} 1' in it
+        )
+        missing = [
+            line for line in (await node.get("/metrics")).splitlines() if line.startswith("fairlead_devices_not")
+        ]
+        assert sum(not line.endswith(" 0") for line in missing) == 1
+        assert re.search(
+            r"NOT OFFERED gone /dev/x1 of fl.test/b since .* /dev/w1: fl.test/b selects it, but",
+            await says(node, "status"),
+        )
+    assert agent.said("device-not-offered") == []

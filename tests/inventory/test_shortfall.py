@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agent.inventory import shortfall
+from agent.inventory.inventory import Inventory
+from agent.inventory.shortfall import Shortfall, found_missing
+from backends.base import Device, Resource
+from tests.fakes import KIND, Fake, by_unit, device, held, inventory, reconfigure, resource
+
+A, B = "a.example/one", "b.example/two"
+
+
+class Node:
+    """Lists whose shortfall is looked at, at a time that a test sets."""
+
+    def __init__(self, *devices: Device) -> None:
+        self.inventory = inventory(resource(A), resource(B), devices=devices)
+        self.now = 0.0
+        self.it = Shortfall(self.inventory, lambda: self.now)
+
+    def show(self, *devices: Device, gone: tuple[str, ...] = ()) -> None:
+        self.inventory.update(KIND, {**dict.fromkeys(gone, ()), **by_unit(devices)})
+
+    async def missing(self) -> dict[str, tuple[str, str]]:
+        """Device → its resource and the reason, as of now."""
+        await self.it.look()
+        return {one.device: (one.resource, one.reason) for one in self.it.missing}
+
+
+@pytest.mark.parametrize(
+    ("attributes", "resources"),
+    [
+        ({"taken_by": (B,)}, {B}),
+        ({}, {A}),  # nobody can tell whom it would join: the first
+        ({"taken_by": ("c.example/three",)}, set()),
+    ],
+)
+def test_what_cannot_be_used_is_missing_where_all_that_is_known_of_it_is_selected(
+    attributes: dict[str, tuple[str, ...]], resources: set[str]
+) -> None:
+    broken = replace(device("x", unusable="it has no driver"), attributes=attributes)
+    found = found_missing(inventory(resource(A), resource(B), devices=[broken]))
+    assert {(one.resource, one.reason, one.message) for one in found} == {
+        (name, "unusable", "it has no driver") for name in resources
+    }
+
+
+async def test_hardware_that_is_offered_through_another_device_is_not_missing() -> None:
+    whole = device("gpu", A, hardware=("pci:1",), unusable="it is divided")
+    part = device("mig", B, unit="u", hardware=("pci:1", "mig:1"))
+    assert await Node(whole, part).missing() == {}
+    assert await Node(whole).missing() == {"gpu": (A, "unusable")}
+
+
+async def test_what_another_devices_id_keeps_out_is_missing() -> None:
+    node = Node(device("x", A, ids=("same",)), device("y", A, ids=("same",)))
+    assert await node.missing() == {"y": (A, "conflict")}
+
+
+async def test_what_a_list_has_no_room_for_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.inventory.found_devices.MESSAGE_LIMIT", 10)
+    node = Node(device("x", A), device("y", A), device("z", A))
+    assert set((await node.missing()).values()) == {(A, "list-full")}
+    assert all("its list is full" in one.message for one in node.it.missing)
+
+
+async def test_what_was_offered_and_is_gone_is_missing_since_then_until_it_is_back() -> None:
+    node = Node(device("x", A), device("y", A))
+    await node.it.look()
+    node.now = 5.0
+    node.show(gone=("x",))
+    begun, ended = await node.it.look()
+    assert ([(it.device, it.reason, it.since) for it in begun], ended) == ([("x", "gone", 5.0)], [])
+    node.now = 9.0
+    assert await node.it.look() == ([], [])
+    assert [it.since for it in node.it.missing] == [5.0]
+    node.show(device("x", A))
+    begun, ended = await node.it.look()
+    assert (begun, [it.device for it in ended]) == ([], ["x"])
+
+
+async def test_what_is_gone_and_comes_back_unusable_is_missing_for_that_reason_since_then() -> None:
+    node = Node(device("x", A))
+    await node.it.look()
+    node.show(gone=("x",))
+    await node.it.look()
+    node.now = 7.0
+    node.show(device("x", A, unusable="it has no driver"))
+    begun, ended = await node.it.look()
+    assert ([(it.reason, it.since) for it in begun], ended) == ([("unusable", 7.0)], [])
+
+
+async def test_a_gpu_that_is_divided_anew_has_not_lost_its_former_parts() -> None:
+    node = Node(device("mig 1", A, unit="gpu", depends=("pci:1",)))
+    await node.it.look()
+    node.show(device("mig 2", A, unit="gpu", depends=("pci:1",)))
+    assert await node.missing() == {}
+
+
+async def test_what_a_pod_holds_is_listed_as_gone_and_missing_once_the_pod_ends() -> None:
+    x = device("x", A)
+    node = Node(x)
+    claims = [held(A, "x", x)]
+    node.inventory.claim(claims)
+    await node.it.look()
+    node.show(gone=("x",))
+    assert await node.missing() == {}
+    node.inventory.unclaim(claims)
+    assert await node.missing() == {"x": (A, "gone")}
+
+
+async def test_what_is_not_configured_any_more_is_not_missing() -> None:
+    node = Node(device("x", A))
+    await node.it.look()
+    kept: list[Resource[Any]] = [resource(B)]
+    reconfigure(node.inventory, kept, {KIND: Fake(*kept)})
+    node.show(gone=("x",))
+    assert await node.missing() == {}
+
+
+async def test_what_went_is_forgotten_after_a_day() -> None:
+    node = Node(device("x", A))
+    await node.it.look()
+    node.show(gone=("x",))
+    await node.it.look()
+    node.now = 86400.0
+    assert await node.missing() == {"x": (A, "gone")}
+    node.now = 86401.0
+    assert await node.missing() == {}
+    assert await node.missing() == {}
+
+
+async def test_no_more_than_so_many_that_went_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shortfall, "_MOST_GONE", 3)
+    node = Node(*(device(f"x{n}", A) for n in range(5)))
+    await node.it.look()
+    for n in range(5):
+        node.now = float(n)
+        node.show(gone=(f"x{n}",))
+        await node.it.look()
+    assert {it.device for it in node.it.missing} == {"x2", "x3", "x4"}
+
+
+def test_a_look_without_a_daemon_finds_the_same() -> None:
+    it: Inventory = inventory(resource(A), devices=[device("x", A), device("y", unusable="no driver")])
+    assert [(one.device, one.resource) for one in found_missing(it)] == [("y", A)]
