@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, Generic, Literal, TypeVar
 
 import msgspec
@@ -297,8 +297,11 @@ class Resource(Generic[Options]):
 
     def might_take(self, device: Device) -> bool:
         """Do its selectors take the device as far as can be told? Of one that cannot be used not all is known."""
-        told = [{k: v for k, v in selector.items() if device.attributes.get(k)} for selector in self.spec.select]
-        return replace(self, spec=replace(self.spec, select=tuple(told))).refuses(device) is None
+        told = device.attributes
+        if any(_matches(selector, told) is None for selector in self.spec.exclude):
+            return False
+        known = ({name: it for name, it in selector.items() if told.get(name)} for selector in self.spec.select)
+        return not self.spec.select or any(_matches(selector, told) is None for selector in known)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""HardwareQueue the plain values of TOML into typed ones, and names every mistake on the way.
+"""Turns the plain values of TOML into typed ones, and names every mistake on the way.
 
 msgspec stops at the first error, so tables and lists are walked here and msgspec converts what is left.
 """

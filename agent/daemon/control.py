@@ -152,7 +152,8 @@ class AgentControl:
         missing = {(it.backend, it.device): it for it in self._parts.shortfall.missing}
         others = []
         for it in self._parts.node.inventory.unclaimed():
-            if (one := missing.get((it.backend, it.device.key))) is None or one.reason == WENT:
+            one = missing.get((it.backend, it.device.key))
+            if one is None or one.reason == WENT or it.device.resource not in (None, one.resource):
                 others.append(views.Unclaimed(it.device.key, it.backend, it.why))
             else:
                 yield self._missing(one, it.why)

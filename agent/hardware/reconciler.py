@@ -58,6 +58,8 @@ class _Case:
 @dataclass(slots=True)
 class _Lane:
     workers: Workers
+    trouble: Trouble
+    """All its threads hang."""
     queue: list[tuple[float, int, Hashable]] = field(default_factory=list)
     """A heap: when to try which; what is outdated is passed over."""
     acting: int = 0
@@ -134,8 +136,9 @@ class Reconciler:
         want, is_so = case.want, False
         try:
             is_so = await want.attempt(lane.workers)
-        except AllBusyError:
-            pass  # those that hang have been reported
+            lane.trouble.healed()
+        except AllBusyError as error:
+            lane.trouble.report_once(str(error))  # once for all that wait
         except Exception as error:  # noqa: BLE001  # whatever a backend raises; reported, once, and tried again
             if self._cases.get(key) is case:
                 if key not in self.troubled:
@@ -163,9 +166,20 @@ class Reconciler:
         if case.at >= case.queued or case.under_way:
             return
         case.queued = case.at
-        name = case.want.lane
-        lane = self._lanes.setdefault(name, _Lane(Workers(name)))
+        if (lane := self._lanes.get(case.want.lane)) is None:
+            lane = self._lanes[case.want.lane] = self._make_lane(case.want.lane)
         heapq.heappush(lane.queue, (case.at, next(self._order), key))
+
+    def _make_lane(self, name: str) -> _Lane:
+        trouble = self.problems.trouble(
+            "hardware",
+            f"{name} waits",
+            "hardware-waits",
+            "hardware-goes-on",
+            part=name,
+            then="trying again later and later",
+        )
+        return _Lane(Workers(name), trouble)
 
     def _heal(self, key: Hashable) -> None:
         if (trouble := self.troubled.pop(key, None)) is not None:

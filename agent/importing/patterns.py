@@ -1,4 +1,4 @@
-"""HardwareQueue regular expressions over the names in /dev into names or globs, where these mean the same.
+"""Turns regular expressions over the names in /dev into names or globs, where these mean the same.
 
 Only what people write in smarter-device-manager's configuration is understood: characters, classes, `.`, quantifiers
 and anchors. A regular expression and a glob differ more than it seems: `[0-9]*` is any number of digits to the one,

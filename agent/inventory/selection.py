@@ -69,6 +69,10 @@ class Selection:
         """The resources of a backend, templates included, in their order."""
         return self._of_kind.get(kind, ())
 
+    def comes_before(self, name: str, other: str) -> bool:
+        """Is a resource, or a template, before another in the configuration?"""
+        return self._order.get(name, 0) < self._order.get(other, 0)
+
     def kinds(self) -> list[str]:
         """The backends of all resources."""
         return list(self._of_kind)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from agent.inventory.found_devices import Found
 from agent.inventory.inventory import Inventory
-from agent.inventory.selection import Selection
 from agent.runtime.short_steps import in_batches
+from backends.base import Device, Resource
 
 UNUSABLE: Final = "unusable"
 """It is there, and cannot be used."""
@@ -23,7 +23,7 @@ FULL: Final = "list-full"
 """The resource's list has no room for it."""
 
 TAKEN: Final = "conflict"
-"""Another device has its IDs."""
+"""Another device has one of its IDs."""
 
 WENT: Final = "gone"
 """It was offered, and is not there any more."""
@@ -69,23 +69,33 @@ class _Offered:
 
 
 def found_missing(inventory: Inventory) -> Iterator[Missing]:
-    """The devices that are there and missing."""
-    for found, full in inventory.without_place():
-        if (missing := _missing(found, full, inventory.selection)) is not None:
-            yield missing
+    """The devices that are there and missing; what is built for several resources once for each."""
+    return (it for found, full in inventory.without_place() if (it := _missing(found, full, inventory)) is not None)
 
 
-def _missing(found: Found, full: str, selection: Selection) -> Missing | None:
+def _missing(found: Found, full: str, inventory: Inventory) -> Missing | None:
     device, backend = found.device, found.ref[0]
+    if inventory.is_held(device.hardware) or _is_offered(inventory, device.hardware):
+        return None  # what a pod holds is listed
     if device.unusable:
-        wanting = (it for it in selection.of_kind(backend) if device.resource in (None, it.name))
-        resource = next((it.name for it in wanting if it.might_take(device)), "")
-        reason, message = UNUSABLE, device.unusable
+        resource, reason, message = _meant_for(device, inventory.selection.of_kind(backend)), UNUSABLE, device.unusable
     elif full:
-        resource, reason, message = full, FULL, next((it for it in found.refused if it.startswith(f"{full} ")), "")
+        resource, reason, message = full, FULL, found.why
     else:
         resource, reason, message = next((it.resource for it in found.candidates), ""), TAKEN, found.why
     return Missing(resource, device.key, backend, reason, message, hardware=device.hardware) if resource else None
+
+
+def _meant_for(device: Device, resources: Iterable[Resource[Any]]) -> str:
+    """The first resource that might take it; empty if none. A template that could not name it comes after the others."""
+    meant = [it for it in resources if device.resource in (None, it.name) and it.might_take(device)]
+    named = (it for it in meant if all(device.attributes.get(name) for name in it.named_by))
+    return next((it.name for it in (*named, *meant)), "")
+
+
+def _is_offered(inventory: Inventory, hardware: Iterable[str]) -> bool:
+    """Is it, through another device: a part of it, one that is built of it?"""
+    return any(found.placed is not None for found in inventory.on(hardware, minding=True))
 
 
 class Shortfall:
@@ -117,33 +127,40 @@ class Shortfall:
         offered: dict[tuple[str, str], _Offered] = {}
         async for batch in in_batches(inventory.without_place()):
             for found, full in batch:
-                if (one := _missing(found, full, inventory.selection)) is not None and not self._is_offered(one):
-                    missing[one.backend, one.device] = self._dated(one, now)
+                if (one := _missing(found, full, inventory)) is not None:
+                    at = one.backend, one.device
+                    if at not in missing or inventory.selection.comes_before(one.resource, missing[at].resource):
+                        missing[at] = self._dated(one, now)
         async for placed in in_batches(inventory.placed()):
             for found in placed:
                 if found.placed is not None:
-                    at = found.placed.resource, found.device.key
-                    offered[at] = _Offered(found.ref[0], found.device.hardware, found.device.depends)
+                    offered[found.placed.resource, found.device.key] = _Offered(
+                        found.ref[0], found.device.hardware, found.device.depends
+                    )
         async for went in in_batches([at for at in self._offered if at not in offered]):
-            for at in went:
-                if self._has_gone(at[0], it := self._offered[at]):
-                    offered[at] = it
+            for place in went:
+                if self._has_gone(place[0], it := self._offered[place]):
+                    offered[place] = it
                     if not inventory.is_held(it.hardware):  # else it is listed as Unhealthy
-                        one = Missing(*at, it.backend, WENT, "it is not there any more", hardware=it.hardware)
+                        one = Missing(*place, it.backend, WENT, "it is not there any more", hardware=it.hardware)
                         missing[it.backend, one.device] = self._dated(one, now)
         self._forget(missing, offered, now)
         before, self._missing, self._offered = self._missing, missing, offered
         begun = [it for at, it in missing.items() if it is not before.get(at)]
-        return begun, [it for at, it in before.items() if at not in missing and (it.resource, it.device) in offered]
-
-    def _is_offered(self, one: Missing) -> bool:
-        """Is its hardware, through another device?"""
-        return any(found.placed is not None for found in self._inventory.on(one.hardware))
+        ended: list[Missing] = []
+        async for over in in_batches([it for at, it in before.items() if at not in missing]):
+            ended += [it for it in over if _is_offered(inventory, it.hardware)]
+        return begun, ended
 
     def _has_gone(self, resource: str, it: _Offered) -> bool:
-        """Is none of it there, in whatever form, though its resource is configured as it was?"""
+        """Is none of it there, in whatever form, though its resource is configured as it was?
+
+        What was a part of a card that is there has been made into something else; what it shared with others, as a control
+        node, tells nothing.
+        """
         kind = self._inventory.selection.kind(resource)
-        return kind == it.backend and not self._inventory.on(it.hardware | it.depends, minding=True)
+        cards = (name for name in it.depends if name.startswith("pci:"))
+        return kind == it.backend and not self._inventory.on({*it.hardware, *cards}, minding=True)
 
     def _dated(self, one: Missing, now: float) -> Missing:
         before = self._missing.get((one.backend, one.device))

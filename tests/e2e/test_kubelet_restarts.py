@@ -10,10 +10,10 @@ import pytest
 from agent.simulation.sockets import Version
 from tests.e2e.node import WIDGET, Node, chardev
 from tests.e2e.process import AgentProcess
-from tests.wait import until
+from tests.wait import limit, until
 
 RESTARTS = 200  # issue: "200 kubelet restarts in a row (simulated, both wipe styles)"
-WARM_UP = 100  # restarts after which the agent has all that it keeps
+WARM_UP = 150  # restarts after which the agent has all that it keeps: a thousand lines of its log, for one
 NAMES = [f"fl.test/r{n}" for n in range(8)]
 SPARE = 2  # threads or files; what piles up would be many more
 
@@ -49,7 +49,7 @@ async def blocks(agent: AgentProcess) -> int:
     return int(str((await agent.says("counted", times=times))["blocks"]))
 
 
-@pytest.mark.timeout(180)  # 15 s, and five times that on a busy machine
+@pytest.mark.timeout(480)  # 5 s, many times that on a busy machine, and a wait for what never comes
 async def test_200_kubelet_restarts_end_with_one_stream_each(node: Node) -> None:
     rng = random.Random(1)
     node.mknod(*(f"r{n}" for n in range(8)))
@@ -68,7 +68,9 @@ async def test_200_kubelet_restarts_end_with_one_stream_each(node: Node) -> None
         # the last registrations' connections may be open yet, or a question to podresources under way
         await until(lambda: agent.open_files() <= files + SPARE, "as many files as before")
         await until(lambda: agent.threads() <= threads + SPARE, "as many threads as before")
-        assert await blocks(agent) - kept < (RESTARTS - WARM_UP) * len(NAMES)  # less than one per registration
+        async with limit("less than one piece for each registration", lambda: agent.said("counted")):
+            while await blocks(agent) - kept >= (RESTARTS - WARM_UP) * len(NAMES):
+                pass  # what belongs to a connection that is just being closed goes
         assert not [line for line in agent.log if line["level"] in ("warning", "error")]
 
 

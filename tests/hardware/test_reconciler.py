@@ -43,6 +43,10 @@ async def works(_workers: Workers) -> bool:
     return True
 
 
+async def calls(workers: Workers) -> bool:
+    return await workers.start(lambda: True)
+
+
 async def fails(_workers: Workers) -> bool:
     raise ZeroDivisionError
 
@@ -67,6 +71,31 @@ async def test_what_hangs_while_it_is_made_ready_keeps_no_other_hardware_from_be
         assert len(house.tried) == LIMIT + 1
         gate.set()
         await until(lambda: house.it.is_done)
+
+
+async def test_that_all_threads_hang_is_a_problem_though_what_hangs_in_them_has_left(house: House) -> None:
+    gate = threading.Event()
+
+    async def hangs(workers: Workers) -> bool:
+        workers.start(lambda: gate.wait(PATIENCE))
+        raise TimeoutError("it hangs")
+
+    with capture_logs() as logs:
+        async with house.running():
+            for number in range(LIMIT):
+                house.want(f"{number}", hangs)
+            await until(lambda: len(house.it.troubled) == LIMIT)
+            for number in range(LIMIT):
+                house.it.drop(f"{number}")
+            house.want("x", calls)
+            await until(lambda: bool(house.it.problems.lasting()))
+            gate.set()
+            await settled()
+            pass_time(1.0)
+            await until(lambda: house.it.is_done)
+            assert house.it.problems.lasting() == []
+    told = [line["event"] for line in logs if line["event"].startswith("hardware-")]
+    assert told == ["hardware-waits", "hardware-goes-on"]
 
 
 async def test_a_device_that_changed_is_tried_at_once_however_often_it_failed_before(
@@ -125,10 +154,6 @@ async def test_a_device_that_has_left_is_no_problem_any_more_and_not_tried_again
 
 async def test_its_threads_end_when_nothing_is_left_to_be_done(house: House) -> None:
     before = threading.active_count()
-
-    async def calls(workers: Workers) -> bool:
-        return await workers.start(lambda: True)
-
     async with house.running():
         for number in range(10):
             house.want(f"{number}", calls)

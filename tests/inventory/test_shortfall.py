@@ -51,9 +51,19 @@ def test_what_cannot_be_used_is_missing_where_all_that_is_known_of_it_is_selecte
 
 async def test_hardware_that_is_offered_through_another_device_is_not_missing() -> None:
     whole = device("gpu", A, hardware=("pci:1",), unusable="it is divided")
-    part = device("mig", B, unit="u", hardware=("pci:1", "mig:1"))
+    part = device("mig", B, unit="u", hardware=("part:1",), depends=("pci:1",))
     assert await Node(whole, part).missing() == {}
     assert await Node(whole).missing() == {"gpu": (A, "unusable")}
+
+
+async def test_what_a_pod_holds_is_listed_and_not_missing_though_it_has_no_place() -> None:
+    node = Node(device("x", A))
+    claims = [held(A, "x", device("x", A))]
+    node.inventory.claim(claims)
+    node.show(device("x", A, unusable="it has no driver"))
+    assert await node.missing() == {}
+    node.inventory.unclaim(claims)
+    assert await node.missing() == {"x": (A, "unusable")}
 
 
 async def test_what_another_devices_id_keeps_out_is_missing() -> None:
@@ -99,6 +109,33 @@ async def test_a_gpu_that_is_divided_anew_has_not_lost_its_former_parts() -> Non
     await node.it.look()
     node.show(device("mig 2", A, unit="gpu", depends=("pci:1",)))
     assert await node.missing() == {}
+
+
+async def test_one_of_several_that_share_a_node_is_missing_when_it_goes() -> None:
+    node = Node(device("x", A, depends=("node:control",)), device("y", A, depends=("node:control",)))
+    await node.it.look()
+    node.show(gone=("x",))
+    assert await node.missing() == {"x": (A, "gone")}
+
+
+async def test_what_comes_back_under_another_name_is_offered_again() -> None:
+    node = Node(device("0000:3b:00.0", hardware=("pci:1",), unusable="it has no driver"))
+    await node.it.look()
+    node.show(device("GPU-1", A, hardware=("pci:1",)), gone=("0000:3b:00.0",))
+    begun, ended = await node.it.look()
+    assert (begun, [it.device for it in ended]) == ([], ["0000:3b:00.0"])
+
+
+async def test_what_is_built_for_several_resources_is_missing_in_the_first() -> None:
+    of = {name: replace(device("x", unusable="no driver"), resource=name) for name in (B, A)}
+    node = Node(*(replace(it, unit=name) for name, it in of.items()))
+    assert await node.missing() == {"x": (A, "unusable")}
+
+
+def test_a_template_that_could_not_name_it_is_not_what_it_is_meant_for() -> None:
+    parts = replace(resource("n.example/mig-{profile}"), spec=replace(resource(A).spec, select=()))
+    found = found_missing(inventory(parts, resource(A), devices=[device("gpu", A, unusable="it has no driver")]))
+    assert [one.resource for one in found] == [A]
 
 
 async def test_what_a_pod_holds_is_listed_as_gone_and_missing_once_the_pod_ends() -> None:

@@ -18,6 +18,7 @@ from agent.console.views import NAMES_NOTHING, Event, Resource, Status, Template
 _STATES: Final = ("Healthy", "Degraded", "Unhealthy")
 _TILES_NAMED: Final = 8  # of those that have one trouble
 _SENTENCES: Final = 5
+_ROWS: Final = 200  # of what is not offered: thousands would be a long step of the loop, and nobody reads them
 _SPARSE: Final = 4  # more devices of a resource in one place stand closer together
 
 Fill = Callable[[Tile], Html]
@@ -198,12 +199,14 @@ def unclaimed(status: Status) -> Html:
             h("td", one.resource or f"none of {one.backend}", data_head="Resource"),
             h("td", one.why, h("p", "since ", moment(one.since)) if one.resource else "", data_head="Why"),
         )
-        for one in status.unclaimed
+        for one in status.unclaimed[:_ROWS]
     ]
     if not rows:
         return h("p", "Every device that was found is offered.", class_="nothing")
     head = h("thead", h("tr", [h("th", text, scope="col") for text in ("Device", "Resource", "Why")]))
-    return h("details", h("summary", many(len(rows), "device")), h("table", head, h("tbody", rows)))
+    rest = len(status.unclaimed) - _ROWS
+    more = h("p", f"and {rest:,} more: ", h("code", "fairlead status")) if rest > 0 else None
+    return h("details", h("summary", many(len(status.unclaimed), "device")), h("table", head, h("tbody", rows)), more)
 
 
 def events(happened: Sequence[Event]) -> Html:
