@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic
 from backends.durations import Seconds
 from backends.errors import reason_of
 from backends.host import Host, HostPath
-from backends.known import Known
+from backends.known_devices import Known
 from backends.values import (
     ALL,
     ANY_SUBSYSTEM,

@@ -17,7 +17,7 @@ from agent.daemon.event_log import Events
 from agent.daemon.supervisor import Agent
 from agent.discovery.backend_factory import make_backends
 from agent.runtime import logs
-from agent.runtime.lines import QueuedLines
+from agent.runtime.line_queue import QueuedLines
 from agent.runtime.notify import Notifier
 from agent.runtime.shortage import Shortage, raise_limits
 

@@ -15,11 +15,11 @@ from typing import Final
 import anyio
 
 from agent.config import DEFAULT_PATH, Config, ConfigError, ConfigProblem, Difference
+from agent.daemon.discovery_runner import DiscoveryRunner
 from agent.daemon.list_warnings import ListWarnings
 from agent.daemon.node import Node
 from agent.daemon.reload import Change
 from agent.daemon.serving import Serving
-from agent.daemon.watching import Watching
 from agent.discovery.changes import Changes
 from agent.discovery.discoverer import Discoverer
 from agent.hardware.adoption import Adopter
@@ -28,7 +28,7 @@ from agent.inventory.found_devices import Facts
 from agent.inventory.inventory import Inventory
 from agent.kubelet.preference import Preferences
 from agent.kubelet.prestart import Starter
-from agent.runtime.short_steps import BATCH, in_batches
+from agent.runtime.chunked_work import BATCH, in_batches
 from agent.runtime.workers import Workers
 
 DECISION_DEADLINE: Final = 10.0
@@ -41,7 +41,7 @@ class ConfigurationSwap:
 
     config: Config
     """What is in force."""
-    watching: Watching
+    discovery: DiscoveryRunner
     inventory: Inventory
     serving: Serving
     preferences: Preferences
@@ -66,21 +66,21 @@ class ConfigurationSwap:
         if not (difference or change.backends):
             self.config = difference.config
             return
-        async with self.watching.beside(change.backends, difference.config.agent, patience) as fresh:
+        async with self.discovery.beside(change.backends, difference.config.agent, patience) as fresh:
             kinds = {resource.spec.backend for resource in difference.config.resources}
-            every = {kind: it for kind, it in (self.watching.discoverers | fresh).items() if kind in kinds}
+            every = {kind: it for kind, it in (self.discovery.discoverers | fresh).items() if kind in kinds}
             inventory, facts = await self._decide(difference.config, every)
 
             # from here on nothing waits, so that whoever asks sees one configuration or the other
-            found = [it.take_over(self.watching.discoverers.get(kind)) for kind, it in fresh.items()]
-            found += [it.nothing_left() for kind, it in self.watching.discoverers.items() if kind not in kinds]
+            found = [it.take_over(self.discovery.discoverers.get(kind)) for kind, it in fresh.items()]
+            found += [it.nothing_left() for kind, it in self.discovery.discoverers.items() if kind not in kinds]
             inventory.learn(self._facts(every), facts)
             self._refuse_broken(difference.config, inventory)
             inventory.go_on_from(self.inventory)
-            watches = self.watching.watches_of(every)
+            watches = self.discovery.watches_of(every)
 
             self.inventory.become(inventory)
-            self.watching.exchange(every, watches)
+            self.discovery.exchange(every, watches)
             self.config = difference.config
             await self._tell(difference, fresh, found)
 
@@ -120,14 +120,14 @@ class ConfigurationSwap:
 
     async def _tell(self, difference: Difference, fresh: Mapping[str, Discoverer], found: Iterable[Changes]) -> None:
         """Tell whoever is concerned that there is another configuration; no list goes out before its health is known."""
-        self.watching.listen()
+        self.discovery.listen()
         for discoverer in fresh.values():
             discoverer.rescan()  # what happened since it looked
         with self.node.publisher.withheld():
             for changes in found:
                 async for (part,) in in_batches(changes.in_parts(BATCH), 1):
                     self.node.judge(part)
-                self.watching.sight_soon(changes)
+                self.discovery.sight_soon(changes)
         self.node.ready(fresh)
         self._tell_kubelet(difference)
         self.jobs.close()  # threads that only backends of before needed

@@ -26,9 +26,9 @@ from agent.inventory.tombstones import GONE, NOT_SEEN
 from agent.inventory.unmatched import unmatched
 from agent.kubelet.pod_claims import PodClaims
 from agent.model import Health, Slot, SlotKey, Snapshot
+from agent.runtime.chunked_work import BATCH, in_batches, in_slices
 from agent.runtime.errors import FairleadError
 from agent.runtime.problems import Problems
-from agent.runtime.short_steps import BATCH, in_batches, in_slices
 from backends.base import Backend, Device, Problem
 
 log = structlog.get_logger()
@@ -44,7 +44,7 @@ class Parts:
     discoverers: Mapping[str, Discoverer]
     adopter: Adopter
     serving: Serving
-    witnesses: PodClaims
+    pod_claims: PodClaims
     events: Events
     problems: Problems
     shortfall: Shortfall
@@ -209,7 +209,7 @@ class AgentControl:
 
     def _holders(self, slot: SlotKey) -> tuple[views.Holder, ...]:
         return tuple(
-            views.Holder(it.namespace, it.pod, it.container) for it in self._parts.witnesses.holders.get(slot, ())
+            views.Holder(it.namespace, it.pod, it.container) for it in self._parts.pod_claims.holders.get(slot, ())
         )
 
     def _wall(self, monotonic: float) -> float:

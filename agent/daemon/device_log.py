@@ -11,8 +11,8 @@ from typing import Final
 import structlog
 
 from agent.model import Slot, Snapshot
+from agent.runtime.chunked_work import BATCH, in_batches
 from agent.runtime.counts import Counts
-from agent.runtime.short_steps import BATCH, in_batches
 
 _WELL: Final = ("Healthy", "Degraded")
 """States in which pods may have it; any other is a loss, which is a warning."""

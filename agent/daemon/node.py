@@ -21,7 +21,7 @@ from agent.hardware.releases import Releaser
 from agent.health import HealthBook
 from agent.inventory.inventory import Inventory
 from agent.model import Held
-from agent.runtime.short_steps import BATCH
+from agent.runtime.chunked_work import BATCH
 from backends.base import Clears, Record, Signal
 
 

@@ -18,8 +18,8 @@ from agent.hardware.releases import Releaser
 from agent.health import HealthBook
 from agent.inventory.inventory import Inventory
 from agent.model import Health
+from agent.runtime.chunked_work import in_batches
 from agent.runtime.errors import FairleadError
-from agent.runtime.short_steps import in_batches
 from backends.base import Clears
 
 _PATIENCE: Final = 3.0

@@ -26,6 +26,7 @@ from agent.console import views
 from agent.console.service import serve
 from agent.daemon.configuration_swap import ConfigurationSwap
 from agent.daemon.control import AgentControl, Parts
+from agent.daemon.discovery_runner import DiscoveryRunner
 from agent.daemon.event_log import Events
 from agent.daemon.feature_file import FeatureFile
 from agent.daemon.list_warnings import ListWarnings
@@ -35,7 +36,6 @@ from agent.daemon.reload import Change, Reloader
 from agent.daemon.serving import Serving
 from agent.daemon.state_file import StateFile
 from agent.daemon.state_keeper import StateKeeper
-from agent.daemon.watching import Watching
 from agent.discovery.sources.base import boot_id
 from agent.hardware.adoption import Adopter
 from agent.hardware.jobs import Jobs
@@ -110,8 +110,10 @@ class Agent:
         kept = ledger, self._releaser, self.inventory, health
         self._keeper = StateKeeper(StateFile(settings.state_dir), *kept, clock=clock, wall=wall)
         self.node.releaser, self.node.keeper = self._releaser, self._keeper
-        self._watching = Watching(settings, config.host, backends, self.node, self.watchdog, self.counts, self.problems)
-        self.discoverers = self._watching.discoverers
+        self._discovery = DiscoveryRunner(
+            settings, config.host, backends, self.node, self.watchdog, self.counts, self.problems
+        )
+        self.discoverers = self._discovery.discoverers
         self._list_warnings = ListWarnings(self.inventory, self.discoverers, clock)
         self._adopter = Adopter(backends, self._reconciler, self._look_at)
         self._notifier = notifier
@@ -120,7 +122,7 @@ class Agent:
         self._preferences = Preferences(self.inventory, backends)
         self._allocator = Allocator(self.inventory, backends, self._jobs, self._record)
         self._starter = self._make_starter(backends)
-        self._pod_claims = self._make_witnesses(settings)
+        self._pod_claims = self._make_pod_claims(settings)
         acting = self._reconciler, self._look_at, self._pod_claims.know
         self._resumer = Resumer(backends, self.inventory, ledger, *acting)
         self._kubelet_watch = self.watchdog.pulse("kubelet's directory")
@@ -140,7 +142,7 @@ class Agent:
         self._configuration_swap = self._make_configuration_swap(config)
         self._reloader = Reloader(
             lambda: self.config,
-            self._watching.stuck,
+            self._discovery.stuck,
             self._apply,
             notifier,
             lambda: self._serving.status,
@@ -162,7 +164,7 @@ class Agent:
             was_reset=self.node.was_reset,
         )
 
-    def _make_witnesses(self, settings: AgentConfig) -> PodClaims:
+    def _make_pod_claims(self, settings: AgentConfig) -> PodClaims:
         return PodClaims(
             self.node.ledger,
             settings.pod_resources,
@@ -182,7 +184,7 @@ class Agent:
     def _make_configuration_swap(self, config: Config) -> ConfigurationSwap:
         return ConfigurationSwap(
             config,
-            self._watching,
+            self._discovery,
             self.inventory,
             self._serving,
             self._preferences,
@@ -250,13 +252,13 @@ class Agent:
         """Run until cancelled; `on_ready` is called before the first registration."""
         await self._keeper.restore()  # before anything is seen: what was drained or latched is not Healthy for a moment
         if (read := self.node.health.handled.get("kmsg")) is not None:
-            self._watching.kmsg.after = read.boot, read.sequence
+            self._discovery.kmsg.after = read.boot, read.sequence
         async with anyio.create_task_group() as self._tasks:
             self.node.tasks = self._tasks
-            self._watching.start(self._tasks)
+            self._discovery.start(self._tasks)
             self._tasks.start_soon(self._keep, self._kubelet_watch.part, self._serving.watch, self._kubelet_watch)
             self._tasks.start_soon(self._keep, "watchdog", self.watchdog.run)
-            self._tasks.start_soon(self._keep, "health", partial(self.node.run, self._watching.until))
+            self._tasks.start_soon(self._keep, "health", partial(self.node.run, self._discovery.until))
             admin = partial(serve, self.control, self.config.agent.admin_socket, self.problems)
             self._tasks.start_soon(self._keep, "admin socket", admin)
             if self.config.http_listen is not None:
@@ -278,8 +280,8 @@ class Agent:
         """Give the kubelet's memory and every backend's first scan their time."""
         with anyio.move_on_after(SETTLE):
             await self._pod_claims.ask()
-            await self._watching.looked()
-            await self._watching.caught_up()  # the first list tells what was logged before we came
+            await self._discovery.looked()
+            await self._discovery.caught_up()  # the first list tells what was logged before we came
         for kind, discoverer in self.discoverers.items():
             if not discoverer.first_scan.is_set():
                 log.warning("backend-slow", backend=kind, waited=SETTLE, then="listing what is known so far")
@@ -313,7 +315,7 @@ class Agent:
 
     async def _adopt_what_is_new(self) -> None:
         """Once everybody has looked: until then, nobody knows what is another's."""
-        await self._watching.looked()
+        await self._discovery.looked()
         self._adopter.configure(self.inventory.selection.in_force(), self.inventory.slots)
 
     def _slots(self) -> dict[str, dict[str, Slot]]:

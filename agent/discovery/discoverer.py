@@ -20,14 +20,14 @@ from agent.discovery import backend_answers, records
 from agent.discovery.backend_answers import ask
 from agent.discovery.changes import Changes, changes_by_exchange, changes_of
 from agent.discovery.reports import CALLS, FOR_EVENTS, Reports, cannot_read, hangs, signals_of_hung
+from agent.discovery.scan_waiters import LookError, Waiters
 from agent.discovery.schedule import EVERY_UNIT, Schedule, Todo
 from agent.discovery.slow_reads import OVERTAKEN, Overtaken, wait
 from agent.discovery.unit_walk import Seen, Walk, in_parts, probe, walk
-from agent.discovery.waiters import LookError, Waiters
+from agent.runtime.chunked_work import BATCH, in_batches
 from agent.runtime.counts import Counts
 from agent.runtime.errors import shown
 from agent.runtime.patience import Running
-from agent.runtime.short_steps import BATCH, in_batches
 from agent.runtime.workers import NoWorkerError, Workers
 from backends.base import ALL, All, Backend, Device, Hint, Link, Problem, Record, Signal, Watches
 

@@ -13,7 +13,7 @@ from typing import Any
 from agent.discovery import backend_answers
 from agent.runtime import garbage, shortage
 from backends.base import Backend, Device, Discovery, Link, Signal, Verdict
-from backends.known import Known
+from backends.known_devices import Known
 
 Glance = tuple[object, ...]
 """What `Backend.glance` said of each of a unit's devices."""

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from agent.discovery.waiters import LookError
+from agent.discovery.scan_waiters import LookError
 from agent.hardware.queue import HardwareQueue, Turn
 from agent.runtime import patience
 from agent.runtime.workers import LIMIT, NoWorkerError, Workers

@@ -17,8 +17,8 @@ from agent.discovery import backend_answers
 from agent.hardware.reconciler import Reconciler, Want
 from agent.inventory.inventory import Inventory
 from agent.model import REPLACED, Held, SlotKey
+from agent.runtime.chunked_work import in_batches
 from agent.runtime.problems import Trouble
-from agent.runtime.short_steps import in_batches
 from agent.runtime.workers import Workers
 from backends.base import Backend, Device, Grant, Resource
 

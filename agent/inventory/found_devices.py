@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agent.inventory.ownership import Candidate, Placed
+from agent.inventory.competition import Candidate, Placed
 from agent.inventory.slots import size_of_all
 from agent.model import Health, Held
 from agent.runtime.limits import MESSAGE_LIMIT

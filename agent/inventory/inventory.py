@@ -15,10 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from agent.inventory.competition import Candidate, assign
 from agent.inventory.conditions import Conditions
 from agent.inventory.found_devices import Facts, Found, Indexes, Ref, Unclaimed
 from agent.inventory.lookup import find, places_of
-from agent.inventory.ownership import Candidate, assign
 from agent.inventory.selection import Selection
 from agent.inventory.slot_writer import SlotWriter
 from agent.inventory.slots import Listing

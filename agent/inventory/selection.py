@@ -14,7 +14,7 @@ from typing import Any
 from agent.config.templates import NamelessError, fits, is_distinctive, name_of
 from agent.discovery import backend_answers
 from agent.discovery.backend_answers import ask
-from agent.inventory.ownership import Candidate
+from agent.inventory.competition import Candidate
 from agent.runtime.errors import shown
 from backends.base import Backend, Device, Resource
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from agent.inventory.found_devices import Found
 from agent.inventory.inventory import Inventory
-from agent.runtime.short_steps import in_batches
+from agent.runtime.chunked_work import in_batches
 from backends.base import Device, Resource
 
 UNUSABLE: Final = "unusable"

@@ -18,7 +18,7 @@ from agent.claims.foreign_claims import Trace
 from agent.kubelet.wire import SENSELESS, messages, strings
 from agent.model import SlotKey
 from agent.runtime import patience
-from agent.runtime.short_steps import in_slices
+from agent.runtime.chunked_work import in_slices
 from agent.runtime.workers import NoWorkerError, Workers
 from backends.linux import files
 

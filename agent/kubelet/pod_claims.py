@@ -29,8 +29,8 @@ from agent.kubelet.podresources import PodResourcesError, list_pods
 from agent.kubelet.wire import PodDevices, PodList
 from agent.model import Held, SlotKey
 from agent.runtime import patience
+from agent.runtime.chunked_work import in_batches, in_slices
 from agent.runtime.problems import Problems, Trouble
-from agent.runtime.short_steps import in_batches, in_slices
 from backends.base import Device
 
 IDLE: Final = 60.0

@@ -13,9 +13,9 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from agent.kubelet.api.v1 import AllocatableResourcesRequest, ListPodResourcesRequest
 from agent.kubelet.transport.calling import apart
-from agent.kubelet.transport.gathering import GatheringChannel
+from agent.kubelet.transport.write_gathering import GatheringChannel
 from agent.kubelet.wire import SENSELESS, Allocatable, Codec, Encoded, PodList, allocatable_names, pod_devices
-from agent.runtime.short_steps import in_slices
+from agent.runtime.chunked_work import in_slices
 
 MOST_BYTES: Final = 16 << 20
 """Of an answer: what the kubelet's own clients take."""

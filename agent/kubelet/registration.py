@@ -26,8 +26,8 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from agent.kubelet import wire
 from agent.kubelet.api.v1beta1 import DevicePluginOptions
 from agent.kubelet.transport.calling import apart
-from agent.kubelet.transport.gathering import GatheringChannel
 from agent.kubelet.transport.server import SocketServer
+from agent.kubelet.transport.write_gathering import GatheringChannel
 from agent.runtime.counts import Counts
 
 if TYPE_CHECKING:

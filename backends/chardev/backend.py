@@ -33,7 +33,7 @@ from backends.chardev.options import MOST_TOKENS, CharDevOptions, CharDevResourc
 from backends.chardev.stick_sets import StickSets
 from backends.chardev.sticks import usb_env
 from backends.chardev.usb import UsbSticks
-from backends.known import Known
+from backends.known_devices import Known
 
 
 def way_of_finding(options: GroupOptions) -> type[Finder]:

@@ -16,7 +16,7 @@ from backends.chardev import members, sticks
 from backends.chardev.groups import Group
 from backends.chardev.paths import tokens
 from backends.chardev.sticks import NotOfferedError, Selectors, Stick
-from backends.known import Known
+from backends.known_devices import Known
 from backends.linux import usb
 
 

@@ -29,7 +29,7 @@ from backends.gpu.intel import Intel
 from backends.gpu.nvidia import Nvidia
 from backends.gpu.options import GpuOptions, GpuResource, complaints
 from backends.gpu.vendor import Vendor
-from backends.known import Known
+from backends.known_devices import Known
 from backends.linux import pci, pci_health, pci_recovery
 
 _VENDORS: Final[dict[str, type[Vendor]]] = {

@@ -8,7 +8,7 @@ from typing import Final
 from backends.base import ALL, All, Device, Hint, HostPath, LinkChange, PathChange, Uevent
 from backends.infiniband import rdma
 from backends.infiniband.pools import PREFIX
-from backends.known import Known
+from backends.known_devices import Known
 from backends.linux import pci
 
 _CLASSES: Final = frozenset({"infiniband", "infiniband_verbs", "infiniband_mad"})

@@ -17,7 +17,7 @@ from typing import Final
 
 from backends.base import AllocationRefused, Hint, Host, HostPath, Problem, Uevent
 from backends.errors import reason_of
-from backends.known import Known
+from backends.known_devices import Known
 from backends.linux import sysfs
 
 FUNCTIONS: Final = HostPath("/sys/bus/pci/devices")

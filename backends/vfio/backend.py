@@ -28,7 +28,7 @@ from backends.base import (
     Uevent,
     Watches,
 )
-from backends.known import Known
+from backends.known_devices import Known
 from backends.linux import iommu, pci, pci_recovery
 from backends.linux.iommu import Group
 from backends.vfio import binding, finding, health

@@ -16,8 +16,8 @@ from typing import Final
 from backends.base import Host, HostPath, Node
 from backends.errors import reason_of
 from backends.linux import files, iommu, pci, udev
+from backends.linux.host_uses import busy_disks, uses
 from backends.linux.nodes import NoNodeError, device_node
-from backends.linux.uses import busy_disks, uses
 from backends.vfio.kernel import MODULE, Kernel
 from backends.vfio.vgpu import vgpus
 

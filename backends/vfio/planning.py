@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from backends.base import Host
 from backends.linux import iommu, pci
+from backends.linux.host_uses import uses
 from backends.linux.iommu import Group, Member
-from backends.linux.uses import uses
 from backends.vfio.options import VfioOptions
 from backends.vfio.vgpu import vgpus
 

@@ -66,13 +66,13 @@ async def test_whoever_has_a_function_it_is_unhealthy_until_it_has_been_recovere
                 continue
             for other in resources:
                 await node.has(other.name, healthy=1)
-            agent._watching.take(recovery(address, "BEGIN_RECOVERY"))
-            agent._watching.take(recovery(address, "FAILED_RECOVERY"))
+            agent._discovery.take(recovery(address, "BEGIN_RECOVERY"))
+            agent._discovery.take(recovery(address, "FAILED_RECOVERY"))
             for other in resources:
                 await node.has(other.name, healthy=int(other is not resource), unhealthy=int(other is resource))
             both = [(f"pci:{address}", reason) for reason in ("pci-recovery", "pci-recovery-failed")]
             assert latched(agent) == both, "each once, however many backends were told"
-            agent._watching.take(recovery(address, "SUCCESSFUL_RECOVERY"))
+            agent._discovery.take(recovery(address, "SUCCESSFUL_RECOVERY"))
             await node.has(resource.name, healthy=1)
             assert latched(agent) == []
 
@@ -80,9 +80,9 @@ async def test_whoever_has_a_function_it_is_unhealthy_until_it_has_been_recovere
 async def test_what_nobody_has_harms_nobody(node: Node) -> None:
     async with node.running(T4S, backends=made(node, T4S)) as agent:
         await node.has(T4S.name, healthy=1)
-        agent._watching.take(recovery(SPARE, "FAILED_RECOVERY"))
+        agent._discovery.take(recovery(SPARE, "FAILED_RECOVERY"))
         assert latched(agent) == [(f"pci:{SPARE}", "pci-recovery-failed")]
-        agent._watching.take(recovery(GPU, "FAILED_RECOVERY"))
+        agent._discovery.take(recovery(GPU, "FAILED_RECOVERY"))
         await node.has(T4S.name, healthy=0, unhealthy=1)
-        agent._watching.take(recovery(GPU, "SUCCESSFUL_RECOVERY"))
+        agent._discovery.take(recovery(GPU, "SUCCESSFUL_RECOVERY"))
         await node.has(T4S.name, healthy=1)

@@ -179,7 +179,7 @@ async def test_a_drain_that_has_ended_before_it_began_is_refused(node: Node) -> 
 async def test_what_was_drained_or_latched_is_never_healthy_after_a_restart(node: Node) -> None:
     async with node.running(cards(), backends={"cards": Cards()}) as agent:
         await node.has(CARDS, healthy=4)
-        agent._watching.take(xid())
+        agent._discovery.take(xid())
         await agent.node.drain(["pci:1"], "the fan")
         await node.has(CARDS, healthy=0, unhealthy=4)
     with lists(node) as healthy:
@@ -195,17 +195,17 @@ async def test_a_latch_ends_when_the_driver_is_bound_anew_even_while_we_are_down
     backend = Cards()
     async with node.running(cards(), backends={"cards": backend}) as agent:
         await node.has(CARDS, healthy=4)
-        agent._watching.take(xid())
+        agent._discovery.take(xid())
         await node.has(CARDS, healthy=2, unhealthy=2)
         backend.binding = "second"
         agent.discoverers["cards"].rescan()
         await node.has(CARDS, healthy=4)
-        agent._watching.take(xid(2))
+        agent._discovery.take(xid(2))
         await node.has(CARDS, healthy=2, unhealthy=2)
         await until(lambda: [latch["sequence"] for latch in kept(node)["latches"]] == [2])
     async with node.running(cards(), backends={"cards": Cards("third")}) as agent:
         await node.has(CARDS, healthy=4)
-        assert agent._watching.kmsg.after == ("", 2)
+        assert agent._discovery.kmsg.after == ("", 2)
         await until(lambda: kept(node)["latches"] == [])
 
 
@@ -216,7 +216,7 @@ async def test_a_second_agent_takes_over_what_the_first_was_told_and_writes_noth
             second = node.agent(cards(), backends={"cards": Cards()})
             running = asyncio.ensure_future(second.run())
             await until(lambda: any(line["event"] == "another-agent-runs" for line in lines))
-            second._watching.take(xid())
+            second._discovery.take(xid())
             await until(lambda: second.node.health.of("pci:0").reason == "xid-79")
             await settled()
             assert not (node.state / "state.json").exists()

@@ -15,7 +15,7 @@ from agent.discovery import discoverer, schedule, unit_walk
 from agent.discovery.changes import Changes
 from agent.discovery.discoverer import Discoverer
 from agent.discovery.reports import CALL_WELL
-from agent.discovery.waiters import LookError
+from agent.discovery.scan_waiters import LookError
 from agent.runtime.workers import Workers
 from backends.base import (
     ANY_SUBSYSTEM,

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from agent.discovery.waiters import LookError
+from agent.discovery.scan_waiters import LookError
 from agent.hardware import jobs
 from agent.hardware.jobs import Jobs
 from agent.hardware.queue import HardwareQueue

@@ -25,8 +25,8 @@ from agent.console.http.responses import EventStream, Whole
 from agent.console.http.shared_answers import SharedAnswer
 from agent.console.http.viewers import Viewers
 from agent.console.views import Event, Status
+from agent.runtime.chunked_work import in_slices
 from agent.runtime.counts import Counts
-from agent.runtime.short_steps import in_slices
 
 _HEADERS: Final = (
     (b"connection", b"close"),

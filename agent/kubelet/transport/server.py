@@ -28,7 +28,7 @@ from h2.events import DataReceived
 from h2.exceptions import ProtocolError
 
 from agent.kubelet.transport.flood import PER_TURN, Allowance, FrameCutter
-from agent.kubelet.transport.gathering import GatheringProtocol
+from agent.kubelet.transport.write_gathering import GatheringProtocol
 from agent.kubelet.wire import Codec
 from agent.runtime.errors import brief
 from agent.runtime.limits import MESSAGE_LIMIT, SOCKET_PATH_LIMIT

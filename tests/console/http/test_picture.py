@@ -14,8 +14,8 @@ from agent.console.http.page.tiles import name
 from agent.console.http.shared_answers import SharedAnswer
 from agent.console.http.viewers import Viewers
 from agent.console.views import Event, Status
-from agent.runtime import short_steps
-from agent.runtime.short_steps import in_slices
+from agent.runtime import chunked_work
+from agent.runtime.chunked_work import in_slices
 from tests.console.fakes import FakeDaemon
 from tests.console.http import nodes
 from tests.wait import limit, pass_time, settled
@@ -150,7 +150,7 @@ async def test_nothing_is_drawn_while_nobody_looks() -> None:
 
 
 async def test_others_have_their_turn_during_long_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(short_steps, "SLICE", 0.0)
+    monkeypatch.setattr(chunked_work, "SLICE", 0.0)
     turns = 0
 
     async def other() -> None:

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.console.http.page.html import Html, h, join, many
-from agent.console.http.page.places import Machine, Node, Place, tiles
+from agent.console.http.page.topology import Machine, Node, Place, tiles
 from agent.console.http.page.verdict import troubles
 from agent.console.views import Device, Resource, Status
 from tests.console.http import nodes

@@ -14,11 +14,11 @@ from typing import Final
 
 from agent.console.http.page import sections
 from agent.console.http.page.html import Html
-from agent.console.http.page.places import Tile, tiles
 from agent.console.http.page.tiles import drawn, name
+from agent.console.http.page.topology import Tile, tiles
 from agent.console.http.page.verdict import troubles
 from agent.console.views import Event, Status
-from agent.runtime.short_steps import in_slices
+from agent.runtime.chunked_work import in_slices
 
 EVENTS: Final = 50
 """How many the page shows."""

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from agent.console.http.page.html import Html, h, join, many, moment
-from agent.console.http.page.places import Machine, Node, Place, Tile
 from agent.console.http.page.tiles import name, sign
+from agent.console.http.page.topology import Machine, Node, Place, Tile
 from agent.console.http.page.verdict import Trouble
 from agent.console.http.readiness import unready
 from agent.console.views import NAMES_NOTHING, Event, Resource, Status, Template

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from agent.console.http.page.html import Html, h, join, many, moment
-from agent.console.http.page.places import Tile
+from agent.console.http.page.topology import Tile
 from agent.console.views import Device, Held
 
 SIGNS: Final = {"Healthy": "✓", "Degraded": "!", "Unhealthy": "✕"}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from agent.console.http.page.places import Tile, badness
+from agent.console.http.page.topology import Tile, badness
 from agent.console.http.readiness import unready
 from agent.console.views import Status, Unclaimed
 

@@ -9,7 +9,7 @@ import pytest
 
 from backends.base import Host
 from backends.linux import pci
-from backends.linux.uses import busy_disks, uses
+from backends.linux.host_uses import busy_disks, uses
 from tests.backends.pci_trees import function
 from tests.backends.trees import plant, planted_host
 

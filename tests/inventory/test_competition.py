@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from itertools import permutations
 
-from agent.inventory.ownership import Candidate, Placed, assign
+from agent.inventory.competition import Candidate, Placed, assign
 from agent.model import Held
 from backends.base import Device
 from tests.fakes import device, held

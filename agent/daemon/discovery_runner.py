@@ -18,12 +18,12 @@ from agent.discovery.backend_factory import why_unmade
 from agent.discovery.changes import Changes
 from agent.discovery.discoverer import Discoverer
 from agent.discovery.records import Sightings, wants
+from agent.discovery.scan_waiters import LookError
 from agent.discovery.sources.base import Resync, Said
 from agent.discovery.sources.kmsg import KmsgSource
 from agent.discovery.sources.links import LinkSource
 from agent.discovery.sources.paths import PathSource
 from agent.discovery.sources.uevents import UeventSource
-from agent.discovery.waiters import LookError
 from agent.runtime import patience
 from agent.runtime.counts import Counts
 from agent.runtime.problems import Problems
@@ -40,7 +40,7 @@ _WAKE: Final = 2.0  # seconds for a look at everything after we did not run
 log = structlog.get_logger()
 
 
-class Watching:
+class DiscoveryRunner:
     """The sources, the backends in force, and who looks at the node for each of them."""
 
     def __init__(

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agent.kubelet.transport.gathering import GatheringChannel, GatheringTransport
+from agent.kubelet.transport.write_gathering import GatheringChannel, GatheringTransport
 from tests.wait import limit
 
 Ends = tuple[GatheringTransport, socket.socket]
