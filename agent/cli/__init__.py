@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from importlib import import_module
 from keyword import iskeyword
@@ -9,7 +11,7 @@ from typing import Final
 
 import click
 
-from agent.runtime.errors import FairleadError, unknown
+from agent.runtime.errors import ExitCode, FairleadError, unknown
 from backends.printable import printable_lines
 
 _COMMANDS: Final = {
@@ -67,3 +69,8 @@ def main() -> None:
     except FairleadError as error:
         click.echo(printable_lines(error.sentence), err=True)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        click.echo(f"the output cannot be written: {os.strerror(error.errno).lower()}", err=True)
+        os._exit(ExitCode.TROUBLE)  # else Python tries to write the rest once more, and complains

@@ -30,6 +30,7 @@ def reload(config: Path | None, as_json: bool) -> None:
         if done.needs_restart:
             output.echo(f"Only a restart applies: {', '.join(done.needs_restart)}")
         if done == type(done)():
-            output.echo("Nothing has changed.")
+            since = (await client.status()).configuration.loaded
+            output.echo(f"Nothing has changed: what the file says is in force since {output.moment(since)}.")
 
     connection.ask(config, question)

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import faulthandler
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import anyio
 import click
-import structlog
 
 from agent.cli import options
-from agent.config import load
-from agent.daemon.event_log import Events
-from agent.daemon.supervisor import Agent
-from agent.discovery.backend_factory import make_backends
-from agent.runtime import logs
-from agent.runtime.line_queue import QueuedLines
-from agent.runtime.notify import Notifier
-from agent.runtime.shortage import Shortage, raise_limits
 
-log = structlog.get_logger()
+if TYPE_CHECKING:
+    from agent.runtime import logs
 
 
 @click.command(epilog="Exit codes: 0 it was stopped by SIGTERM or SIGINT, 2 the configuration has mistakes.")
@@ -31,6 +20,22 @@ log = structlog.get_logger()
 )
 def run(config: Path | None, log_level: logs.Level) -> None:
     """Find hardware, offer it to the kubelet, hand it to pods."""
+    # `--help` does without the daemon, which takes half a second to be imported
+    import asyncio
+    import faulthandler
+    import sys
+
+    import anyio
+
+    from agent.config import load
+    from agent.daemon.event_log import Events
+    from agent.daemon.supervisor import Agent
+    from agent.discovery.backend_factory import make_backends
+    from agent.runtime import logs
+    from agent.runtime.line_queue import QueuedLines
+    from agent.runtime.notify import Notifier
+    from agent.runtime.shortage import Shortage, raise_limits
+
     raise_limits()
     stderr = QueuedLines(sys.stderr.fileno())
     stderr.when_room = _tell_of_lost
@@ -52,4 +57,7 @@ def run(config: Path | None, log_level: logs.Level) -> None:
 
 
 def _tell_of_lost(count: int) -> None:
+    import structlog
+
+    log = structlog.get_logger()
     log.warning("log-lines-lost", count=count, reason="stderr took no more lines for a while")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import click
+from msgspec.structs import replace
 
 from agent.cli import connection, options, output
 from agent.cli.output import bold, echo, table, wrapped
@@ -95,7 +96,7 @@ def _lines(shown: Status) -> Iterator[str]:
         yield ""
     for name, why in complaints:
         yield wrapped(f"{name}: {why}", 0, 2)
-    for resource, device in bad:
+    for resource, device in _together(bad):
         yield from _complaint(resource, device)
     if shown.unclaimed:
         yield "\n" + bold("NOT OFFERED")
@@ -135,6 +136,18 @@ def _registration(resource: Resource) -> str:
     if resource.registered and resource.streaming:
         return "registered"
     return output.state("Unhealthy", "no stream" if resource.registered else "waiting")
+
+
+def _together(bad: Iterable[tuple[Resource, Device]]) -> Iterator[tuple[Resource, Device]]:
+    """Tombstones that differ in nothing but their IDs as one: a device of fifty tokens leaves fifty."""
+    alike: dict[tuple[str, ...], list[tuple[Resource, Device]]] = {}
+    for number, (resource, device) in enumerate(bad):
+        is_tombstone = not device.hardware
+        differs = (device.state, device.reason, device.message) if is_tombstone else (str(number),)
+        alike.setdefault((resource.name, *differs), []).append((resource, device))
+    for group in alike.values():
+        (resource, first), *others = group
+        yield resource, replace(first, ids=(*first.ids, *(i for _, it in others for i in it.ids)))
 
 
 def _complaint(resource: Resource, device: Device) -> Iterator[str]:

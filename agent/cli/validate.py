@@ -15,18 +15,23 @@ from agent.runtime.errors import ExitCode
 
 
 @click.command(epilog="Exit codes: 0 it is valid, 2 it has problems.")
+@click.argument("file", required=False, type=click.Path(path_type=Path))
 @options.config
 @options.as_json
-def validate(config: Path | None, as_json: bool) -> None:
+def validate(file: Path | None, config: Path | None, as_json: bool) -> None:
     """Check a configuration file and say what it means.
+
+    FILE is another way to say --config FILE.
 
     With --json it prints {"valid": bool, "problems": [{"file", "line", "path", "message"}],
     "resources": [{"name", "backend"}]}; "line" is null where a problem is about the whole file.
     """
+    if file is not None and config is not None:
+        raise click.UsageError("name one file, as an argument or as --config")
     problems: tuple[ConfigProblem, ...] = ()
     loaded: Config | None = None
     try:
-        loaded = load(config)
+        loaded = load(file or config)
     except ConfigError as error:
         problems = error.problems
     if as_json:

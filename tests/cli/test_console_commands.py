@@ -27,6 +27,7 @@ from agent.console.views import (
     Holder,
     Kubelet,
     Problem,
+    Reloaded,
     Resource,
     Signal,
     Unclaimed,
@@ -59,7 +60,8 @@ def widest(result: Result) -> int:
 
 
 HOLDER = Holder("team", "training-0", "main")
-SICK = Device("GPU-2", ("GPU-2",), "Unhealthy", "xid-79", "The GPU has fallen off the bus.", 1500.0)
+FALLEN = "The GPU has fallen off the bus."
+SICK = Device("GPU-2", ("GPU-2",), "Unhealthy", "xid-79", FALLEN, 1500.0, hardware=("pci:0000:5e:00.0",))
 USED = replace(GPU, held=(Held("GPU-1", (HOLDER,)),))
 
 
@@ -105,6 +107,13 @@ def test_what_is_gone_since_nobody_knows_when_is_not_dated(daemon: FakeDaemon, r
     gone = Device("x", ("x",), "Unhealthy", "gone", "The device is gone.")
     daemon.shown = status(Resource("a.b/c", "stub", True, True, devices=(gone,)))
     assert "  gone: The device is gone." in run("status").output.splitlines()
+
+
+def test_the_tokens_of_one_device_that_is_gone_are_one_thing(daemon: FakeDaemon, run: Run) -> None:
+    gone = [Device(f"kvm::{n}", (f"kvm::{n}",), "Unhealthy", "gone", "The device is gone.", 1500.0) for n in range(50)]
+    daemon.shown = status(Resource("a.b/kvm", "chardev", True, True, devices=(*gone, SICK, replace(SICK, key="GPU-3"))))
+    said = [line for line in run("status").output.splitlines() if line.startswith("unhealthy")]
+    assert said == ["unhealthy kvm::0 and 49 more IDs of a.b/kvm"] + ["unhealthy GPU-2 of a.b/kvm"] * 2
 
 
 def test_the_status_as_json_is_one_document(run: Run) -> None:
@@ -260,13 +269,16 @@ def test_a_time_that_is_none_is_wrong_usage(daemon: FakeDaemon, run: Run, until:
     assert (result.exit_code, said in result.output, daemon.asked) == (2, True, [])
 
 
-def test_a_reload_says_what_it_changed(run: Run) -> None:
+def test_a_reload_says_what_it_changed(daemon: FakeDaemon, run: Run) -> None:
     assert run("reload").output == "Added: a.b/new\n"
     assert json.loads(run("reload", "--json").output)["added"] == ["a.b/new"]
+    daemon.changed = Reloaded()
+    said = run("reload").output  # the daemon has read the file as soon as it was written
+    assert said == f"Nothing has changed: what the file says is in force since {output.moment(1000.0)}.\n"
 
 
 def test_the_commands_import_little_and_so_start_fast() -> None:
-    looking = ("run", "discover", "doctor", "validate", "import", "demo")  # by themselves, with backends
+    looking = ("discover", "doctor", "validate", "import", "demo")  # by themselves, with backends
     names = [f"agent.cli.{name}" for name in cli._COMMANDS if name not in looking]
     heavy = ("anyio", "betterproto", "structlog", "backends.registry", "agent.config")
     code = (

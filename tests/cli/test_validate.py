@@ -77,6 +77,23 @@ def test_a_valid_file_in_json(file: Path) -> None:
     }
 
 
+def test_the_file_may_be_named_without_an_option(file: Path) -> None:
+    file.write_text(_VALID)
+    assert _validate(str(file)).stdout == _validate("--config", str(file)).stdout
+    both = _validate(str(file), "--config", str(file))
+    assert (both.exit_code, "name one file" in both.stderr) == (2, True)
+
+
+def test_what_cannot_be_written_is_told_in_one_sentence() -> None:
+    for command in ("--help", "manual", "schema"):
+        with Path("/dev/full").open("wb") as full:
+            code = "from agent.cli import main; main()"
+            found = subprocess.run(
+                [sys.executable, "-c", code, command], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            )
+        assert (found.returncode, found.stderr) == (1, "the output cannot be written: no space left on device\n")
+
+
 def test_problems_in_json(file: Path) -> None:
     result = _validate("--json", "--config", str(file))
     assert result.exit_code == 2

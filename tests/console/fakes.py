@@ -45,6 +45,7 @@ class FakeDaemon:
     events: list[Event] = field(default_factory=list)
     news: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
     mistakes: str = ""
+    changed: Reloaded = field(default_factory=lambda: Reloaded(added=("a.b/new",)))
     unkept: str = ""
 
     async def status(self) -> Status:
@@ -76,7 +77,7 @@ class FakeDaemon:
     async def reload(self) -> Reloaded:
         if self.mistakes:
             raise RefusedError(self.mistakes)
-        return Reloaded(added=("a.b/new",))
+        return self.changed
 
     def _known(self, device: str) -> None:
         if device != "GPU-1":

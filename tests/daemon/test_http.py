@@ -108,8 +108,6 @@ async def test_the_page_hears_of_a_device_that_fails(node: Node, monkeypatch: py
 
 
 def test_without_it_nothing_of_it_is_loaded() -> None:
-    code = (
-        "import sys, agent.cli.run; print(*{'uvicorn', 'starlette', 'h11', 'prometheus_client'} & sys.modules.keys())"
-    )
+    code = "import sys, agent.cli.run, agent.daemon.supervisor; print(*{'uvicorn', 'starlette', 'h11', 'prometheus_client'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "\n"

@@ -33,6 +33,7 @@ _IMPORTED: Final = (
         f"agent.cli.{name}"
         for name in ("discover", "doctor", "events", "explain", "reload", "run", "status", "validate")
     ),
+    "agent.daemon.supervisor",
     *(f"backends.{name}" for name in ("chardev", "gpu", "infiniband", "stub", "vfio")),
     "tests.e2e.inject",
 )

@@ -396,7 +396,7 @@ async def test_a_file_that_appears_takes_the_place_of_what_was_built_in(node: No
     prelude = f"""
 from pathlib import Path
 from agent.daemon import reload, supervisor
-from agent.cli import run
+from agent import config
 from agent.config import AgentConfig
 from backends.base import Host
 from dataclasses import replace
@@ -404,8 +404,8 @@ default = Path({str(missing)!r})
 reload.Reloader.__init__.__defaults__ = (default,)
 paths = map(Path, {[str(path) for path in (node.plugin_dir, node.root, node.state, node.admin)]!r})
 here = AgentConfig(*paths, uevents="off")
-load = run.load
-run.load = lambda _: replace(load(None, default=default), agent=here, host=Host(dev=Path({str(node.dev)!r})))
+load = config.load
+config.load = lambda _: replace(load(None, default=default), agent=here, host=Host(dev=Path({str(node.dev)!r})))
 """
     node.mknod("kvm", "w1")
     async with AgentProcess(aside, prelude) as agent:
@@ -421,8 +421,9 @@ run.load = lambda _: replace(load(None, default=default), agent=here, host=Host(
 
 async def test_what_was_written_while_the_agent_started_is_read(node: Node) -> None:
     node.mknod("w1", "x1")
-    late = "from agent.cli import run\nload = run.load\ndef later(p):\n c = load(p)\n p.rename(p.with_name('old'))\n"
-    late += " p.write_text(p.with_name('new').read_text())\n return c\nrun.load = later\n"
+    late = "from agent import config\nfrom agent.daemon import supervisor  # which reads as ever\nload = config.load\n"
+    late += "def later(p):\n c = load(p)\n p.rename(p.with_name('old'))\n"
+    late += " p.write_text(p.with_name('new').read_text())\n return c\nconfig.load = later\n"
     node.config(FIRST, SECOND).rename(node.root / "new")
     async with AgentProcess(node.config(FIRST), late) as agent:
         await node.registered(WIDGET, OTHER)

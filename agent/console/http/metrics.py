@@ -1,4 +1,4 @@
-"""Metrics from what the daemon shows (gauges) and counts (counters, histograms). Pure; works while it is iterated."""
+"""Metrics from what the daemon shows (gauges) and counts (counters, histograms); works while it is iterated."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from agent.console.http.exposition import head, histogram, sample
+from agent.console.http.process import process
 from agent.console.views import Resource, Status
 from agent.inventory.shortfall import REASONS
 from agent.runtime.counts import ALLOCATION_RESULTS, REGISTRATION_RESULTS, Counts, Histogram
@@ -18,6 +19,7 @@ _USUAL_REASONS: Final = ("healthy", "gone")  # the others are the backends' own
 def exposition(status: Status, counts: Counts) -> Iterator[str]:
     """All metrics, in pieces of a few lines; label values that are known in advance are there from the start."""
     yield from _about_us(status)
+    yield from process(status.started)
     for metric in (_devices, _device_healthy, _device_info, _device_assigned, _registered, _overtaken):
         yield from metric(status.resources)
     yield from _not_offered(status)

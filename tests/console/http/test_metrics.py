@@ -24,6 +24,8 @@ fairlead_overtaken fairlead_registered fairlead_registrations_total fairlead_lis
 fairlead_allocations_total fairlead_allocate_duration_seconds fairlead_preferred_allocation_duration_seconds
 fairlead_uevents_total fairlead_uevent_overflows_total fairlead_hotplug_latency_seconds
 fairlead_discovery_duration_seconds fairlead_backend_up fairlead_state_kept fairlead_problems fairlead_log_lines_lost_total
+process_cpu_seconds_total process_start_time_seconds process_max_fds process_virtual_memory_bytes
+process_resident_memory_bytes process_open_fds process_threads
 """
 
 
@@ -38,6 +40,13 @@ def values(family: Metric, *labels: str) -> dict[tuple[str, ...], float]:
 
 def test_all_of_the_table_and_nothing_else_is_there_from_the_start() -> None:
     assert sorted(families(nodes.busy())) == sorted(name.removesuffix("_total") for name in TABLE.split())
+
+
+def test_what_the_process_takes_of_the_machine_is_told_as_by_other_programs() -> None:
+    found = families(nodes.busy())
+    assert values(found["process_start_time_seconds"]) == {(): nodes.busy().started}
+    assert values(found["process_resident_memory_bytes"])[()] > 1 << 20
+    assert 1 <= values(found["process_open_fds"])[()] <= values(found["process_max_fds"])[()]
 
 
 def test_no_series_is_there_twice() -> None:
