@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from typing import Final
@@ -11,14 +12,7 @@ import inotify_simple
 from agent.console.doctor.findings import Finding, Patient, failure, fine, warning
 from backends.base import HostPath
 
-_CAPABILITIES: Final = {
-    # linux/capability.h
-    1: ("CAP_DAC_OVERRIDE", "the kubelet's directory and device nodes may be closed to this user"),
-    12: ("CAP_NET_ADMIN", "a burst of kernel events overflows sooner, and all hardware is looked at again"),
-    21: ("CAP_SYS_ADMIN", "drivers cannot be bound and hardware cannot be reset"),
-    27: ("CAP_MKNOD", "device nodes cannot be made"),
-    34: ("CAP_SYSLOG", "the kernel's log, where NVIDIA's XIDs are, may be closed"),
-}
+_DAC_OVERRIDE, _SYS_PTRACE = 1, 19  # linux/capability.h
 _IDENTITY: Final = re.compile(r"\s*0\s+0\s+4294967295\s*")
 _FIRST_PIDS: Final = "pid:[4026531836]"  # the node's own PID namespace, PROC_PID_INIT_INO in linux/proc_ns.h
 _TAGGED: Final = frozenset({"infiniband", "sriov"})
@@ -26,18 +20,27 @@ _TAGGED: Final = frozenset({"infiniband", "sriov"})
 
 
 def capabilities(patient: Patient) -> Iterator[Finding]:
-    """Which rights that something needs are missing?"""
+    """Which rights are missing that what is configured needs? The kernel's log is looked at by itself."""
     found = re.search(r"^CapEff:\s*([0-9a-f]+)$", _own(patient, "status"), re.MULTILINE)
     if found is None:
         yield warning("capabilities", "This process's capabilities cannot be read.", "Mount /proc.")
         return
     effective = int(found[1], 16)
-    missing = [said for bit, said in _CAPABILITIES.items() if not effective >> bit & 1]
+    specs = [resource.spec for resource in patient.config.resources]
+    binds = any(getattr(spec.options, "bind", "never") != "never" for spec in specs)
+    missing = []
+    if patient.uid and not effective >> _DAC_OVERRIDE & 1:
+        missing.append("CAP_DAC_OVERRIDE: the kubelet's directory and device nodes may be closed to this user")
+    if binds and not effective >> _SYS_PTRACE & 1:
+        missing.append("CAP_SYS_PTRACE: what the host has mounted and routed cannot be read, so that nothing is bound")
+    sys = patient.config.host.sys
+    if (binds or any(spec.pre_start == "reset" for spec in specs)) and not os.access(sys / "bus/pci", os.W_OK):
+        missing.append(f"the right to write to {sys}: drivers cannot be bound and hardware cannot be reset")
     if missing:
-        said = "; ".join(f"{name} is missing: {consequence}" for name, consequence in missing)
-        yield warning("capabilities", f"{said}.", "Add those that are needed, or run privileged.")
+        found_missing = f"What is configured needs {'; and '.join(missing)}."
+        yield warning("capabilities", found_missing, "Add it (docs/systemd.md, docs/operations.md), or run privileged.")
     else:
-        yield fine("capabilities", "All that anything needs are there.")
+        yield fine("capabilities", "All that what is configured needs are there.")
 
 
 def selinux(patient: Patient) -> Iterator[Finding]:

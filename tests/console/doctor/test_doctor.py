@@ -20,6 +20,7 @@ from agent.console.doctor.findings import Check, Finding, Level, Patient
 from agent.kubelet.checkpoint import FILE_NAME
 from backends.base import Host, Resource, ResourceSpec
 from backends.chardev.options import CharDevOptions, PathOption
+from backends.vfio.options import VfioOptions
 from tests.backends.trees import plant, planted_host
 
 
@@ -149,11 +150,16 @@ def test_an_agent_that_is_gone_and_one_that_runs(patient: Patient) -> None:
 # --- the process ---
 
 
-def test_missing_capabilities_are_told_with_what_they_are_for(patient: Patient) -> None:
-    (patient.proc / "self/status").write_text("CapEff:\t00000000a80425fb\n")  # a container's usual ones
-    finding = one(process.capabilities, patient)
-    assert "CAP_SYS_ADMIN is missing: drivers cannot be bound" in finding.found
-    assert "CAP_MKNOD" not in finding.found
+def test_missing_rights_are_told_where_something_that_is_configured_needs_them(patient: Patient) -> None:
+    (patient.proc / "self/status").write_text("CapEff:\t0000000000000000\n")  # as in the hardened overlay
+    patient = replace(patient, uid=0)
+    assert one(process.capabilities, patient).level is Level.FINE
+    assert "CAP_DAC_OVERRIDE" in one(process.capabilities, replace(patient, uid=65534)).found
+    found = one(process.capabilities, with_resource(patient, "vfio", VfioOptions(bind="allocate"))).found
+    assert "CAP_SYS_PTRACE: what the host has mounted" in found
+    assert f"the right to write to {patient.config.host.sys}: drivers cannot be bound" in found
+    found = one(process.capabilities, with_resource(patient, "vfio", VfioOptions(), pre_start="reset")).found
+    assert ("CAP_SYS_PTRACE" in found, "hardware cannot be reset" in found) == (False, True)
 
 
 def test_selinux_keeps_a_container_from_the_kubelet(patient: Patient) -> None:
