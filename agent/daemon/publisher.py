@@ -63,8 +63,7 @@ class Publisher:
         """
         if self._is_withheld:
             return False
-        snapshots = self._inventory.take(now)
-        for snapshot in snapshots:
+        for snapshot in self._inventory.take(now):
             before = self._serving.publish(snapshot, since)
             self._adopter.listed(snapshot)
             # after the streams have sent it, which takes them two turns of the loop
@@ -72,7 +71,7 @@ class Publisher:
             self._list_warnings.tell_of_length(snapshot.resource)
             if self._features is not None:
                 self._features.changed()
-        if snapshots or self._inventory.revision != self._revision:
+        if self._inventory.revision != self._revision:
             self._revision = self._inventory.revision
             self._list_warnings.lists_changed()
         self._serving.follow(self._inventory.names())

@@ -62,7 +62,7 @@ class Inventory:
         self._slots = SlotWriter(*known, self._lists)
         self._ready: set[str] = set()
         self.revision = 0
-        """Raised whenever other devices are there, or other resources."""
+        """Raised whenever other devices are there, or have other places, or other resources."""
 
     # --- what goes in ---
 
@@ -123,6 +123,7 @@ class Inventory:
             if (known := self._held.remove(claim.slot)) is None:
                 continue
             changed.append(known)
+            self.revision += claim.id not in self._lists[claim.resource].owners  # what is gone is nobody's now
             del self._lists[claim.resource].claims[claim.id]
             moved |= self._concerned(known)
         self._slots.write_all(claim.slot for claim in changed)
@@ -348,6 +349,7 @@ class Inventory:
         changed = [
             (found, place) for ref, found in rivals.items() if (place := outcome.placed.get(ref)) != found.placed
         ]
+        self.revision += bool(changed)
         for found, _ in changed:
             self._slots.withdraw(found)
         for found, place in changed:

@@ -8,8 +8,10 @@ from collections.abc import Callable
 
 from tests.backends.machines import CONTROLS, information, nvidia_gpu, uuid
 from tests.backends.trees import planted_host
-from tests.e2e.node import WIDGET, Node, chardev
+from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import finish
+from tests.e2e.test_claims import OFTEN_ASKING
+from tests.wait import limit
 
 GPUS = "nvidia.com/gpu"
 GPU = f'[[resource]]\nname = "{GPUS}"\nbackend = "gpu"\n'
@@ -38,12 +40,12 @@ async def says(node: Node, *command: str) -> str:
     return " ".join((out + err).split())
 
 
-async def until_seen(node: Node, holds: Callable[[str], bool]) -> str:
-    """The metrics, once they say so."""
+async def until_seen(node: Node, holds: Callable[[str], bool]) -> None:
+    """Wait until the metrics say so."""
     seen = [""]
-    while not holds(seen[0]):
-        seen[0] = await node.get("/metrics")
-    return seen[0]
+    async with limit("a metric", lambda: seen[0]):
+        while not holds(seen[0]):
+            seen[0] = await node.get("/metrics")
 
 
 async def test_every_face_names_each_gpu_that_is_there_and_cannot_be_offered(bare_node: Node) -> None:
@@ -121,3 +123,19 @@ async def test_what_no_resource_wants_and_what_another_resource_offers_is_not_mi
             await says(node, "status"),
         )
     assert agent.said("device-not-offered") == []
+
+
+async def test_what_a_pod_had_when_it_went_is_missing_once_the_pod_is_over(node: Node) -> None:
+    node.mknod("w1")
+    count = f'fairlead_devices_not_offered{{resource_name="{WIDGET}",reason="gone"}}'
+    async with node.agent(chardev(), node.serving, prelude=AT_ONCE + OFTEN_ASKING) as agent:
+        await agent.says("http-served")
+        held = pod()
+        await node.admit(held)
+        node.unlink("w1")
+        await agent.says("device-changed", device="w1", state="Unhealthy")
+        await until_seen(node, lambda metrics: f"{count} 0" in metrics)
+        node.kubelet.end(held)
+        agent.pass_minute()
+        await agent.says("claims-ended")
+        await until_seen(node, lambda metrics: f"{count} 1" in metrics)
