@@ -21,6 +21,7 @@ from agent.daemon.serving import Serving
 from agent.daemon.state_keeper import NotYetError
 from agent.discovery.discoverer import Discoverer
 from agent.hardware.adoption import Adopter
+from agent.inventory import lookup
 from agent.inventory.shortfall import WENT, Missing, Shortfall
 from agent.inventory.tombstones import GONE, NOT_SEEN
 from agent.inventory.unmatched import unmatched
@@ -226,18 +227,23 @@ class AgentControl:
         try:
             explained = explain(self._knowledge(), device)
         except NoSuchDeviceError:
-            went = (it for it in self._parts.shortfall.missing if it.reason == WENT)
-            if (gone := next((it for it in went if it.is_called(device)), None)) is None:
+            if (gone := self._gone(device)) is None:
                 raise
-            return self._gone(gone)
+            return gone
         seen = _as_seen(explained, self._unseen(explained.backend))
         missing = self._parts.shortfall.of(seen.backend, seen.key) if not seen.resource else None
         if missing is None:
             return seen
         return replace(seen, reason=missing.reason, message=missing.message, since=self._wall(missing.since))
 
-    def _gone(self, it: Missing) -> views.Explanation:
-        """What is not there any more, and nobody has."""
+    def _gone(self, name: str) -> views.Explanation | None:
+        """What is called so, is not there any more, and nobody has."""
+        went = [it for it in self._parts.shortfall.missing if it.reason == WENT]
+        try:
+            hardware = lookup.find(name, (lookup.Place(it.hardware, it.device) for it in went))
+        except FairleadError:
+            return None
+        it = next(it for it in went if hardware <= it.hardware)
         decision = views.Decision(it.resource, False, f"offered it, and {it.message}")
         return views.Explanation(
             it.device, it.backend, "", hardware=tuple(sorted(it.hardware)), decisions=(decision,),

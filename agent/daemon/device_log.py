@@ -18,7 +18,7 @@ _WELL: Final = ("Healthy", "Degraded")
 """States in which pods may have it; any other is a loss, which is a warning."""
 
 LOGGED_AT_MOST: Final = 10
-"""Transitions of one snapshot that get a line each."""
+"""Transitions of one snapshot, or devices of one look, that get a line each."""
 
 log = structlog.get_logger()
 

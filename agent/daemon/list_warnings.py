@@ -11,6 +11,7 @@ from typing import Any, Final
 import anyio
 import structlog
 
+from agent.daemon.device_log import LOGGED_AT_MOST
 from agent.discovery.discoverer import Discoverer
 from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import WENT, Shortfall
@@ -20,7 +21,6 @@ from backends.base import Resource
 
 _PAUSE: Final = 1.0  # seconds between two looks at what is missing: a driver that is bound anew is missing for a moment
 _SELDOM: Final = 3600.0  # seconds after which what went long ago may be forgotten, though nothing happens
-_LOGGED_AT_MOST: Final = 10  # devices of one look that get a line each
 
 log = structlog.get_logger()
 
@@ -48,13 +48,13 @@ class ListWarnings:
             self._changed.clear()
             begun, ended = await self.shortfall.look()
             told = [it for it in begun if it.reason != WENT]  # the line about its going has been written
-            for it in told[:_LOGGED_AT_MOST]:
+            for it in told[:LOGGED_AT_MOST]:
                 log.warning(
                     "device-not-offered", resource=it.resource, backend=it.backend, device=it.device, reason=it.message
                 )
-            for resource, count in Counter(it.resource for it in told[_LOGGED_AT_MOST:]).items():
+            for resource, count in Counter(it.resource for it in told[LOGGED_AT_MOST:]).items():
                 log.warning("devices-not-offered", resource=resource, count=count)
-            for it in ended[:_LOGGED_AT_MOST]:
+            for it in ended[:LOGGED_AT_MOST]:
                 log.info("device-offered-again", resource=it.resource, backend=it.backend, device=it.device)
             with anyio.move_on_after(_SELDOM):
                 await self._changed.wait()

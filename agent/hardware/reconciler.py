@@ -1,4 +1,4 @@
-"""Makes hardware be as wanted where nobody waits for it: a few at a time, in threads, again later and later, told once.
+"""Retries work on hardware until it is done: a few jobs at a time, in threads, later each time, each failure told once.
 
 What is wanted is known by a key: to want it again replaces what was wanted before, and starts over at once. Wants of one
 lane share a few threads; what hangs in a lane holds up no other lane.
@@ -95,11 +95,6 @@ class Reconciler:
         self._cases.pop(key, None)
         self._heal(key)
 
-    @property
-    def is_done(self) -> bool:
-        """Is all that is wanted so?"""
-        return not self._cases
-
     async def run(self) -> None:
         """Try what is wanted, and what comes to it, until cancelled; only where no other agent serves the node."""
         try:
@@ -130,6 +125,7 @@ class Reconciler:
                     tasks.start_soon(self._try, key, case, lane)
             if not (lane.queue or lane.acting):
                 lane.workers.close()
+                lane.trouble.healed()  # nothing waits, whatever hangs there still
         return following - now
 
     async def _try(self, key: Hashable, case: _Case, lane: _Lane) -> None:

@@ -44,7 +44,7 @@ class Releaser:
         self._reconciler = reconciler
         self._changed = changed
         self._pending: dict[SlotKey, Held] = {}
-        self._together: dict[SlotKey, frozenset[SlotKey]] = {}  # pending → what is undone in one call with it
+        self._groups: dict[SlotKey, frozenset[SlotKey]] = {}  # pending → what is undone in one call with it
 
     def pending(self) -> tuple[Held, ...]:
         """What must outlive our end: the claims that are over and not undone."""
@@ -54,8 +54,8 @@ class Releaser:
         """Nobody holds these any more."""
         undoable = [held for held in ended if self._undoes(held.backend)]
         self._pending.update((held.slot, held) for held in undoable)
-        for kind, slots in _together(held for held in undoable if held.slot not in self._together):
-            self._together.update(dict.fromkeys(slots, slots))
+        for kind, slots in _together(held for held in undoable if held.slot not in self._groups):
+            self._groups.update(dict.fromkeys(slots, slots))
             attempt, trouble = partial(self._undo, kind, slots), partial(self._trouble, kind, slots)
             self._reconciler.want(("release", slots), Want(f"release {kind}", attempt, trouble))
 
@@ -85,7 +85,7 @@ class Releaser:
                 if self._pending.get(held.slot) is held:  # else it has ended once more meanwhile
                     del self._pending[held.slot]
         for slot in slots:
-            del self._together[slot]
+            del self._groups[slot]
         self._changed()
         return True
 

@@ -252,11 +252,8 @@ class Inventory:
 
     def unclaimed(self) -> list[Unclaimed]:
         """The devices that no resource has, each with the reasons."""
-        return [
-            Unclaimed(found.device, ref[0], found.why)
-            for ref, found in sorted(self._found.items())
-            if found.placed is None
-        ]
+        left = sorted((found for found, _ in self.without_place()), key=lambda found: found.ref)
+        return [Unclaimed(found.device, found.ref[0], found.why) for found in left]
 
     def placed(self) -> list[Found]:
         """The devices that a resource has."""

@@ -54,10 +54,6 @@ class Missing:
     """Monotonic seconds."""
     hardware: frozenset[str] = frozenset()
 
-    def is_called(self, name: str) -> bool:
-        """Does this name it: its key, or a piece of its hardware, with or without its kind?"""
-        return name == self.device or any(name in (it, it.partition(":")[2]) for it in self.hardware)
-
 
 @dataclass(frozen=True, slots=True)
 class _Offered:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from agent.console.views import Reloaded
 from agent.daemon import reload
 from agent.daemon.reload import Change, Reloader
 from agent.runtime.notify import Notifier
+from tests.background import running
 from tests.wait import PATIENCE, limit, pass_time, settled, until
 
 STUB = '[[resource]]\nname = "{name}"\nbackend = "stub"\ndevices = [{{ count = 1 }}]\n'
@@ -59,12 +60,8 @@ class House:
                 messages.append(self.systemd.recv(4096).decode().partition("\n")[0])
         return messages
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.it.run)
-            yield
-            tasks.cancel_scope.cancel()
+    def running(self) -> AbstractAsyncContextManager[None]:
+        return running(self.it.run)
 
     async def reload(self) -> Reloaded:
         async with limit("the reload ends"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -11,7 +10,6 @@ from agent.simulation.pods import Phase
 from tests import loop_steps, nodes
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import AgentProcess, finish
-from tests.wait import limit
 
 _PODS: Final = 5
 _AT_ONCE: Final = """
@@ -31,8 +29,6 @@ class Crowd:
         self.node, self.devices, self.held = node, devices, devices // 2
         self._pods = [pod(f"p{n}", count=self.held // _PODS) for n in range(_PODS)]
         self._steps, self._seen = node.root / "steps", 0
-        self._http = node.root / "http.sock"
-        self._serving = f'[http]\nlisten = "unix:{self._http}"\n'
         self._watch = f"from tests import loop_steps\nloop_steps.report({str(self._steps)!r}, counted={counted})\n"
         self._come()
 
@@ -45,7 +41,7 @@ class Crowd:
     @asynccontextmanager
     async def agent(self) -> AsyncIterator[AgentProcess]:
         """An agent that lists all devices."""
-        async with self.node.agent(chardev(), self._serving, prelude=_AT_ONCE + self._watch) as agent:
+        async with self.node.agent(chardev(), self.node.serving, prelude=_AT_ONCE + self._watch) as agent:
             await self._lists(self.devices)
             await agent.says("http-served")
             yield agent
@@ -72,13 +68,13 @@ class Crowd:
 
     async def give_other_ids(self, agent: AgentProcess) -> None:
         """A reload gives each device two IDs; of the held ones the earlier ID stays, and for each one of the new is kept back."""
-        self.node.config(chardev(count=2), self._serving)
+        self.node.config(chardev(count=2), self.node.serving)
         await agent.says("config-reloaded")
         await self._lists(2 * self.devices - self.held, 2 * self.held)
 
     async def rename(self, agent: AgentProcess) -> None:
         """A reload gives the resource another name, of which the devices of the pods cannot be had."""
-        self.node.config(chardev(name=_RENAMED), self._serving)
+        self.node.config(chardev(name=_RENAMED), self.node.serving)
         await agent.says("config-reloaded", changed=[])
         await self._lists(self.devices - self.held, resource=_RENAMED)
 
@@ -89,11 +85,7 @@ class Crowd:
             _, out, err = await finish(*command, "--config", config)
             assert out, err
         for path in ("/", "/metrics", "/status.json"):
-            reader, writer = await asyncio.open_unix_connection(str(self._http))
-            writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
-            async with limit(path):
-                assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
-            writer.close()
+            assert (await self.node.get(path)).startswith("HTTP/1.1 200 ")
 
     def _names(self) -> Iterator[str]:
         return (f"w{number}" for number in range(self.devices))

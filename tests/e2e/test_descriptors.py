@@ -43,17 +43,15 @@ async def served(sock: socket.socket) -> None:
 
 async def test_connections_that_wait_are_told_of_once_and_are_served_later(node: Node) -> None:
     node.mknod("w1")
-    http = node.root / "http.sock"
-    serving = f'[http]\nlisten = "unix:{http}"\n'
-    async with node.agent(chardev(), serving) as agent:
+    async with node.agent(chardev(), node.serving) as agent:
         await node.healthy("w1")
         await agent.says("http-served")
-        with connected(http) as first:  # once it is answered, HTTP has all that it opens
+        with connected(node.http) as first:  # once it is answered, HTTP has all that it opens
             first.send(ASKED)
             await served(first)
         (plugin,) = (path for path in node.sockets.iterdir() if path.suffix == ".sock")
         with no_descriptors(agent):
-            waiting = [connected(path) for path in (plugin, node.admin, http)]
+            waiting = [connected(path) for path in (plugin, node.admin, node.http)]
             waiting[-1].send(ASKED)
             line = await agent.says("connections-wait")
             assert line["reason"] == "Too many open files"

@@ -20,7 +20,6 @@ sys.meta_path.insert(0, Finder())
 
 async def test_http_is_loaded_by_another_thread_than_the_event_loops(node: Node) -> None:
     node.mknod("w1")
-    serving = f'[http]\nlisten = "unix:{node.root / "http.sock"}"\n'
-    async with node.agent(chardev(), serving, prelude=SAYS_WHERE) as agent:
+    async with node.agent(chardev(), node.serving, prelude=SAYS_WHERE) as agent:
         assert (await agent.says("http-loaded"))["main"] is False
         await agent.says("http-served")

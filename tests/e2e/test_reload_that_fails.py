@@ -17,7 +17,7 @@ from tests.e2e.conftest import Trouble
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import AgentProcess, finish
 from tests.e2e.test_reload import DEAF, FIRST, NEW, OTHER, SECOND, TROUBLED, outcomes, reload
-from tests.wait import limit, until
+from tests.wait import until
 
 FAILING = """
 from pathlib import Path
@@ -53,19 +53,6 @@ async def status(config: Path) -> dict[str, Any]:
     return shown
 
 
-async def metrics(node: Node) -> str:
-    async with limit("the metrics"):
-        reader, writer = await asyncio.open_unix_connection(node.root / "http.sock")
-        writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        text = (await reader.read()).decode()
-        writer.close()
-    return text
-
-
-def http(node: Node) -> str:
-    return f'[http]\nlisten = "unix:{node.root / "http.sock"}"\n'
-
-
 NAMING = """
 import signal, structlog, threading
 def tell(*_):
@@ -92,12 +79,12 @@ async def test_a_reload_that_fails_by_a_bug_of_ours_changes_nothing_and_every_fa
     node.mknod("w1", "x1", "y1")
     flag = node.root / "flag"
     prelude = DEAF + FAILING.format(room=room, module=module, where=where, flag=str(flag))
-    async with node.agent(FIRST, SECOND, http(node), prelude=prelude) as agent:
+    async with node.agent(FIRST, SECOND, node.serving, prelude=prelude) as agent:
         await node.healthy("w1")
         await node.healthy("x1", resource=OTHER)
         lists = len(node.lists)
         flag.touch()
-        config = node.config(chardev(count=2), chardev("/dev/y*", NEW), http(node))
+        config = node.config(chardev(count=2), chardev("/dev/y*", NEW), node.serving)
         before = await status(config)
         await refused(agent)
         after = await status(config)
@@ -106,7 +93,7 @@ async def test_a_reload_that_fails_by_a_bug_of_ours_changes_nothing_and_every_fa
         mistake, *_ = mistakes = after["configuration"]["mistakes"]
         assert "a bug of ours" in mistake
         assert mistakes == [line["reason"] for line in agent.said("config-invalid")]
-        assert "fairlead_config_last_reload_successful 0" in await metrics(node)
+        assert "fairlead_config_last_reload_successful 0" in await node.get("/metrics")
         assert mistake in " ".join((await finish("doctor", "--config", str(config)))[1].split())
         assert len(node.lists) == lists
         flag.unlink()
@@ -118,7 +105,7 @@ async def test_a_reload_that_fails_by_a_bug_of_ours_changes_nothing_and_every_fa
         (said,) = agent.said("config-reloaded")
         assert (said["added"], said["removed"], said["changed"]) == ([NEW], [OTHER], [WIDGET])
         assert (await status(config))["configuration"]["mistakes"] == []
-        assert "fairlead_config_last_reload_successful 1" in await metrics(node)
+        assert "fairlead_config_last_reload_successful 1" in await node.get("/metrics")
         assert not agent.said("part-restarts")
     assert node.kubelet.panics == []
 
@@ -261,13 +248,13 @@ async def test_a_read_that_hangs_again_stays_what_it_was_and_takes_no_more_threa
 
 async def test_a_backend_that_is_removed_leaves_nothing_but_what_pods_hold(node: Node, trouble: Trouble) -> None:
     node.mknod("t0/a", "t0/b", "t0/c", "w1")
-    async with node.agent(FIRST, http(node), prelude=DEAF + HASTY + NAMING, environment=trouble.environment) as agent:
+    async with node.agent(FIRST, node.serving, prelude=DEAF + HASTY + NAMING, environment=trouble.environment) as agent:
         await node.healthy("w1")
         await agent.says("http-served")
-        await metrics(node)
+        await node.get("/metrics")
         await node.admit(pod("first"))  # which has the state's file opened, and threads that read and write
         files, watches = agent.open_files(), watched(agent)
-        node.config(FIRST, trouble.resource(), http(node), probe="20ms")
+        node.config(FIRST, trouble.resource(), node.serving, probe="20ms")
         await reload(agent)
         await node.healthy("a", "b", "c", resource=TROUBLED)
         assert (await node.admit(pod(resource=TROUBLED))).phase == Phase.RUNNING
@@ -279,13 +266,13 @@ async def test_a_backend_that_is_removed_leaves_nothing_but_what_pods_hold(node:
         node.unlink("t0/d")
         await agent.says("discovery-problem", backend="troubled0", subject="affects")
 
-        config = node.config(FIRST, http(node))
+        config = node.config(FIRST, node.serving)
         await reload(agent)
         await node.shows(lambda k: node.listed(TROUBLED) == {held} == k.resources[TROUBLED].unhealthy, TROUBLED)
         shown = await status(config)
         assert shown["problems"] == []
         assert [it["name"] for it in shown["resources"]] == [WIDGET, TROUBLED]
-        assert 'backend="troubled0"' not in await metrics(node)
+        assert 'backend="troubled0"' not in await node.get("/metrics")
         calls = len(trouble.calls())
         node.mknod("t0/e")
         node.mknod("w2")

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Callable, Set
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Set
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
-import anyio
 import pytest
 from structlog.testing import capture_logs
 
@@ -16,6 +15,7 @@ from agent.hardware.queue import HardwareQueue
 from agent.hardware.reconciler import Reconciler
 from agent.inventory.inventory import Inventory
 from backends.base import Device, NotReady, Resource
+from tests.background import running
 from tests.fakes import KIND, Fake, by_unit, device, reconfigure, resource
 from tests.wait import PATIENCE, pass_time, settled, until
 
@@ -63,12 +63,8 @@ class House:
         for snapshot in self.inventory.take():
             self.it.listed(snapshot)
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.reconciler.run)
-            yield
-            tasks.cancel_scope.cancel()
+    def running(self) -> AbstractAsyncContextManager[None]:
+        return running(self.reconciler.run)
 
 
 @pytest.fixture

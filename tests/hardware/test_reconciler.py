@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 import anyio
@@ -13,6 +13,7 @@ from agent.hardware import reconciler
 from agent.hardware.queue import HardwareQueue
 from agent.hardware.reconciler import Reconciler, Want
 from agent.runtime.workers import LIMIT, Workers
+from tests.background import running
 from tests.wait import PATIENCE, pass_time, settled, until
 
 
@@ -31,12 +32,8 @@ class House:
         trouble = partial(self.it.problems.trouble, "adoption", f"{key} does not work", "not-adopted")
         self.it.want(key, Want(lane, note, trouble))
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.it.run)
-            yield
-            tasks.cancel_scope.cancel()
+    def running(self) -> AbstractAsyncContextManager[None]:
+        return running(self.it.run)
 
 
 async def works(_workers: Workers) -> bool:
@@ -70,7 +67,7 @@ async def test_what_hangs_while_it_is_made_ready_keeps_no_other_hardware_from_be
         await until(lambda: "released" in house.tried)
         assert len(house.tried) == LIMIT + 1
         gate.set()
-        await until(lambda: house.it.is_done)
+        await until(lambda: not house.it._cases)
 
 
 async def test_that_all_threads_hang_is_a_problem_though_what_hangs_in_them_has_left(house: House) -> None:
@@ -92,10 +89,30 @@ async def test_that_all_threads_hang_is_a_problem_though_what_hangs_in_them_has_
             gate.set()
             await settled()
             pass_time(1.0)
-            await until(lambda: house.it.is_done)
+            await until(lambda: not house.it._cases)
             assert house.it.problems.lasting() == []
     told = [line["event"] for line in logs if line["event"].startswith("hardware-")]
     assert told == ["hardware-waits", "hardware-goes-on"]
+
+
+async def test_hanging_threads_are_no_problem_where_nothing_waits_for_them_any_more(house: House) -> None:
+    gate = threading.Event()
+
+    async def hangs(workers: Workers) -> bool:
+        workers.start(lambda: gate.wait(PATIENCE))
+        return True
+
+    with capture_logs():
+        async with house.running():
+            for number in range(LIMIT):
+                house.want(f"{number}", hangs)
+            await until(lambda: not house.it._cases)
+            house.want("x", calls)
+            await until(lambda: bool(house.it.problems.lasting()))
+            house.it.drop("x")
+            pass_time(1.0)
+            await until(lambda: not house.it.problems.lasting())
+            gate.set()
 
 
 async def test_a_device_that_changed_is_tried_at_once_however_often_it_failed_before(
@@ -109,7 +126,7 @@ async def test_a_device_that_changed_is_tried_at_once_however_often_it_failed_be
             await settled()
             assert house.tried == ["x"]
             house.want("x", works)
-            await until(lambda: house.it.is_done)
+            await until(lambda: not house.it._cases)
     assert house.it.problems.lasting() == []
 
 
@@ -135,7 +152,7 @@ async def test_a_device_that_changes_while_it_is_being_made_ready_is_tried_once_
         await settled()
         assert len(house.tried) == tried
         go_on.set()
-        await until(lambda: house.it.is_done)
+        await until(lambda: not house.it._cases)
     assert len(house.tried) == tried + 1
 
 
@@ -157,5 +174,5 @@ async def test_its_threads_end_when_nothing_is_left_to_be_done(house: House) -> 
     async with house.running():
         for number in range(10):
             house.want(f"{number}", calls)
-        await until(lambda: house.it.is_done)
+        await until(lambda: not house.it._cases)
         await until(lambda: threading.active_count() <= before, "the end of the threads")

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import anyio
@@ -19,6 +19,7 @@ from agent.hardware.releases import RELEASE_DEADLINE, Releaser, _together
 from agent.model import Held
 from backends import registry
 from backends.base import Backend, Host, Released
+from tests.background import running
 from tests.fakes import Fake, device
 from tests.wait import PATIENCE, pass_time, settled, until
 
@@ -60,12 +61,8 @@ class House:
     def _changed(self) -> None:
         self.changes.append(self.it.pending())
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.reconciler.run)
-            yield
-            tasks.cancel_scope.cancel()
+    def running(self) -> AbstractAsyncContextManager[None]:
+        return running(self.reconciler.run)
 
     async def undo(self, *ended: Held) -> None:
         """Have these undone, and wait for that."""

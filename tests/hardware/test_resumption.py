@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-import anyio
 import pytest
 from structlog.testing import capture_logs
 
@@ -18,6 +17,7 @@ from agent.hardware.resumption import Resumer
 from agent.inventory.inventory import Inventory
 from agent.model import SlotKey
 from backends.base import AllocationRefused, Device, Grant, Resource
+from tests.background import running
 from tests.fakes import KIND, Fake, by_unit, device, held, reconfigure, resource
 from tests.wait import PATIENCE, pass_time, settled, until
 
@@ -72,16 +72,14 @@ class House:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        async with anyio.create_task_group() as tasks:
-            await self.it.resume()
-            tasks.start_soon(self.reconciler.run)
+        await self.it.resume()
+        async with running(self.reconciler.run):
             yield
-            tasks.cancel_scope.cancel()
 
     async def resume(self) -> None:
         """Have all of it resumed, and wait for that."""
         async with self.running():
-            await until(lambda: self.reconciler.is_done)
+            await until(lambda: not self.reconciler._cases)
 
 
 @pytest.fixture

@@ -142,7 +142,7 @@ def adoption(number: int) -> Callable[[], object]:
         adopter = Adopter({KIND: backend}, reconciler, look)
         adopter.configure([resource(NAME)], lambda _: joined)
         running = asyncio.create_task(reconciler.run())
-        while not reconciler.is_done:
+        while reconciler._cases:
             await reconciler._changed.wait()
             await asyncio.sleep(0)
         running.cancel()
