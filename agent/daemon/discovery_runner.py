@@ -100,7 +100,7 @@ class DiscoveryRunner:
     # --- parts that run ---
 
     def start(self, tasks: TaskGroup) -> None:
-        """Listen, and then look, so that nothing happens unseen in between."""
+        """Listen and look; a source that can hear only after the first look has all looked at again."""
         for discoverer in self.discoverers.values():
             self._watches[discoverer.kind] = discoverer.watches()
         self.listen()

@@ -13,7 +13,7 @@ import pytest
 
 from agent.kubelet.plugin import COALESCE
 from agent.simulation.hardware import LoopDevice
-from tests.e2e.inject import injector
+from tests.e2e.inject import Inject, injector
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import AgentProcess
 from tests.needs import skip_without
@@ -117,6 +117,15 @@ async def lists_are_apart(agent: AgentProcess) -> None:
     assert all(later - earlier >= COALESCE for earlier, later in pairwise(times))
 
 
+async def is_told_of_changes(node: Node, inject: Inject | None = None) -> None:
+    """Wait until the kernel tells the agent of nodes: the first list may come before that, since another look follows."""
+    await node.healthy()
+    node.mknod("wfirst")
+    if inject is not None:
+        await inject([("add", "wfirst")])
+    await node.healthy("wfirst")
+
+
 def flaps(node: Node, names: list[str]) -> None:
     """As many mknods and unlinks as `BURST`; the names that end in 0 are there in the end."""
     for _ in range(BURST // (2 * len(names))):
@@ -140,7 +149,7 @@ async def test_a_burst_of_nodes_ends_with_the_right_list(node: Node) -> None:
 
 async def test_an_overflow_of_inotify_ends_with_the_right_list(node: Node) -> None:
     async with node.agent(prelude=SENT) as agent:
-        await node.healthy()
+        await is_told_of_changes(node)
         agent.signal(signal.SIGSTOP)  # so that nothing is read and the kernel's queue of 16,384 events fills
         await until(lambda: Path(f"/proc/{agent.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "a stop")
         noise = [f"noise{n:03}" for n in range(100)]
@@ -150,7 +159,7 @@ async def test_an_overflow_of_inotify_ends_with_the_right_list(node: Node) -> No
         node.mknod(*LEFT)  # of which no event tells
         agent.signal(signal.SIGCONT)
         await agent.says("resync")
-        await node.healthy(*LEFT)
+        await node.healthy("wfirst", *LEFT)
         await lists_are_apart(agent)
         assert len(agent.said("resync")) == 1
 
@@ -181,11 +190,11 @@ uevents._enlarge = lambda sock, _: enlarge(sock, 1 << 16)
 async def test_an_overflow_of_uevents_ends_with_the_right_list(node: Node) -> None:
     prelude = ALONE + DEAF + SMALL_BUFFER
     async with node.agent(uevents="kernel", prelude=prelude) as agent, injector(agent.pid) as inject:
-        await node.healthy()
+        await is_told_of_changes(node, inject)
         agent.signal(signal.SIGSTOP)
         await inject([("change", "noise")] * BURST)
         node.mknod(*LEFT)
         await inject([("add", name) for name in LEFT])  # dropped, all of them
         agent.signal(signal.SIGCONT)
         await agent.says("resync")
-        await node.healthy(*LEFT)
+        await node.healthy("wfirst", *LEFT)
