@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic
 
+from backends.attributes import HEX4, NUMBER, TEXT, Attribute, one_of
 from backends.durations import Seconds
 from backends.errors import reason_of
 from backends.host import Host, HostPath
@@ -51,9 +52,13 @@ from backends.values import (
 __all__ = [
     "ALL",
     "ANY_SUBSYSTEM",
+    "HEX4",
+    "NUMBER",
     "PLACEHOLDER",
+    "TEXT",
     "All",
     "AllocationRefused",
+    "Attribute",
     "Backend",
     "Clears",
     "ContainerEdits",
@@ -87,6 +92,7 @@ __all__ = [
     "Uevent",
     "Verdict",
     "Watches",
+    "one_of",
 ]
 
 
@@ -131,6 +137,8 @@ class Backend(ABC, Generic[Options]):
 
     options_type: ClassVar[type[Any]]
     """A msgspec struct; every key of a resource beyond the common ones is decoded into it."""
+    attributes: ClassVar[Mapping[str, Attribute] | None] = None
+    """All that its devices may have for selectors and templates: others are refused as mistakes. None: anything may be."""
 
     def __init__(self, host: Host, resources: Sequence[Resource[Options]]) -> None:
         self.host = host

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Final
 
 import msgspec
 
-from backends.base import Backend
+from backends.base import Attribute, Backend
 
 ENTRY_POINT_GROUP: Final = "fairlead.backends"
 
@@ -67,4 +68,9 @@ def _fault(found: Any) -> str | None:
     options = getattr(found, "options_type", None)
     if not (isinstance(options, type) and issubclass(options, msgspec.Struct)):
         return "has no options_type: the msgspec.Struct that its keys in a configuration are read into"
+    told: Any = found.attributes
+    if told is not None and not (
+        isinstance(told, Mapping) and all(type(key) is str and type(value) is Attribute for key, value in told.items())
+    ):
+        return "has attributes that are not what they must be: names, each with a backends.base.Attribute"
     return None

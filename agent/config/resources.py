@@ -16,7 +16,19 @@ from agent.config.toml_lines import KeyPath
 from agent.discovery.backend_answers import ask
 from agent.runtime.errors import shown, unknown
 from agent.runtime.limits import MESSAGE_LIMIT, most_tokens, slot_bytes
-from backends.base import Backend, OptionsError, Placement, PreStart, Resource, ResourceSpec, Selector
+from backends.attributes import mistake
+from backends.base import (
+    PLACEHOLDER,
+    TEXT,
+    Attribute,
+    Backend,
+    OptionsError,
+    Placement,
+    PreStart,
+    Resource,
+    ResourceSpec,
+    Selector,
+)
 from backends.registry import BrokenBackendError, UnknownBackendError
 
 RESOURCE_KEYS: Final = ("name", "backend", "select", "exclude", "replicas", "placement", "pre_start", "options")
@@ -36,6 +48,8 @@ RESOURCE_TYPES: Final[Mapping[str, Any]] = {
 }
 """Of those, the ones that are a single value."""
 _Value = TypeVar("_Value")
+_Attributes = Mapping[str, Attribute] | None
+"""`Backend.attributes`."""
 
 
 class Registry(Protocol):
@@ -86,7 +100,10 @@ class _Table:
         before = len(self.problems)
         name = self._name()
         backend = self._backend()
-        select, exclude = self._selectors("select"), self._selectors("exclude")
+        known = None if backend is None else backend.attributes
+        select, exclude = self._selectors("select", known), self._selectors("exclude", known)
+        for attribute in PLACEHOLDER.findall(name):
+            self._attribute(("name",), attribute, known)
         replicas = self._common("replicas", RESOURCE_TYPES["replicas"], 1)
         placement: Placement = self._common("placement", Placement, "spread")
         pre_start: PreStart = self._common("pre_start", PreStart, "none")
@@ -130,7 +147,7 @@ class _Table:
             self._add("backend", str(error))
         return None
 
-    def _selectors(self, key: str) -> tuple[Selector, ...]:
+    def _selectors(self, key: str, known: _Attributes) -> tuple[Selector, ...]:
         if key not in self.table:
             return ()
         written = self.table[key]
@@ -138,22 +155,33 @@ class _Table:
         if not tables:
             self._add(key, "an empty list selects nothing; leave the key out")
         return tuple(
-            self._selector((key, index) if isinstance(written, list) else (key,), table)
+            self._selector((key, index) if isinstance(written, list) else (key,), table, known)
             for index, table in enumerate(tables)
         )
 
-    def _selector(self, path: KeyPath, table: object) -> Selector:
+    def _selector(self, path: KeyPath, table: object, known: _Attributes) -> Selector:
         if not isinstance(table, dict) or not table:
             self.problems.add((*self.at, *path), "expected a table of attributes, as in { vendor = '10de' }")
             return {}
-        return {name: tuple(self._wanted((*path, name), wanted)) for name, wanted in table.items()}
+        kinds = {name: self._attribute((*path, name), name, known) for name in table}
+        return {name: tuple(self._wanted((*path, name), wanted, kinds[name])) for name, wanted in table.items()}
 
-    def _wanted(self, path: KeyPath, wanted: object) -> Iterator[str]:
+    def _attribute(self, path: KeyPath, name: str, known: _Attributes) -> Attribute:
+        """How the attribute's values are written; one that no device of the backend has is a problem."""
+        if known is None:
+            return TEXT
+        if name not in known:
+            self.problems.add((*self.at, *path), unknown("attribute", name, known))
+        return known.get(name, TEXT)
+
+    def _wanted(self, path: KeyPath, wanted: object, kind: Attribute) -> Iterator[str]:
         values = wanted if isinstance(wanted, list) else [wanted]
         if not values:
             self.problems.add((*self.at, *path), "an empty list matches nothing; leave the attribute out")
         for value in values:
             if isinstance(value, str) or type(value) is int:
+                if (sentence := mistake(str(path[-1]), value, kind)) is not None:
+                    self.problems.add((*self.at, *path), sentence)
                 yield str(value)
             else:
                 self.problems.add((*self.at, *path), "expected a string or a list of strings; put the value in quotes")

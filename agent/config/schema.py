@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import inspect
 import operator
+import re
 import textwrap
 import typing
 from collections.abc import Iterator, Mapping
@@ -24,7 +25,7 @@ from agent.config.file import TABLES
 from agent.config.model import Listen, PathOrOff
 from agent.config.resources import RESOURCE_KEYS, RESOURCE_TYPES
 from backends import registry
-from backends.base import Seconds
+from backends.base import TEXT, Attribute, Backend, Seconds
 
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _REF: Final = "#/$defs/{name}"
@@ -44,25 +45,15 @@ _TEXTS: Final[Mapping[Any, Any]] = {
 }
 """How what `agent.config.typed` reads from texts is written."""
 
-_ATTRIBUTES: Final = {
-    "type": "object",
-    "minProperties": 1,
-    "additionalProperties": {
-        "anyOf": [
-            {"type": ["string", "integer"]},
-            {"type": "array", "minItems": 1, "items": {"type": ["string", "integer"]}},
-        ]
-    },
-}
-_SELECTORS: Final = {"anyOf": [_ATTRIBUTES, {"type": "array", "minItems": 1, "items": _ATTRIBUTES}]}
+_LETTERS: Final = re.compile(r"\\.|[A-Za-z]-[A-Za-z]|[A-Za-z]")  # an escaped one, a range in a set, one by itself
 
 _Schema = dict[str, Any]
 
 
 def schema() -> _Schema:
     """The whole schema, with every backend that is installed and can be loaded."""
-    kinds = {name: backend.options_type for name in registry.names() if (backend := _load(name)) is not None}
-    types = [*TABLES.values(), *kinds.values()]
+    kinds = {name: backend for name in registry.names() if (backend := _load(name)) is not None}
+    types = [*TABLES.values(), *(backend.options_type for backend in kinds.values())]
     roots, definitions = msgspec.json.schema_components([_written(one) for one in types], ref_template=_REF)
     described = _descriptions(types)
     definitions = {name: _without_null(_described(one, described.get(name, {}))) for name, one in definitions.items()}
@@ -77,7 +68,19 @@ def schema() -> _Schema:
             "resource": {
                 "type": "array",
                 "description": "A device joins the first resource that takes it.",
-                "items": {"oneOf": [_resource(name, definitions, by_type[kinds[name]]) for name in kinds]},
+                "items": {
+                    "type": "object",
+                    "required": ["name", "backend"],
+                    "properties": {"backend": {"enum": list(kinds)}},
+                    # not oneOf: where nothing fits, an editor would show what each of the others complains about
+                    "allOf": [
+                        {
+                            "if": {"properties": {"backend": {"const": name}}, "required": ["backend"]},
+                            "then": _resource(name, backend, definitions, by_type[backend.options_type]),
+                        }
+                        for name, backend in kinds.items()
+                    ],
+                },
             },
         },
         "$defs": definitions,
@@ -91,28 +94,57 @@ def _load(name: str) -> Any:
         return None  # `validate` says what is wrong with it as soon as a file names it
 
 
-def _resource(backend: str, definitions: Mapping[str, _Schema], options: _Schema) -> _Schema:
+def _resource(name: str, backend: type[Backend[Any]], definitions: Mapping[str, _Schema], options: _Schema) -> _Schema:
     """A `[[resource]]` of one backend: its keys flat, or under `options`."""
     own = definitions[options["$ref"].removeprefix(_REF.format(name=""))]
     return {
-        "title": f"a resource of the backend {backend}",
-        "type": "object",
-        "required": ["name", "backend"],
+        "title": f"a resource of the backend {name}",
         "additionalProperties": False,
         "properties": {
             **own.get("properties", {}),
-            **{key: _common(key) for key in RESOURCE_KEYS},
-            "backend": {"const": backend},
+            **{key: _common(key, backend) for key in RESOURCE_KEYS},
+            "backend": {"const": name},
             "options": {key: value for key, value in own.items() if key != "required"},
         },
     }
 
 
-def _common(key: str) -> _Schema:
+def _common(key: str, backend: type[Backend[Any]]) -> _Schema:
     if key in ("select", "exclude"):
-        return _SELECTORS
+        selector = {"type": "object", "minProperties": 1, **_attributes(backend.attributes)}
+        return _one_or_several(selector)
     wanted = RESOURCE_TYPES.get(key)
     return {} if wanted is None else msgspec.json.schema(wanted)
+
+
+def _attributes(known: Mapping[str, Attribute] | None) -> _Schema:
+    if known is None:
+        return {"additionalProperties": _one_or_several(_value(TEXT))}
+    return {
+        "additionalProperties": False,
+        "properties": {name: _one_or_several(_value(attribute)) for name, attribute in known.items()},
+    }
+
+
+def _value(attribute: Attribute) -> _Schema:
+    """A value of an attribute; a pattern of JSON Schema matches anywhere in a text, and tells upper case from lower."""
+    described = {"description": attribute.written} if attribute.written else {}
+    pattern = _LETTERS.sub(_of_either_case, attribute.pattern)
+    limited = {"pattern": f"^({pattern})$"} if pattern else {}
+    return {"type": "string" if attribute.quoted else ["string", "integer"], **described, **limited}
+
+
+def _of_either_case(found: re.Match[str]) -> str:
+    match found[0]:
+        case str(escaped) if escaped.startswith("\\"):
+            return escaped
+        case str(letter) if len(letter) == 1:
+            return f"[{letter.lower()}{letter.upper()}]"
+    return found[0].lower() + found[0].upper()
+
+
+def _one_or_several(one: _Schema) -> _Schema:
+    return {"anyOf": [one, {"type": "array", "minItems": 1, "items": one}]}
 
 
 @functools.cache

@@ -11,6 +11,8 @@ from typing import ClassVar
 
 from backends.base import (
     ALL,
+    NUMBER,
+    TEXT,
     All,
     AllocationRefused,
     Backend,
@@ -24,6 +26,7 @@ from backends.base import (
     Signal,
     Watches,
 )
+from backends.chardev import paths, sticks
 from backends.chardev.bundles import Bundles
 from backends.chardev.finder import Finder
 from backends.chardev.groups import Group, groups_of
@@ -50,6 +53,12 @@ class CharDev(Backend[CharDevOptions]):
     """Hands out nodes of /dev."""
 
     options_type: ClassVar = CharDevOptions
+    attributes: ClassVar = {
+        **paths.ATTRIBUTES,
+        **sticks.ATTRIBUTES,
+        **dict.fromkeys(("id", "alias", "mount"), TEXT),
+        "group": NUMBER,
+    }
 
     def __init__(self, host: Host, resources: Sequence[CharDevResource]) -> None:
         super().__init__(host, resources)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final, Generic, TypeVar
 
-from backends.base import Host, HostPath, Node, Signal, Verdict
+from backends.base import NUMBER, TEXT, Attribute, Host, HostPath, Node, Signal, Verdict, one_of
 from backends.chardev.options import PathOption
 from backends.linux.globs import Glob, is_glob
 from backends.linux.nodes import DeviceNode, Fault, NoNodeError, device_node
@@ -107,6 +107,15 @@ def container_path(option: PathOption, path: HostPath) -> str:
 def container_node(option: PathOption, path: HostPath, host: Host) -> Node:
     """The node at `path` as the option gives it to a container."""
     return Node(path, container_path(option, path), option.permissions or default_permissions(host), option.shared)
+
+
+ATTRIBUTES: Final[Mapping[str, Attribute]] = {
+    **dict.fromkeys(("path", "name", "target"), TEXT),
+    "type": one_of("block", "character"),
+    "major": NUMBER,
+    "minor": NUMBER,
+}
+"""Those of `node_attributes`."""
 
 
 def node_attributes(members: Sequence[tuple[HostPath, DeviceNode]]) -> Mapping[str, tuple[str, ...]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from backends import kubevirt
-from backends.base import ANY_SUBSYSTEM, Device, Grant, Hint, Host, Problem, Uevent
+from backends.base import ANY_SUBSYSTEM, HEX4, NUMBER, TEXT, Attribute, Device, Grant, Hint, Host, Problem, Uevent
 from backends.chardev import members
 from backends.chardev.groups import Group
 from backends.chardev.members import Member
@@ -202,6 +202,16 @@ def _id(found: UsbDevice, by: str | None) -> str:
     if found.place is None:
         raise NotOfferedError("where it is plugged in cannot be told: its root hub does not say its version")
     return found.place
+
+
+ATTRIBUTES: Final[Mapping[str, Attribute]] = {
+    "vendor": HEX4,
+    "product": HEX4,
+    **dict.fromkeys(("serial", "manufacturer", "product_name", "speed", "port", "place"), TEXT),
+    "bus": NUMBER,
+    "device": NUMBER,
+}
+"""Those of a USB device; `device` is its number on the bus."""
 
 
 def _attributes(sticks: Sequence[UsbDevice]) -> dict[str, tuple[str, ...]]:

@@ -28,7 +28,7 @@ from backends.gpu.amd import PARTITION, TOGETHER, WHOLE, Amd
 from backends.gpu.intel import Intel
 from backends.gpu.nvidia import Nvidia
 from backends.gpu.options import GpuOptions, GpuResource, complaints
-from backends.gpu.vendor import Vendor
+from backends.gpu.vendor import ATTRIBUTES, Vendor
 from backends.known_devices import Known
 from backends.linux import pci, pci_health, pci_recovery
 
@@ -45,6 +45,7 @@ class Gpu(Backend[GpuOptions]):
     """Hands out GPUs."""
 
     options_type: ClassVar = GpuOptions
+    attributes: ClassVar = ATTRIBUTES
 
     def __init__(self, host: Host, resources: Sequence[GpuResource]) -> None:
         super().__init__(host, resources)

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar, Protocol, TypeAlias
+from typing import ClassVar, Final, Protocol, TypeAlias
 
-from backends.base import ContainerEdits, Device, Discovery, Grant, Host, HostPath, Mount
+from backends.base import (
+    NUMBER,
+    TEXT,
+    Attribute,
+    ContainerEdits,
+    Device,
+    Discovery,
+    Grant,
+    Host,
+    HostPath,
+    Mount,
+    one_of,
+)
 from backends.gpu.nodes import Wanted, handed_out, numbers
 from backends.gpu.options import GpuResource
+from backends.linux import pci
 from backends.linux.pci import Function
 
 Attributes: TypeAlias = Mapping[str, tuple[str, ...]]
@@ -101,6 +114,17 @@ def withheld(device: Device, why: str) -> Device:
         return device
     attributes = {name: values for name, values in device.attributes.items() if name != "node_numbers"}
     return replace(device, unusable=why, nodes=(), mounts=(), attributes=attributes)
+
+
+ATTRIBUTES: Final[Mapping[str, Attribute]] = {
+    **pci.ATTRIBUTES,
+    "boot_display": one_of("yes", "no"),
+    **dict.fromkeys(("uuid", "serial", "model", "parent", "profile", "partition", "node_numbers"), TEXT),
+    **dict.fromkeys(("compute_partition", "memory_partition"), TEXT),
+    **dict.fromkeys(("minor", "gi", "ci"), NUMBER),
+    "index": Attribute("a number, of a MIG device two, as in '0:1'", "[0-9]+(:[0-9]+)?"),
+}
+"""Of whichever vendor: those of `described` and of MIG devices."""
 
 
 def described(function: Function, **more: str | None) -> Attributes:

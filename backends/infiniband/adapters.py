@@ -9,17 +9,33 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from backends.base import Device, Host, HostPath, Node
+from backends.base import TEXT, Attribute, Device, Host, HostPath, Node, one_of
 from backends.infiniband import rdma, rdma_ports
 from backends.infiniband.options import UNSEEN_WHEN_AWAY, InfiniBandResource
 from backends.infiniband.rdma import Adapter
-from backends.infiniband.rdma_ports import PortState
+from backends.infiniband.rdma_ports import PortState, State
 from backends.linux import pci
 from backends.linux.pci import Function
 
 _NVIDIA: Final = "15b3"  # whose Ethernet controllers are adapters, too
 _NETWORK: Final = "02"  # PCI classes: a network controller,
 _INFINIBAND: Final = "0207"  # and one for InfiniBand
+
+ATTRIBUTES: Final[Mapping[str, Attribute]] = {
+    **pci.ATTRIBUTES,
+    "function": one_of("physical", "virtual", "subfunction"),
+    "hca": TEXT,
+    "away": TEXT,
+    "dev": TEXT,
+    "pool": TEXT,
+    "port": Attribute("an adapter and its port, as in 'mlx5_0:1'", ".+:[0-9]+"),
+    "link_layer": one_of("InfiniBand", "Ethernet", "unknown"),
+    "state": one_of(*(state.name for state in State), "unknown"),
+    "rate": Attribute("a number of Gb/s, as in '400'", "[0-9]+([.][0-9])?|unknown"),
+    "node_guid": Attribute("a GUID, as in '0c42:a103:0065:1a5e'", "([0-9a-f]{4}:){3}[0-9a-f]{4}"),
+    **dict.fromkeys(("board_id", "fw_ver", "hca_type", "ifname", "sfnum"), TEXT),
+}
+"""Those of an adapter, and of a pool of them."""
 
 _Attributes = dict[str, tuple[str, ...]]
 

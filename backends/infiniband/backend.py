@@ -35,6 +35,7 @@ class InfiniBand(Backend[InfiniBandOptions]):
     """Hands out RDMA adapters."""
 
     options_type: ClassVar = InfiniBandOptions
+    attributes: ClassVar = adapters.ATTRIBUTES
 
     @classmethod
     def check(cls, resource: InfiniBandResource) -> None:

@@ -15,7 +15,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from backends.base import AllocationRefused, Hint, Host, HostPath, Problem, Uevent
+from backends.base import (
+    HEX4,
+    NUMBER,
+    TEXT,
+    AllocationRefused,
+    Attribute,
+    Hint,
+    Host,
+    HostPath,
+    Problem,
+    Uevent,
+    one_of,
+)
 from backends.errors import reason_of
 from backends.known_devices import Known
 from backends.linux import sysfs
@@ -32,6 +44,24 @@ _CLASS: Final = re.compile(r"[0-9A-F]{1,6}", re.IGNORECASE)
 _EXTENDED: Final = 0x100  # where the extended capabilities begin (PCI Express Base Specification, 7.6)
 _SERIAL_CAPABILITY: Final = 0x0003  # Device Serial Number (PCI_EXT_CAP_ID_DSN in pci_regs.h)
 _MOST_CAPABILITIES: Final = 48  # a chain in garbage must end, too; a real one has about ten
+
+
+_ADDRESS: Final = Attribute("a PCI address with its domain, as in '0000:3b:00.0'", ADDRESS.pattern)
+ATTRIBUTES: Final[Mapping[str, Attribute]] = {
+    "address": _ADDRESS,
+    "vendor": HEX4,
+    "device": HEX4,
+    "id": Attribute("vendor and device, as in '10de:2330'", "[0-9a-f]{4}:[0-9a-f]{4}"),
+    "subsystem_vendor": HEX4,
+    "subsystem_device": HEX4,
+    "class": Attribute("six hexadecimal digits in quotes, as in '030200'", "[0-9a-f]{6}", quoted=True),
+    "driver": TEXT,
+    "numa_node": NUMBER,
+    "iommu_group": NUMBER,
+    "function": one_of("physical", "virtual"),
+    "physical": _ADDRESS,
+}
+"""Those of `Function.attributes`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import ClassVar
 from backends import kubevirt
 from backends.base import (
     ALL,
+    TEXT,
     All,
     AllocationRefused,
     Backend,
@@ -47,6 +48,7 @@ class Vfio(Backend[VfioOptions]):
     """
 
     options_type: ClassVar = VfioOptions
+    attributes: ClassVar = {**pci.ATTRIBUTES, "companions": TEXT}
 
     def __init__(self, host: Host, resources: Sequence[VfioResource], kernel: Kernel | None = None) -> None:
         super().__init__(host, resources)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -40,6 +40,11 @@ class WithOddOptions(WithoutOptions):
     options_type: ClassVar = dict
 
 
+class WithOddAttributes(WithoutOptions):
+    options_type: ClassVar = Options
+    attributes: ClassVar[Any] = {"clock": "[a-z]+"}
+
+
 class Whole(WithoutOptions):
     options_type: ClassVar = Options
 
@@ -50,7 +55,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metadata = tmp_path / "others-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1.0\n")
-    names = ["Options", "Unfinished", "WithoutOptions", "WithOddOptions", "Whole", "Missing"]
+    names = ["Options", "Unfinished", "WithoutOptions", "WithOddOptions", "WithOddAttributes", "Whole", "Missing"]
     points = "".join(f"{name.lower()} = {__name__}:{name}\n" for name in names)
     (metadata / "entry_points.txt").write_text(f"[fairlead.backends]\n{points}stub = {__name__}:Whole\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -80,6 +85,10 @@ class TestInstalled:
             ("unfinished", "must be finished: it has no discover, edits"),
             ("withoutoptions", "has no options_type: the msgspec.Struct that"),
             ("withoddoptions", "has no options_type: the msgspec.Struct that"),
+            (
+                "withoddattributes",
+                "has attributes that are not what they must be: names, each with a backends.base.Attribute",
+            ),
         ],
     )
     def test_what_is_wrong_is_said(self, name: str, fault: str) -> None:

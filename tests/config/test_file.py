@@ -376,3 +376,31 @@ def test_the_default_file_is_read_where_it_is(file: Path) -> None:
     file.write_text('[agent]\nresync = "7s"\n')
     config = load(None, FakeRegistry(), default=file)
     assert (config.source, config.agent.resync) == (file, 7.0)
+
+
+def test_a_selector_or_name_that_no_device_could_match_says_what_was_probably_meant(file: Path) -> None:
+    file.write_text("""[[resource]]
+name = "nvidia.com/mig-{profle}"
+backend = "gpu"
+select = [{ vendro = "10de" }, { vendor = "0x10de", address = ["0000:3b:00.0", "3b:00.0"] }, { device = 0x2330 }]
+exclude = { function = "virtul" }
+""")
+    with pytest.raises(ConfigError) as error:
+        load(file)
+    assert [line.removeprefix(f"{file}:") for line in error.value.sentence.splitlines()] == [
+        "2: resource[0].name: there is no attribute 'profle'; did you mean 'profile'?",
+        "4: resource[0].select[0].vendro: there is no attribute 'vendro'; did you mean 'vendor'?",
+        (
+            "4: resource[0].select[1].vendor: no device has '0x10de': vendor is four hexadecimal digits in quotes, "
+            "as in '10de'; did you mean '10de'?"
+        ),
+        (
+            "4: resource[0].select[1].address: no device has '3b:00.0': address is a PCI address with its domain, "
+            "as in '0000:3b:00.0'; did you mean '0000:3b:00.0'?"
+        ),
+        (
+            "4: resource[0].select[2].device: 9008 is ambiguous without quotes; device is four hexadecimal digits in quotes, "
+            "as in '10de'"
+        ),
+        "5: resource[0].exclude.function: no device has 'virtul': function is 'physical' or 'virtual'",
+    ]

@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from agent.config import load
 from agent.config.schema import schema
 from backends import registry
 
@@ -32,6 +33,21 @@ def test_it_takes_what_the_program_takes(validator: Any, document: str) -> None:
 KVM = 'name = "example.com/kvm"\nbackend = "chardev"\npaths = [{ path = "/dev/kvm" }]\n'
 
 
+GPU = 'name = "example.com/gpu"\nbackend = "gpu"\n'
+
+
+def test_a_selector_in_capitals_is_taken_as_the_program_takes_it(validator: Any, tmp_path: Path) -> None:
+    document = f"[[resource]]\n{GPU}select = {{ vendor = '10DE', function = ['Physical'], numa_node = 0 }}\n"
+    validator.validate(tomllib.loads(document))
+    (tmp_path / "config.toml").write_text(document)
+    load(tmp_path / "config.toml")
+
+
+def test_an_editor_shows_one_error_for_one_mistake(validator: Any) -> None:
+    (error,) = validator.iter_errors(tomllib.loads(f"[[resource]]\n{GPU}count = 1\n[[resource]]\n{KVM}"))
+    assert "'count' was unexpected" in error.message
+
+
 @pytest.mark.parametrize(
     "document",
     [
@@ -46,6 +62,11 @@ KVM = 'name = "example.com/kvm"\nbackend = "chardev"\npaths = [{ path = "/dev/kv
         f"[[resource]]\n{KVM}[resource.options]\ncolour = 1\n",
         '[[resource]]\nname = "example.com/x"\nbackend = "nonesuch"\n',
         f"[[resource]]\n{KVM}select = {{}}\n",
+        f"[[resource]]\n{KVM}select = {{ pth = '/dev/kvm' }}\n",
+        f"[[resource]]\n{KVM}exclude = [{{ type = 'charakter' }}]\n",
+        f"[[resource]]\n{GPU}select = {{ vendor = '0x10de' }}\n",
+        f"[[resource]]\n{GPU}select = {{ vendor = 0x10de }}\n",
+        f"[[resource]]\n{GPU}select = {{ address = ['3b:00.0'] }}\n",
     ],
 )
 def test_it_refuses_what_the_program_refuses(validator: Any, document: str) -> None:
@@ -56,7 +77,7 @@ def test_it_refuses_what_the_program_refuses(validator: Any, document: str) -> N
 def test_it_describes_the_keys_as_the_code_does() -> None:
     made = schema()
     assert made["$defs"]["AgentConfig"]["properties"]["resync"]["description"].startswith("Between two full looks")
-    (chardev,) = [one for one in made["properties"]["resource"]["items"]["oneOf"] if "chardev" in one["title"]]
+    (chardev,) = [one["then"] for one in _resources(made) if "chardev" in one["then"]["title"]]
     assert chardev["properties"]["count"]["description"].startswith("Tokens:")
 
 
@@ -72,9 +93,13 @@ def test_every_key_has_a_description() -> None:
 
 
 def test_it_knows_every_backend() -> None:
-    titles = [one["title"] for one in schema()["properties"]["resource"]["items"]["oneOf"]]
+    titles = [one["then"]["title"] for one in _resources(schema())]
     assert titles == [f"a resource of the backend {name}" for name in registry.names()]
 
 
 def test_it_speaks_of_no_null() -> None:
     assert "null" not in str(schema())
+
+
+def _resources(made: Any) -> Any:
+    return made["properties"]["resource"]["items"]["allOf"]
