@@ -32,6 +32,7 @@ _COMMANDS: Final = {
     "demo": "Run against a simulated kubelet and watch devices come and go.",
 }
 """Name → its line in the help. Each is the function of that name in the module of that name, `import_` for `import`."""
+_COMPLETE: Final = "_FAIRLEAD_COMPLETE"  # click's name for it: a shell asks for completions
 
 
 class _Lazy(click.Group):
@@ -64,6 +65,8 @@ def fairlead() -> None:
 
 def main() -> None:
     """The program's entry point."""
+    if _COMPLETE in os.environ:
+        import_module("agent.cli.bash_completion")
     try:
         fairlead(prog_name="fairlead")
     except FairleadError as error:

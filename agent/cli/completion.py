@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
+from agent.cli import bash_completion  # noqa: F401  # which makes click know it
+
 
 @click.command(epilog="Exit codes: 0 done, 2 unknown shell.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from agent.console.client import Client, NoDaemonError
+from agent.console.client import PATIENCE, Client, NoDaemonError
 from agent.runtime.errors import words
 from backends.linux import files
 
@@ -29,15 +29,15 @@ config: Final = click.option(
 """`config: Path | None`, as `ask` takes it."""
 
 
-def ask(config: Path | None, question: Callable[[Client], Awaitable[_Answer]]) -> _Answer:
-    """Ask the daemon something; Ctrl-C just ends it.
+def ask(config: Path | None, question: Callable[[Client], Awaitable[_Answer]], patience: float = PATIENCE) -> _Answer:
+    """Ask the daemon something, and await an answer for so many seconds; Ctrl-C just ends it.
 
     Raises:
         FairleadError: with the sentence for whoever asked.
     """
 
     async def main() -> _Answer:
-        client = Client(admin_socket(config))
+        client = Client(admin_socket(config), patience)
         try:
             return await question(client)
         finally:

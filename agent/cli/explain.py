@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from agent.cli import connection, options, output
+from agent.cli import connection, devices, options, output
 from agent.cli.output import bold, echo, wrapped
 from agent.console.client import NoDaemonError, WrongNameError
 from agent.console.views import Explanation, Gift, Signal
@@ -24,7 +24,7 @@ _ENDS: Final = {
 
 
 @click.command(epilog="Exit codes: 0 done, 2 there is no such device, or no daemon and a configuration with mistakes.")
-@click.argument("device")
+@devices.device
 @connection.config
 @options.as_json
 def explain(device: str, config: Path | None, as_json: bool) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from importlib.metadata import version
 from inspect import cleandoc
+from typing import Final
 
 import click
 
@@ -14,6 +15,21 @@ _FILES = (
     ("/var/lib/fairlead/state.json", "What outlives a restart: claims, drains, what was latched."),
     ("/run/fairlead/admin.sock", "Where the commands reach the daemon."),
 )
+EXAMPLES: Final = (
+    ("Why does this node offer seven GPUs and not eight?", "fairlead status"),
+    ("What is wrong with the node, and what mends it:", "fairlead doctor"),
+    ("All that is known of one of them, offered, refused or gone:", "fairlead explain 0000:3b:00.0"),
+    ("Who has what, kept up to date:", "fairlead status --pods --watch"),
+    (
+        "Keep new pods from a GPU that is to be looked at, until tonight:",
+        "fairlead drain nvidia3 -r 'ECC' --until 18:00",
+    ),
+    ("What happened in the last hours, and what happens:", "fairlead events --last 200 --follow"),
+    ("Before a configuration is put in force:", "fairlead validate new.toml"),
+    ("What it would offer on this node, without a daemon:", "fairlead discover --config new.toml"),
+    ("In place of generic-device-plugin:", "fairlead import --from generic-device-plugin devices.yaml"),
+)
+"""For what, and how."""
 
 
 @click.command(epilog="Exit codes: 0 done.")
@@ -35,6 +51,9 @@ def _page(root: click.Context, group: click.Group) -> Iterator[str]:
         command = group.get_command(root, name)
         assert command is not None
         yield from _command(click.Context(command, parent=root, info_name=name), command)
+    yield ".SH EXAMPLES"
+    for purpose, line in EXAMPLES:
+        yield from (".TP", _escaped(purpose), rf"\fB{_escaped(line)}\fR")
     yield ".SH FILES"
     for path, what in _FILES:
         yield from (".TP", f".I {_escaped(path)}", _escaped(what))

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from agent.cli import connection, options, output
+from agent.cli import connection, devices, options, output
 from agent.console.client import Client
 
 
 @click.command(epilog="Exit codes: 0 done, 1 no daemon answers, 2 there is no such device.")
-@click.argument("device")
+@devices.device
 @connection.config
 @options.as_json
 def undrain(device: str, config: Path | None, as_json: bool) -> None:

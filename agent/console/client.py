@@ -19,7 +19,8 @@ from agent.runtime.errors import ExitCode, FairleadError
 
 _Answer = TypeVar("_Answer")
 
-_PATIENCE: Final = 10.0  # seconds; a reload may look at all hardware
+PATIENCE: Final = 10.0
+"""Seconds for which an answer is awaited; a reload may look at all hardware."""
 
 
 class NoDaemonError(FairleadError):
@@ -35,8 +36,9 @@ class WrongNameError(FairleadError):
 class Client:
     """One connection to the daemon."""
 
-    def __init__(self, socket: Path) -> None:
-        self._socket = socket
+    def __init__(self, socket: Path, patience: float = PATIENCE) -> None:
+        """Prepare; an answer is awaited for so many seconds."""
+        self._socket, self._patience = socket, patience
         self._channel = Channel(path=str(socket), codec=Codec())
 
     def close(self) -> None:
@@ -75,7 +77,7 @@ class Client:
     async def _ask(self, name: str, request: Request, answer: type[_Answer]) -> _Answer:
         call = UnaryUnaryMethod(self._channel, SERVICE + name, type(request), answer)
         with self._errors():
-            return await call(request, timeout=_PATIENCE)
+            return await call(request, timeout=self._patience)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -92,6 +94,6 @@ class Client:
                 f"no Fairlead answers at {self._socket}: it does not run, or has another [agent] admin_socket"
             ) from error
         except TimeoutError as error:
-            raise NoDaemonError(f"Fairlead did not answer at {self._socket} within {_PATIENCE:g} s") from error
+            raise NoDaemonError(f"Fairlead did not answer at {self._socket} within {self._patience:g} s") from error
         except (OSError, StreamTerminatedError, ProtocolError, AttributeError) as error:  # the last: lost when made
             raise NoDaemonError(f"the connection to Fairlead at {self._socket} was lost: {error}") from error

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from agent.cli import _COMMANDS, fairlead
+from agent.cli.manual import EXAMPLES
+from agent.console.views import Device, Resource, Unclaimed
+from tests.cli.daemon import running
+from tests.console.fakes import FakeDaemon, status
 
 PROGRAM = Path(sys.executable).with_name("fairlead")
 
@@ -27,17 +34,37 @@ def test_an_unknown_shell_is_named_with_those_there_are() -> None:
     assert "bash" in done.output
 
 
+_BASH = """
+source <("$1" completion bash)
+COMP_LINE=$2 COMP_POINT=${#2}
+_fairlead_completion "$1"
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
 def completed(*words: str) -> list[str]:
-    """What bash would be offered for the last of these words."""
-    environment = {"_FAIRLEAD_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(("fairlead", *words))}
-    environment["COMP_CWORD"] = str(len(words))
-    done = subprocess.run([PROGRAM], env=environment, capture_output=True, text=True, check=True)
-    return [line.partition(",")[2] for line in done.stdout.splitlines()]
+    """What bash puts in the place of the last of these words, or of what follows its last colon."""
+    command = ["bash", "--norc", "-c", _BASH, "bash", str(PROGRAM), " ".join(("fairlead", *words))]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
 def test_commands_and_options_are_completed() -> None:
     assert completed("disc") == ["discover"]
     assert "--json" in completed("discover", "--")
+
+
+@pytest.mark.parametrize("command", ["explain", "drain", "undrain"])
+def test_devices_of_a_running_daemon_are_completed_also_after_a_colon(command: str, tmp_path: Path) -> None:
+    socket, config = tmp_path / "admin.sock", tmp_path / "config.toml"
+    config.write_text(f'[agent]\nadmin_socket = "{socket}"\n')
+    devices = (Device("0000:3b:00.0", ("0000:3b:00.0",), "Healthy"), Device("kvm", ("kvm::0", "kvm::1"), "Healthy"))
+    shown = replace(status(), resources=(Resource("a.b/c", "gpu", True, True, "", devices),))
+    shown = replace(shown, unclaimed=(Unclaimed("0000:3c:00.0", "gpu", "it has no driver"),))
+    with running(FakeDaemon(shown), socket):
+        assert completed(command, f"--config {config}", "kvm") == ["kvm::0", "kvm::1"]
+        assert completed(command, f"--config {config}", "0000:3") == ["3b:00.0", "3c:00.0"]
+        assert completed(command, f"--config {config}", "0000:3b:") == ["00.0"]
+    assert completed(command, f"--config {config}", "kvm") == []
 
 
 def page() -> str:
@@ -51,6 +78,18 @@ def test_the_man_page_has_every_command_with_its_options() -> None:
     for name in _COMMANDS:
         assert f".SS fairlead {name}" in written
     assert r"\-\-config" in written
+
+
+def test_every_example_of_the_man_page_is_a_command_as_it_would_be_typed() -> None:
+    examples = page().partition(".SH EXAMPLES")[2].partition(".SH FILES")[0]
+    assert isinstance(fairlead, click.Group)
+    for _, line in EXAMPLES:
+        program, name, *arguments = shlex.split(line)
+        root = fairlead.make_context(program, [name, *arguments])
+        command = fairlead.get_command(root, name)
+        assert command is not None
+        command.make_context(name, arguments, parent=root).close()
+        assert line.replace("-", r"\-") in examples
 
 
 def test_lines_that_belong_apart_stay_so_in_help_and_man_page() -> None:
