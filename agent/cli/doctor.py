@@ -19,6 +19,7 @@ from agent.console.doctor.daemon import daemon
 from agent.console.doctor.examination import examine
 from agent.console.doctor.findings import Finding, Level, Patient, failure, fine
 from agent.console.doctor.hardware import hardware
+from agent.console.doctor.node_links import node_links
 from agent.console.views import Status
 from agent.discovery.backend_factory import make_backends
 from agent.inventory.survey import PATIENCE, survey
@@ -62,6 +63,7 @@ async def _findings(config: Path | None) -> list[Finding]:
     found += daemon(said)
     found += other_plugins.findings(different)
     seen = await survey(loaded.resources, make_backends(loaded.host, loaded.resources), PATIENCE)
+    found += node_links(Patient(loaded), seen.inventory)
     return found + list(hardware(seen, None if isinstance(said, str) else said))
 
 

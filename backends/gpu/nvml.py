@@ -20,8 +20,12 @@ from backends.base import Host, Link
 from backends.gpu import procfs
 
 INSTALL: Final = "install fairlead[nvidia], and let Fairlead see the driver's libnvidia-ml.so.1"
+UPGRADED: Final = (
+    "the driver in the kernel is of another version than its libraries, as after an upgrade without a reboot, and no new "
+    "container can use a GPU: reboot, or unload and load the driver's modules"
+)
 
-
+_OTHER_VERSION: Final = 18  # NVML_ERROR_LIB_RM_VERSION_MISMATCH in nvml.h
 _asking: Final = threading.Lock()  # a GPU that hangs may hang the library: one thread is lost to it, not all of them
 _hangs: Final = threading.Event()
 _PATIENCE: Final = 2.0  # seconds that one look waits for another's survey, before all others wait for it no more
@@ -96,6 +100,8 @@ def _survey(_stamp: tuple[str, ...]) -> Survey:
         finally:
             library.nvmlShutdown()
     except library.NVMLError as error:
+        if getattr(error, "value", None) == _OTHER_VERSION:
+            raise NvmlError(UPGRADED) from error
         raise NvmlError(f"NVIDIA's management library (NVML) fails: {error}") from error
     finally:
         _hangs.clear()

@@ -11,6 +11,10 @@ from typing import Any
 class NVMLError(Exception):
     """What the library raises."""
 
+    def __init__(self, sentence: str, value: int = 999) -> None:
+        super().__init__(sentence)
+        self.value = value
+
 
 @dataclass
 class FakeMig:
@@ -49,7 +53,7 @@ class FakeNvml(ModuleType):
 
     def nvmlInit(self) -> None:
         if self.fault:
-            raise NVMLError(self.fault)
+            raise NVMLError(self.fault, 18 if "mismatch" in self.fault else 999)
         self.opened += 1
 
     def nvmlShutdown(self) -> None:

@@ -143,15 +143,22 @@ def test_without_the_package_a_divided_gpu_is_a_problem_that_says_what_to_instal
     assert "install fairlead[nvidia]" in problem.sentence
 
 
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("Unknown Error", "Unknown Error"),
+        ("Driver/library version mismatch", "an upgrade without a reboot, and no new container can use a GPU: reboot"),
+    ],
+)
 def test_where_the_library_fails_the_whole_gpus_are_offered_and_it_is_told_once(
-    tmp_path: Path, install_nvml: Install
+    tmp_path: Path, install_nvml: Install, fault: str, told: str
 ) -> None:
-    install_nvml(fault="Driver/library version mismatch")
+    install_nvml(fault=fault)
     found = look(backend(tmp_path, hgx_h100()))
     assert len([d for one in found.values() for d in one.devices if not d.unusable]) == 8
     (problem,) = [problem for one in found.values() for problem in one.problems]
     assert problem.subject == "NVML"
-    assert "Driver/library version mismatch" in problem.sentence
+    assert told in problem.sentence
 
 
 def test_the_library_is_asked_again_only_when_the_driver_shows_something_else(
