@@ -12,7 +12,7 @@ import click
 
 _FILES = (
     ("/etc/fairlead/config.toml", "The configuration; `fairlead schema` describes it."),
-    ("/var/lib/fairlead/state.json", "What outlives a restart: claims, drains, what was latched."),
+    ("/var/lib/fairlead/state.json", "What outlives a restart: claims, drains, what was latched, what was offered."),
     ("/run/fairlead/admin.sock", "Where the commands reach the daemon."),
 )
 EXAMPLES: Final = (

@@ -158,11 +158,18 @@ class AgentControl:
                 others.append(views.Unclaimed(it.device.key, it.backend, it.why))
             else:
                 yield self._missing(one, it.why)
-        yield from (self._missing(it, it.message) for it in missing.values() if it.reason == WENT)
+        yield from (self._missing(it, self._how_it_went(it)) for it in missing.values() if it.reason == WENT)
         yield from others
 
     def _missing(self, it: Missing, why: str) -> views.Unclaimed:
         return views.Unclaimed(it.device, it.backend, why, it.resource, it.reason, self._wall(it.since))
+
+    def _how_it_went(self, it: Missing) -> str:
+        """That it is gone, and what the kernel said of it last."""
+        health, now = self._parts.node.health, self._clock()
+        told = [one for hardware in it.hardware for one in health.signals_of(hardware, now) if one.source == "record"]
+        last = max(told, key=lambda one: one.since, default=None)
+        return f"{it.message}; the kernel's last word of it: {last.message.rstrip('.')}" if last else it.message
 
     def _problems(self) -> Iterator[views.Problem]:
         for kind, discoverer in self._parts.discoverers.items():
@@ -244,10 +251,11 @@ class AgentControl:
         except FairleadError:
             return None
         it = next(it for it in went if hardware <= it.hardware)
-        decision = views.Decision(it.resource, False, f"offered it, and {it.message}")
+        message = self._how_it_went(it)
+        decision = views.Decision(it.resource, False, f"offered it, and {message}")
         return views.Explanation(
             it.device, it.backend, "", hardware=tuple(sorted(it.hardware)), decisions=(decision,),
-            reason=it.reason, message=it.message, since=self._wall(it.since),
+            reason=it.reason, message=message, since=self._wall(it.since),
         )  # fmt: skip
 
     def _knowledge(self) -> Knowledge:

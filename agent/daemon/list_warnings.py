@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final
 
 import anyio
@@ -14,7 +13,7 @@ import structlog
 from agent.daemon.device_log import LOGGED_AT_MOST
 from agent.discovery.discoverer import Discoverer
 from agent.inventory.inventory import Inventory
-from agent.inventory.shortfall import WENT, Shortfall
+from agent.inventory.shortfall import Shortfall
 from agent.inventory.unmatched import unmatched
 from agent.runtime import limits
 from backends.base import Resource
@@ -32,9 +31,11 @@ class ListWarnings:
         self,
         inventory: Inventory,
         discoverers: Mapping[str, Discoverer],
-        clock: Callable[[], float] = time.monotonic,
+        shortfall: Shortfall,
+        keep: Callable[[], Awaitable[None]],
     ) -> None:
-        self.shortfall = Shortfall(inventory, clock)
+        """Prepare; `keep` has what was offered kept for the next run."""
+        self._shortfall, self._keep = shortfall, keep
         self._inventory = inventory
         self._discoverers = discoverers
         self._omitted: dict[str, int] = {}
@@ -46,8 +47,9 @@ class ListWarnings:
         while True:
             await anyio.sleep(_PAUSE)
             self._changed.clear()
-            begun, ended = await self.shortfall.look()
-            told = [it for it in begun if it.reason != WENT]  # the line about its going has been written
+            looked = {kind for kind, it in self._discoverers.items() if it.first_scan.is_set()}
+            told, ended = await self._shortfall.look(looked)
+            await self._keep()
             for it in told[:LOGGED_AT_MOST]:
                 log.warning(
                     "device-not-offered", resource=it.resource, backend=it.backend, device=it.device, reason=it.message
@@ -65,6 +67,7 @@ class ListWarnings:
 
     def tell_of_selectors(self, resources: Iterable[Resource[Any]]) -> None:
         """Say which of them match nothing; hardware may come later, a misspelt word does not go away."""
+        self._changed.set()  # the backends have looked: what an earlier run had offered may be found to be gone
         scanned = {kind: it.selectable() for kind, it in self._discoverers.items() if it.first_scan.is_set()}
         for kind, problem in unmatched(resources, scanned):
             log.warning("selector-matches-nothing", resource=problem.subject, backend=kind, reason=problem.sentence)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ import structlog
 from msgspec import structs
 
 from agent.health import KeptHealth
+from agent.inventory.shortfall import Offered
 from agent.model import Held
 from agent.runtime.errors import words
 from backends.linux import files
@@ -54,6 +55,8 @@ class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
     releasing: tuple[Held, ...] | None = None
     """Claims that are over and whose backend has not undone them yet."""
     health: KeptHealth | None = None
+    offered: tuple[Offered, ...] | None = None
+    """What was offered last, and what of it is gone."""
 
 
 _PARTS: Final = Kept.__struct_fields__
@@ -130,6 +133,7 @@ class StateFile:
         claims: Sequence[Held] | None = None,
         releasing: Sequence[Held] | None = None,
         health: KeptHealth | None = None,
+        offered: Collection[Offered] | None = None,
         *,
         patience: float | None = None,
     ) -> bool:
@@ -139,6 +143,7 @@ class StateFile:
             claims: what pods hold.
             releasing: what is to be undone of ended claims.
             health: what is kept of health.
+            offered: what was offered last, and what of it is gone.
             patience: the seconds that the disk may take; by default what an Allocate can wait.
 
         Returns:
@@ -150,6 +155,8 @@ class StateFile:
             self._content = structs.replace(self._content, releasing=tuple(releasing))
         if health is not None:
             self._content = structs.replace(self._content, health=health)
+        if offered is not None:
+            self._content = structs.replace(self._content, offered=tuple(offered))
         self._wanted += 1
         if not self._has_thread():
             return False
@@ -315,7 +322,7 @@ def _contents(data: bytes) -> tuple[Kept, BaseException | None]:
         msgspec.MsgspecError: there is no line of ours.
         _FormatError: a line is of another format.
     """
-    health, claims = None, dict[str, dict[Held, None]]()
+    health, offered, claims = None, None, dict[str, dict[Held, None]]()
     found, broken = False, None
     lines = data.splitlines(keepends=True) or [b""]
     for line in lines:
@@ -328,6 +335,7 @@ def _contents(data: bytes) -> tuple[Kept, BaseException | None]:
         if said.version not in _READABLE:
             raise _FormatError(f"it has format {said.version}, and this Fairlead reads {_FORMAT}")
         found, health = True, said.health or health
+        offered = said.offered if said.offered is not None else offered
         for name in _OF_CLAIMS:
             if (whole := getattr(said, name)) is not None:
                 claims[name] = dict.fromkeys(whole)
@@ -338,4 +346,4 @@ def _contents(data: bytes) -> tuple[Kept, BaseException | None]:
                 part |= dict.fromkeys(said.more.get(name, ()))
     if broken is not None and not found:
         raise broken
-    return Kept(**{name: tuple(part) for name, part in claims.items()}, health=health), broken
+    return Kept(**{name: tuple(part) for name, part in claims.items()}, health=health, offered=offered), broken

@@ -17,6 +17,7 @@ from agent.daemon.state_file import StateFile
 from agent.hardware.releases import Releaser
 from agent.health import HealthBook
 from agent.inventory.inventory import Inventory
+from agent.inventory.shortfall import Shortfall
 from agent.model import Health
 from agent.runtime.chunked_work import in_batches
 from agent.runtime.errors import FairleadError
@@ -44,17 +45,18 @@ class StateKeeper:
         releaser: Releaser,
         inventory: Inventory,
         health: HealthBook,
+        shortfall: Shortfall,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._state = state
         self._ledger, self._releaser = ledger, releaser
-        self._inventory, self._health = inventory, health
+        self._inventory, self._health, self._shortfall = inventory, health, shortfall
         self._clock, self._wall = clock, wall
         self._is_alone = False
         self._claims_changed = False
-        self._written = health.revision
+        self._written, self._written_offered = health.revision, shortfall.revision
         self._late = False
         self._writing = self._again = False
 
@@ -66,6 +68,9 @@ class StateKeeper:
             self._inventory.claim(batch)
         if kept.releasing is not None:
             self._releaser.add(kept.releasing)
+        if kept.offered is not None:
+            rebooted = kept.health is None or kept.health.boot != self._health.boot
+            self._shortfall.restore(kept.offered, another_boot=rebooted)
         if kept.health is not None:
             unchanged = self._health.revision == self._written
             self._inventory.set_health(self._health.restore(kept.health, now, self._wall()))
@@ -78,6 +83,7 @@ class StateKeeper:
         if self._claims_changed:
             await self.write_claims()
         await self.write_health()
+        await self.write_offered()
         if self._state.damage:  # so that the damaged file is moved aside now
             await self._state.write(health=self._health.kept())
 
@@ -112,6 +118,12 @@ class StateKeeper:
         if self._is_alone and self._health.revision != self._written:
             self._written = self._health.revision
             self._late = not await self._state.write(health=self._health.kept(), patience=_PATIENCE)
+
+    async def write_offered(self) -> None:
+        """Have what was offered written, if it changed, so that the next run knows what is gone; returns as the others."""
+        if self._is_alone and self._shortfall.revision != self._written_offered:
+            self._written_offered = self._shortfall.revision
+            await self._state.write(offered=self._shortfall.offered)
 
     def unkept(self) -> str:
         """Why a restart would forget what is kept here, one sentence; empty if it would not."""

@@ -45,6 +45,7 @@ from agent.hardware.releases import Releaser
 from agent.hardware.resumption import Resumer
 from agent.health import HealthBook
 from agent.inventory.inventory import Inventory
+from agent.inventory.shortfall import Shortfall
 from agent.kubelet.allocation import Allocator
 from agent.kubelet.lost_resources import LostResources
 from agent.kubelet.plugin import Plugin
@@ -107,14 +108,16 @@ class Agent:
         self.node = Node(*owners, self._jobs.turns, self._prepare_what_is_new, clock=clock, wall=wall)
         self._reconciler = Reconciler(self._jobs.turns, self.problems)
         self._releaser = Releaser(config.host, backends, ledger, self._reconciler, self.node.keep_claims)
-        kept = ledger, self._releaser, self.inventory, health
+        self._shortfall = Shortfall(self.inventory, clock, wall)
+        kept = ledger, self._releaser, self.inventory, health, self._shortfall
         self._keeper = StateKeeper(StateFile(settings.state_dir), *kept, clock=clock, wall=wall)
         self.node.releaser, self.node.keeper = self._releaser, self._keeper
         self._discovery = DiscoveryRunner(
             settings, config.host, backends, self.node, self.watchdog, self.counts, self.problems
         )
         self.discoverers = self._discovery.discoverers
-        self._list_warnings = ListWarnings(self.inventory, self.discoverers, clock)
+        told = self._shortfall, self._keeper.write_offered
+        self._list_warnings = ListWarnings(self.inventory, self.discoverers, *told)
         self._adopter = Adopter(backends, self._reconciler, self._look_at)
         self._notifier = notifier
         features = settings.nfd_features.path
@@ -137,8 +140,8 @@ class Agent:
             beat=self._kubelet_watch.beat,
             problems=self.problems,
         )
-        told = self._adopter, self._list_warnings, self._features, self.counts
-        self.node.publisher = Publisher(self.inventory, self._serving, *told)
+        listeners = self._adopter, self._list_warnings, self._features, self.counts
+        self.node.publisher = Publisher(self.inventory, self._serving, *listeners)
         self._configuration_swap = self._make_configuration_swap(config)
         self._reloader = Reloader(
             lambda: self.config,
@@ -212,7 +215,7 @@ class Agent:
                 self._pod_claims,
                 events,
                 self.problems,
-                self._list_warnings.shortfall,
+                self._shortfall,
                 self.reload,
             ),
             clock=self._clock,

@@ -27,8 +27,9 @@ class HealthBook:
     """The health of all hardware; the only one who decides it."""
 
     def __init__(self, boot: str = "") -> None:
-        """Begin with everything healthy; `boot` is /proc/sys/kernel/random/boot_id."""
-        self._boot = boot
+        """Begin with everything healthy."""
+        self.boot = boot
+        """/proc/sys/kernel/random/boot_id."""
         self._offset = 0.0  # from the monotonic clock to the wall clock, as it was last handed in
         self._probes = Probes()
         self._latches = Latches()
@@ -193,7 +194,7 @@ class HealthBook:
     def kept(self) -> KeptHealth:
         """What must outlive a restart."""
         return KeptHealth(
-            boot=self._boot,
+            boot=self.boot,
             drains=tuple(self._drains.values()),
             latches=tuple(self._latches.all()),
             quarantines=tuple(self._flapping.all()),
@@ -206,7 +207,7 @@ class HealthBook:
         Of what we were told ourselves, only what later records said is more than it knew.
         """
         self._offset = wall - now
-        same_boot = kept.boot == self._boot
+        same_boot = kept.boot == self.boot
         before = self._kept_hardware()
         ours = [
             latch
@@ -216,14 +217,14 @@ class HealthBook:
         theirs = [
             replace(latch, since=min(latch.since, now) if same_boot else now)
             for latch in kept.latches
-            if not latch.outlived(self._boot)
+            if not latch.outlived(self.boot)
         ]
         self._latches.replace_all([*theirs, *ours])
         self._drains = {drain.hardware: drain for drain in kept.drains}
         quarantines = kept.quarantines if same_boot else ()
         self._flapping.replace_all(replace(it, until=min(it.until, now + LONGEST)) for it in quarantines)
         for source, read in kept.handled.items():
-            if read.boot == self._boot:
+            if read.boot == self.boot:
                 self._note(source, read)
         changes = self._judge(before | self._kept_hardware(), now)
         restored = {name: self._backdate(name, now) for name in changes}

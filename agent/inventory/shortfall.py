@@ -7,7 +7,8 @@ or that another resource offers, is not missing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -56,12 +57,16 @@ class Missing:
 
 
 @dataclass(frozen=True, slots=True)
-class _Offered:
-    """A device as it was when it was offered."""
+class Offered:
+    """A device as it was when it was offered last; kept over restarts, in which hardware may get lost."""
 
+    resource: str
+    device: str
     backend: str
     hardware: frozenset[str]
-    depends: frozenset[str]
+    depends: frozenset[str] = frozenset()
+    went: float = 0.0
+    """Seconds since the epoch; 0 while it is there."""
 
 
 def found_missing(inventory: Inventory) -> Iterator[Missing]:
@@ -94,15 +99,43 @@ def _is_offered(inventory: Inventory, hardware: Iterable[str]) -> bool:
     return any(found.placed is not None for found in inventory.on(hardware, minding=True))
 
 
+def _offered(found: Found) -> Offered | None:
+    device = found.device
+    if found.placed is None:
+        return None
+    return Offered(found.placed.resource, device.key, found.ref[0], device.hardware, device.depends)
+
+
 class Shortfall:
     """What is missing, and since when."""
 
-    def __init__(self, inventory: Inventory, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin with nothing; `clock` tells seconds."""
+    def __init__(
+        self,
+        inventory: Inventory,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """Begin with nothing; `clock` tells monotonic seconds, `wall` those since the epoch."""
         self._inventory = inventory
-        self._clock = clock
+        self._clock, self._wall = clock, wall
         self._missing: dict[tuple[str, str], Missing] = {}  # by backend and key
-        self._offered: dict[tuple[str, str], _Offered] = {}  # by resource and key, as they were last
+        self._offered: dict[tuple[str, str], Offered] = {}  # by resource and key, as they were last
+        self._of_another_boot = False
+        self._restored: set[tuple[str, str]] = set()  # of the offered, what has not been there in this run
+        self.revision = 0
+        """Raised whenever a look changes `offered`."""
+
+    def restore(self, offered: Iterable[Offered], *, another_boot: bool) -> None:
+        """Take in what an earlier run of ours had offered, perhaps before the machine was started anew."""
+        earlier = {(it.resource, it.device): it for it in offered}
+        self._restored |= earlier.keys() - self._offered.keys()
+        self._offered = earlier | self._offered
+        self._of_another_boot = another_boot
+
+    @property
+    def offered(self) -> Collection[Offered]:
+        """What is to be kept for the next run: all that is offered, and what is gone."""
+        return self._offered.values()
 
     @property
     def missing(self) -> Iterable[Missing]:
@@ -113,48 +146,82 @@ class Shortfall:
         """The device of this key, if it is missing."""
         return self._missing.get((backend, device))
 
-    async def look(self) -> tuple[list[Missing], list[Missing]]:
+    async def look(self, looked: Container[str]) -> tuple[list[Missing], list[Missing]]:
         """Look at what is missing now; what was not before, or for another reason, and what is offered again.
 
-        With thousands of devices it takes several steps of the loop.
+        What has just gone from a list is not among the former: it has been told. With thousands of devices it takes
+        several steps of the loop.
+
+        Args:
+            looked: the backends that have looked at all their hardware: what others do not show may be there.
         """
         now, inventory = self._clock(), self._inventory
         missing: dict[tuple[str, str], Missing] = {}
-        offered: dict[tuple[str, str], _Offered] = {}
         async for batch in in_batches(inventory.without_place()):
             for found, full in batch:
                 if (one := _missing(found, full, inventory)) is not None:
                     at = one.backend, one.device
                     if at not in missing or inventory.selection.comes_before(one.resource, missing[at].resource):
                         missing[at] = self._dated(one, now)
+        offered: dict[tuple[str, str], Offered] = {}
         async for placed in in_batches(inventory.placed()):
             for found in placed:
-                if found.placed is not None:
-                    offered[found.placed.resource, found.device.key] = _Offered(
-                        found.ref[0], found.device.hardware, found.device.depends
-                    )
-        async for went in in_batches([at for at in self._offered if at not in offered]):
-            for place in went:
-                if self._has_gone(place[0], it := self._offered[place]):
-                    offered[place] = it
-                    if not inventory.is_held(it.hardware):  # else it is listed as Unhealthy
-                        one = Missing(*place, it.backend, WENT, "it is not there any more", hardware=it.hardware)
-                        missing[it.backend, one.device] = self._dated(one, now)
+                if (it := _offered(found)) is not None:
+                    place = it.resource, it.device
+                    known = self._offered.get(place)
+                    offered[place] = known if known == it and known is not None else it
+        self._restored -= offered.keys()
+        async for lost in in_batches(self._lost(offered.keys(), looked)):
+            for it in lost:
+                offered[it.resource, it.device] = it
+                if (
+                    it.went and it.backend in looked and not inventory.is_held(it.hardware)
+                ):  # held, it is listed as Unhealthy
+                    missing[it.backend, it.device] = self._gone(it, now)
         self._forget(missing, offered, now)
+        if list(map(id, offered.values())) != list(map(id, self._offered.values())):
+            self.revision += 1
         before, self._missing, self._offered = self._missing, missing, offered
-        begun = [it for at, it in missing.items() if it is not before.get(at)]
+        begun = [it for at, it in missing.items() if it is not before.get(at) and not self._has_been_told(it)]
         ended: list[Missing] = []
         async for over in in_batches([it for at, it in before.items() if at not in missing]):
             ended += [it for it in over if _is_offered(inventory, it.hardware)]
         return begun, ended
 
-    def _has_gone(self, resource: str, it: _Offered) -> bool:
+    def _lost(self, offered: Set[tuple[str, str]], looked: Container[str]) -> Iterable[Offered]:
+        """What was offered and is not, with when it went, as far as its backend can tell; without what has only changed."""
+        lost = [it for at, it in self._offered.items() if at not in offered]
+        if self._of_another_boot and all(it.backend in looked for it in lost):
+            self._of_another_boot = False
+            fresh = Counter(resource for resource, _ in offered - self._offered.keys())
+            gone = Counter(it.resource for it in lost)
+            # a card more in a machine gives all others new addresses: then as many have come as have gone
+            lost = [it for it in lost if gone[it.resource] > fresh[it.resource]]
+        wall = self._wall()
+        for it in lost:
+            if it.backend not in looked:
+                yield it
+            elif self._has_gone(it):
+                yield it if it.went else replace(it, went=wall)
+
+    def _gone(self, it: Offered, now: float) -> Missing:
+        before = self._missing.get((it.backend, it.device))
+        if before is not None and before.reason == WENT:
+            return before
+        since = now - self._wall() + it.went
+        return Missing(it.resource, it.device, it.backend, WENT, "it is not there any more", since, it.hardware)
+
+    def _has_been_told(self, it: Missing) -> bool:
+        """Has it just gone from a list? Of what an earlier run had offered nobody has said so."""
+        return it.reason == WENT and (it.resource, it.device) not in self._restored
+
+    def _has_gone(self, it: Offered) -> bool:
         """Is none of it there, in whatever form, though its resource is configured as it was?
 
         What was a part of a card that is there has been made into something else; what it shared with others, as a control
         node, tells nothing.
         """
-        kind = self._inventory.selection.kind(resource)
+        kind = self._inventory.selection.kind(it.resource)
         cards = (name for name in it.depends if name.startswith("pci:"))
         return kind == it.backend and not self._inventory.on({*it.hardware, *cards}, minding=True)
 
@@ -164,7 +231,7 @@ class Shortfall:
         return before if before == dated and before is not None else dated
 
     @staticmethod
-    def _forget(missing: dict[tuple[str, str], Missing], offered: dict[tuple[str, str], _Offered], now: float) -> None:
+    def _forget(missing: dict[tuple[str, str], Missing], offered: dict[tuple[str, str], Offered], now: float) -> None:
         gone = sorted((it for it in missing.values() if it.reason == WENT), key=lambda it: it.since)
         for n, it in enumerate(gone):
             if n < len(gone) - _MOST_GONE or now - it.since > _REMEMBERED:

@@ -21,6 +21,7 @@ from agent.hardware.queue import HardwareQueue
 from agent.hardware.reconciler import Reconciler
 from agent.hardware.releases import Releaser
 from agent.health import HealthBook, KeptHealth
+from agent.inventory.shortfall import Shortfall
 from agent.model import Held, Snapshot
 from backends.base import Clears, Host
 from tests.fakes import KIND, Fake, device, held, inventory, resource
@@ -72,7 +73,8 @@ class House:
         self.file = Written()
         self.node.releaser = Releaser(Host(), {KIND: Fake()}, ledger, Reconciler(turns), self.node.keep_claims)
         state = cast(StateFile, self.file)
-        self.node.keeper = StateKeeper(state, ledger, self.node.releaser, lists, health, clock=clock, wall=wall)
+        owners = ledger, self.node.releaser, lists, health, Shortfall(lists)
+        self.node.keeper = StateKeeper(state, *owners, clock=clock, wall=wall)
         self.published = Published(lists.take)
         self.node.publisher = cast(Publisher, self.published)
         self.node.tasks = tasks

@@ -17,6 +17,7 @@ from agent.hardware.reconciler import Reconciler
 from agent.hardware.releases import Releaser
 from agent.health import HealthBook
 from agent.inventory.inventory import Inventory
+from agent.inventory.shortfall import Shortfall
 from agent.runtime.errors import FairleadError
 from backends.base import Clears, Host
 from tests.fakes import KIND, Fake, by_unit, device, held, resource
@@ -44,12 +45,14 @@ class Run:
         self.inventory.ready(KIND)
         self.ledger, self.health, self.file = Ledger(), HealthBook(boot), StateFile(directory)
         self.releaser = Releaser(Host(), {KIND: Fake(*resources)}, self.ledger, Reconciler(HardwareQueue()))
+        self.shortfall = Shortfall(self.inventory)
         self.keeper = StateKeeper(
             self.file,
             self.ledger,
             self.releaser,
             self.inventory,
             self.health,
+            self.shortfall,
             clock=lambda: 100.0,
             wall=lambda: WALL + 100.0,
         )

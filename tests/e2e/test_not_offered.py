@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import signal
 from collections.abc import Callable
 
 from tests.backends.machines import CONTROLS, information, nvidia_gpu, uuid
 from tests.backends.trees import planted_host
+from tests.e2e.kmsg import KernelLog
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import finish
 from tests.e2e.test_claims import OFTEN_ASKING
-from tests.wait import limit
+from tests.wait import limit, until
 
 GPUS = "nvidia.com/gpu"
 GPU = f'[[resource]]\nname = "{GPUS}"\nbackend = "gpu"\n'
@@ -38,6 +41,12 @@ async def says(node: Node, *command: str) -> str:
     """What a command prints, on one line."""
     _, out, err = await finish(*command, "--config", str(node.root / "config.toml"))
     return " ".join((out + err).split())
+
+
+async def until_kept(node: Node, device: str) -> None:
+    """Wait until the state file has this device."""
+    state = node.root / "state" / "state.json"
+    await until(lambda: f'"device":"{device}"' in (state.read_text() if state.exists() else ""), f"{device} in {state}")
 
 
 async def until_seen(node: Node, holds: Callable[[str], bool]) -> None:
@@ -102,6 +111,42 @@ async def test_what_was_offered_and_is_gone_is_missing_until_it_comes_back(node:
         node.mknod("w2")
         await agent.says("device-offered-again", device="/dev/w2")
         await until_seen(node, lambda metrics: f"{count} 0" in metrics)
+
+
+async def test_what_goes_while_no_daemon_runs_is_missing_for_the_next_one(node: Node) -> None:
+    node.mknod("w1", "w2")
+    async with node.agent(prelude=AT_ONCE) as agent:
+        await node.healthy("w1", "w2")
+        await until_kept(node, "/dev/w2")
+        agent.signal(signal.SIGTERM)
+        assert await agent.ended() == 0
+    node.unlink("w2")
+    async with node.agent(prelude=AT_ONCE) as agent:
+        line = await agent.says("device-not-offered", device="/dev/w2")
+        assert (line["level"], line["reason"]) == ("warning", "it is not there any more")
+        assert f"gone /dev/w2 of {WIDGET} since" in await says(node, "status")
+
+
+async def test_what_the_kernel_said_last_of_a_gpu_that_is_gone_is_told_with_it(bare_node: Node) -> None:
+    node, (first, second, *_) = bare_node, PLACES
+    node.dev.rmdir()
+    planted_host(node.root, CONTROLS + nvidia_gpu(first, 0) + nvidia_gpu(second, 1))
+    sys, proc = f"{node.root}/sys", f"{node.root}/proc"
+    with KernelLog(node.dev / "kmsg") as log:
+        async with node.kubelet, node.agent(GPU, node.serving, prelude=AT_ONCE, sys=sys, proc=proc) as agent:
+            await agent.says("http-served")
+            await node.healthy(uuid(0), uuid(1), resource="nvidia.com/gpu")
+            log.say(f"NVRM: Xid (PCI:{second}): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.")
+            await node.healthy(uuid(0), resource="nvidia.com/gpu")
+            function = node.root / "sys/bus/pci/devices" / second
+            shutil.rmtree(function.resolve())
+            function.unlink()
+            node.unlink("nvidia1")
+            await until_seen(node, lambda metrics: 'resource_name="nvidia.com/gpu",reason="gone"} 1' in metrics)
+            last = "it is not there any more; the kernel's last word of it: the NVIDIA driver has reported XID 79"
+            assert last in await says(node, "status")
+            assert last in await says(node, "explain", second)
+            assert last in await says(node, "doctor")
 
 
 async def test_what_no_resource_wants_and_what_another_resource_offers_is_not_missing(node: Node) -> None:

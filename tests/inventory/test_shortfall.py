@@ -12,6 +12,7 @@ from backends.base import Device, Resource
 from tests.fakes import KIND, Fake, by_unit, device, held, inventory, reconfigure, resource
 
 A, B = "a.example/one", "b.example/two"
+WALL = 1e9
 
 
 class Node:
@@ -20,14 +21,14 @@ class Node:
     def __init__(self, *devices: Device) -> None:
         self.inventory = inventory(resource(A), resource(B), devices=devices)
         self.now = 0.0
-        self.it = Shortfall(self.inventory, lambda: self.now)
+        self.it = Shortfall(self.inventory, lambda: self.now, lambda: WALL + self.now)
 
     def show(self, *devices: Device, gone: tuple[str, ...] = ()) -> None:
         self.inventory.update(KIND, {**dict.fromkeys(gone, ()), **by_unit(devices)})
 
     async def missing(self) -> dict[str, tuple[str, str]]:
         """Device → its resource and the reason, as of now."""
-        await self.it.look()
+        await self.it.look({KIND})
         return {one.device: (one.resource, one.reason) for one in self.it.missing}
 
 
@@ -80,49 +81,49 @@ async def test_what_a_list_has_no_room_for_is_missing(monkeypatch: pytest.Monkey
 
 async def test_what_was_offered_and_is_gone_is_missing_since_then_until_it_is_back() -> None:
     node = Node(device("x", A), device("y", A))
-    await node.it.look()
+    await node.it.look({KIND})
     node.now = 5.0
     node.show(gone=("x",))
-    begun, ended = await node.it.look()
-    assert ([(it.device, it.reason, it.since) for it in begun], ended) == ([("x", "gone", 5.0)], [])
+    assert await node.it.look({KIND}) == ([], [])  # the line about its going has been written
+    assert [(it.device, it.reason, it.since) for it in node.it.missing] == [("x", "gone", 5.0)]
     node.now = 9.0
-    assert await node.it.look() == ([], [])
+    assert await node.it.look({KIND}) == ([], [])
     assert [it.since for it in node.it.missing] == [5.0]
     node.show(device("x", A))
-    begun, ended = await node.it.look()
+    begun, ended = await node.it.look({KIND})
     assert (begun, [it.device for it in ended]) == ([], ["x"])
 
 
 async def test_what_is_gone_and_comes_back_unusable_is_missing_for_that_reason_since_then() -> None:
     node = Node(device("x", A))
-    await node.it.look()
+    await node.it.look({KIND})
     node.show(gone=("x",))
-    await node.it.look()
+    await node.it.look({KIND})
     node.now = 7.0
     node.show(device("x", A, unusable="it has no driver"))
-    begun, ended = await node.it.look()
+    begun, ended = await node.it.look({KIND})
     assert ([(it.reason, it.since) for it in begun], ended) == ([("unusable", 7.0)], [])
 
 
 async def test_a_gpu_that_is_divided_anew_has_not_lost_its_former_parts() -> None:
     node = Node(device("mig 1", A, unit="gpu", depends=("pci:1",)))
-    await node.it.look()
+    await node.it.look({KIND})
     node.show(device("mig 2", A, unit="gpu", depends=("pci:1",)))
     assert await node.missing() == {}
 
 
 async def test_one_of_several_that_share_a_node_is_missing_when_it_goes() -> None:
     node = Node(device("x", A, depends=("node:control",)), device("y", A, depends=("node:control",)))
-    await node.it.look()
+    await node.it.look({KIND})
     node.show(gone=("x",))
     assert await node.missing() == {"x": (A, "gone")}
 
 
 async def test_what_comes_back_under_another_name_is_offered_again() -> None:
     node = Node(device("0000:3b:00.0", hardware=("pci:1",), unusable="it has no driver"))
-    await node.it.look()
+    await node.it.look({KIND})
     node.show(device("GPU-1", A, hardware=("pci:1",)), gone=("0000:3b:00.0",))
-    begun, ended = await node.it.look()
+    begun, ended = await node.it.look({KIND})
     assert (begun, [it.device for it in ended]) == ([], ["0000:3b:00.0"])
 
 
@@ -143,7 +144,7 @@ async def test_what_a_pod_holds_is_listed_as_gone_and_missing_once_the_pod_ends(
     node = Node(x)
     claims = [held(A, "x", x)]
     node.inventory.claim(claims)
-    await node.it.look()
+    await node.it.look({KIND})
     node.show(gone=("x",))
     assert await node.missing() == {}
     node.inventory.unclaim(claims)
@@ -152,18 +153,48 @@ async def test_what_a_pod_holds_is_listed_as_gone_and_missing_once_the_pod_ends(
 
 async def test_what_is_not_configured_any_more_is_not_missing() -> None:
     node = Node(device("x", A))
-    await node.it.look()
+    await node.it.look({KIND})
     kept: list[Resource[Any]] = [resource(B)]
     reconfigure(node.inventory, kept, {KIND: Fake(*kept)})
     node.show(gone=("x",))
     assert await node.missing() == {}
 
 
+async def test_what_an_earlier_run_offered_is_missing_once_its_backend_has_looked_and_not_found_it() -> None:
+    before = Node(device("x", A), device("y", A))
+    await before.it.look({KIND})
+    before.now = 5.0
+    before.show(gone=("y",))
+    await before.it.look({KIND})
+    after = Node()
+    after.now = 60.0
+    after.it.restore(before.it.offered, another_boot=False)
+    assert await after.it.look(()) == ([], [])
+    begun, _ = await after.it.look({KIND})
+    assert {(it.device, it.reason, it.since) for it in begun} == {("x", "gone", 60.0), ("y", "gone", 5.0)}
+    after.show(device("x", A))
+    begun, ended = await after.it.look({KIND})
+    assert (begun, [it.device for it in ended]) == ([], ["x"])
+    assert {(it.device, it.went) for it in after.it.offered} == {("x", 0.0), ("y", WALL + 5.0)}
+
+
+@pytest.mark.parametrize(("came", "missing"), [(("3", "4"), set()), (("3",), {"1", "2"}), ((), {"1", "2"})])
+async def test_what_has_other_addresses_after_a_boot_is_not_missing_but_one_less_is(
+    came: tuple[str, ...], missing: set[str]
+) -> None:
+    before = Node(device("1", A), device("2", A), device("z", B))
+    await before.it.look({KIND})
+    after = Node(*(device(name, A) for name in came), device("z", B))
+    after.it.restore(before.it.offered, another_boot=True)
+    assert (await after.missing()).keys() == missing
+    assert (await after.missing()).keys() == missing
+
+
 async def test_what_went_is_forgotten_after_a_day() -> None:
     node = Node(device("x", A))
-    await node.it.look()
+    await node.it.look({KIND})
     node.show(gone=("x",))
-    await node.it.look()
+    await node.it.look({KIND})
     node.now = 86400.0
     assert await node.missing() == {"x": (A, "gone")}
     node.now = 86401.0
@@ -174,11 +205,11 @@ async def test_what_went_is_forgotten_after_a_day() -> None:
 async def test_no_more_than_so_many_that_went_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shortfall, "_MOST_GONE", 3)
     node = Node(*(device(f"x{n}", A) for n in range(5)))
-    await node.it.look()
+    await node.it.look({KIND})
     for n in range(5):
         node.now = float(n)
         node.show(gone=(f"x{n}",))
-        await node.it.look()
+        await node.it.look({KIND})
     assert {it.device for it in node.it.missing} == {"x2", "x3", "x4"}
 
 

@@ -28,6 +28,7 @@ from agent.hardware.reconciler import Reconciler
 from agent.hardware.releases import Releaser
 from agent.health import HealthBook
 from agent.inventory.inventory import Inventory
+from agent.inventory.shortfall import Shortfall
 from agent.kubelet.api.v1beta1 import ListAndWatchResponse
 from agent.kubelet.encoded_list import EncodedList
 from agent.model import Held, Slot
@@ -169,6 +170,7 @@ class Run:
             releaser,
             self.inventory,
             self.health,
+            Shortfall(self.inventory),
             clock=clock,
             wall=lambda: clock() + WALL,
         )
