@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.console.doctor.findings import Finding, Patient, failure, fine, warning
+from agent.console.doctor.host import filesystem
 from agent.kubelet.checkpoint import FILE_NAME
 from agent.runtime.limits import SOCKET_DIRECTORY
 from backends.errors import reason_of
@@ -18,6 +19,7 @@ from backends.linux import files
 
 _PATIENCE: Final = 1.0  # seconds for a connection; a kubelet that runs takes it at once
 _START: Final = "Start it: systemctl start fairlead, or fairlead run."
+_OF_CONTAINERS: Final = ("overlay", "tmpfs")
 _DEVICE_MANAGER: Final = "DevicePlugins has been on in every kubelet since 1.10"
 
 
@@ -49,8 +51,13 @@ def plugin_directory(patient: Patient) -> Iterator[Finding]:
 
 def kubelet_socket(patient: Patient) -> Iterator[Finding]:
     """Does a kubelet answer at its registration socket?"""
-    path = patient.config.agent.plugin_dir / "kubelet.sock"
-    mend = f"Start the kubelet, and look whether it uses this directory; {_DEVICE_MANAGER}."
+    directory = patient.config.agent.plugin_dir
+    path, mend = (
+        directory / "kubelet.sock",
+        f"Start the kubelet, and look whether it uses this directory; {_DEVICE_MANAGER}.",
+    )
+    if (kind := filesystem(patient, directory)) in _OF_CONTAINERS and not path.exists():
+        mend = f"{directory} is of type {kind}, as what a container has by itself: mount the host's there (hostPath)."
     yield _connection("kubelet-socket", path, "nothing can be registered", mend)
 
 

@@ -117,6 +117,13 @@ def test_a_kubelet_that_is_not_there(patient: Patient) -> None:
     assert "does not exist" in one(kubelet.kubelet_socket, patient).found
 
 
+def test_a_plugin_directory_that_is_the_containers_own_is_not_blamed_on_the_kubelet(patient: Patient) -> None:
+    mounts = patient.proc / "self/mountinfo"
+    mounts.write_text(f"30 1 0:9 / {patient.config.agent.plugin_dir} rw - overlay overlay rw\n")
+    mend = one(kubelet.kubelet_socket, patient).mend
+    assert mend.endswith("is of type overlay, as what a container has by itself: mount the host's there (hostPath).")
+
+
 def test_a_kubelet_that_died_and_left_its_socket(patient: Patient) -> None:
     with answering(path := patient.config.agent.plugin_dir / "kubelet.sock"):
         pass
