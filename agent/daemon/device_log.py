@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from agent.model import Slot, Snapshot
+from agent.model import Slot, Snapshot, State
 from agent.runtime.chunked_work import BATCH, in_batches
 from agent.runtime.counts import Counts
 
@@ -24,21 +24,27 @@ log = structlog.get_logger()
 
 
 async def tell(before: Mapping[str, Slot] | None, snapshot: Snapshot, counts: Counts) -> None:
-    """One line for each device whose state changed, with its reason; all of them are counted."""
+    """One line for each device whose state changed, or is not well from the first list on, with its reason.
+
+    The changes are counted.
+    """
+    happened = await transitions(before or {}, snapshot)
     if before is None:
         healthy = sum(slot.health.offered for slot in snapshot.slots.values())
         log.info("resource-listed", resource=snapshot.resource, count=len(snapshot.slots), healthy=healthy)
-        return
-    happened = await transitions(before, snapshot)
-    for cause, number in happened.causes().items():
-        counts.transitions[snapshot.resource, cause] += number
+        happened = happened.without(State.HEALTHY)
+    else:
+        for cause, number in happened.causes().items():
+            counts.transitions[snapshot.resource, cause] += number
     for it in happened.first(LOGGED_AT_MOST):
         (log.info if it.state in _WELL else log.warning)(
             "device-changed", resource=it.resource, device=it.device, state=it.state, reason=it.reason,
             message=it.message, count=it.ids,
         )  # fmt: skip
     if len(happened) > LOGGED_AT_MOST:
-        log.info("devices-changed", resource=snapshot.resource, count=len(happened) - LOGGED_AT_MOST)
+        (log.warning if happened.losses() > LOGGED_AT_MOST else log.info)(
+            "devices-changed", resource=snapshot.resource, count=len(happened) - LOGGED_AT_MOST
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +78,19 @@ class Transitions:
         return len(self.counts)
 
     def first(self, most: int) -> list[Transition]:
-        """So many of them, in their order."""
-        return [Transition(self.resource, *key, ids=self.counts[key]) for key in heapq.nsmallest(most, self.counts)]
+        """So many of them, losses before others, in their order."""
+        first = heapq.nsmallest(most, self.counts, key=lambda it: (it[1] in _WELL, it))
+        return [Transition(self.resource, *key, ids=self.counts[key]) for key in first]
+
+    def losses(self) -> int:
+        """How many devices pods can have no more."""
+        return sum(state not in _WELL for _, state, _, _ in self.counts)
+
+    def without(self, state: State) -> Transitions:
+        """Those to other states."""
+        return Transitions(
+            self.resource, Counter({key: number for key, number in self.counts.items() if key[1] != state.value})
+        )
 
     def causes(self) -> Counter[str]:
         """How many there are of each reason, or state where there is none."""

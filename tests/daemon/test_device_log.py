@@ -2,9 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agent.daemon.device_log import Transition
+import pytest
+from structlog.testing import capture_logs
+
+from agent.daemon.device_log import Transition, tell
 from agent.daemon.device_log import transitions as every_transition
 from agent.model import HEALTHY, Health, Slot, Snapshot, State
+from agent.runtime.counts import Counts
 from tests.fakes import device
 
 NAME = "a.example/one"
@@ -45,3 +49,26 @@ async def test_an_id_that_was_written_again_without_a_change_is_none() -> None:
 async def test_when_all_is_taken_as_changed_only_what_differs_is_told() -> None:
     after = Snapshot(NAME, 2, slots("b") | slots("c", health=SICK))
     assert [(t.state, t.ids) for t in await transitions(slots("a", "b", "c"), after)] == [("Gone", 1), ("Unhealthy", 1)]
+
+
+@pytest.mark.parametrize(("lost", "level"), [(11, "warning"), (10, "info")])
+async def test_of_many_changes_the_losses_are_told_first_and_those_that_have_no_line_are_warned_of(
+    lost: int, level: str
+) -> None:
+    every = [f"d{n:02}" for n in range(30)]
+    cards = {name: Slot(name, device(name), HEALTHY) for name in every}
+    after = {name: Slot(name, device(name), SICK) for name in every[-lost:]}
+    with capture_logs() as lines:
+        await tell({name: cards[name] for name in after}, Snapshot(NAME, 2, cards | after), Counts())
+    assert [line["device"] for line in lines[:10]] == every[-lost:][:10]
+    assert (lines[10]["event"], lines[10]["count"], lines[10]["log_level"]) == ("devices-changed", 20, level)
+
+
+async def test_what_is_not_well_when_it_is_first_listed_is_warned_of_and_no_change() -> None:
+    counts = Counts()
+    with capture_logs() as lines:
+        await tell(None, Snapshot(NAME, 1, slots("a", "b") | slots("c", health=SICK)), counts)
+    listed, changed = lines
+    assert (listed["event"], listed["count"], listed["healthy"]) == ("resource-listed", 3, 2)
+    assert (changed["event"], changed["log_level"], changed["message"]) == ("device-changed", "warning", "It is sick.")
+    assert not counts.transitions
