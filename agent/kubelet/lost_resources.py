@@ -88,6 +88,7 @@ class LostResources:
         self._doubts: dict[str, tuple[float, str]] = {}
         """Resource → since when a list of ours may hide that the kubelet has lost it, and why."""
         self._sign = asyncio.Event()
+        self._is_looking = False
 
     def changed(self, path: Path) -> None:
         """Something happened to this entry of the plugin directory."""
@@ -123,6 +124,7 @@ class LostResources:
         self._overtaken = {n: it for n, it in self._overtaken.items() if n in {r.plugin.resource for r in registered}}
         if not any(registrar.plugin.offers or registrar.rival for registrar in registered):
             return
+        self._is_looking = True  # before it has been compared, nobody knows what caused this look
         over = await self._look_at_directory([registrar.plugin.sent_at for registrar in registered])
         for registrar in registered:
             is_over = registrar.plugin.began < over
@@ -132,6 +134,7 @@ class LostResources:
                 self._renew(registrar, _LOST)
             elif (doubt := self._doubts.get(registrar.plugin.resource)) and registrar.plugin.sent_at >= doubt[0]:
                 self._renew(registrar, doubt[1])
+        self._is_looking = False
         await self._look_for_lost()
 
     async def _look_at_directory(self, sent: Sequence[float]) -> float:
@@ -166,11 +169,12 @@ class LostResources:
     async def before_list(self, resource: str) -> None:
         """Find out whether another plugin has the name by now: a list that was sent then would hide it.
 
-        Only where something has happened in the plugin directory since the last look. A list waits for the kubelet to take
-        in our first one, where its record has what was never ours: by `SETTLED` after that it is another plugin's.
+        Only where something has happened in the plugin directory since the last look, or that came too early to tell. A
+        list waits for the kubelet to take in our first one, where its record has what was never ours: by `SETTLED` after
+        that it is another plugin's.
         """
         registrar = next((it for it in self.registrars() if it.registered and it.plugin.resource == resource), None)
-        if registrar is None or not self._sign.is_set() or resource in self._overtaken:
+        if registrar is None or resource in self._overtaken or not (self._sign.is_set() or self._is_open(registrar)):
             return
         while await self._has_record():
             self._compare(registrar)
@@ -179,6 +183,11 @@ class LostResources:
             if not is_doubtful(offer, self._observed, resource):
                 return
             await asyncio.sleep(_RECORD_COMES)
+
+    def _is_open(self, registrar: Registrar) -> bool:
+        """Did the last look come too early to tell whose devices the kubelet has, or has it not ended?"""
+        offer = self._offer_of(registrar)
+        return self._is_looking or (offer is not None and is_doubtful(offer, self._observed, registrar.plugin.resource))
 
     async def _has_record(self) -> bool:
         """Read what the kubelet has registered; False if that cannot be told in time."""

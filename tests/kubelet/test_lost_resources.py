@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from agent.kubelet import lost_resources, registration
+from agent.kubelet import lost_resources, other_plugins, registration
 from agent.kubelet.lost_resources import INTERVAL, LostResources
-from agent.kubelet.other_plugins import SETTLED
+from agent.kubelet.other_plugins import SETTLED, Observation
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.podresources import PodResourcesError
 from agent.kubelet.registration import Kubelet
 from agent.kubelet.wire import Allocatable
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
+from tests.background import running as background
 from tests.kubelet.plugins import TOY, Lists, nothing, served
 from tests.kubelet.test_registration import HOURS, Agent, running, stays_well
 from tests.wait import pass_time, settled, until
@@ -49,10 +52,10 @@ def looking(agent: Agent, node: SimulatedKubelet, clock: Clock) -> LostResources
 
 
 @asynccontextmanager
-async def rival(node: SimulatedKubelet, resource: str = TOY) -> AsyncIterator[None]:
+async def rival(node: SimulatedKubelet, resource: str = TOY, ids: Sequence[str] = ("a", "b")) -> AsyncIterator[None]:
     """Another plugin has registered the same name; it goes with this."""
     plugin = Plugin(resource, nothing)
-    Lists(plugin).put("a", "b")
+    Lists(plugin).put(*ids)
     async with served(node.plugin_dir / "rival.sock", plugin):
         kubelet = Kubelet(node.socket)
         kubelet.look()
@@ -154,6 +157,51 @@ async def test_a_list_that_was_sent_while_the_kubelet_answered_after_another_plu
         clock.now += 1
         await looks.look()
         assert agent.registrar._is_outdated
+
+
+async def test_a_list_looks_again_where_the_last_look_was_too_early_to_tell_whose_devices_the_kubelet_has(
+    node: SimulatedKubelet,
+) -> None:
+    async with running(node) as agent:
+        await stays_well(node, agent)
+        clock = Clock(agent)
+        clock.now = clock.start + SETTLED - 0.1
+        looks = looking(agent, node, clock)
+        async with rival(node, ids=("theirs",)):
+            looks.changed(node.plugin_dir / "rival.sock")
+            async with background(looks.run):
+                await settled()
+                pass_time(SETTLED)
+                await settled()
+            assert not agent.registrar.rival
+            clock.now = clock.start + SETTLED
+            await looks.before_list(TOY)
+            assert "the kubelet has its devices: theirs" in agent.registrar.rival
+
+
+async def test_a_list_does_not_go_out_beside_a_look_that_has_not_ended(
+    node: SimulatedKubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = threading.Event()
+    observe = other_plugins.observe
+
+    def slowly(*arguments: Any, **options: Any) -> Observation:
+        over.wait()
+        return observe(*arguments, **options)
+
+    monkeypatch.setattr(lost_resources, "observe", slowly)
+    async with running(node) as agent:
+        await stays_well(node, agent)
+        looks = looking(agent, node, Clock(agent))
+        async with rival(node, ids=("theirs",)):
+            looks.changed(node.plugin_dir / "rival.sock")
+            async with background(looks.run):
+                await settled()
+                pass_time(SETTLED)
+                await settled()
+                await looks.before_list(TOY)
+                assert "the kubelet has its devices: theirs" in agent.registrar.rival
+                over.set()
 
 
 async def test_a_kubelet_that_does_not_say_what_it_offers_is_not_troubled(
