@@ -151,6 +151,7 @@ def walk(
         if not seen.devices.keys() <= listed:
             shortage.check()
         units = progress.listed = listed
+    pile = garbage.Pile()
     for unit in sorted(units - skip):
         if progress.abandoned:
             return
@@ -162,7 +163,7 @@ def walk(
         else:
             progress.looks[unit] = look
             if look.changed:
-                garbage.made(len(look.discovery.devices))
+                pile.grow(len(look.discovery.devices))
 
 
 def _look(backend: Backend[Any], unit: str, seen: Seen) -> Look:

@@ -52,6 +52,7 @@ class Inventory:
         self._units: dict[tuple[str, str], tuple[Ref, ...]] = {}
         self._links: defaultdict[str, dict[str, Sequence[Link]]] = defaultdict(dict)
         self._index = Indexes()
+        self._pile = garbage.Pile()
         self._crowded: defaultdict[str, dict[Ref, None]] = defaultdict(dict)
         """Resource → the devices that its list had no room for."""
         self._conditions = Conditions()
@@ -285,7 +286,7 @@ class Inventory:
     def _add(self, ref: Ref, device: Device) -> None:
         found = self._found[ref] = Found(ref, device, *self._select(ref, device))
         self._index.add(found)
-        garbage.made(1)
+        self._pile.grow(1)
 
     def _select(self, ref: Ref, device: Device) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
         """Who takes a device: a list that is full already only one that a pod holds. Other IDs are not even made."""
@@ -315,6 +316,7 @@ class Inventory:
     def _remove(self, ref: Ref) -> set[Ref]:
         """Forget a device; the refs that may now have what it had."""
         found = self._found.pop(ref)
+        self._pile.grow(-1)
         for refs in self._crowded.values():
             refs.pop(ref, None)
         rivals = self._index.remove(found)

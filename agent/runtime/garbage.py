@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import gc
-import time
 from typing import Final
 
 _THRESHOLDS: Final = (700, 10, 10)
 """Those of Python 3.11 and 3.12. 3.13 begins at 2,000 and collects a third as often: what 200 restarts of a kubelet leave
 lying took 10 MB instead of 3."""
 
-_ENOUGH: Final = 1000  # devices within _TOGETHER; walking over all that belongs to them takes 10 ms
-_TOGETHER: Final = 60.0  # seconds
-
-_made = 0
-_since = -_TOGETHER  # when the first of them was made; monotonic seconds
+_ENOUGH: Final = 1000  # devices; walking over all that belongs to them takes 10 ms
 
 
 def settle() -> None:
@@ -26,20 +21,23 @@ def settle() -> None:
     gc.set_threshold(*_THRESHOLDS)
 
 
-def made(devices: int) -> None:
-    """So many devices have just been found or filed, with all that belongs to them: keep thousands out of its sight.
+class Pile:
+    """Devices that are there, with all that belongs to them: of thousands, the collector sees the newest thousand.
 
-    With 10,000 devices a walk over all objects takes 100 ms. They go all the same once nothing refers to them; only cycles
-    stay. Devices have none, but a connection of the kubelet's that was open at that moment has, and would stay when it
-    ends: where few devices came and went all the time, the process grew by 1 MB a minute. So those are left to the
-    collector. Objects are not counted: `gc.get_objects` in a thread breaks a tuple that another one is making
-    (SystemError, "bad argument to internal function").
+    With 10,000 a walk over all objects takes 100 ms. They go all the same once nothing refers to them; only cycles stay.
+    Devices have none, but a connection of the kubelet's that is open when the pile has grown has, and stays when it ends:
+    where few devices come and go all the time, the process would grow by 1 MB a minute. So what has gone counts, too.
+    Objects are not counted: `gc.get_objects` in a thread breaks a tuple that another one is making (SystemError, "bad
+    argument to internal function").
     """
-    global _made, _since  # noqa: PLW0603  # as the collector's own state
-    if (now := time.monotonic()) - _since >= _TOGETHER:
-        _made, _since = 0, now
-    _made += devices
-    if _made >= _ENOUGH:
-        _made = 0
-        gc.collect()
-        gc.freeze()
+
+    def __init__(self) -> None:
+        self._new = 0
+
+    def grow(self, devices: int) -> None:
+        """So many devices more; fewer, if negative."""
+        self._new = max(0, self._new + devices)
+        if self._new >= _ENOUGH:
+            self._new = 0
+            gc.collect()
+            gc.freeze()

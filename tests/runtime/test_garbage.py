@@ -5,7 +5,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 
 import pytest
 
@@ -31,50 +30,45 @@ def test_what_the_start_made_is_left_alone_and_the_rest_collected_alike_on_every
 
 
 @pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """The time, which stands still, and nothing is made so far."""
-    now = [1000.0]
-    monkeypatch.setattr(garbage, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(garbage, "_made", 0)
-    monkeypatch.setattr(garbage, "_since", now[0])
-    yield now
+def pile() -> Iterator[garbage.Pile]:
+    yield garbage.Pile()
     gc.unfreeze()
 
 
-def stays(knot: Callable[[], object], made: Callable[[], None]) -> bool:
-    """Is an object with a cycle there after its end, where so much was made while it was alive?"""
+def stays(knot: Callable[[], object], grown: Callable[[], None]) -> bool:
+    """Is an object with a cycle there after its end, where so many devices came while it was alive?"""
     connection = knot()
-    made()
+    grown()
     ended = weakref.ref(connection)
     del connection
     gc.collect()
     return ended() is not None
 
 
-def test_what_ends_where_few_devices_come_and_go_is_collected(now: list[float]) -> None:
-    def made() -> None:
+def test_what_ends_where_hundreds_of_devices_come_and_go_for_ever_is_collected(pile: garbage.Pile) -> None:
+    def grown() -> None:
         for _ in range(100):
-            garbage.made(100)
-            now[0] += 7.0
+            pile.grow(900)
+            pile.grow(-900)
 
-    assert not stays(Knot, made)
+    assert not stays(Knot, grown)
 
 
-def test_what_thousands_of_devices_are_made_of_is_not_walked_over_again(now: list[float]) -> None:
-    def made() -> None:
+def test_what_thousands_of_devices_are_made_of_is_not_walked_over_again(pile: garbage.Pile) -> None:
+    def grown() -> None:
         for _ in range(10):
-            garbage.made(100)
+            pile.grow(100)
 
-    assert stays(Knot, made)
+    assert stays(Knot, grown)
 
 
-def test_devices_that_a_thread_finds_spoil_nothing_that_the_loop_makes_meanwhile(now: list[float]) -> None:
+def test_devices_that_a_thread_finds_spoil_nothing_that_the_loop_makes_meanwhile() -> None:
     """CPython lets `gc.get_objects` see a tuple that is being made, which cannot grow then."""
     is_over = threading.Event()
 
     def find() -> None:
         while not is_over.is_set():
-            garbage.made(1000)
+            garbage.Pile().grow(1000)
 
     before, finder = sys.getswitchinterval(), threading.Thread(target=find)
     sys.setswitchinterval(1e-6)
@@ -86,3 +80,4 @@ def test_devices_that_a_thread_finds_spoil_nothing_that_the_loop_makes_meanwhile
         sys.setswitchinterval(before)
         is_over.set()
         finder.join()
+        gc.unfreeze()
