@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from agent.inventory.found_devices import Found
@@ -43,25 +43,25 @@ class Missing:
 
     resource: str
     """Or template."""
-    device: str
-    """Its key."""
     backend: str
     reason: str
     """One of `REASONS`."""
     message: str
     """One sentence for a person."""
+    seen: Device = field(compare=False)
+    """As it was seen last."""
     since: float = 0.0
     """Monotonic seconds."""
-    hardware: frozenset[str] = frozenset()
 
+    @property
+    def device(self) -> str:
+        """Its key."""
+        return self.seen.key
 
-@dataclass(frozen=True, slots=True)
-class _Offered:
-    """A device as it was when it was offered."""
-
-    backend: str
-    hardware: frozenset[str]
-    depends: frozenset[str]
+    @property
+    def hardware(self) -> frozenset[str]:
+        """What it owns, or owned."""
+        return self.seen.hardware
 
 
 def found_missing(inventory: Inventory) -> Iterator[Missing]:
@@ -79,7 +79,7 @@ def _missing(found: Found, full: str, inventory: Inventory) -> Missing | None:
         resource, reason, message = full, FULL, found.why
     else:
         resource, reason, message = next((it.resource for it in found.candidates), ""), TAKEN, found.why
-    return Missing(resource, device.key, backend, reason, message, hardware=device.hardware) if resource else None
+    return Missing(resource, backend, reason, message, device) if resource else None
 
 
 def _meant_for(device: Device, resources: Iterable[Resource[Any]]) -> str:
@@ -102,7 +102,8 @@ class Shortfall:
         self._inventory = inventory
         self._clock = clock
         self._missing: dict[tuple[str, str], Missing] = {}  # by backend and key
-        self._offered: dict[tuple[str, str], _Offered] = {}  # by resource and key, as they were last
+        self._offered: dict[tuple[str, str], Found] = {}  # by resource and key, as they were last
+        self._gone: dict[str, Device] = {}  # of these, what has gone, by hardware
 
     @property
     def missing(self) -> Iterable[Missing]:
@@ -113,6 +114,10 @@ class Shortfall:
         """The device of this key, if it is missing."""
         return self._missing.get((backend, device))
 
+    def gone(self, hardware: Iterable[str]) -> Device | None:
+        """The device that was offered, had any of this, and has gone, also if a pod holds it; as it was seen last."""
+        return next((self._gone[name] for name in hardware if name in self._gone), None)
+
     async def look(self) -> tuple[list[Missing], list[Missing]]:
         """Look at what is missing now; what was not before, or for another reason, and what is offered again.
 
@@ -120,7 +125,8 @@ class Shortfall:
         """
         now, inventory = self._clock(), self._inventory
         missing: dict[tuple[str, str], Missing] = {}
-        offered: dict[tuple[str, str], _Offered] = {}
+        offered: dict[tuple[str, str], Found] = {}
+        gone: dict[str, Device] = {}
         async for batch in in_batches(inventory.without_place()):
             for found, full in batch:
                 if (one := _missing(found, full, inventory)) is not None:
@@ -130,41 +136,42 @@ class Shortfall:
         async for placed in in_batches(inventory.placed()):
             for found in placed:
                 if found.placed is not None:
-                    offered[found.placed.resource, found.device.key] = _Offered(
-                        found.ref[0], found.device.hardware, found.device.depends
-                    )
+                    offered[found.placed.resource, found.device.key] = found
         async for went in in_batches([at for at in self._offered if at not in offered]):
             for place in went:
-                if self._has_gone(place[0], it := self._offered[place]):
-                    offered[place] = it
-                    if not inventory.is_held(it.hardware):  # else it is listed as Unhealthy
-                        one = Missing(*place, it.backend, WENT, "it is not there any more", hardware=it.hardware)
-                        missing[it.backend, one.device] = self._dated(one, now)
+                if self._has_gone(place[0], found := self._offered[place]):
+                    offered[place] = found
+                    gone |= dict.fromkeys(found.device.hardware, found.device)
+                    if not inventory.is_held(found.device.hardware):  # else it is listed as Unhealthy
+                        one = Missing(place[0], found.ref[0], WENT, "it is not there any more", found.device)
+                        missing[one.backend, one.device] = self._dated(one, now)
         self._forget(missing, offered, now)
-        before, self._missing, self._offered = self._missing, missing, offered
+        before, self._missing, self._offered, self._gone = self._missing, missing, offered, gone
         begun = [it for at, it in missing.items() if it is not before.get(at)]
         ended: list[Missing] = []
         async for over in in_batches([it for at, it in before.items() if at not in missing]):
             ended += [it for it in over if _is_offered(inventory, it.hardware)]
         return begun, ended
 
-    def _has_gone(self, resource: str, it: _Offered) -> bool:
+    def _has_gone(self, resource: str, it: Found) -> bool:
         """Is none of it there, in whatever form, though its resource is configured as it was?
 
         What was a part of a card that is there has been made into something else; what it shared with others, as a control
         node, tells nothing.
         """
         kind = self._inventory.selection.kind(resource)
-        cards = (name for name in it.depends if name.startswith("pci:"))
-        return kind == it.backend and not self._inventory.on({*it.hardware, *cards}, minding=True)
+        cards = (name for name in it.device.depends if name.startswith("pci:"))
+        return kind == it.ref[0] and not self._inventory.on({*it.device.hardware, *cards}, minding=True)
 
     def _dated(self, one: Missing, now: float) -> Missing:
         before = self._missing.get((one.backend, one.device))
-        dated = replace(one, since=now if before is None or before.reason != one.reason else before.since)
-        return before if before == dated and before is not None else dated
+        if before is None or before.reason != one.reason:
+            return replace(one, since=now)
+        dated = replace(one, since=before.since)
+        return before if before == dated and before.hardware == dated.hardware else dated
 
     @staticmethod
-    def _forget(missing: dict[tuple[str, str], Missing], offered: dict[tuple[str, str], _Offered], now: float) -> None:
+    def _forget(missing: dict[tuple[str, str], Missing], offered: dict[tuple[str, str], Found], now: float) -> None:
         gone = sorted((it for it in missing.values() if it.reason == WENT), key=lambda it: it.since)
         for n, it in enumerate(gone):
             if n < len(gone) - _MOST_GONE or now - it.since > _REMEMBERED:

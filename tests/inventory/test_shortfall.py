@@ -146,8 +146,12 @@ async def test_what_a_pod_holds_is_listed_as_gone_and_missing_once_the_pod_ends(
     await node.it.look()
     node.show(gone=("x",))
     assert await node.missing() == {}
+    assert node.it.gone(x.hardware) is x
     node.inventory.unclaim(claims)
     assert await node.missing() == {"x": (A, "gone")}
+    node.show(x)
+    assert await node.missing() == {}
+    assert node.it.gone(x.hardware) is None
 
 
 async def test_what_is_not_configured_any_more_is_not_missing() -> None:
