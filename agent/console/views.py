@@ -32,7 +32,7 @@ class Held(msgspec.Struct, frozen=True, gc=False):
 
 
 class Device(msgspec.Struct, frozen=True, gc=False):
-    """One device of a resource, with those of its IDs there that are in the same state; of a tombstone, only the ID."""
+    """One device of a resource, with those of its IDs there that are in the same state; a tombstone's key is its ID."""
 
     key: str
     ids: tuple[str, ...]

@@ -26,10 +26,10 @@ def name(tile: Tile) -> str:
 
 def sign(state: str) -> Html:
     """The state's, which a screen reader passes over: the word is beside it."""
-    return h("span", SIGNS.get(state, "?"), class_=f"sign {kind(state)}", aria_hidden="true")
+    return h("span", SIGNS.get(state, "?"), class_=f"sign {_kind(state)}", aria_hidden="true")
 
 
-def kind(state: str) -> str:
+def _kind(state: str) -> str:
     """The state as a class in the document."""
     return state.lower().replace(" ", "-")
 
@@ -54,14 +54,7 @@ def drawn(tile: Tile) -> Html:
             _share(tile),
         ),
         h("div", [_about(device) for device in tile.views], _where(tile.resource, worst), class_="more"),
-        class_=" ".join(
-            [
-                "device",
-                kind(worst.state),
-                *(["held"] if _held(tile) else []),
-                *(["gone"] if worst.reason == WENT else []),
-            ]
-        ),
+        class_=f"device {_kind(worst.state)}" + " held" * bool(_held(tile)) + " gone" * (worst.reason == WENT),
     )
 
 
