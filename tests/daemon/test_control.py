@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ from agent.console.views import Held, Holder, Resource
 from agent.daemon import list_warnings
 from agent.daemon.supervisor import Agent
 from agent.model import Health, Slot, Snapshot, State
-from backends.base import Signal, Verdict
+from backends.base import Discovery, Signal, Verdict
 from tests.daemon.test_supervisor import TOY, Node, pod, toys
 from tests.daemon.test_supervisor_health import CARDS, Cards, cards
 from tests.fakes import device
@@ -96,6 +97,28 @@ async def test_what_a_pod_holds_keeps_its_place_after_it_went(node: Node, monkey
         await until(lambda: agent._list_warnings.shortfall.gone(before.hardware))
         after = (await shown(agent)).devices[0]
         assert (after.reason, after.numa_node, after.hardware) == ("gone", 0, before.hardware)
+
+
+async def test_what_a_pod_holds_and_that_cannot_be_used_any_more_keeps_its_place(node: Node) -> None:
+    class Withheld(Cards):
+        why = ""
+
+        def discover(self, unit: str) -> Discovery:
+            (device,) = super().discover(unit).devices
+            return Discovery((replace(device, numa_node=1, unusable=self.why),))
+
+    backend = Withheld()
+    async with node.running(cards(), backends={"cards": backend}) as agent:
+        await node.has(CARDS, healthy=4)
+        await node.kubelet.admit(pod("p", 4, CARDS))
+        backend.why = "it has no driver"
+        agent.discoverers["cards"].rescan()
+        await node.has(CARDS, healthy=0, unhealthy=4)
+        devices = (await shown(agent, CARDS)).devices
+        assert {(it.reason, it.numa_node, it.hardware) for it in devices} == {
+            ("unusable", 1, ("pci:0",)),
+            ("unusable", 1, ("pci:1",)),
+        }
 
 
 async def test_who_holds_what_is_told_once_the_kubelet_has_said_it(node: Node) -> None:
