@@ -32,7 +32,7 @@ class Held(msgspec.Struct, frozen=True, gc=False):
 
 
 class Device(msgspec.Struct, frozen=True, gc=False):
-    """One device of a resource, with those of its IDs there that are in the same state; of a tombstone, only the ID."""
+    """One device of a resource, with those of its IDs there that are in the same state; a tombstone's key is its ID."""
 
     key: str
     ids: tuple[str, ...]
@@ -46,6 +46,10 @@ class Device(msgspec.Struct, frozen=True, gc=False):
     ancestry: tuple[str, ...] = ()
     hardware: tuple[str, ...] = ()
     held: tuple[Held, ...] = ()
+    name: str = ""
+    """What its driver calls it: `nvidia3`, `mlx5_0`; empty if there is no such name."""
+    model: str = ""
+    """In short: `H100`, `ConnectX-7`; empty if it is not known."""
 
 
 class Resource(msgspec.Struct, frozen=True):
@@ -89,6 +93,12 @@ class Unclaimed(msgspec.Struct, frozen=True):
     """One of `agent.inventory.shortfall.REASONS`."""
     since: float = 0.0
     """When it came to be missing, as far as this run of the daemon knows."""
+    numa_node: int | None = None
+    ancestry: tuple[str, ...] = ()
+    hardware: tuple[str, ...] = ()
+    name: str = ""
+    """As of a `Device`; of one that is gone, what all of these were."""
+    model: str = ""
 
 
 class Problem(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from agent.console import views
 from agent.console.control import NoSuchDeviceError, RefusedError
+from agent.console.device_views import Drawn, described, draw
 from agent.console.explaining import Knowledge, explain, find
 from agent.console.names import node_name
 from agent.daemon.event_log import Events
@@ -26,8 +27,8 @@ from agent.inventory.shortfall import WENT, Missing, Shortfall
 from agent.inventory.tombstones import GONE, NOT_SEEN
 from agent.inventory.unmatched import unmatched
 from agent.kubelet.pod_claims import PodClaims
-from agent.model import Health, Slot, SlotKey, Snapshot
-from agent.runtime.chunked_work import BATCH, in_batches, in_slices
+from agent.model import Slot, SlotKey
+from agent.runtime.chunked_work import in_batches, in_slices
 from agent.runtime.errors import FairleadError
 from agent.runtime.problems import Problems
 from backends.base import Backend, Device, Problem
@@ -52,16 +53,6 @@ class Parts:
     reload: Callable[[], Awaitable[views.Reloaded]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    """The devices of a list as they are shown, without who holds them."""
-
-    snapshot: Snapshot
-    devices: tuple[views.Device, ...]
-    numbers: Mapping[str, int]
-    """ID → the device's number."""
-
-
 class AgentControl:
     """The running daemon, for a person."""
 
@@ -78,7 +69,7 @@ class AgentControl:
         self._version = version("fairlead")
         self._node = node_name()
         self._started = wall()
-        self._drawn: dict[str, _Drawn] = {}
+        self._drawn: dict[str, Drawn] = {}
         self._unmatched: tuple[object, Mapping[str, str]] = (None, {})
 
     # --- what is ---
@@ -96,7 +87,7 @@ class AgentControl:
             self._kubelet(),
             parts.configuration(),
             tuple(self._resource(name, devices[name]) for name in names),
-            tuple(self._unclaimed()),
+            tuple(sorted(await in_slices(self._unclaimed()), key=lambda it: not it.resource)),
             tuple(self._problems()),
             self._node,
             tuple(self._templates()),
@@ -149,17 +140,16 @@ class AgentControl:
         return self._unmatched[1]
 
     def _unclaimed(self) -> Iterator[views.Unclaimed]:
-        """What no resource has; first what one is meant to have."""
+        """What no resource has."""
         missing = {(it.backend, it.device): it for it in self._parts.shortfall.missing}
-        others = []
         for it in self._parts.node.inventory.unclaimed():
-            one = missing.get((it.backend, it.device.key))
+            view, one = views.Unclaimed(it.device.key, it.backend, it.why), missing.get((it.backend, it.device.key))
             if one is None or one.reason == WENT or it.device.resource not in (None, one.resource):
-                others.append(views.Unclaimed(it.device.key, it.backend, it.why))
+                yield described(view, it.device)
             else:
-                yield self._missing(one, it.why)
-        yield from (self._missing(it, self._how_it_went(it)) for it in missing.values() if it.reason == WENT)
-        yield from others
+                yield described(self._missing(one, it.why), it.device)
+        gone = (it for it in missing.values() if it.reason == WENT)
+        yield from (described(self._missing(it, self._how_it_went(it)), it.seen) for it in gone)
 
     def _missing(self, it: Missing, why: str) -> views.Unclaimed:
         return views.Unclaimed(it.device, it.backend, why, it.resource, it.reason, self._wall(it.since))
@@ -191,7 +181,7 @@ class AgentControl:
             return ()
         drawn = self._drawn.get(name)
         if drawn is None or drawn.snapshot is not snapshot:
-            drawn = self._drawn[name] = await _draw(snapshot, self._wall)
+            drawn = self._drawn[name] = await draw(snapshot, self._wall)
         held: dict[int, list[views.Held]] = {}
         for device_id, claim in await in_slices(self._held(name)):
             if (number := drawn.numbers.get(device_id)) is not None:
@@ -201,8 +191,18 @@ class AgentControl:
         devices, unseen = list(drawn.devices), self._unseen(self._parts.node.inventory.kind(name))
         async for batch in in_batches(held):
             for number in batch:
-                devices[number] = _as_seen(replace(devices[number], held=tuple(held[number])), unseen)
+                view = _as_seen(replace(devices[number], held=tuple(held[number])), unseen)
+                behind = None if view.hardware else self._behind(name, view.ids[0])
+                devices[number] = view if behind is None else described(view, behind)
         return tuple(devices)
+
+    def _behind(self, name: str, device_id: str) -> Device | None:
+        """The device that a tombstone stands for: as it is, if it is there, else as it was seen last."""
+        claim = self._parts.node.inventory.claims(name).get(device_id)
+        if claim is None:
+            return None
+        there = self._parts.node.inventory.on(claim.hardware)
+        return there[0].device if there else self._parts.shortfall.gone(claim.hardware)
 
     def _held(self, name: str) -> Iterator[tuple[str, views.Held]]:
         """The resource's IDs that pods hold, under these or through another resource."""
@@ -354,46 +354,3 @@ def _as_seen(view: _Seen, unseen: str) -> _Seen:
     if not unseen or view.reason != GONE.reason:
         return view
     return replace(view, reason=NOT_SEEN, message=f"it has not been seen since the start: {unseen}; a pod holds it")
-
-
-async def _draw(snapshot: Snapshot, wall: Callable[[float], float]) -> _Drawn:
-    """The list's devices, each once for every state that some of its IDs are in."""
-    ids: dict[tuple[int, int], list[str]] = {}
-    alike: dict[tuple[int, int], Slot] = {}
-    order: dict[tuple[int, int], tuple[str, str]] = {}
-    async for slots in in_batches(snapshot.slots.values(), 10 * BATCH):
-        for slot in slots:
-            key = (id(slot.device) if slot.device else id(slot), id(slot.health))
-            if key not in alike:
-                alike[key], order[key], ids[key] = slot, _order(slot), []
-            ids[key].append(slot.id)
-    keys = sorted(order, key=order.__getitem__)
-    numbers = {device_id: number for number, key in enumerate(keys) for device_id in ids[key]}
-    devices = await in_slices(_devices_of(((alike[key], tuple(ids[key])) for key in keys), wall))
-    return _Drawn(snapshot, tuple(devices), numbers)
-
-
-def _devices_of(
-    slots: Iterable[tuple[Slot, tuple[str, ...]]], wall: Callable[[float], float]
-) -> Iterator[views.Device]:
-    return (_device(slot.id, slot.device, slot.health, ids, wall) for slot, ids in slots)
-
-
-def _order(slot: Slot) -> tuple[str, str]:
-    return slot.device.key if slot.device else slot.id, slot.health.state.value
-
-
-def _device(
-    device_id: str, device: Device | None, health: Health, ids: tuple[str, ...], wall: Callable[[float], float]
-) -> views.Device:
-    return views.Device(
-        device.key if device else device_id,
-        ids,
-        health.state.value,
-        health.reason,
-        health.message,
-        wall(health.since) if health.since else 0.0,
-        device.numa_node if device else None,
-        device.ancestry if device else (),
-        tuple(sorted(device.hardware)) if device else (),
-    )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Set
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from agent.inventory.found_devices import Found
@@ -31,6 +31,9 @@ WENT: Final = "gone"
 
 REASONS: Final = (UNUSABLE, FULL, TAKEN, WENT)
 
+_KNOWN_BY: Final = ("model", "vendor", "device", "profile", "minor", "gi", "ci", "hca", "ifname", "name")
+"""Attributes of which people's names for devices are made (`agent.console.device_names`)."""
+
 _REMEMBERED: Final = 86400.0
 """Seconds for which what is gone is missing: what was pulled out for good is nobody's loss for ever."""
 
@@ -44,16 +47,25 @@ class Missing:
 
     resource: str
     """Or template."""
-    device: str
-    """Its key."""
     backend: str
     reason: str
     """One of `REASONS`."""
     message: str
     """One sentence for a person."""
+    seen: Device = field(compare=False)
+    """As it was seen last."""
     since: float = 0.0
     """Monotonic seconds."""
-    hardware: frozenset[str] = frozenset()
+
+    @property
+    def device(self) -> str:
+        """Its key."""
+        return self.seen.key
+
+    @property
+    def hardware(self) -> frozenset[str]:
+        """What it owns, or owned."""
+        return self.seen.hardware
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +77,24 @@ class Offered:
     backend: str
     hardware: frozenset[str]
     depends: frozenset[str] = frozenset()
+    numa_node: int | None = None
+    ancestry: tuple[str, ...] = ()
+    attributes: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    """Those by which people know it."""
     went: float = 0.0
     """Seconds since the epoch; 0 while it is there."""
+
+    def as_device(self) -> Device:
+        """As it was seen last, as far as it is kept."""
+        return Device(
+            self.device,
+            "",
+            self.hardware,
+            depends=self.depends,
+            numa_node=self.numa_node,
+            ancestry=self.ancestry,
+            attributes=self.attributes,
+        )
 
 
 def found_missing(inventory: Inventory) -> Iterator[Missing]:
@@ -84,7 +112,7 @@ def _missing(found: Found, full: str, inventory: Inventory) -> Missing | None:
         resource, reason, message = full, FULL, found.why
     else:
         resource, reason, message = next((it.resource for it in found.candidates), ""), TAKEN, found.why
-    return Missing(resource, device.key, backend, reason, message, hardware=device.hardware) if resource else None
+    return Missing(resource, backend, reason, message, device) if resource else None
 
 
 def _meant_for(device: Device, resources: Iterable[Resource[Any]]) -> str:
@@ -97,13 +125,6 @@ def _meant_for(device: Device, resources: Iterable[Resource[Any]]) -> str:
 def _is_offered(inventory: Inventory, hardware: Iterable[str]) -> bool:
     """Is it, through another device: a part of it, one that is built of it?"""
     return any(found.placed is not None for found in inventory.on(hardware, minding=True))
-
-
-def _offered(found: Found) -> Offered | None:
-    device = found.device
-    if found.placed is None:
-        return None
-    return Offered(found.placed.resource, device.key, found.ref[0], device.hardware, device.depends)
 
 
 class Shortfall:
@@ -120,6 +141,8 @@ class Shortfall:
         self._clock, self._wall = clock, wall
         self._missing: dict[tuple[str, str], Missing] = {}  # by backend and key
         self._offered: dict[tuple[str, str], Offered] = {}  # by resource and key, as they were last
+        self._seen: dict[tuple[str, str], Device] = {}  # the same
+        self._behind: dict[str, Device] = {}  # of these, what has gone, by hardware
         self._of_another_boot = False
         self._restored: set[tuple[str, str]] = set()  # of the offered, what has not been there in this run
         self.revision = 0
@@ -146,6 +169,10 @@ class Shortfall:
         """The device of this key, if it is missing."""
         return self._missing.get((backend, device))
 
+    def gone(self, hardware: Iterable[str]) -> Device | None:
+        """The device that was offered, had any of this, and has gone, also if a pod holds it; as it was seen last."""
+        return next((self._behind[name] for name in hardware if name in self._behind), None)
+
     async def look(self, looked: Container[str]) -> tuple[list[Missing], list[Missing]]:
         """Look at what is missing now; what was not before, or for another reason, and what is offered again.
 
@@ -164,24 +191,27 @@ class Shortfall:
                     if at not in missing or inventory.selection.comes_before(one.resource, missing[at].resource):
                         missing[at] = self._dated(one, now)
         offered: dict[tuple[str, str], Offered] = {}
+        seen: dict[tuple[str, str], Device] = {}
+        behind: dict[str, Device] = {}
         async for placed in in_batches(inventory.placed()):
             for found in placed:
-                if (it := _offered(found)) is not None:
-                    place = it.resource, it.device
-                    known = self._offered.get(place)
-                    offered[place] = known if known == it and known is not None else it
+                if found.placed is not None:
+                    place = found.placed.resource, found.device.key
+                    offered[place], seen[place] = self._as_offered(place, found), found.device
         self._restored -= offered.keys()
         async for lost in in_batches(self._lost(offered.keys(), looked)):
             for it in lost:
-                offered[it.resource, it.device] = it
-                if (
-                    it.went and it.backend in looked and not inventory.is_held(it.hardware)
-                ):  # held, it is listed as Unhealthy
-                    missing[it.backend, it.device] = self._gone(it, now)
+                place = it.resource, it.device
+                offered[place], seen[place] = it, self._seen.get(place) or it.as_device()
+                if it.went and it.backend in looked:
+                    behind |= dict.fromkeys(it.hardware, seen[place])
+                    if not inventory.is_held(it.hardware):  # else it is listed as Unhealthy
+                        missing[it.backend, it.device] = self._gone(it, seen[place], now)
         self._forget(missing, offered, now)
         if list(map(id, offered.values())) != list(map(id, self._offered.values())):
             self.revision += 1
         before, self._missing, self._offered = self._missing, missing, offered
+        self._seen, self._behind = seen, behind
         begun = [it for at, it in missing.items() if it is not before.get(at) and not self._has_been_told(it)]
         ended: list[Missing] = []
         async for over in in_batches([it for at, it in before.items() if at not in missing]):
@@ -204,12 +234,21 @@ class Shortfall:
             elif self._has_gone(it):
                 yield it if it.went else replace(it, went=wall)
 
-    def _gone(self, it: Offered, now: float) -> Missing:
+    def _as_offered(self, place: tuple[str, str], found: Found) -> Offered:
+        """What is to be kept of a device that has this place; the same object where nothing has changed."""
+        known, device = self._offered.get(place), found.device
+        if known is not None and self._seen.get(place) is device:
+            return known
+        names = {name: device.attributes[name] for name in _KNOWN_BY if name in device.attributes}
+        where = device.numa_node, device.ancestry
+        fresh = Offered(*place, found.ref[0], device.hardware, device.depends, *where, names)
+        return known if known is not None and known == fresh else fresh
+
+    def _gone(self, it: Offered, seen: Device, now: float) -> Missing:
         before = self._missing.get((it.backend, it.device))
         if before is not None and before.reason == WENT:
             return before
-        since = now - self._wall() + it.went
-        return Missing(it.resource, it.device, it.backend, WENT, "it is not there any more", since, it.hardware)
+        return Missing(it.resource, it.backend, WENT, "it is not there any more", seen, now - self._wall() + it.went)
 
     def _has_been_told(self, it: Missing) -> bool:
         """Has it just gone from a list? Of what an earlier run had offered nobody has said so."""
@@ -227,8 +266,10 @@ class Shortfall:
 
     def _dated(self, one: Missing, now: float) -> Missing:
         before = self._missing.get((one.backend, one.device))
-        dated = replace(one, since=now if before is None or before.reason != one.reason else before.since)
-        return before if before == dated and before is not None else dated
+        if before is None or before.reason != one.reason:
+            return replace(one, since=now)
+        dated = replace(one, since=before.since)
+        return before if before == dated and before.hardware == dated.hardware else dated
 
     @staticmethod
     def _forget(missing: dict[tuple[str, str], Missing], offered: dict[tuple[str, str], Offered], now: float) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
 from agent.console.control import NoSuchDeviceError, RefusedError
+from agent.console.device_views import draw
 from agent.console.views import Held, Holder, Resource
-from agent.daemon.control import _draw
+from agent.daemon import list_warnings
 from agent.daemon.supervisor import Agent
 from agent.model import Health, Slot, Snapshot, State
-from backends.base import Signal, Verdict
+from backends.base import Discovery, Signal, Verdict
 from tests.daemon.test_supervisor import TOY, Node, pod, toys
 from tests.daemon.test_supervisor_health import CARDS, Cards, cards
 from tests.fakes import device
@@ -84,6 +86,41 @@ async def test_a_device_that_a_pod_holds_and_that_is_gone_says_since_when(node: 
             assert (it.reason, it.since) == ("gone", 0.0)  # this run has not seen it go
 
 
+async def test_what_a_pod_holds_keeps_its_place_after_it_went(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(list_warnings, "_PAUSE", 0.0)
+    async with node.running(toys(1)) as agent:
+        await node.has(TOY, healthy=1)
+        await node.kubelet.admit(pod("p", 1, TOY))
+        before = (await shown(agent)).devices[0]
+        node.say("stub-0 gone")
+        await node.has(TOY, healthy=0, unhealthy=1)
+        await until(lambda: agent._shortfall.gone(before.hardware))
+        after = (await shown(agent)).devices[0]
+        assert (after.reason, after.numa_node, after.hardware) == ("gone", 0, before.hardware)
+
+
+async def test_what_a_pod_holds_and_that_cannot_be_used_any_more_keeps_its_place(node: Node) -> None:
+    class Withheld(Cards):
+        why = ""
+
+        def discover(self, unit: str) -> Discovery:
+            (device,) = super().discover(unit).devices
+            return Discovery((replace(device, numa_node=1, unusable=self.why),))
+
+    backend = Withheld()
+    async with node.running(cards(), backends={"cards": backend}) as agent:
+        await node.has(CARDS, healthy=4)
+        await node.kubelet.admit(pod("p", 4, CARDS))
+        backend.why = "it has no driver"
+        agent.discoverers["cards"].rescan()
+        await node.has(CARDS, healthy=0, unhealthy=4)
+        devices = (await shown(agent, CARDS)).devices
+        assert {(it.reason, it.numa_node, it.hardware) for it in devices} == {
+            ("unusable", 1, ("pci:0",)),
+            ("unusable", 1, ("pci:1",)),
+        }
+
+
 async def test_who_holds_what_is_told_once_the_kubelet_has_said_it(node: Node) -> None:
     async with node.running(toys(1)) as agent:
         await node.has(TOY, healthy=1)
@@ -105,7 +142,7 @@ async def test_a_devices_ids_stand_together_by_their_state() -> None:
     card, sick = device("card"), Health(State.UNHEALTHY, "hot", "It burns.")
     slots = [Slot(f"card::{n}", card, Health(State.HEALTHY) if n == 1 else sick) for n in range(4)]
     gone = Slot("old", None, Health(State.UNHEALTHY, "gone"))
-    drawn = await _draw(Snapshot("r", 1, {slot.id: slot for slot in (*slots, gone)}), lambda monotonic: monotonic)
+    drawn = await draw(Snapshot("r", 1, {slot.id: slot for slot in (*slots, gone)}), lambda monotonic: monotonic)
     assert [(it.key, it.ids, it.state) for it in drawn.devices] == [
         ("card", ("card::1",), "Healthy"),
         ("card", ("card::0", "card::2", "card::3"), "Unhealthy"),

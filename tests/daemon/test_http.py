@@ -90,7 +90,7 @@ async def test_what_a_pod_holds_is_in_metrics_and_on_the_page(node: Node, monkey
         assert (holder.labels["resource_name"], holder.value) == (TOY, 1)
         granted = [it.value for it in found["fairlead_allocations"].samples if it.labels["result"] == "granted"]
         assert granted == [1]
-        assert f"in use by {holder.labels['pod']}" in (await face.get("/")).body
+        assert f"in use by </span>{holder.labels['pod']}</span>" in (await face.get("/")).body
 
 
 async def test_the_page_hears_of_a_device_that_fails(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

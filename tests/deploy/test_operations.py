@@ -12,6 +12,7 @@ import click
 import pytest
 
 from agent.cli import fairlead
+from agent.console.doctor import node_links
 from agent.console.doctor.examination import CHECKS
 from tests.deploy.manifests import REPOSITORY, run
 
@@ -58,7 +59,7 @@ def test_every_check_of_the_doctor_that_it_names_is_one() -> None:
         name for line in re.findall(r"`doctor`: ([^.|;]*)|checks (`[^|]*`)", _TEXT) for name in _quoted("".join(line))
     }
     assert named
-    assert named <= CHECKS.keys()
+    assert named <= {*CHECKS, node_links.CHECK}
 
 
 def _quoted(text: str) -> list[str]:

@@ -147,8 +147,12 @@ async def test_what_a_pod_holds_is_listed_as_gone_and_missing_once_the_pod_ends(
     await node.it.look({KIND})
     node.show(gone=("x",))
     assert await node.missing() == {}
+    assert node.it.gone(x.hardware) is x
     node.inventory.unclaim(claims)
     assert await node.missing() == {"x": (A, "gone")}
+    node.show(x)
+    assert await node.missing() == {}
+    assert node.it.gone(x.hardware) is None
 
 
 async def test_what_is_not_configured_any_more_is_not_missing() -> None:
@@ -161,7 +165,8 @@ async def test_what_is_not_configured_any_more_is_not_missing() -> None:
 
 
 async def test_what_an_earlier_run_offered_is_missing_once_its_backend_has_looked_and_not_found_it() -> None:
-    before = Node(device("x", A), device("y", A))
+    x = device("x", A, numa_node=1)
+    before = Node(replace(x, attributes={**x.attributes, "hca": ("mlx5_0",)}), device("y", A))
     await before.it.look({KIND})
     before.now = 5.0
     before.show(gone=("y",))
@@ -172,6 +177,9 @@ async def test_what_an_earlier_run_offered_is_missing_once_its_backend_has_looke
     assert await after.it.look(()) == ([], [])
     begun, _ = await after.it.look({KIND})
     assert {(it.device, it.reason, it.since) for it in begun} == {("x", "gone", 60.0), ("y", "gone", 5.0)}
+    seen = after.it.gone({"x"})
+    assert seen
+    assert (seen.numa_node, seen.attributes) == (1, {"hca": ("mlx5_0",)})
     after.show(device("x", A))
     begun, ended = await after.it.look({KIND})
     assert (begun, [it.device for it in ended]) == ([], ["x"])

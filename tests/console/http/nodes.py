@@ -40,6 +40,8 @@ def gpu(number: int, **changes: Any) -> Device:
         numa_node=number // 4,
         ancestry=(root, root.removeprefix("pci") + ":00.0", switch),
         hardware=(f"pci:{address}",),
+        name=f"nvidia{number}",
+        model="H100",
     )
     return replace(device, **changes)
 
@@ -59,6 +61,33 @@ def gpus(**of_third: Any) -> Resource:
         devices[number] = replace(devices[number], held=(held(devices[number].ids[0], pod),))
     devices[3] = replace(devices[3], **of_third)
     return Resource("nvidia.com/gpu", "gpu", True, True, devices=tuple(devices))
+
+
+def unusable(number: int, why: str = "it has no driver; nvidia is needed") -> Unclaimed:
+    """One of the GPUs, which no pod can get."""
+    it = gpu(number)
+    return Unclaimed(
+        it.key, "gpu", why, "nvidia.com/gpu", "unusable", NOW - 60, it.numa_node, it.ancestry, it.hardware,
+        it.name, it.model,
+    )  # fmt: skip
+
+
+def hca(number: int) -> Device:
+    """An adapter beside the GPU of that number: below the same switch, on a port of its own."""
+    it = gpu(number)
+    address = it.hardware[0].removeprefix("pci:").replace(":00.0", ":10.0")
+    return Device(
+        address, (address,), "Healthy", since=STARTED, numa_node=it.numa_node,
+        ancestry=(*it.ancestry, address.replace(":10.0", ":02.0")), hardware=(f"pci:{address}",),
+        name=f"mlx5_{number}", model="ConnectX-7",
+    )  # fmt: skip
+
+
+def hcas() -> Resource:
+    """Eight adapters, one beside each GPU, of which a pod holds two."""
+    every = [hca(number) for number in range(8)]
+    every[:2] = [replace(it, held=(held(it.ids[0], "llama-0"),)) for it in every[:2]]
+    return Resource("rdma/hca", "infiniband", True, True, devices=tuple(every))
 
 
 def kvm(tokens: int = 1000, used: int = 37) -> Resource:

@@ -2,87 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-import threading
 from collections.abc import Iterator
-from contextlib import suppress
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 
 from agent.console.http import viewers
-from agent.console.http.serving import serve
 from agent.console.names import node_name
-from agent.console.views import Event, Status
-from agent.runtime.counts import Counts
-from tests.console.fakes import FakeDaemon
+from agent.console.views import Status
 from tests.console.http import nodes
-from tests.console.http.serving import Health, free_port, is_listening
+from tests.console.http.browsing import MILLISECONDS, Node, Visit, fallen, well
 from tests.needs import CHROMIUM, skip_without
-from tests.wait import PATIENCE, block_until
 
-_PATIENCE = PATIENCE * 1000  # milliseconds
 EXPECTED_WHILE_LOST = "Failed to load resource: net::ERR_"
-
-
-def well() -> Status:
-    return nodes.node(nodes.gpus())
-
-
-def fallen() -> Status:
-    return nodes.node(nodes.gpus(**nodes.FALLEN))
-
-
-class Node:
-    """A made-up node, of whose GPUs one has fallen off the bus; it serves its page from a thread."""
-
-    def __init__(self) -> None:
-        self.daemon = FakeDaemon(shown=fallen(), events=list(nodes.EVENTS))
-        self.port = free_port()
-        self._loop = asyncio.new_event_loop()
-        self._thread: threading.Thread | None = None
-        self._serving: asyncio.Task[None]
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/"
-
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-        block_until(lambda: is_listening(self.port), "the page is served")
-
-    def _serve(self) -> None:
-        async def serving() -> None:
-            await serve(self.daemon, Health(), Counts(), f"127.0.0.1:{self.port}")
-
-        self._serving = self._loop.create_task(serving())
-        with suppress(asyncio.CancelledError):
-            self._loop.run_until_complete(self._serving)
-
-    def stop(self) -> None:
-        if self._thread is not None:
-            self._loop.call_soon_threadsafe(self._serving.cancel)
-            self._thread.join(PATIENCE)
-            self._thread = None
-
-    def close(self) -> None:
-        self.stop()
-        self._loop.close()
-
-    def show(self, status: Status, *events: Event) -> None:
-        """The node is like this from now on, and says so."""
-
-        def happen() -> None:
-            self.daemon.shown = status
-            self.daemon.events += events
-            for event in events or nodes.EVENTS[:1]:
-                self.daemon.news.put_nowait(event)
-
-        self._loop.call_soon_threadsafe(happen)
 
 
 @pytest.fixture
@@ -100,45 +34,10 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
 def chromium() -> Iterator[Browser]:
     skip_without("chromium")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=_PATIENCE)
-        expect.set_options(timeout=_PATIENCE)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=MILLISECONDS)
+        expect.set_options(timeout=MILLISECONDS)
         yield browser
         browser.close()
-
-
-class Visit:
-    """An operator in front of the page, and everything that the browser complains of."""
-
-    def __init__(self, browser: Browser, node: Node, *, manual_clock: bool = False, **about: Any) -> None:
-        """Go there; with a manual clock, time passes on the page when the test says so."""
-        self.complaints: list[str] = []
-        self.elsewhere: list[str] = []
-        self.loads = 0
-        self.page: Page = browser.new_page(**about)
-        self.page.set_default_timeout(_PATIENCE)
-        self.page.on("console", self._said)
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("request", lambda request: self._asked(request.url, node.url))
-        self.page.on("load", self._loaded)
-        if manual_clock:
-            self.page.clock.install(time=nodes.NOW)
-            self.page.clock.pause_at(nodes.NOW + 3600)
-        self.page.goto(node.url)
-
-    def _said(self, message: ConsoleMessage) -> None:
-        if message.type in ("error", "warning"):
-            self.complaints.append(message.text)
-
-    def _asked(self, url: str, ours: str) -> None:
-        if not url.startswith((ours, "data:")):
-            self.elsewhere.append(url)
-
-    def _loaded(self, _page: Page) -> None:
-        self.loads += 1
-
-    def leave(self) -> None:
-        self.page.close()
-        assert (self.complaints, self.elsewhere) == ([], [])
 
 
 @pytest.fixture
@@ -148,7 +47,7 @@ def visit(chromium: Browser, node: Node) -> Iterator[Visit]:
     it.leave()
 
 
-GPU = nodes.gpu(3).key
+GPU = "H100 · nvidia3"
 
 
 def test_a_gpu_fails_and_recovers_without_a_reload(node: Node, visit: Visit) -> None:
@@ -175,7 +74,7 @@ def test_a_device_comes_and_goes_in_its_place(node: Node, visit: Visit) -> None:
     expect(visit.page.locator(".tile")).to_have_count(7)
     node.show(well())
     expect(visit.page.get_by_label("NUMA node 1").locator(".tile")).to_have_count(4)
-    expect(visit.page.locator(".tile .key")).to_have_count(8)
+    expect(visit.page.locator(".tile .title")).to_have_count(8)
 
 
 def test_a_device_whose_place_changes_keeps_what_is_in_it(node: Node, visit: Visit) -> None:
@@ -184,23 +83,72 @@ def test_a_device_whose_place_changes_keeps_what_is_in_it(node: Node, visit: Vis
     expect(page.locator("#verdict")).to_contain_text("All is well")
     page.locator(".device > summary", has_text=GPU).click()
     gpus = nodes.gpus()
-    elsewhere = [replace(gpu, ancestry=(*gpu.ancestry, "0000:ff:00.0")) for gpu in gpus.devices]
+    elsewhere = [replace(gpu, numa_node=1 - (gpu.numa_node or 0)) for gpu in gpus.devices]
     node.show(nodes.node(replace(gpus, devices=tuple(elsewhere)), nodes.vfs()))
-    expect(page.locator(".place", has_text="0000:ff:00.0")).to_have_count(4)
-    expect(page.locator(".tile .key")).to_have_count(136)
+    expect(page.get_by_label("NUMA node 1").locator(".tile .title", has_text=GPU)).to_have_count(1)
+    expect(page.locator(".tile .title")).to_have_count(136)
     expect(page.locator(".device[open]")).to_contain_text(GPU)
     expect(page.locator(".device > summary", has_text=GPU)).to_be_focused()
 
 
-def test_devices_stand_below_their_node_and_bridges(visit: Visit) -> None:
-    switch = visit.page.get_by_label("NUMA node 0").locator(".place", has_text="0000:39:00.0")
-    expect(switch).to_contain_text("pci0000:38 › 0000:38:00.0 › 0000:39:00.0")
-    assert switch.locator(".key").all_inner_texts() == [nodes.gpu(2).key, GPU]
+def test_devices_below_one_switch_stand_side_by_side_and_name_their_bridges_when_opened(visit: Visit) -> None:
+    pair = visit.page.get_by_label("NUMA node 0").locator(".place").last
+    assert pair.locator(".title").all_inner_texts() == ["H100 · nvidia2", GPU]
+    assert pair.locator(".tile").evaluate_all("it => new Set(it.map(it => it.getBoundingClientRect().top)).size") == 1
+    bridges = pair.get_by_text("pci0000:38 › 0000:38:00.0 › 0000:39:00.0").last
+    expect(bridges).to_be_hidden()
+    pair.locator("summary").last.click()
+    expect(bridges).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        nodes.node(nodes.gpus(), nodes.hcas()),
+        nodes.node(nodes.gpus(**nodes.FALLEN), nodes.hcas()),
+        nodes.node(nodes.gpus(), nodes.hcas(), unclaimed=(nodes.unusable(8), nodes.unusable(9))),
+    ],
+    ids=["all is well", "one has fallen off", "two have no driver"],
+)
+def test_a_server_of_eight_gpus_and_adapters_is_seen_on_one_screen(node: Node, visit: Visit, shown: Status) -> None:
+    visit.page.set_viewport_size({"width": 1280, "height": 800})
+    node.show(shown)
+    expect(visit.page.get_by_text("ConnectX-7 · mlx5_7")).to_be_visible()
+    for tile in visit.page.locator(".tile").all():
+        expect(tile).to_be_in_viewport(ratio=1)
+
+
+def test_what_no_pod_can_get_stands_hatched_in_its_place_with_its_reason(node: Node, visit: Visit) -> None:
+    page, gpus = visit.page, nodes.gpus()
+    node.show(nodes.node(replace(gpus, devices=gpus.devices[:5] + gpus.devices[6:]), unclaimed=(nodes.unusable(5),)))
+    expect(page.locator("#verdict")).to_contain_text("1 device is not offered")
+    expect(page.locator("#verdict")).to_contain_text("7 devices in 1 resource")
+    tile = page.get_by_label("NUMA node 1").locator(".place").first.locator(".tile").last
+    expect(tile).to_contain_text("H100 · nvidia5")
+    expect(tile.locator("summary .reason")).to_have_text("it has no driver; nvidia is needed")
+    assert "gradient" in tile.locator(".device").evaluate("it => getComputedStyle(it).backgroundImage")
+    page.locator("#attention").get_by_role("link", name="H100 · nvidia5").click()
+    expect(tile.locator("summary")).to_be_focused()
+    expect(tile.locator(".more")).to_contain_text(nodes.gpu(5).hardware[0])
+
+
+def test_what_is_gone_leaves_its_outline(node: Node, visit: Visit) -> None:
+    gpus, went = nodes.gpus(), replace(nodes.unusable(5, "it is not there any more"), reason="gone")
+    node.show(nodes.node(replace(gpus, devices=gpus.devices[:5] + gpus.devices[6:]), unclaimed=(went,)))
+    tile = visit.page.get_by_label("NUMA node 1").locator(".place").first.locator(".tile").last
+    expect(tile).to_contain_text("it is not there any more")
+    drawn = tile.locator(".device").evaluate(
+        "it => { const s = getComputedStyle(it); return [s.borderStyle, s.backgroundImage]; }"
+    )
+    assert drawn == ["dashed", "none"]
 
 
 def test_places_of_one_kind_are_equally_wide(node: Node, visit: Visit) -> None:
     gpus = nodes.gpus()
-    apart = [replace(gpu, numa_node=0, ancestry=(f"pci0000:{n}0",)) for n, gpu in enumerate(gpus.devices[:4])]
+    apart = [
+        replace(gpu, numa_node=0, ancestry=(f"pci0000:{n // 2}0", f"0000:{n // 2}0:01.0"))
+        for n, gpu in enumerate(gpus.devices)
+    ]
     node.show(nodes.node(replace(gpus, devices=tuple(apart))))
     expect(visit.page.locator(".place")).to_have_count(4)
     widths = visit.page.locator(".place").evaluate_all(
@@ -227,7 +175,7 @@ def test_by_keyboard(visit: Visit) -> None:
     expect(page.locator(".device.unhealthy .more")).to_be_hidden()
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("Enter")
-    expect(page.locator(".device[open]")).to_contain_text(nodes.gpu(2).key)
+    expect(page.locator(".device[open]")).to_contain_text("H100 · nvidia2")
     page.keyboard.press("Escape")
     expect(page.locator(".device[open]")).to_have_count(0)
 
@@ -262,7 +210,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(chromium: Browser, node: No
     kvm, vfs = nodes.node(nodes.kvm(1000, 1000)), nodes.node(nodes.vfs(128, 128))
     for shown, tiles in ((kvm, 1), (vfs, 128), (nodes.busy(), 137)):
         node.show(shown)
-        expect(visit.page.locator(".tile .key")).to_have_count(tiles)
+        expect(visit.page.locator(".tile .title")).to_have_count(tiles)
         visit.page.evaluate("document.querySelectorAll('details').forEach(it => it.open = true)")
         assert visit.page.evaluate("document.documentElement.scrollWidth") == 360
         too_wide = (
@@ -285,8 +233,10 @@ def test_no_number_and_no_heading_is_broken_in_two(node: Node, visit: Visit) -> 
 
 
 def test_text_stands_out_in_light_and_dark(node: Node, visit: Visit) -> None:
-    node.show(nodes.busy())
-    expect(visit.page.locator(".tile .key")).to_have_count(137)
+    went = replace(nodes.unusable(9), reason="gone")
+    node.show(replace(nodes.busy(), unclaimed=(nodes.unusable(8), went)))
+    expect(visit.page.locator(".tile .title")).to_have_count(139)
+    visit.page.evaluate("document.querySelectorAll('details').forEach(it => it.open = true)")
     visit.page.emulate_media(color_scheme="light")
     light, poorest_in_light = visit.page.evaluate(_CONTRAST)
     visit.page.emulate_media(color_scheme="dark")
@@ -327,7 +277,7 @@ def test_a_thousand_tokens_are_one_tile(node: Node, visit: Visit) -> None:
 
 def test_128_virtual_functions_fit_on_two_screens(node: Node, visit: Visit) -> None:
     node.show(nodes.node(nodes.vfs()))
-    expect(visit.page.locator(".tile .key")).to_have_count(128)
+    expect(visit.page.locator(".tile .title")).to_have_count(128)
     height = visit.page.locator("#devices").bounding_box()
     assert height is not None
     assert height["height"] < 1800
@@ -336,7 +286,7 @@ def test_128_virtual_functions_fit_on_two_screens(node: Node, visit: Visit) -> N
 def test_without_a_script_it_is_a_page_all_the_same(chromium: Browser, node: Node) -> None:
     node.daemon.shown = nodes.busy()
     page = chromium.new_page(java_script_enabled=False)
-    page.set_default_timeout(_PATIENCE)
+    page.set_default_timeout(MILLISECONDS)
     page.goto(node.url)
     expect(page.locator("#live")).to_contain_text("loads itself again every 30 s")
     expect(page.locator("#verdict")).to_contain_text("1 of 137 devices is unhealthy")
@@ -350,19 +300,22 @@ _CONTRAST = """() => {
   const light = ([r, g, b]) => [r, g, b].map((it) => it / 255)
     .map((it) => it <= 0.04045 ? it / 12.92 : ((it + 0.055) / 1.055) ** 2.4)
     .reduce((sum, it, n) => sum + it * [0.2126, 0.7152, 0.0722][n], 0);
-  const ground = (it) => {
+  const grounds = (it) => { // with the lines of a hatched one
     for (; it; it = it.parentElement) {
-      const color = parse(getComputedStyle(it).backgroundColor);
-      if (color.length < 4 || color[3] > 0) return color;
+      const { backgroundColor, backgroundImage } = getComputedStyle(it);
+      const every = [backgroundColor, ...(backgroundImage.match(/rgba?\\([^)]*\\)/g) ?? [])].map(parse);
+      if (every[0].length < 4 || every[0][3] > 0) return every.filter((color) => color.length < 4 || color[3] > 0);
     }
   };
   let poorest = { ratio: 99 };
   for (const it of document.querySelectorAll("body *")) {
     const own = [...it.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
     if (!own || !it.getClientRects().length) continue;
-    const [a, b] = [light(parse(getComputedStyle(it).color)), light(ground(it))].sort((x, y) => y - x);
-    const ratio = (a + 0.05) / (b + 0.05);
-    if (ratio < poorest.ratio) poorest = { ratio, text: it.textContent, name: it.className };
+    for (const ground of grounds(it)) {
+      const [a, b] = [light(parse(getComputedStyle(it).color)), light(ground)].sort((x, y) => y - x);
+      const ratio = (a + 0.05) / (b + 0.05);
+      if (ratio < poorest.ratio) poorest = { ratio, text: it.textContent, name: it.className };
+    }
   }
   return [getComputedStyle(document.body).backgroundColor, poorest];
 }"""

@@ -8,7 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from agent.console.http.page.html import Html, h, join, many
-from agent.console.http.page.topology import Machine, Node, Place, tiles
+from agent.console.http.page.sections import attention
+from agent.console.http.page.topology import Machine, Node, Place, missing, tiles
 from agent.console.http.page.verdict import troubles
 from agent.console.views import Device, Resource, Status
 from tests.console.http import nodes
@@ -34,17 +35,48 @@ def test_nodes_by_number_then_unknown_ones_then_what_is_on_no_bus() -> None:
     assert [(node.number, node.on_bus) for node in found] == [(2, True), (10, True), (None, True), (None, False)]
 
 
-def test_bridges_with_nothing_else_below_them_are_one_place() -> None:
-    (node,) = machine(device("a", 0, "root", "port", "switch", "one"), device("b", 0, "root", "port", "switch", "two"))
+def test_devices_below_one_switch_stand_together_though_each_has_a_port_of_its_own() -> None:
+    pair = [device(key, 0, "host bridge", "port", "switch", key + "'s port") for key in ("a", "b")]
+    (node,) = machine(*pair, device("c", 0, "host bridge", "another port"))
     (place,) = node.place.below
-    assert place.bridges == ("root", "port", "switch")
-    assert [(inner.bridges, keys(inner)) for inner in place.below] == [(("one",), ["a"]), (("two",), ["b"])]
+    assert (keys(node.place), keys(place), place.below) == (["c"], ["a", "b"], ())
 
 
-def test_a_part_stands_below_its_whole() -> None:
-    (node,) = machine(device("gpu", 0, "root"), device("mig", 0, "root", "0000:3b:00.0"))
+def test_a_switch_below_a_switch_is_a_place_in_it() -> None:
+    every = [
+        device(key, 0, "host bridge", "switch", *more)
+        for key, more in zip("abc", ((), ("two",), ("two",)), strict=True)
+    ]
+    (node,) = machine(*every)
     (place,) = node.place.below
-    assert (keys(place), place.below[0].bridges, keys(place.below[0])) == (["gpu"], ("0000:3b:00.0",), ["mig"])
+    assert (keys(place), [keys(inner) for inner in place.below]) == (["a"], [["b", "c"]])
+
+
+def test_parts_stand_below_their_whole() -> None:
+    (node,) = machine(device("gpu", 0, "root"), *(device(f"mig{n}", 0, "root", "0000:3b:00.0") for n in range(2)))
+    assert (keys(node.place), keys(node.place.below[0])) == (["gpu"], ["mig0", "mig1"])
+
+
+def test_what_no_pod_can_get_stands_where_it_would_stand() -> None:
+    gpus = [*tiles("nvidia.com/gpu", [nodes.gpu(n) for n in (0, 1, 3)]), *missing([nodes.unusable(2)])]
+    where = Machine()
+    for tile in gpus:
+        where.put(tile)
+    (node,) = where.nodes()
+    assert [[tile.title for tile in place.tiles] for place in node.place.below] == [
+        ["H100 · nvidia0", "H100 · nvidia1"],
+        ["H100 · nvidia2", "H100 · nvidia3"],
+    ]
+
+
+def test_a_gpu_whose_driver_does_not_name_it_stands_between_the_others() -> None:
+    nameless = replace(nodes.unusable(1), device="0000:2b:00.0", name="", model="", ancestry=())
+    gpus = [*tiles("nvidia.com/gpu", [nodes.gpu(n, ancestry=()) for n in (0, 2)]), *missing([nameless])]
+    where = Machine()
+    for tile in gpus:
+        where.put(tile)
+    (node,) = where.nodes()
+    assert [tile.title for tile in node.place.tiles] == ["H100 · nvidia0", "0000:2b:00.0", "H100 · nvidia2"]
 
 
 def test_devices_are_in_the_order_that_people_count_in() -> None:
@@ -62,6 +94,7 @@ def test_a_device_whose_ids_differ_is_one_tile_and_as_bad_as_the_worst() -> None
 
 def titles(status: Status) -> Iterator[tuple[str, str]]:
     every = [tile for one in status.resources for tile in tiles(one.name, one.devices)]
+    every += missing(status.unclaimed)
     yield from ((trouble.state, trouble.title) for trouble in troubles(status, every))
 
 
@@ -72,6 +105,15 @@ def test_the_worst_comes_first_and_like_things_together() -> None:
         ("Degraded", "3 × example.com/vf: port-down"),
         ("Degraded", "infiniband · 0000:d8:00.0"),
     ]
+
+
+def test_what_no_pod_can_get_is_told_with_each_reason_by_name() -> None:
+    lacking = (nodes.unusable(2), nodes.unusable(5, "the NVIDIA driver excludes it (NVreg_ExcludedGpus)"))
+    shown = nodes.node(unclaimed=lacking)
+    assert list(titles(shown)) == [("Degraded", "2 × nvidia.com/gpu: unusable")]
+    told = str(attention(troubles(shown, list(missing(shown.unclaimed)))))
+    assert ">H100 · nvidia2</a> it has no driver; nvidia is needed</p>" in told
+    assert ">H100 · nvidia5</a> the NVIDIA driver excludes it (NVreg_ExcludedGpus)</p>" in told
 
 
 def test_without_a_kubelet_that_alone_is_said_of_registration() -> None:

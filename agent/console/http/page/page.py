@@ -25,10 +25,10 @@ _ICON: Final = (
 )
 _SECTIONS: Final = (
     ("attention", "Attention", "Needs attention"),
-    ("resources", "Resources", "Resources"),
     ("devices", "Devices", "Devices in their place"),
+    ("resources", "Resources", "Resources"),
     ("events", "Events", "Recent events"),
-    ("unclaimed", "Not offered", "Found and not offered"),
+    ("unclaimed", "Others", "Found, and meant for no resource"),
 )
 
 

@@ -15,7 +15,7 @@ from typing import Final
 from agent.console.http.page import sections
 from agent.console.http.page.html import Html
 from agent.console.http.page.tiles import drawn, name
-from agent.console.http.page.topology import Tile, tiles
+from agent.console.http.page.topology import Tile, missing, tiles
 from agent.console.http.page.verdict import troubles
 from agent.console.views import Event, Status
 from agent.runtime.chunked_work import in_slices
@@ -54,7 +54,7 @@ class Picture:
         """Draw what has changed."""
         async with self._drawing:
             status, happened = await self._look(), await self._recall()
-            every = await in_slices(tile for one in status.resources for tile in tiles(one.name, one.devices))
+            every = await in_slices(_every(status))
             fresh = {**self._sections(status, every, happened)}
             fresh["devices"] = "".join(await in_slices(sections.devices(every, lambda _: _NOTHING)))
             self._drawn = dict(await in_slices(self._tiles(every)))
@@ -97,3 +97,9 @@ class Picture:
         }
         if any(part.version == following for part in self.parts.values()):
             self.version = following
+
+
+def _every(status: Status) -> Iterator[Tile]:
+    for one in status.resources:
+        yield from tiles(one.name, one.devices)
+    yield from missing(status.unclaimed)

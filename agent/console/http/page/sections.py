@@ -10,16 +10,19 @@ from typing import Final
 
 from agent.console.http.page.html import Html, h, join, many, moment
 from agent.console.http.page.tiles import name, sign
-from agent.console.http.page.topology import Machine, Node, Place, Tile
+from agent.console.http.page.topology import NOT_OFFERED, Machine, Node, Place, Tile
 from agent.console.http.page.verdict import Trouble
 from agent.console.http.readiness import unready
 from agent.console.views import NAMES_NOTHING, Event, Resource, Status, Template
 
 _STATES: Final = ("Healthy", "Degraded", "Unhealthy")
 _TILES_NAMED: Final = 8  # of those that have one trouble
+_TILES_TOLD: Final = 3  # of those, with what each says
 _SENTENCES: Final = 5
 _ROWS: Final = 200  # of what is not offered: thousands would be a long step of the loop, and nobody reads them
-_SPARSE: Final = 4  # more devices of a resource in one place stand closer together
+_SPARSE: Final = 8  # more devices of a resource in one place stand closer together, with its name above
+
+_FRAMED: Final = "below one PCI bridge"
 
 Fill = Callable[[Tile], Html]
 """What is in a tile; nothing where it is sent apart."""
@@ -30,13 +33,14 @@ def verdict(status: Status, tiles: Sequence[Tile], found: Sequence[Trouble]) -> 
     worst = found[0].state if found else "Healthy"
     configured = sum(bool(resource.backend) for resource in status.resources)
     used = sum(len(device.held) for tile in tiles for device in tile.views)
+    offered = sum(not tile.missing for tile in tiles)
     return h(
         "div",
         sign(worst),
         h(
             "div",
             h("p", _in_a_word(status, tiles) or _not_bad(worst), class_="word"),
-            h("p", f"{many(len(tiles), 'device')} in {many(configured, 'resource')}, {many(used, 'ID')} in use"),
+            h("p", f"{many(offered, 'device')} in {many(configured, 'resource')}, {many(used, 'ID')} in use"),
         ),
         class_=f"verdict {worst.lower()}",
     )
@@ -44,13 +48,14 @@ def verdict(status: Status, tiles: Sequence[Tile], found: Sequence[Trouble]) -> 
 
 def _in_a_word(status: Status, tiles: Sequence[Tile]) -> str:
     """What pods lack; nothing if they lack nothing."""
-    bad, missing = sum(tile.worst.state == "Unhealthy" for tile in tiles), len(unready(status))
+    number = Counter(tile.worst.state for tile in tiles)
+    bad, lacking, missing = number["Unhealthy"], number[NOT_OFFERED], len(unready(status))
     words = [] if status.kubelet.present else ["The kubelet is not there"]
     if bad:
-        words.append(f"{bad:,} of {many(len(tiles), 'device')} {'is' if bad == 1 else 'are'} unhealthy")
+        words.append(f"{bad:,} of {many(number.total() - lacking, 'device')} {'is' if bad == 1 else 'are'} unhealthy")
     if missing and status.kubelet.present:
         words.append(f"{many(missing, 'resource')} {'is' if missing == 1 else 'are'} not served")
-    if lacking := sum(bool(one.resource) for one in status.unclaimed):
+    if lacking:
         words.append(f"{many(lacking, 'device')} {'is' if lacking == 1 else 'are'} not offered")
     return ", ".join(words)
 
@@ -68,7 +73,8 @@ def attention(found: Sequence[Trouble]) -> Html:
 
 def _trouble(trouble: Trouble) -> Html:
     more = len(trouble.sentences) - _SENTENCES
-    links = [h("a", tile.key, href=f"#{name(tile)}") for tile in trouble.tiles[:_TILES_NAMED]]
+    each = () if trouble.sentences else trouble.tiles[:_TILES_TOLD]
+    links = [_link(tile) for tile in trouble.tiles[len(each) : _TILES_NAMED]]
     rest = len(trouble.tiles) - _TILES_NAMED
     pods = Counter(
         f"{who.namespace}/{who.pod}"
@@ -80,11 +86,12 @@ def _trouble(trouble: Trouble) -> Html:
             "p",
             sign(trouble.state),
             h("strong", trouble.title),
-            h("span", trouble.state, class_="state") if trouble.tiles else None,
+            h("span", trouble.tiles[0].worst.state, class_="state") if trouble.tiles else None,
             class_="title",
         ),
         [h("p", sentence) for sentence in trouble.sentences[:_SENTENCES]],
         h("p", f"and {more:,} more") if more > 0 else None,
+        [h("p", _link(tile), f" {tile.worst.message}", class_="which") for tile in each],
         h("p", [join(link, " ") for link in links], f"and {rest:,} more" if rest > 0 else None, class_="which")
         if links
         else None,
@@ -99,6 +106,10 @@ def _trouble(trouble: Trouble) -> Html:
         h("p", "Since ", moment(trouble.since), class_="since") if trouble.since else None,
         class_=trouble.state.lower(),
     )
+
+
+def _link(tile: Tile) -> Html:
+    return h("a", tile.title, href=f"#{name(tile)}")
 
 
 def resources(every: Iterable[Resource], templates: Iterable[Template] = ()) -> Html:
@@ -151,16 +162,19 @@ def _registration(resource: Resource) -> tuple[str, str]:
 
 
 def devices(tiles: Sequence[Tile], fill: Fill) -> Iterator[str]:
-    """The machine, with every device in its place; in pieces, since there may be thousands."""
+    """The machine, with every device in its place, offered or not; in pieces, since there may be thousands."""
     where = Machine()
     for tile in tiles:
         where.put(tile)
         yield ""
-    for node in where.nodes():
+    nodes = where.nodes()
+    for node in nodes:
         title = _node_title(node)
         yield f'<section class="node" aria-label="{title}"><h3>{title}</h3>'
         yield from _inside(node.place, fill)
         yield "</section>"
+    if any(node.place.below for node in nodes):
+        yield h("p", f"Devices in one frame are {_FRAMED}.", class_="legend")
     if not tiles:
         yield h("p", "No device is offered.", class_="nothing")
 
@@ -171,42 +185,50 @@ def _node_title(node: Node) -> str:
     return "On the bus, NUMA node unknown" if node.on_bus else "On no bus"
 
 
-def _inside(place: Place, fill: Fill) -> Iterator[str]:
-    for resource, group in itertools.groupby(place.tiles, lambda tile: tile.resource):
-        tiles = list(group)
-        title = html.escape(f"{resource}, {many(len(tiles), 'device')}")
-        dense = " dense" if len(tiles) > _SPARSE else ""
-        yield f'<div class="group{dense}"><p>{title}</p><ul class="tiles" aria-label="{title}">'
-        for tile in tiles:
-            yield h("li", fill(tile), id=name(tile), class_="tile")
-        yield "</ul></div>"
+def _inside(place: Place, fill: Fill, label: str | None = None) -> Iterator[str]:
+    groups = [(name, list(group)) for name, group in itertools.groupby(place.tiles, lambda tile: tile.resource)]
+    yield from _list([tile for _, group in groups if len(group) <= _SPARSE for tile in group], fill, label)
+    for resource, group in groups:
+        if len(group) > _SPARSE:
+            title = f"{resource}, {many(len(group), 'device')}"
+            yield f'<div class="dense">{h("p", title)}'
+            yield from _list(group, fill, title)
+            yield "</div>"
     if place.below:
         yield '<ul class="places">'
         for inner in place.below:
-            wide = " wide" if len(inner.tiles) > _SPARSE or inner.below else ""
-            yield f'<li class="place{wide}">{h("p", "below ", h("code", " › ".join(inner.bridges)), class_="bridge")}'
-            yield from _inside(inner, fill)
+            yield '<li class="place">'
+            yield from _inside(inner, fill, _FRAMED)
             yield "</li>"
         yield "</ul>"
 
 
+def _list(tiles: Sequence[Tile], fill: Fill, label: str | None) -> Iterator[str]:
+    if tiles:
+        yield '<ul class="tiles"' + (f' aria-label="{html.escape(label)}">' if label else ">")
+        for tile in tiles:
+            yield h("li", fill(tile), id=name(tile), class_="tile")
+        yield "</ul>"
+
+
 def unclaimed(status: Status) -> Html:
-    """What no resource takes, and why."""
+    """What no resource is meant to have, and why."""
+    others = [one for one in status.unclaimed if not one.resource]
     rows = [
         h(
             "tr",
             h("th", one.device, scope="row"),
-            h("td", one.resource or f"none of {one.backend}", data_head="Resource"),
-            h("td", one.why, h("p", "since ", moment(one.since)) if one.resource else "", data_head="Why"),
+            h("td", one.backend, data_head="Backend"),
+            h("td", one.why, data_head="Why"),
         )
-        for one in status.unclaimed[:_ROWS]
+        for one in others[:_ROWS]
     ]
     if not rows:
-        return h("p", "Every device that was found is offered.", class_="nothing")
-    head = h("thead", h("tr", [h("th", text, scope="col") for text in ("Device", "Resource", "Why")]))
-    rest = len(status.unclaimed) - _ROWS
+        return h("p", "None: every device that was found is a resource's.", class_="nothing")
+    head = h("thead", h("tr", [h("th", text, scope="col") for text in ("Device", "Backend", "Why")]))
+    rest = len(others) - _ROWS
     more = h("p", f"and {rest:,} more: ", h("code", "fairlead status")) if rest > 0 else None
-    return h("details", h("summary", many(len(status.unclaimed), "device")), h("table", head, h("tbody", rows)), more)
+    return h("details", h("summary", many(len(others), "device")), h("table", head, h("tbody", rows)), more)
 
 
 def events(happened: Sequence[Event]) -> Html:

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from agent.console.http.page.html import Html, h, join, many, moment
-from agent.console.http.page.topology import Tile
+from agent.console.http.page.topology import NOT_OFFERED, Tile
 from agent.console.views import Device, Held
+from agent.inventory.shortfall import WENT
 
-SIGNS: Final = {"Healthy": "✓", "Degraded": "!", "Unhealthy": "✕"}
+SIGNS: Final = {"Healthy": "✓", "Degraded": "!", NOT_OFFERED: "–", "Unhealthy": "✕"}
 """So that colour is not the only sign."""
 
 _IDS_SHOWN: Final = 8
@@ -25,7 +26,12 @@ def name(tile: Tile) -> str:
 
 def sign(state: str) -> Html:
     """The state's, which a screen reader passes over: the word is beside it."""
-    return h("span", SIGNS.get(state, "?"), class_=f"sign {state.lower()}", aria_hidden="true")
+    return h("span", SIGNS.get(state, "?"), class_=f"sign {_kind(state)}", aria_hidden="true")
+
+
+def _kind(state: str) -> str:
+    """The state as a class in the document."""
+    return state.lower().replace(" ", "-")
 
 
 def drawn(tile: Tile) -> Html:
@@ -36,18 +42,19 @@ def drawn(tile: Tile) -> Html:
         h(
             "summary",
             sign(worst.state),
-            h("span", tile.key, class_="key"),
+            h("span", tile.title, class_="title"),
+            h("span", tile.key, class_="key") if tile.title != tile.key else None,
             h(
                 "span",
                 h("span", worst.state, class_="state"),
-                h("span", worst.reason, class_="reason") if worst.reason else None,
+                h("span", worst.message if tile.missing else worst.reason, class_="reason") if worst.reason else None,
                 _use(tile),
                 class_="line",
             ),
             _share(tile),
         ),
         h("div", [_about(device) for device in tile.views], _where(tile.resource, worst), class_="more"),
-        class_=f"device {worst.state.lower()}" + (" held" if _held(tile) else ""),
+        class_=f"device {_kind(worst.state)}" + " held" * bool(_held(tile)) + " gone" * (worst.reason == WENT),
     )
 
 
@@ -61,16 +68,17 @@ def _use(tile: Tile) -> Html | None:
     if (total := _total(tile)) > 1:
         return h("span", f"{len(held):,} of {total:,} in use", class_="use")
     if not held:
-        return h("span", "free", class_="use") if tile.worst.state != "Unhealthy" else None
+        return h("span", "free", class_="use") if tile.worst.state in ("Healthy", "Degraded") else None
     holders = held[0].holders
-    return h("span", f"in use by {holders[0].pod}" if holders else "in use", class_="use")
+    named = (h("span", "in use by ", class_="unseen"), holders[0].pod) if holders else ("in use",)
+    return h("span", *named, class_="use")
 
 
 def _share(tile: Tile) -> Html | None:
     """How much of it is taken, as a bar."""
     if (total := _total(tile)) <= 1:
         return None
-    return h("meter", min=0, max=total, value=len(_held(tile)), aria_label=f"{tile.key}: share in use")
+    return h("meter", min=0, max=total, value=len(_held(tile)), aria_label=f"{tile.title}: share in use")
 
 
 def _total(tile: Tile) -> int:

@@ -1,4 +1,4 @@
-"""Where devices are: machine → NUMA node → host bridge and PCI bridges → the devices below. Pure."""
+"""Where devices are: machine → NUMA node → PCI bridges that several devices are below → the devices. Pure."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from agent.console.views import Device
+from agent.console.views import Device, Unclaimed
+
+NOT_OFFERED: Final = "Not offered"
+"""The state, on the page alone, of a device that its resource is meant to have and no pod can get."""
 
 _NUMBERS: Final = re.compile("([0-9]{1,18})")
 _Rank = tuple[str, list[str | int]]
-_STATES: Final = ("Healthy", "Degraded", "Unhealthy")
+_STATES: Final = ("Healthy", "Degraded", NOT_OFFERED, "Unhealthy")
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A device of a resource, with all its IDs, whatever states they are in."""
+    """A device that is a resource's, or meant to be, with all its IDs, whatever states they are in."""
 
     resource: str
     views: tuple[Device, ...]
@@ -32,13 +35,23 @@ class Tile:
         """The device's."""
         return self.worst.key
 
+    @property
+    def title(self) -> str:
+        """What people call it: `H100 · nvidia3`; its key, if it has neither model nor name."""
+        return " · ".join(filter(None, (self.worst.model, self.worst.name))) or self.key
+
+    @property
+    def missing(self) -> bool:
+        """Can no pod get it?"""
+        return self.worst.state == NOT_OFFERED
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A bridge, or several in a row that have nothing else below them, with all that is below."""
+    """A bridge that more than one device is below, with all that is below."""
 
-    bridges: tuple[str, ...]
     tiles: tuple[Tile, ...]
+    """Also those below a bridge of their own: a switch has one for each."""
     below: tuple[Place, ...]
 
 
@@ -66,17 +79,38 @@ def tiles(resource: str, devices: Iterable[Device]) -> Iterator[Tile]:
         yield Tile(resource, tuple(sorted(same, key=lambda device: -badness(device.state))))
 
 
+def missing(unclaimed: Iterable[Unclaimed]) -> Iterator[Tile]:
+    """What resources are meant to have and no pod can get: it has its place, too."""
+    for it in unclaimed:
+        if it.resource:
+            view = Device(
+                it.device, (), NOT_OFFERED, it.reason, it.why, it.since, it.numa_node, it.ancestry, it.hardware,
+                name=it.name, model=it.model,
+            )  # fmt: skip
+            yield Tile(it.resource, (view,))
+
+
 @dataclass(slots=True)
 class _Growing:
     tiles: list[tuple[_Rank, Tile]] = field(default_factory=list)
     below: dict[str, _Growing] = field(default_factory=dict)
 
-    def done(self, bridges: tuple[str, ...] = ()) -> Place:
-        if bridges and not self.tiles and len(self.below) == 1:
-            ((bridge, only),) = self.below.items()
-            return only.done((*bridges, bridge))
-        below = (inner.done((bridge,)) for bridge, inner in sorted(self.below.items()))
-        return Place(bridges, tuple(tile for _, tile in sorted(self.tiles, key=lambda it: it[0])), tuple(below))
+    def gather(self) -> None:
+        """Take what is alone below its bridges; leave out a bridge that only another one is below."""
+        below: dict[str, _Growing] = {}
+        for bridge, inner in self.below.items():
+            inner.gather()
+            if len(inner.tiles) == 1 and not inner.below:
+                self.tiles += inner.tiles
+            elif not inner.tiles and len(inner.below) == 1:
+                (below[bridge],) = inner.below.values()
+            else:
+                below[bridge] = inner
+        self.below = below
+
+    def done(self) -> Place:
+        tiles = sorted(self.tiles, key=lambda it: it[0])
+        return Place(tuple(tile for _, tile in tiles), tuple(inner.done() for _, inner in sorted(self.below.items())))
 
 
 class Machine:
@@ -86,19 +120,27 @@ class Machine:
         self._nodes: dict[tuple[bool, bool, int], _Growing] = {}
 
     def put(self, tile: Tile) -> None:
-        """There is this one, too."""
+        """There is this one, too. A host bridge makes no place: too much is below it on most machines."""
         number, ancestry = tile.worst.numa_node, tile.worst.ancestry
         place = self._nodes.setdefault((number is None, not ancestry and number is None, number or 0), _Growing())
-        for bridge in ancestry:
+        for bridge in ancestry[1:]:
             place = place.below.setdefault(bridge, _Growing())
-        place.tiles.append(((tile.resource, _natural(tile.key)), tile))
+        place.tiles.append((_rank(tile), tile))
 
     def nodes(self) -> list[Node]:
         """By their numbers; then what is on no known node, then what is on no bus."""
+        for grown in self._nodes.values():
+            grown.gather()
         return [
             Node(None if unknown else number, not off_bus, grown.done())
             for (unknown, off_bus, number), grown in sorted(self._nodes.items(), key=lambda item: item[0])
         ]
+
+
+def _rank(tile: Tile) -> _Rank:
+    """Where it stands among its like: by its PCI address, so that it has one place whether its driver names it or not."""
+    address = next((it for it in tile.worst.hardware if it.startswith("pci:")), "")
+    return tile.resource, _natural(address or tile.worst.name or tile.key)
 
 
 def _natural(text: str) -> list[str | int]:

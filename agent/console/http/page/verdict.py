@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from agent.console.http.page.topology import Tile, badness
 from agent.console.http.readiness import unready
-from agent.console.views import Status, Unclaimed
-
-_NAMED: Final = 3  # devices that are not offered for one reason
+from agent.console.views import Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +18,7 @@ class Trouble:
     """How bad it is, as devices are: Unhealthy, Degraded."""
     title: str
     sentences: tuple[str, ...] = ()
+    """Nothing where each of the devices says something else."""
     since: float = 0.0
     tiles: tuple[Tile, ...] = ()
 
@@ -28,8 +26,7 @@ class Trouble:
 def troubles(status: Status, tiles: Sequence[Tile]) -> list[Trouble]:
     """Everything that is wrong, the worst first; devices of a resource with one reason are one trouble."""
     found = [
-        *_kubelet(status), *_devices(tiles), *_not_offered(status), *_complaints(status), *_configuration(status),
-        *_problems(status),
+        *_kubelet(status), *_devices(tiles), *_complaints(status), *_configuration(status), *_problems(status),
     ]  # fmt: skip
     return sorted(found, key=lambda trouble: -badness(trouble.state))
 
@@ -50,26 +47,11 @@ def _devices(tiles: Sequence[Tile]) -> Iterator[Trouble]:
             groups.setdefault((tile.worst.state, tile.worst.reason, tile.resource), []).append(tile)
     for (state, reason, resource), alike in groups.items():
         number = "" if len(alike) == 1 else f"{len(alike):,} × "
-        messages = dict.fromkeys(tile.worst.message for tile in alike if tile.worst.message)
-        more = ("And the same of the others, or much like it.",) if len(messages) > 1 else ()
         since = min(tile.worst.since for tile in alike)
-        yield Trouble(
-            state, f"{number}{resource}: {reason or state.lower()}", (*list(messages)[:1], *more), since, tuple(alike)
-        )
-
-
-def _not_offered(status: Status) -> Iterator[Trouble]:
-    """What a resource is meant to have; those for the same reason are one trouble."""
-    groups: dict[tuple[str, str], list[Unclaimed]] = {}
-    for one in status.unclaimed:
-        if one.resource:
-            groups.setdefault((one.resource, one.reason), []).append(one)
-    for (resource, reason), alike in groups.items():
-        number = "" if len(alike) == 1 else f"{len(alike):,} × "
-        sentences = [f"{one.device}: {one.why}" for one in alike[:_NAMED]]
-        more = (f"And {len(alike) - _NAMED:,} more: see Not offered, below.",) if len(alike) > _NAMED else ()
-        since = min(one.since for one in alike)
-        yield Trouble("Degraded", f"{number}{resource}: not offered, {reason}", (*sentences, *more), since)
+        bad = "Degraded" if alike[0].missing else state
+        told = {tile.worst.message for tile in alike}
+        same = tuple(filter(None, told)) if len(told) == 1 else ()
+        yield Trouble(bad, f"{number}{resource}: {reason or state.lower()}", same, since, tuple(alike))
 
 
 def _complaints(status: Status) -> Iterator[Trouble]:

@@ -120,6 +120,14 @@ class Device(betterproto.Message):
     held: List["Held"] = betterproto.message_field(10)
     """Those of its IDs that pods hold."""
 
+    name: str = betterproto.string_field(11)
+    """
+    What its driver calls it: nvidia3, mlx5_0; empty if there is no such name.
+    """
+
+    model: str = betterproto.string_field(12)
+    """In short: H100, ConnectX-7; empty if it is not known."""
+
 
 @dataclass(eq=False, repr=False)
 class Held(betterproto.Message):
@@ -154,6 +162,13 @@ class Unclaimed(betterproto.Message):
     """Where one is: unusable, list-full, conflict, or gone."""
 
     since: float = betterproto.double_field(6)
+    numa_node: Optional[int] = betterproto.int32_field(7, optional=True)
+    """As of a Device; of one that is gone, what these were."""
+
+    ancestry: List[str] = betterproto.string_field(8)
+    hardware: List[str] = betterproto.string_field(9)
+    name: str = betterproto.string_field(10)
+    model: str = betterproto.string_field(11)
 
 
 @dataclass(eq=False, repr=False)

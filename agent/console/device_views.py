@@ -1,0 +1,75 @@
+"""Shows the devices of a list, and those that are in none, as views: what each is called, where it is, how it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from agent.console import views
+from agent.console.device_names import model_of, name_of
+from agent.model import Health, Slot, Snapshot
+from agent.runtime.chunked_work import BATCH, in_batches, in_slices
+from backends.base import Device
+
+_View = TypeVar("_View", views.Device, views.Unclaimed)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The devices of a list as they are shown, without who holds them."""
+
+    snapshot: Snapshot
+    devices: tuple[views.Device, ...]
+    numbers: Mapping[str, int]
+    """ID → the device's number."""
+
+
+def described(view: _View, device: Device) -> _View:
+    """A view with what the device is, and where."""
+    return replace(
+        view,
+        numa_node=device.numa_node,
+        ancestry=device.ancestry,
+        hardware=tuple(sorted(device.hardware)),
+        name=name_of(device.attributes),
+        model=model_of(device.attributes),
+    )
+
+
+async def draw(snapshot: Snapshot, wall: Callable[[float], float]) -> Drawn:
+    """The list's devices, each once for every state that some of its IDs are in."""
+    ids: dict[tuple[int, int], list[str]] = {}
+    alike: dict[tuple[int, int], Slot] = {}
+    order: dict[tuple[int, int], tuple[str, str]] = {}
+    async for slots in in_batches(snapshot.slots.values(), 10 * BATCH):
+        for slot in slots:
+            key = (id(slot.device) if slot.device else id(slot), id(slot.health))
+            if key not in alike:
+                alike[key], order[key], ids[key] = slot, _order(slot), []
+            ids[key].append(slot.id)
+    keys = sorted(order, key=order.__getitem__)
+    numbers = {device_id: number for number, key in enumerate(keys) for device_id in ids[key]}
+    devices = await in_slices(_devices_of(((alike[key], tuple(ids[key])) for key in keys), wall))
+    return Drawn(snapshot, tuple(devices), numbers)
+
+
+def _devices_of(
+    slots: Iterable[tuple[Slot, tuple[str, ...]]], wall: Callable[[float], float]
+) -> Iterator[views.Device]:
+    return (_device(slot.id, slot.device, slot.health, ids, wall) for slot, ids in slots)
+
+
+def _order(slot: Slot) -> tuple[str, str]:
+    return slot.device.key if slot.device else slot.id, slot.health.state.value
+
+
+def _device(
+    device_id: str, device: Device | None, health: Health, ids: tuple[str, ...], wall: Callable[[float], float]
+) -> views.Device:
+    since = wall(health.since) if health.since else 0.0
+    key = device.key if device else device_id
+    view = views.Device(key, ids, health.state.value, health.reason, health.message, since)
+    return described(view, device) if device else view
