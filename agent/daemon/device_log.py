@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from agent.model import Slot, Snapshot
+from agent.model import Slot, Snapshot, Transition
 from agent.runtime.chunked_work import BATCH, in_batches
 from agent.runtime.counts import Counts
 
@@ -23,12 +23,15 @@ LOGGED_AT_MOST: Final = 10
 log = structlog.get_logger()
 
 
-async def tell(before: Mapping[str, Slot] | None, snapshot: Snapshot, counts: Counts) -> None:
-    """One line for each device whose state changed, with its reason; all of them are counted."""
+async def tell(before: Mapping[str, Slot] | None, snapshot: Snapshot, counts: Counts) -> Transitions | None:
+    """One line for each device whose state changed, with its reason; all of them are counted, and handed back.
+
+    A resource's first list is no change.
+    """
     if before is None:
         healthy = sum(slot.health.offered for slot in snapshot.slots.values())
         log.info("resource-listed", resource=snapshot.resource, count=len(snapshot.slots), healthy=healthy)
-        return
+        return None
     happened = await transitions(before, snapshot)
     for cause, number in happened.causes().items():
         counts.transitions[snapshot.resource, cause] += number
@@ -39,21 +42,7 @@ async def tell(before: Mapping[str, Slot] | None, snapshot: Snapshot, counts: Co
         )  # fmt: skip
     if len(happened) > LOGGED_AT_MOST:
         log.info("devices-changed", resource=snapshot.resource, count=len(happened) - LOGGED_AT_MOST)
-
-
-@dataclass(frozen=True, slots=True)
-class Transition:
-    """A device (with all its IDs) that appeared, vanished, or changed its health."""
-
-    resource: str
-    device: str
-    """The device's key; for a tombstone its ID."""
-    state: str
-    """`Healthy`, `Degraded`, `Unhealthy`, or `Gone` where nothing is listed any more."""
-    reason: str
-    message: str
-    ids: int
-    """How many IDs it concerns."""
+    return happened
 
 
 _Said = tuple[str, str, str]
@@ -102,6 +91,15 @@ async def transitions(before: Mapping[str, Slot], after: Snapshot) -> Transition
             if said[id(was)] != (what := said[id(now)]):
                 counts[_name(new or old, device_id), *what] += 1
     return Transitions(after.resource, counts)
+
+
+def of_id(resource: str, device_id: str, old: Slot | None, new: Slot | None) -> Transition | None:
+    """What happened to one ID, if anything."""
+    was, now = (it.health if it else None for it in (old, new))
+    if was is now or (was is not None and now is not None and was.says_what(now)):
+        return None
+    said = (now.state.value, now.reason, now.message) if now else ("Gone", "", "")
+    return Transition(resource, _name(new or old, device_id), *said, ids=1)
 
 
 def _name(slot: Slot | None, device_id: str) -> str:

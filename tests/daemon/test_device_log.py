@@ -2,9 +2,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agent.daemon.device_log import Transition
 from agent.daemon.device_log import transitions as every_transition
-from agent.model import HEALTHY, Health, Slot, Snapshot, State
+from agent.model import HEALTHY, Health, Slot, Snapshot, State, Transition
 from tests.fakes import device
 
 NAME = "a.example/one"
