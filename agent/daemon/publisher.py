@@ -95,7 +95,8 @@ class Publisher:
         while self._untold:
             before, snapshot = self._untold.popleft()
             slots = before.slots if before else None
-            if (happened := await tell(slots, snapshot, self._counts)) and slots is not None:
+            happened = await tell(slots, snapshot, self._counts)
+            if happened and slots is not None and self._kubernetes.tells_events:
                 first, more = happened.first(LOGGED_AT_MOST), len(happened) - LOGGED_AT_MOST
                 self._kubernetes.changed(snapshot.resource, first, more, set(self._held(slots, snapshot)))
 

@@ -49,10 +49,10 @@ class Api(Protocol):
         """
 
     async def watch(self, path: str, accept: str, told: Callable[[bytes], None]) -> None:
-        """Hand on each line of a watch, until the API server ends it.
+        """Hand on each line of a watch, until it ends.
 
         Raises:
-            ApiError: it cannot be begun, or breaks off.
+            ApiError: it cannot be begun, or what it says is too long.
         """
 
 

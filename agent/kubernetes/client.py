@@ -9,7 +9,7 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -81,10 +81,10 @@ class ApiClient:
                     return await _content(answer)
 
     async def watch(self, path: str, accept: str, told: Callable[[bytes], None]) -> None:
-        """Hand on each line of a watch, until the API server ends it.
+        """Hand on each line of a watch, until it ends, or nobody has said anything for too long.
 
         Raises:
-            ApiError: it cannot be begun, or breaks off.
+            ApiError: it cannot be begun, or what it says is too long.
         """
         with self._in_words(_SILENCE):
             async with patience.timeout(DEADLINE):
@@ -92,13 +92,8 @@ class ApiClient:
             headers, timeout = {**self._headers(), "Accept": accept}, httpx.Timeout(DEADLINE, read=_SILENCE)
             async with self._http.stream("GET", server + path, headers=headers, timeout=timeout) as answer:
                 await self._check(answer)
-                rest = b""
-                async for part in answer.aiter_bytes():
-                    *lines, rest = (rest + part).split(b"\n")
-                    for line in lines:
-                        told(line)
-                    if len(rest) > _MOST_BYTES:
-                        raise ApiError(_TOO_LONG)
+                with suppress(httpx.TransportError):  # a proxy's patience, or a restart: whoever asks again will know
+                    await _hand_on(answer, told)
 
     async def close(self) -> None:
         """End the connection."""
@@ -166,6 +161,21 @@ class ApiClient:
         server = self._identity.server if self._identity else "the API server"
         self._away.report_once(f"{server}: {why}")
         raise ApiError(f"{server}: {why}")
+
+
+async def _hand_on(answer: httpx.Response, told: Callable[[bytes], None]) -> None:
+    """Hand on each line.
+
+    Raises:
+        ApiError: one is too long.
+    """
+    rest = b""
+    async for part in answer.aiter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            told(line)
+        if len(rest) > _MOST_BYTES:
+            raise ApiError(_TOO_LONG)
 
 
 async def _content(answer: httpx.Response) -> bytes:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 import anyio
 
@@ -17,7 +17,7 @@ from agent.config.model import KubernetesConfig
 from agent.health import HealthBook
 from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import Missing
-from agent.kubernetes import identity, notices
+from agent.kubernetes import notices
 from agent.kubernetes.api import Api
 from agent.kubernetes.condition import ConditionKeeper, Resources
 from agent.kubernetes.drain_annotation import DrainAnnotation
@@ -29,7 +29,9 @@ from agent.runtime.supervision import supervise
 from agent.runtime.workers import Workers
 
 _FADES: Final = 300.0  # seconds without a try that failed, after which none is shown: longer than any pause between two
+_LASTS: Final = 3600.0  # seconds for which an Event that is refused is shown: as long as one is kept
 _CLOSING: Final = 1.0  # seconds that the end of a connection may take
+_THREADS: Final = 8  # the parts here need four at once; each that hangs takes one more
 _LACKING: Final = "the package httpx is not installed: pip install fairlead[kubernetes], and restart Fairlead"
 
 
@@ -69,7 +71,7 @@ class Faces:
         self._config, self._problems, self._clock = config, problems, clock
         self._node = notices.node(node)
         self._scope: anyio.CancelScope | None = None
-        self._workers = Workers("kubernetes", limit=2)
+        self._workers = Workers("kubernetes", limit=_THREADS)
         self._away = problems.trouble(
             "kubernetes",
             "Kubernetes' API server cannot be reached",
@@ -79,7 +81,7 @@ class Faces:
             then="trying again, ever more rarely; all else goes on",
         )
         self._lacking = problems.trouble("kubernetes", "Kubernetes is told nothing", "kubernetes-client-missing")
-        refused = problems.trouble("kubernetes", "an Event is not taken", "kubernetes-event-refused")
+        refused = problems.trouble("kubernetes", "an Event is not taken", "kubernetes-event-refused", fades=_LASTS)
         unwritten = problems.trouble(
             "kubernetes", "the Node's condition is not written", "kubernetes-condition-unwritten"
         )
@@ -94,6 +96,11 @@ class Faces:
         """Some list is another, or a drain."""
         self._condition.changed()
         self._annotation.changed()
+
+    @property
+    def tells_events(self) -> bool:
+        """Does anything become an Event?"""
+        return self._config.events
 
     def changed(
         self,
@@ -123,7 +130,7 @@ class Faces:
         self._tell([*told, *(notices.offered_again(self._node, it) for it in ended)])
 
     def _tell(self, those: Sequence[Notice]) -> None:
-        if self._config.events and those:
+        if self.tells_events and those:
             self._events.tell(those)
 
     # --- running ---
@@ -152,7 +159,7 @@ class Faces:
         if not config.is_on:
             await anyio.sleep_forever()
         try:
-            client = await self._workers.start(_load_client)
+            client, identity = await self._workers.start(_load_client)
         except ImportError:
             self._lacking.report_once(_LACKING)
             await anyio.sleep_forever()
@@ -164,26 +171,26 @@ class Faces:
         async with anyio.create_task_group() as tasks:
             for is_on, name, run in parts:
                 if is_on:
-                    connected = partial(self._connected, client, config, run)
+                    who = partial(identity.read, config.kubeconfig.path)
+                    connect = partial(client.ApiClient, who, self._workers, self._away, self._clock)
+                    connected = partial(_connected, connect, run)
                     tasks.start_soon(partial(supervise, name, connected, problems=self._problems))
             if config.drain_annotation:
                 tasks.start_soon(partial(supervise, "annotated drains", self._annotation.run, problems=self._problems))
 
-    async def _connected(
-        self, client: ModuleType, config: KubernetesConfig, run: Callable[[Api], Awaitable[None]]
-    ) -> None:
-        """Run a part with a connection of its own."""
-        read = partial(identity.read, config.kubeconfig.path)
-        api = client.ApiClient(read, self._workers, self._away, self._clock)
-        try:
-            await run(api)
-        finally:
-            with anyio.move_on_after(_CLOSING, shield=True):
-                await api.close()
+
+async def _connected(connect: Callable[[], Any], run: Callable[[Api], Awaitable[None]]) -> None:
+    """Run a part with a connection of its own."""
+    api = connect()
+    try:
+        await run(api)
+    finally:
+        with anyio.move_on_after(_CLOSING, shield=True):
+            await api.close()
 
 
-def _load_client() -> ModuleType:
-    """httpx, which most nodes can do without, and the event loop for 0.1 s."""
-    from agent.kubernetes import client  # noqa: PLC0415
+def _load_client() -> tuple[ModuleType, ModuleType]:
+    """The client, with httpx and yaml, which most nodes can do without, and the event loop for 0.1 s."""
+    from agent.kubernetes import client, identity  # noqa: PLC0415
 
-    return client
+    return client, identity

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -179,6 +180,20 @@ async def test_an_api_server_that_is_away_is_one_problem_and_all_else_goes_on(no
         assert "cannot be reached" not in out
     assert server.url in away["reason"]
     assert agent.said("part-restarts") == []
+
+
+async def test_an_api_server_that_hangs_holds_up_neither_devices_nor_the_end(node: Node, server: ApiServer) -> None:
+    node.mknod("w1", "w2")
+    table = faces(server, node, "events", "condition", "drain_annotation")
+    server.hangs = True
+    async with node.agent(chardev(), table, prelude=IMPATIENT, environment=ENVIRONMENT) as agent:
+        await until(lambda: len(server.requests) >= 2, seen=lambda: server.requests)
+        node.unlink("w2")
+        await node.healthy("w1")
+        await until(lambda: len(server.requests) >= 3, seen=lambda: server.requests)
+        agent.signal(signal.SIGTERM)
+        assert await agent.ended() == 0
+        assert agent.said("stopped")
 
 
 async def test_a_reload_turns_the_faces_on_and_off(node: Node, server: ApiServer) -> None:

@@ -79,9 +79,9 @@ async def test_a_server_that_hangs_costs_a_deadline_and_is_a_problem_until_it_an
 
 async def test_a_watch_of_which_nobody_speaks_any_more_is_given_up(make: Make, server: ApiServer) -> None:
     caller, lines = make(Identity(server.url, token=TOKEN)), list[bytes]()
-    with pytest.raises(ApiError, match="does not answer within 330 s"):
-        await at_once(caller.api.watch(WATCH, "application/json", lines.append))
+    await at_once(caller.api.watch(WATCH, "application/json", lines.append))
     assert len(lines) == 1
+    assert caller.sentences() == []
 
 
 async def test_a_refusal_says_what_the_server_says_and_that_it_is_there(make: Make, server: ApiServer) -> None:
