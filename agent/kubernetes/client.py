@@ -115,7 +115,8 @@ class ApiClient:
                 raise ApiError(str(error)) from error
             if identity != self._identity:
                 await self.close()
-                self._http = httpx.AsyncClient(verify=tls, trust_env=False, timeout=DEADLINE, limits=_ONE)
+                # `patience` keeps the deadline, which counts only time in which this process runs
+                self._http = httpx.AsyncClient(verify=tls, trust_env=False, timeout=None, limits=_ONE)  # noqa: S113
             self._identity, self._read_at = identity, self._clock()
         return self._identity.server
 
@@ -155,7 +156,7 @@ class ApiClient:
         except (TimeoutError, httpx.TimeoutException):
             why = f"it does not answer within {deadline:g} s"
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            why = words(error)
+            why = words(error) if str(error) else "the connection broke off"
         else:
             return
         server = self._identity.server if self._identity else "the API server"
