@@ -16,10 +16,9 @@ from typing import Final
 import anyio
 import msgspec
 
-from agent.health.judgement import DRAINED
 from agent.inventory.shortfall import Missing
 from agent.kubernetes.api import STRATEGIC, Api, ApiError, pause
-from agent.kubernetes.notices import timestamp
+from agent.kubernetes.notices import EXPECTED, timestamp
 from agent.model import Slot
 from agent.runtime.errors import brief, some
 from agent.runtime.problems import Trouble
@@ -33,7 +32,6 @@ HEARTBEAT: Final = 300.0
 TOGETHER: Final = 2.0
 """Seconds for which changes are gathered."""
 
-_PASSED_OVER: Final = (DRAINED, "held")  # reasons of what is Unhealthy and no failure
 _LONGEST: Final = 1000  # characters of a message
 
 Resources = Mapping[str, Mapping[str, Slot]]
@@ -55,7 +53,7 @@ def condition(resources: Resources, missing: Iterable[Missing]) -> Condition:
     sick: dict[str, str] = {}
     for resource, slots in resources.items():
         for slot in slots.values():
-            if not slot.health.offered and slot.health.reason not in _PASSED_OVER:
+            if not slot.health.offered and slot.health.reason not in EXPECTED:
                 device = slot.device.key if slot.device else slot.id
                 sick.setdefault(f"{device} of {resource}", slot.health.reason)
     absent = {f"{it.device} of {it.resource}": it.reason for it in missing}

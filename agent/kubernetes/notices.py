@@ -18,7 +18,7 @@ from agent.runtime.errors import brief
 COMPONENT: Final = "fairlead"
 """Who reports, as `kubectl describe` has it under "From"."""
 
-_EXPECTED: Final = (DRAINED, "held")
+EXPECTED: Final = (DRAINED, "held")
 """Reasons for which a device is Unhealthy that nobody needs to be warned of."""
 
 _LONGEST: Final = 900  # characters of a message: events.k8s.io/v1 takes 1024 bytes
@@ -55,7 +55,7 @@ def node(name: str) -> Subject:
 
 def changed(subject: Subject, it: Transition) -> Notice:
     """A device came, went, or is in another state."""
-    is_expected = it.reason in _EXPECTED
+    is_expected = it.reason in EXPECTED
     held = ", which the pod holds," if subject.kind == "Pod" else ""
     why = "".join((f" ({it.reason})" if it.reason else "", f": {it.message}" if it.message else ""))
     message = f"{it.device} of {it.resource}{held} is {it.state}{why}"

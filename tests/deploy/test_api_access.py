@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent.kubernetes.notices import COMPONENT
-from tests.deploy.manifests import KUBERNETES, Manifests, kustomize, run
+from tests.deploy.manifests import KUBERNETES, REPOSITORY, Manifests, kustomize, run
 from tests.needs import skip_without
 
 COMPONENTS = ("events", "condition", "drain-annotation")
@@ -64,6 +65,15 @@ def test_all_components_together_are_valid(beneath: str, version: str, tmp_path:
     file = tmp_path / "built.yaml"
     file.write_text(built.manifests.text)
     run("kubernetes_validate", "--strict", "--kubernetes-version", version, file)
+
+
+def test_the_docs_name_the_components_that_there_are() -> None:
+    text = (REPOSITORY / "docs/operations.md").read_text()
+    assert set(re.findall(r"  - fairlead/deploy/kubernetes/api-access/(\S+)", text)) == set(COMPONENTS)
+    rows = re.findall(r"^\| `(\S+)` \| (.*?) \|", text, flags=re.MULTILINE)
+    told = {name: rights for name, rights in rows if name in COMPONENTS}
+    for name, rules in RULES.items():
+        assert all(word in told[name] for resources, verbs in rules for word in (*resources, *verbs)), name
 
 
 def test_where_a_network_policy_lets_nobody_out_the_way_to_the_api_server_is_open(tmp_path: Path) -> None:

@@ -95,6 +95,19 @@ async def test_what_happens_again_raises_the_count_of_the_event_that_is_there(no
             await node.healthy("w1", "w2")
 
 
+async def test_of_many_devices_that_go_at_once_ten_have_events_and_one_event_counts_the_others(
+    node: Node, server: ApiServer
+) -> None:
+    names = [f"w{n}" for n in range(13)]
+    node.mknod(*names)
+    async with node.agent(chardev(), faces(server, node, "events"), prelude=IMPATIENT, environment=ENVIRONMENT):
+        await node.healthy(*names)
+        node.config(chardev("/dev/x*"), faces(server, node, "events"))
+        told = await server.is_told("DevicesChanged")
+        assert told["message"].startswith(f"3 more devices of {WIDGET} changed at the same moment")
+        assert len(server.told("DeviceGone")) == 10
+
+
 async def test_the_condition_follows_the_devices_and_keeps_the_time_of_its_last_change(
     node: Node, server: ApiServer
 ) -> None:
