@@ -72,7 +72,7 @@ class ApiClient:
             ApiError: there is none in time, or it is a refusal.
         """
         data = msgspec.json.encode(body) if body is not None else None
-        with self._in_words(DEADLINE):
+        with self._in_words():
             async with patience.timeout(DEADLINE):
                 server = await self._be_somebody()
                 headers = {**self._headers(), "Content-Type": content}
@@ -86,14 +86,18 @@ class ApiClient:
         Raises:
             ApiError: it cannot be begun, or what it says is too long.
         """
-        with self._in_words(_SILENCE):
+        with self._in_words():
             async with patience.timeout(DEADLINE):
                 server = await self._be_somebody()
-            headers, timeout = {**self._headers(), "Accept": accept}, httpx.Timeout(DEADLINE, read=_SILENCE)
-            async with self._http.stream("GET", server + path, headers=headers, timeout=timeout) as answer:
+                headers, timeout = {**self._headers(), "Accept": accept}, httpx.Timeout(None, read=_SILENCE)
+                request = self._http.build_request("GET", server + path, headers=headers, timeout=timeout)
+                answer = await self._http.send(request, stream=True)
+            try:
                 await self._check(answer)
                 with suppress(httpx.TransportError):  # a proxy's patience, or a restart: whoever asks again will know
                     await _hand_on(answer, told)
+            finally:
+                await answer.aclose()
 
     async def close(self) -> None:
         """End the connection."""
@@ -149,12 +153,12 @@ class ApiClient:
         raise ApiError(f"the API server refuses it ({answer.status_code}): {what}", answer.status_code)
 
     @contextmanager
-    def _in_words(self, deadline: float) -> Iterator[None]:
+    def _in_words(self) -> Iterator[None]:
         """Say what is wrong where there is no answer."""
         try:
             yield
-        except (TimeoutError, httpx.TimeoutException):
-            why = f"it does not answer within {deadline:g} s"
+        except TimeoutError:
+            why = f"it does not answer within {DEADLINE:g} s"
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             why = words(error) if str(error) else "the connection broke off"
         else:

@@ -77,6 +77,14 @@ async def test_a_server_that_hangs_costs_a_deadline_and_is_a_problem_until_it_an
     assert caller.sentences() == []
 
 
+async def test_a_watch_that_does_not_begin_costs_a_deadline_too(make: Make, server: ApiServer) -> None:
+    caller = make(Identity(server.url, token=TOKEN))
+    server.hangs = True
+    with pytest.raises(ApiError, match="does not answer within 10 s"):
+        await at_once(caller.api.watch(WATCH, "application/json", lambda _: None))
+    assert len(caller.sentences()) == 1
+
+
 async def test_a_watch_of_which_nobody_speaks_any_more_is_given_up(make: Make, server: ApiServer) -> None:
     caller, lines = make(Identity(server.url, token=TOKEN)), list[bytes]()
     await at_once(caller.api.watch(WATCH, "application/json", lines.append))
