@@ -1,4 +1,4 @@
-"""Hands changed lists to their plugins, and logs what changed once the kubelet has been told."""
+"""Hands changed lists to their plugins, and tells the log and Kubernetes what changed once the kubelet has been told."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from agent.kubernetes.notices import Notice
 from agent.runtime.problems import Trouble
 
 _REMEMBERED: Final = 1000  # Events of ours; client-go remembers 4096
+_LONGEST_NAME: Final = 200  # characters of a Node's or Pod's in that of an Event, which has 253 at most
 _LIFETIME: Final = 3000.0  # seconds for which an Event is taken to be there: API servers forget them after an hour
 
 
@@ -114,7 +115,8 @@ class EventSender:
                 return
         about = waiting.notice.subject
         self._number += 1
-        name = f"{about.name}.{int(waiting.first * 1e9) + self._number:x}"  # as client-go names them
+        moment = int(waiting.first * 1e9) + self._number
+        name = f"{about.name[:_LONGEST_NAME].rstrip('-.')}.{moment:x}"  # as client-go names them
         path = f"/api/v1/namespaces/{about.namespace or 'default'}/events"
         event = notices.event(waiting.notice, name, waiting.first, waiting.last, waiting.count, self._node)
         await api.call("POST", path, event)

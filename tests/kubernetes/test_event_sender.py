@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -68,6 +69,14 @@ async def test_the_same_again_is_written_into_the_event_that_is_there(sending: S
     assert (changed["count"], changed["message"]) == (2, "it failed otherwise")
     assert last["count"] == 1
     assert last["metadata"]["name"] != made["metadata"]["name"]
+
+
+async def test_the_event_of_a_pod_with_the_longest_name_has_a_name_that_kubernetes_takes(sending: Sending) -> None:
+    async with sending.running():
+        await sending.tell(notice("gpu-0", Subject("Pod", "a" * 199 + "-" + "b" * 53, "u-1", "ml")))
+    name = sending.api.of("POST")[0]["metadata"]["name"]
+    assert len(name) <= 253
+    assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", name)
 
 
 async def test_an_event_that_somebody_removed_is_made_anew(sending: Sending) -> None:
