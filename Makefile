@@ -14,7 +14,7 @@ VERSION_TESTS := tests/kubelet tests/config tests/cli tests/console/test_message
 	tests/runtime/test_supervision.py tests/test_at_once.py tests/daemon/test_supervisor.py tests/daemon/test_reload.py \
 	tests/daemon/test_state_file.py tests/daemon/test_state_keeper.py tests/discovery tests/health tests/inventory \
 	tests/placement tests/claims tests/hardware tests/e2e/test_kubelet_restarts.py tests/e2e/test_stop.py \
-	tests/e2e/test_hotplug.py tests/runtime/test_workers.py
+	tests/e2e/test_hotplug.py tests/runtime/test_workers.py tests/kubernetes
 JOBS ?= $(shell expr $$(nproc) + 1)
 BIN := $(VENV)/bin
 INSTALL := python -m pip --quiet --quiet --disable-pip-version-check install --no-deps

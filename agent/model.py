@@ -80,6 +80,21 @@ class Snapshot:
     """IDs that were added, removed or altered since the generation before; None: take all as changed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """A device (with all its IDs) that appeared, vanished, or changed its health."""
+
+    resource: str
+    device: str
+    """The device's key; for a tombstone its ID."""
+    state: str
+    """`Healthy`, `Degraded`, `Unhealthy`, or `Gone` where nothing is listed any more."""
+    reason: str
+    message: str
+    ids: int
+    """How many IDs it concerns."""
+
+
 SlotKey = tuple[str, str]
 """Resource and ID: what the kubelet knows a slot by."""
 

@@ -91,6 +91,13 @@ def _mounts() -> bool:
         )
 
 
+def _openssl() -> bool:
+    """One that signs certificates with a line (`req -CA`)."""
+    if shutil.which("openssl") is None:
+        return False
+    return " 3." in subprocess.run(["openssl", "version"], capture_output=True, text=True, check=False).stdout
+
+
 _TRIES: Final[Mapping[str, Callable[[], bool]]] = {
     "root": _root,
     "device nodes": can_make_nodes,
@@ -105,6 +112,7 @@ _TRIES: Final[Mapping[str, Callable[[], bool]]] = {
     "setpriv": lambda: shutil.which("setpriv") is not None,
     "systemd": lambda: shutil.which("systemd-analyze") is not None,
     "kustomize 5 (make build/kustomize/.ready)": _kustomize,
+    "openssl 3": _openssl,
     "groff": lambda: shutil.which("groff") is not None,
     "chromium": CHROMIUM.exists,
 }

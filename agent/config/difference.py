@@ -54,7 +54,7 @@ def compare(before: Config, after: Config) -> Difference:
         removed=tuple(name for name in old if name not in new),
         changed=tuple(name for name in new if name in old and (new[name] != old[name] or name in moved)),
         kinds=frozenset(kind for kind in _kinds(before) | _kinds(after) if _of(kind, before) != _of(kind, after)),
-        settings=tuple(f"agent.{name}" for name in live),
+        settings=(*(f"agent.{name}" for name in live), *_kubernetes_settings(before, after)),
         needs_restart=(*(f"agent.{name}" for name in restart), *_other_settings(before, after)),
     )
 
@@ -65,6 +65,13 @@ def _agent_settings(before: Config, after: Config) -> tuple[list[str], list[str]
     differing = [name for name in names if getattr(before.agent, name) != getattr(after.agent, name)]
     live = [name for name in differing if name in APPLIED_AT_ONCE]
     return live, [name for name in differing if name not in APPLIED_AT_ONCE]
+
+
+def _kubernetes_settings(before: Config, after: Config) -> Iterator[str]:
+    """Those that differ; a running daemon takes over all of them."""
+    for field in fields(before.kubernetes):
+        if getattr(before.kubernetes, field.name) != getattr(after.kubernetes, field.name):
+            yield f"kubernetes.{field.name}"
 
 
 def _other_settings(before: Config, after: Config) -> Iterator[str]:

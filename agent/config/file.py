@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from agent.config import kubevirt, typed
-from agent.config.model import AgentConfig, Config, HttpConfig
+from agent.config.model import AgentConfig, Config, HttpConfig, KubernetesConfig
 from agent.config.problems import ConfigError, ConfigProblem, Problems
 from agent.config.resources import Registry, read_resources
 from agent.runtime.errors import unknown
@@ -25,7 +25,12 @@ MOST_BYTES: Final = 4 << 20
 
 DEFAULT_PATH: Final = Path("/etc/fairlead/config.toml")
 
-TABLES: Final[Mapping[str, type]] = {"agent": AgentConfig, "host": Host, "http": HttpConfig}
+TABLES: Final[Mapping[str, type]] = {
+    "agent": AgentConfig,
+    "host": Host,
+    "http": HttpConfig,
+    "kubernetes": KubernetesConfig,
+}
 """The tables beside `[[resource]]`, and what they are read into."""
 
 _PLACE: Final = re.compile(r" \(at (?:line (?P<line>\d+), column \d+|end of document)\)$")
@@ -62,6 +67,7 @@ def read_tables(tables: Mapping[str, Any], problems: Problems, registry: Registr
     agent = _section(tables, "agent", AgentConfig, problems)
     host = _section(tables, "host", Host, problems)
     http = _section(tables, "http", HttpConfig, problems)
+    kubernetes = _section(tables, "kubernetes", KubernetesConfig, problems)
     if agent is not None and (problem := plugin_directory_problem(agent.plugin_dir)):
         problems.add(("agent", "plugin_dir"), problem)
     resources = read_resources(tables.get("resource", []), registry, problems)
@@ -69,7 +75,9 @@ def read_tables(tables: Mapping[str, Any], problems: Problems, registry: Registr
     assert agent is not None
     assert host is not None
     assert http is not None
-    return Config(agent, host, None if http.listen == "off" else str(http.listen), resources, source, http.hosts)
+    assert kubernetes is not None
+    listen = None if http.listen == "off" else str(http.listen)
+    return Config(agent, host, listen, resources, source, http.hosts, kubernetes)
 
 
 def _section(tables: Mapping[str, Any], name: str, wanted: type[_Section], problems: Problems) -> _Section | None:

@@ -58,6 +58,28 @@ class PathOrOff(str):
         return None if self == "off" else Path(self)
 
 
+class PathOrNone(str):
+    """A file, or "" where none is named."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, text: str) -> PathOrNone:
+        """Read it.
+
+        Raises:
+            ValueError: it is neither.
+        """
+        if text:
+            parse_path(text)
+        return cls(text)
+
+    @property
+    def path(self) -> Path | None:
+        """None where none is named."""
+        return Path(self) if self else None
+
+
 def parse_path(text: str) -> Path:
     """Read an absolute path.
 
@@ -73,6 +95,7 @@ _FIVE_MINUTES: Final = Seconds(300)
 _HALF_A_MINUTE: Final = Seconds(30)
 _OFF: Final = Listen("off")
 _NO_FILE: Final = PathOrOff("off")
+_NO_KUBECONFIG: Final = PathOrNone("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +136,25 @@ class HttpConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class KubernetesConfig:
+    """`[kubernetes]`: what Kubernetes' API server is told and asked; nothing by default."""
+
+    events: bool = False
+    """Whether a device that fails, recovers or is not offered becomes an Event on the Node, and on pods that hold it."""
+    condition: bool = False
+    """Whether the Node has the condition FairleadDevicesHealthy."""
+    drain_annotation: bool = False
+    """Whether the Node's annotation fairlead.dev/drain drains the devices that it names."""
+    kubeconfig: PathOrNone = _NO_KUBECONFIG
+    """The file that says where the API server is and who we are; without one, the pod's service account does."""
+
+    @property
+    def is_on(self) -> bool:
+        """Is the API server asked or told anything?"""
+        return self.events or self.condition or self.drain_annotation
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """Everything that is configured, checked."""
 
@@ -126,5 +168,6 @@ class Config:
     """The file it came from; None is the built-in set."""
     http_hosts: tuple[str, ...] = ()
     """Names of this node in HTTP requests, beside its own."""
+    kubernetes: KubernetesConfig = KubernetesConfig()
     read_at: float = field(default=0.0, compare=False)
     """When it was read, in seconds since 1970; 0 if it was not: it cannot be read again."""

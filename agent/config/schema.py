@@ -22,7 +22,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from agent.config.file import TABLES
-from agent.config.model import Listen, PathOrOff
+from agent.config.model import Listen, PathOrNone, PathOrOff
 from agent.config.resources import RESOURCE_KEYS, RESOURCE_TYPES
 from backends import registry
 from backends.base import TEXT, Attribute, Backend, Seconds
@@ -42,6 +42,7 @@ _TEXTS: Final[Mapping[Any, Any]] = {
     ],
     Path: Annotated[str, msgspec.Meta(pattern="^/")],
     PathOrOff: Annotated[str, msgspec.Meta(pattern="^/|^off$")],
+    PathOrNone: Annotated[str, msgspec.Meta(pattern="^/|^$")],
 }
 """How what `agent.config.typed` reads from texts is written."""
 

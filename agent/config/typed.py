@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from agent.config.model import Listen, PathOrOff, parse_path
+from agent.config.model import Listen, PathOrNone, PathOrOff, parse_path
 from agent.config.toml_lines import KeyPath
 from agent.runtime.errors import unknown
 from backends.base import Seconds
@@ -30,6 +30,7 @@ _READERS: Final[Mapping[Any, tuple[Any, str]]] = {
     Seconds: (Seconds.parse, "a duration such as '5s'"),
     Listen: (Listen.parse, "an address"),
     PathOrOff: (PathOrOff.parse, "a path, or 'off'"),
+    PathOrNone: (PathOrNone.parse, "a path, or ''"),
 }
 _NOUNS: Final = {
     "int": "a whole number",

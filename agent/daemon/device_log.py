@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from agent.model import Slot, Snapshot, State
+from agent.model import Slot, Snapshot, State, Transition
 from agent.runtime.chunked_work import BATCH, in_batches
 from agent.runtime.counts import Counts
 
@@ -23,10 +23,10 @@ LOGGED_AT_MOST: Final = 10
 log = structlog.get_logger()
 
 
-async def tell(before: Mapping[str, Slot] | None, snapshot: Snapshot, counts: Counts) -> None:
+async def tell(before: Mapping[str, Slot] | None, snapshot: Snapshot, counts: Counts) -> Transitions:
     """One line for each device whose state changed, or is not well from the first list on, with its reason.
 
-    The changes are counted.
+    The changes are counted, and handed back.
     """
     happened = await transitions(before or {}, snapshot)
     if before is None:
@@ -45,21 +45,7 @@ async def tell(before: Mapping[str, Slot] | None, snapshot: Snapshot, counts: Co
         (log.warning if happened.losses() > LOGGED_AT_MOST else log.info)(
             "devices-changed", resource=snapshot.resource, count=len(happened) - LOGGED_AT_MOST
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Transition:
-    """A device (with all its IDs) that appeared, vanished, or changed its health."""
-
-    resource: str
-    device: str
-    """The device's key; for a tombstone its ID."""
-    state: str
-    """`Healthy`, `Degraded`, `Unhealthy`, or `Gone` where nothing is listed any more."""
-    reason: str
-    message: str
-    ids: int
-    """How many IDs it concerns."""
+    return happened
 
 
 _Said = tuple[str, str, str]
@@ -119,6 +105,15 @@ async def transitions(before: Mapping[str, Slot], after: Snapshot) -> Transition
             if said[id(was)] != (what := said[id(now)]):
                 counts[_name(new or old, device_id), *what] += 1
     return Transitions(after.resource, counts)
+
+
+def of_id(resource: str, device_id: str, old: Slot | None, new: Slot | None) -> Transition | None:
+    """What happened to one ID, if anything."""
+    was, now = (it.health if it else None for it in (old, new))
+    if was is now or (was is not None and now is not None and was.says_what(now)):
+        return None
+    said = (now.state.value, now.reason, now.message) if now else ("Gone", "", "")
+    return Transition(resource, _name(new or old, device_id), *said, ids=1)
 
 
 def _name(slot: Slot | None, device_id: str) -> str:

@@ -15,6 +15,7 @@ from agent.discovery.discoverer import Discoverer
 from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import Shortfall
 from agent.inventory.unmatched import unmatched
+from agent.kubernetes.faces import Faces
 from agent.runtime import limits
 from backends.base import Resource
 
@@ -26,6 +27,9 @@ log = structlog.get_logger()
 
 class ListWarnings:
     """What has been said."""
+
+    kubernetes: Faces
+    """Told of what is not offered, too; there before `run`."""
 
     def __init__(
         self,
@@ -54,10 +58,12 @@ class ListWarnings:
                 log.warning(
                     "device-not-offered", resource=it.resource, backend=it.backend, device=it.device, reason=it.message
                 )
-            for resource, count in Counter(it.resource for it in told[LOGGED_AT_MOST:]).items():
+            more = Counter(it.resource for it in told[LOGGED_AT_MOST:])
+            for resource, count in more.items():
                 log.warning("devices-not-offered", resource=resource, count=count)
             for it in ended[:LOGGED_AT_MOST]:
                 log.info("device-offered-again", resource=it.resource, backend=it.backend, device=it.device)
+            self.kubernetes.missing(told[:LOGGED_AT_MOST], more, ended[:LOGGED_AT_MOST])
             with anyio.move_on_after(_SELDOM):
                 await self._changed.wait()
 

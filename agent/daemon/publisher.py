@@ -1,22 +1,25 @@
-"""Hands changed lists to their plugins, and logs what changed once the kubelet has been told."""
+"""Hands changed lists to their plugins, and tells the log and Kubernetes what changed once the kubelet has been told."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
 import structlog
 
-from agent.daemon.device_log import tell
+from agent.daemon.device_log import LOGGED_AT_MOST, of_id, tell
 from agent.daemon.feature_file import FeatureFile
 from agent.daemon.list_warnings import ListWarnings
 from agent.daemon.serving import Serving
 from agent.hardware.adoption import Adopter
 from agent.inventory.inventory import Inventory
-from agent.model import Snapshot
+from agent.kubelet.pod_claims import PodClaims
+from agent.kubernetes.faces import Faces
+from agent.kubernetes.notices import Subject
+from agent.model import Slot, Snapshot, Transition
 from agent.runtime.counts import Counts
 
 _TELL_AFTER: Final = 0.002  # seconds from a change to its line in the log: the kubelet is told first
@@ -35,11 +38,14 @@ class Publisher:
         list_warnings: ListWarnings,
         features: FeatureFile | None,
         counts: Counts,
+        kubernetes: Faces,
+        pod_claims: PodClaims,
     ) -> None:
-        """Prepare; these are told, and `counts` counts what changed."""
+        """Prepare; these are told, `counts` counts what changed, and `pod_claims` knows which pods it concerns."""
         self._inventory, self._serving = inventory, serving
         self._adopter, self._list_warnings = adopter, list_warnings
         self._features, self._counts = features, counts
+        self._kubernetes, self._pod_claims = kubernetes, pod_claims
         self._untold: deque[tuple[Snapshot | None, Snapshot]] = deque()
         self._telling: asyncio.Task[None] | None = None
         self._is_withheld = False
@@ -71,6 +77,7 @@ class Publisher:
             self._list_warnings.tell_of_length(snapshot.resource)
             if self._features is not None:
                 self._features.changed()
+            self._kubernetes.lists_changed()
         if self._inventory.revision != self._revision:
             self._revision = self._inventory.revision
             self._list_warnings.lists_changed()
@@ -87,7 +94,22 @@ class Publisher:
         """Tell the log of each list, one after the other; of thousands of devices that takes several steps of the loop."""
         while self._untold:
             before, snapshot = self._untold.popleft()
-            await tell(before.slots if before else None, snapshot, self._counts)
+            slots = before.slots if before else None
+            happened = await tell(slots, snapshot, self._counts)
+            if happened and slots is not None and self._kubernetes.tells_events:
+                first, more = happened.first(LOGGED_AT_MOST), len(happened) - LOGGED_AT_MOST
+                self._kubernetes.changed(snapshot.resource, first, more, set(self._held(slots, snapshot)))
+
+    def _held(self, before: Mapping[str, Slot], after: Snapshot) -> Iterator[tuple[Subject, Transition]]:
+        """What changed of a pod's devices, with the pod."""
+        for (resource, device_id), holders in self._pod_claims.holders.items():
+            if resource == after.resource and (after.changed is None or device_id in after.changed):
+                changed = of_id(resource, device_id, before.get(device_id), after.slots.get(device_id))
+                if changed is None:
+                    continue
+                for it in holders:
+                    uid = self._pod_claims.uid_of(it, device_id)
+                    yield Subject("Pod", it.pod, uid, it.namespace), changed
 
     def _tell_of_names(self) -> bool:
         given = self._inventory.selection.take_given()

@@ -23,6 +23,7 @@ from agent.claims.foreign_claims import Tracer
 from agent.claims.ledger import Ledger
 from agent.config import AgentConfig, Config
 from agent.console import views
+from agent.console.names import node_name
 from agent.console.service import serve
 from agent.daemon.configuration_swap import ConfigurationSwap
 from agent.daemon.control import AgentControl, Parts
@@ -52,6 +53,7 @@ from agent.kubelet.plugin import Plugin
 from agent.kubelet.pod_claims import PodClaims
 from agent.kubelet.preference import Preferences
 from agent.kubelet.prestart import Starter
+from agent.kubernetes.faces import Faces
 from agent.model import Held, Slot
 from agent.runtime import garbage
 from agent.runtime.counts import Counts
@@ -140,8 +142,9 @@ class Agent:
             beat=self._kubelet_watch.beat,
             problems=self.problems,
         )
-        listeners = self._adopter, self._list_warnings, self._features, self.counts
-        self.node.publisher = Publisher(self.inventory, self._serving, *listeners)
+        self._kubernetes = self._make_kubernetes(config)
+        listeners = self._adopter, self._list_warnings, self._features, self.counts, self._kubernetes
+        self.node.publisher = Publisher(self.inventory, self._serving, *listeners, self._pod_claims)
         self._configuration_swap = self._make_configuration_swap(config)
         self._reloader = Reloader(
             lambda: self.config,
@@ -183,6 +186,22 @@ class Agent:
             clock=self._clock,
             problems=self.problems,
         )
+
+    def _make_kubernetes(self, config: Config) -> Faces:
+        self._list_warnings.kubernetes = Faces(
+            config.kubernetes,
+            node_name(),
+            self.inventory,
+            self.node.health,
+            self.node.drain,
+            self.node.undrain,
+            self._slots,
+            lambda: self._shortfall.missing,
+            self.problems,
+            clock=self._clock,
+            wall=self._wall,
+        )
+        return self._list_warnings.kubernetes
 
     def _make_configuration_swap(self, config: Config) -> ConfigurationSwap:
         return ConfigurationSwap(
@@ -311,6 +330,7 @@ class Agent:
     async def _apply(self, change: Change) -> None:
         """Put another configuration into force."""
         await self._configuration_swap.apply(change, SETTLE)
+        self._kubernetes.configure(self.config.kubernetes)
         self._prepare_what_is_new()
 
     def _prepare_what_is_new(self) -> None:
@@ -350,6 +370,7 @@ class Agent:
                 tasks.start_soon(self._keep, "claims", self._pod_claims.run)
                 tasks.start_soon(self._keep, "lost resources", self._serving.lost_resources.run)
                 tasks.start_soon(self._keep, "hardware", self._reconciler.run)
+                tasks.start_soon(self._keep, "Kubernetes", self._kubernetes.run)
                 tasks.start_soon(self._prepare_hardware)
                 if self._features is not None:
                     tasks.start_soon(self._keep, "features", self._features.run)

@@ -147,6 +147,10 @@ class HealthBook:
         """The drains that this hardware is under."""
         return [drain for name in hardware if (drain := self._drains.get(name)) is not None]
 
+    def drains(self) -> tuple[Drain, ...]:
+        """Every drain that there is."""
+        return tuple(self._drains.values())
+
     def undrain(self, hardware: Iterable[str], now: float) -> dict[str, Health]:
         """An operator puts this hardware back into service: what waits for an operator's word ends with the drain."""
         names = list(hardware)
@@ -195,7 +199,7 @@ class HealthBook:
         """What must outlive a restart."""
         return KeptHealth(
             boot=self.boot,
-            drains=tuple(self._drains.values()),
+            drains=self.drains(),
             latches=tuple(self._latches.all()),
             quarantines=tuple(self._flapping.all()),
             handled=dict(self.handled),

@@ -190,6 +190,11 @@ class CheckpointReader:
         self.under_way = 0
         """Readings that have not come to their end; of a disk that hangs, those that nobody waits for any more, too."""
 
+    @property
+    def last(self) -> Checkpoint | None:
+        """What was read last."""
+        return self._last[1]
+
     async def read(self) -> Checkpoint | None:
         """The checkpoint as it lies there after this call began; None if there is none.
 

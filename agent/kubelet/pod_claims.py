@@ -119,6 +119,16 @@ class PodClaims:
         """Has the kubelet said that a container has it?"""
         return slot in self.holders
 
+    def uid_of(self, holder: PodDevices, device_id: str) -> str:
+        """The UID of the pod that holds it, which only the checkpoint tells; empty where that has none or several."""
+        checkpoint = self._checkpoint.last
+        uids = {
+            it.pod_uid
+            for it in (checkpoint.entries if checkpoint else ())
+            if (it.resource, it.container) == (holder.resource, holder.container) and device_id in it.ids
+        }
+        return uids.pop() if len(uids) == 1 else ""
+
     def allocated(self) -> None:
         """An Allocate was answered: ask soon."""
         self._allocated.set()

@@ -8,6 +8,7 @@ import pytest
 
 from agent.config import AgentConfig, Config, Difference, compare
 from agent.config.difference import APPLIED_AT_ONCE
+from agent.config.model import KubernetesConfig
 from backends.base import Host, Resource, ResourceSpec, Seconds
 from tests.config.fakes import StubOptions
 
@@ -61,6 +62,15 @@ def test_timers_apply_at_once() -> None:
     assert difference.settings == ("agent.resync", "agent.probe")
     assert difference.needs_restart == ()
     assert (difference.config.agent.probe, difference.config.agent.resync) == (Seconds(1), Seconds(2))
+
+
+def test_what_kubernetes_is_told_changes_at_once() -> None:
+    before = config()
+    difference = compare(before, replace(before, kubernetes=KubernetesConfig(events=True, condition=True)))
+    assert difference
+    assert difference.settings == ("kubernetes.events", "kubernetes.condition")
+    assert difference.needs_restart == ()
+    assert difference.config.kubernetes.events
 
 
 OTHER = {"uevents": "off"}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent.config import AgentConfig, Config, ConfigError, ConfigProblem, load
-from agent.config.model import PathOrOff
+from agent.config.model import KubernetesConfig, PathOrNone, PathOrOff
 from agent.runtime.errors import ExitCode
 from backends.base import Host, Resource, ResourceSpec, Seconds
 from tests.config.fakes import CharDevOptions, FakeRegistry, PathOption, StubOptions
@@ -61,6 +61,11 @@ def test_every_key_reaches_its_value(load_text: Load, file: Path) -> None:
         run = "/r"
         [http]
         listen = "[::1]:9440"
+        [kubernetes]
+        events = true
+        condition = true
+        drain_annotation = true
+        kubeconfig = "/etc/kubernetes/kubelet.conf"
         [[resource]]
         name = "a.b/kvm"
         backend = "chardev"
@@ -98,6 +103,7 @@ def test_every_key_reaches_its_value(load_text: Load, file: Path) -> None:
             ),
         ),
         source=file,
+        kubernetes=KubernetesConfig(True, True, True, PathOrNone("/etc/kubernetes/kubelet.conf")),
     )
 
 
@@ -141,6 +147,9 @@ paths = [
 select = 7
 pathss = 1
 [[resource]]
+[kubernetes]
+events = "on"
+kubeconfig = "kubelet.conf"
 """) == [
         "2: agent.plugin_dir: 'relative' is no absolute path; it starts with '/'",
         "3: agent.resinc: there is no key 'resinc'; did you mean 'resync'?",
@@ -159,6 +168,8 @@ pathss = 1
         "23: resource[1].pathss: there is no key 'pathss'; did you mean 'paths'?",
         "24: resource[2]: the key 'name' is missing: the resource that pods ask for, as in 'example.com/widget'",
         "24: resource[2]: the key 'backend' is missing: one of chardev, stub, odd, failing, broken",
+        "26: kubernetes.events: expected true or false, got a string",
+        "27: kubernetes.kubeconfig: 'kubelet.conf' is no absolute path; it starts with '/'",
     ]
 
 

@@ -1,0 +1,64 @@
+"""What the parts here need of an API server: a way to call it, its refusals, and how long to wait after one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Any, Final, Protocol
+
+from agent.runtime.errors import FairleadError
+
+STRATEGIC: Final = "application/strategic-merge-patch+json"
+"""The kind of patch in which conditions of other types stay as they are."""
+
+WATCH: Final = 300
+"""Seconds after which the API server is to end a watch, and we begin another (client-go's shortest: 5 minutes)."""
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds before the next try
+
+
+class ApiError(FairleadError):
+    """The API server did not do what it was asked."""
+
+    def __init__(self, sentence: str, status: int = 0) -> None:
+        """`status` is HTTP's; 0 where there was no answer."""
+        super().__init__(sentence)
+        self.status = status
+
+    @property
+    def is_final(self) -> bool:
+        """Would the same request be refused again, too?"""
+        return 400 <= self.status < 500 and self.status not in (
+            HTTPStatus.REQUEST_TIMEOUT,
+            HTTPStatus.TOO_MANY_REQUESTS,
+            HTTPStatus.UNAUTHORIZED,
+        )
+
+
+class Api(Protocol):
+    """An API server, for one who asks one thing after the other."""
+
+    async def call(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, content: str = "application/json"
+    ) -> bytes:
+        """The answer to a request.
+
+        Raises:
+            ApiError: there is none in time, or it is a refusal.
+        """
+
+    async def watch(self, path: str, accept: str, told: Callable[[bytes], None]) -> None:
+        """Hand on each line of a watch, until it ends.
+
+        Raises:
+            ApiError: it cannot be begun, or what it says is too long.
+        """
+
+
+def pause(failures: int, chance: Callable[[], float] = random.random) -> float:
+    """Seconds to wait after so many failures in a row: doubling, and up to twice as long by chance.
+
+    Without chance, the nodes of a cluster would all come back to their API server at the same moment.
+    """
+    return float(min(_FIRST_PAUSE * 2 ** min(failures - 1, 10), _LONGEST_PAUSE) * (1 + chance()))

@@ -1,0 +1,250 @@
+"""Drains what the Node's annotation fairlead.dev/drain names, and undrains what it names no more.
+
+A drain of ours says in its reason by which name it came about, and so is told from a person's, also after a restart: what
+`fairlead drain` drained, or drained anew, is left alone. What is named stays drained: `fairlead undrain` lasts until the
+next look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import anyio
+import msgspec
+import structlog
+
+from agent.health.drains import Drain
+from agent.inventory.inventory import Inventory
+from agent.kubernetes import notices
+from agent.kubernetes.api import WATCH, Api, ApiError, pause
+from agent.kubernetes.notices import Notice
+from agent.runtime.errors import FairleadError, brief, some
+from agent.runtime.problems import Problems
+
+ANNOTATION: Final = "fairlead.dev/drain"
+
+MOST_NAMES: Final = 64
+"""Devices that an annotation can name; each is searched for among all devices."""
+
+_LOOK_AGAIN: Final = 60.0  # seconds after which what is drained is compared with what is named, though nothing happened
+_TOGETHER: Final = 1.0  # seconds for which changes of devices are gathered
+_PREFIX: Final = f"the node's annotation {ANNOTATION} names "
+_ACCEPT: Final = "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io, application/json"
+"""A Node without its status, which is what is long in it."""
+
+log = structlog.get_logger()
+
+
+def names(value: str) -> tuple[str, ...]:
+    """The devices that an annotation names, each once; they are separated by commas or blanks."""
+    return tuple(dict.fromkeys(brief(name) for name in re.split(r"[,\s]+", value) if name))
+
+
+def reason(name: str) -> str:
+    """The reason of a drain that came about by this name."""
+    return f"{_PREFIX}{name}"
+
+
+def named_by(drain: Drain) -> str | None:
+    """The name by which a drain came about; None if it is a person's."""
+    return drain.reason.removeprefix(_PREFIX) if drain.reason.startswith(_PREFIX) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done."""
+
+    drain: Mapping[str, frozenset[str]]
+    """Name → the hardware that is not drained yet."""
+    undrain: Mapping[str, frozenset[str]]
+    """Name that is gone from the annotation → the hardware that it had drained."""
+
+
+def plan(found: Mapping[str, frozenset[str]], named: Iterable[str], drains: Iterable[Drain]) -> Plan:
+    """From the drains that there are to those that the annotation asks for.
+
+    Args:
+        found: the names that are devices' → their hardware.
+        named: all names; what is not there at the moment stays drained.
+        drains: every drain.
+    """
+    drained = {it.hardware: named_by(it) for it in drains}
+    wanted = frozenset[str]().union(*found.values())
+    over: dict[str, frozenset[str]] = {}
+    for hardware, name in drained.items():
+        if name is not None and name not in named and hardware not in wanted:
+            over[name] = over.get(name, frozenset()) | {hardware}
+    todo = {name: hardware - drained.keys() for name, hardware in found.items()}
+    return Plan({name: hardware for name, hardware in todo.items() if hardware}, over)
+
+
+class _Metadata(msgspec.Struct):
+    annotations: dict[str, str] = {}
+
+
+class _Object(msgspec.Struct):
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+    message: str = ""
+    """Of an error."""
+
+
+class _Change(msgspec.Struct):
+    """A line of a watch (meta/v1 WatchEvent)."""
+
+    type: str
+    object: _Object
+
+
+class DrainAnnotation:
+    """Follows the annotation for ever."""
+
+    def __init__(
+        self,
+        node: str,
+        inventory: Inventory,
+        drains: Callable[[], Iterable[Drain]],
+        drain: Callable[[Iterable[str], str], Awaitable[None]],
+        undrain: Callable[[Iterable[str]], Awaitable[tuple[str, ...]]],
+        tell: Callable[[Sequence[Notice]], None],
+        problems: Problems,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            node: the Node's name.
+            inventory: finds devices by their names.
+            drains: every drain that there is.
+            drain: drains hardware, for a reason.
+            undrain: ends drains; the reasons that ended.
+            tell: is told what is to become Events.
+            problems: is told what does not work.
+        """
+        self._inventory, self._drains, self._drain, self._undrain = inventory, drains, drain, undrain
+        self._tell, self._subject = tell, notices.node(node)
+        self._path = f"/api/v1/nodes?fieldSelector=metadata.name%3D{node}&watch=true&timeoutSeconds={WATCH}"
+        self._named: tuple[str, ...] | None = None  # None: the API server has not said
+        self._found: Mapping[str, frozenset[str]] = {}
+        self._found_at: tuple[tuple[str, ...], int] = (), -1
+        self._unknown: frozenset[str] = frozenset()
+        self._changed = asyncio.Event()
+        self._name = node
+        self._unread = problems.trouble(
+            "kubernetes",
+            f"the node's annotation {ANNOTATION} cannot be read",
+            "kubernetes-annotation-unread",
+            then="what it named last stays drained",
+        )
+        self._misnamed = problems.trouble(
+            "kubernetes",
+            f"the node's annotation {ANNOTATION} names what is no device of this node",
+            "kubernetes-annotation-unknown",
+            then="they are drained once they are there",
+        )
+        self._undone = problems.trouble(
+            "kubernetes",
+            f"what the node's annotation {ANNOTATION} names is not drained",
+            "kubernetes-annotation-undone",
+            then="trying again",
+        )
+        self.troubles = (self._unread, self._misnamed, self._undone)
+        """What may not work."""
+
+    def changed(self) -> None:
+        """Devices came, went, or were drained by somebody."""
+        self._changed.set()
+
+    # --- what the API server says ---
+
+    async def watch(self, api: Api) -> None:
+        """Follow the annotation, until cancelled."""
+        failures, self._named = 0, None
+        while True:
+            try:
+                # without a resourceVersion a watch begins with what is there: nothing has to be listed
+                await api.watch(self._path, _ACCEPT, self._take)
+                failures = 0
+                if self._named is None:
+                    self._unread.report_once(f"there is no node {self._name!r}: the variable NODE_NAME must name it")
+            except ApiError as error:
+                if error.status:
+                    self._unread.report_once(error.sentence)
+                failures += 1
+            await anyio.sleep(pause(max(failures, 1)))
+
+    def _take(self, line: bytes) -> None:
+        """A line of the watch.
+
+        Raises:
+            ApiError: it tells of an error.
+        """
+        try:
+            change = msgspec.json.decode(line, type=_Change)
+        except msgspec.MsgspecError as error:
+            raise ApiError(f"the API server's watch makes no sense: {error}", 500) from error
+        if change.type == "ERROR":
+            raise ApiError(f"the API server ends the watch: {change.object.message}", 500)
+        self._unread.healed()
+        if change.type not in ("ADDED", "MODIFIED"):  # a Node that is deleted asks for nothing
+            return
+        named = names(change.object.metadata.annotations.get(ANNOTATION, ""))
+        if named != self._named:
+            self._named = named
+            self._changed.set()
+
+    # --- what is done about it ---
+
+    async def run(self) -> None:
+        """Drain and undrain, until cancelled."""
+        self._found_at = (), -1  # what is wrong with the names is told again
+        while True:
+            self._changed.clear()
+            if self._named is not None:
+                await self._follow(self._named)
+            with anyio.move_on_after(_LOOK_AGAIN):
+                await self._changed.wait()
+                await anyio.sleep(_TOGETHER)
+
+    async def _follow(self, named: tuple[str, ...]) -> None:
+        found = await self._find(named)
+        todo = plan(found, named, self._drains())
+        try:
+            for name, hardware in todo.drain.items():
+                await self._drain(hardware, reason(name))
+                log.info("drained", device=name, hardware=sorted(hardware), reason=reason(name))
+            for name, hardware in todo.undrain.items():
+                ended = await self._undrain(hardware)
+                log.info("undrained", device=name, hardware=sorted(hardware), ended=list(ended) or "nothing")
+        except FairleadError as error:
+            self._undone.report_once(error.sentence)
+        else:
+            self._undone.healed()
+
+    async def _find(self, named: tuple[str, ...]) -> Mapping[str, frozenset[str]]:
+        """The names that are devices' → their hardware; searched for where other names or devices are there."""
+        if (state := (named, self._inventory.revision)) == self._found_at:
+            return self._found
+        found: dict[str, frozenset[str]] = {}
+        unknown: dict[str, str] = {}
+        for name in named[:MOST_NAMES]:
+            try:
+                found[name] = self._inventory.find(name)
+            except FairleadError as error:
+                unknown[name] = error.sentence
+            await asyncio.sleep(0)  # each takes 10 to 20 ms with 10,000 devices
+        for name in named[MOST_NAMES:]:
+            unknown[name] = f"{name!r} is one too many: an annotation can name {MOST_NAMES} devices"
+        self._found_at, self._found = state, found
+        self._tell_of(unknown)
+        return found
+
+    def _tell_of(self, unknown: Mapping[str, str]) -> None:
+        if not unknown:
+            self._misnamed.healed()
+        else:
+            self._misnamed.report_once(some(list(unknown.values())))
+        new, self._unknown = unknown.keys() - self._unknown, frozenset(unknown)
+        self._tell([notices.unknown_drain(self._subject, name, unknown[name]) for name in sorted(new)])

@@ -1,0 +1,196 @@
+"""Runs what the configuration turns on of Kubernetes' own faces, each part supervised by itself; a reload changes what.
+
+Nothing here is needed for anything else: the daemon tells these faces what happens and never waits for them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from types import ModuleType
+from typing import Any, Final
+
+import anyio
+
+from agent.config.model import KubernetesConfig
+from agent.health import HealthBook
+from agent.inventory.inventory import Inventory
+from agent.inventory.shortfall import Missing
+from agent.kubernetes import notices
+from agent.kubernetes.api import Api
+from agent.kubernetes.condition import ConditionKeeper, Resources
+from agent.kubernetes.drain_annotation import DrainAnnotation
+from agent.kubernetes.event_sender import EventSender
+from agent.kubernetes.notices import Notice, Subject
+from agent.model import Transition
+from agent.runtime.problems import Problems
+from agent.runtime.supervision import supervise
+from agent.runtime.workers import Workers
+
+_FADES: Final = 300.0  # seconds without a try that failed, after which none is shown: longer than any pause between two
+_LASTS: Final = 3600.0  # seconds for which an Event that is refused is shown: as long as one is kept
+_CLOSING: Final = 1.0  # seconds that the end of a connection may take
+_THREADS: Final = 8  # the parts here need four at once; each that hangs takes one more
+_LACKING: Final = "the package httpx is not installed: pip install fairlead[kubernetes], and restart Fairlead"
+
+
+class Faces:
+    """Events, condition and annotation, as far as they are turned on."""
+
+    def __init__(
+        self,
+        config: KubernetesConfig,
+        node: str,
+        inventory: Inventory,
+        health: HealthBook,
+        drain: Callable[[Iterable[str], str], Awaitable[None]],
+        undrain: Callable[[Iterable[str]], Awaitable[tuple[str, ...]]],
+        resources: Callable[[], Resources],
+        missing: Callable[[], Iterable[Missing]],
+        problems: Problems,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            config: what is turned on.
+            node: the Node's name.
+            inventory: finds devices by their names.
+            health: knows the drains.
+            drain: drains hardware, for a reason.
+            undrain: ends drains; the reasons that ended.
+            resources: copies of the slots of every resource.
+            missing: the devices that are not offered.
+            problems: is told what does not work.
+            clock: monotonic seconds.
+            wall: seconds since 1970.
+        """
+        self._config, self._problems, self._clock = config, problems, clock
+        self._node = notices.node(node)
+        self._scope: anyio.CancelScope | None = None
+        self._workers = Workers("kubernetes", limit=_THREADS)
+        self._away = problems.trouble(
+            "kubernetes",
+            "Kubernetes' API server cannot be reached",
+            "kubernetes-away",
+            "kubernetes-answers",
+            fades=_FADES,
+            then="trying again, ever more rarely; all else goes on",
+        )
+        self._lacking = problems.trouble("kubernetes", "Kubernetes is told nothing", "kubernetes-client-missing")
+        refused = problems.trouble("kubernetes", "an Event is not taken", "kubernetes-event-refused", fades=_LASTS)
+        unwritten = problems.trouble(
+            "kubernetes", "the Node's condition is not written", "kubernetes-condition-unwritten"
+        )
+        self._events = EventSender(node, refused, clock=clock, wall=wall)
+        self._condition = ConditionKeeper(node, resources, missing, unwritten, clock=clock, wall=wall)
+        self._annotation = DrainAnnotation(node, inventory, health.drains, drain, undrain, self._tell, problems)
+        self._troubles = (self._lacking, refused, unwritten, *self._annotation.troubles)
+
+    # --- what happens ---
+
+    def lists_changed(self) -> None:
+        """Some list is another, or a drain."""
+        self._condition.changed()
+        self._annotation.changed()
+
+    @property
+    def tells_events(self) -> bool:
+        """Does anything become an Event?"""
+        return self._config.events
+
+    def changed(
+        self,
+        resource: str,
+        changes: Sequence[Transition],
+        more: int,
+        held: Iterable[tuple[Subject, Transition]],
+    ) -> None:
+        """Devices changed.
+
+        Args:
+            resource: whose.
+            changes: the first of them.
+            more: how many others.
+            held: those that pods hold, with the pod.
+        """
+        told = [notices.changed(self._node, it) for it in changes]
+        if more > 0:
+            told.append(notices.many(self._node, resource, more))
+        self._tell([*told, *(notices.changed(pod, it) for pod, it in held)])
+
+    def missing(self, begun: Iterable[Missing], more: Mapping[str, int], ended: Iterable[Missing]) -> None:
+        """Devices are not offered any more, `more` by resource beside these; or are again."""
+        self._condition.changed()
+        told = [notices.not_offered(self._node, it) for it in begun]
+        told += [notices.many(self._node, resource, count) for resource, count in more.items()]
+        self._tell([*told, *(notices.offered_again(self._node, it) for it in ended)])
+
+    def _tell(self, those: Sequence[Notice]) -> None:
+        if self.tells_events and those:
+            self._events.tell(those)
+
+    # --- running ---
+
+    def configure(self, config: KubernetesConfig) -> None:
+        """From now on this is turned on."""
+        if config == self._config:
+            return
+        self._config = config
+        for trouble in self._troubles:
+            trouble.healed()
+        if self._scope is not None:
+            self._scope.cancel()
+
+    async def run(self) -> None:
+        """Run what is turned on, until cancelled."""
+        try:
+            while True:
+                with anyio.CancelScope() as self._scope:
+                    await self._serve(self._config)
+        finally:
+            self._workers.close()
+
+    async def _serve(self, config: KubernetesConfig) -> None:
+        """Run this, for ever."""
+        if not config.is_on:
+            await anyio.sleep_forever()
+        try:
+            client, identity = await self._workers.start(_load_client)
+        except ImportError:
+            self._lacking.report_once(_LACKING)
+            await anyio.sleep_forever()
+        parts: list[tuple[bool, str, Callable[[Api], Awaitable[None]]]] = [
+            (config.events, "Kubernetes' events", self._events.run),
+            (config.condition, "Kubernetes' condition", partial(self._condition.run, workers=self._workers)),
+            (config.drain_annotation, "Kubernetes' annotation", self._annotation.watch),
+        ]
+        async with anyio.create_task_group() as tasks:
+            for is_on, name, run in parts:
+                if is_on:
+                    who = partial(identity.read, config.kubeconfig.path)
+                    connect = partial(client.ApiClient, who, self._workers, self._away, self._clock)
+                    connected = partial(_connected, connect, run)
+                    tasks.start_soon(partial(supervise, name, connected, problems=self._problems))
+            if config.drain_annotation:
+                tasks.start_soon(partial(supervise, "annotated drains", self._annotation.run, problems=self._problems))
+
+
+async def _connected(connect: Callable[[], Any], run: Callable[[Api], Awaitable[None]]) -> None:
+    """Run a part with a connection of its own."""
+    api = connect()
+    try:
+        await run(api)
+    finally:
+        with anyio.move_on_after(_CLOSING, shield=True):
+            await api.close()
+
+
+def _load_client() -> tuple[ModuleType, ModuleType]:
+    """The client, with httpx and yaml, which most nodes can do without, and the event loop for 0.1 s."""
+    from agent.kubernetes import client, identity  # noqa: PLC0415
+
+    return client, identity
