@@ -138,7 +138,7 @@ def _make_breakable() -> None:
 
         def call(*arguments: Any, **options: Any) -> Any:
             if part in _broken:
-                raise error
+                raise type(error)(*error.args)  # one alone would keep the frames of all places where it has been raised
             return whole(*arguments, **options)
 
         setattr(owner, name, call)
