@@ -223,7 +223,7 @@ class Serving:
     def _directory_changed(self, path: Path, change: Change) -> None:
         self._directory_news.set()
         self._lock_news.set()
-        if path.parent == self._plugin_dir:
+        if self._plugin_dir in (path, path.parent):
             self.lost_resources.changed(path)
         if path == self.kubelet.socket and change is Change.CREATED:
             self.kubelet.look()

@@ -89,13 +89,15 @@ class LostResources:
         """Resource → since when a list of ours may hide that the kubelet has lost it, and why."""
         self._sign = asyncio.Event()
         self._is_looking = False
+        self._is_told = False  # of what happens in the plugin directory
 
     def changed(self, path: Path) -> None:
-        """Something happened to this entry of the plugin directory."""
+        """Something happened to this entry of the plugin directory; to itself, when it begins to be watched."""
         if path.suffix == ".sock" and path.name != "kubelet.sock":
             self._moved[path.name] = self._clock()
             self._sign.set()
-        elif path.name == FILE_NAME:
+        elif path == self._plugin_dir or path.name == FILE_NAME:
+            self._is_told = True
             self._sign.set()
 
     async def run(self) -> None:
@@ -169,7 +171,7 @@ class LostResources:
     async def before_list(self, resource: str) -> None:
         """Find out whether another plugin has the name by now: a list that was sent then would hide it.
 
-        Only where something has happened in the plugin directory since the last look, or that came too early to tell. A
+        Only where something may have happened in the plugin directory since the last look, or that came too early to tell. A
         list waits for the kubelet to take in our first one, where its record has what was never ours: by `SETTLED` after
         that it is another plugin's.
         """
@@ -185,9 +187,11 @@ class LostResources:
             await asyncio.sleep(_RECORD_COMES)
 
     def _is_open(self, registrar: Registrar) -> bool:
-        """Did the last look come too early to tell whose devices the kubelet has, or has it not ended?"""
+        """Did the last look come too early to tell whose devices the kubelet has, or not end; are we told of nothing yet?"""
+        if self._is_looking or not self._is_told:
+            return True
         offer = self._offer_of(registrar)
-        return self._is_looking or (offer is not None and is_doubtful(offer, self._observed, registrar.plugin.resource))
+        return offer is not None and is_doubtful(offer, self._observed, registrar.plugin.resource)
 
     async def _has_record(self) -> bool:
         """Read what the kubelet has registered; False if that cannot be told in time."""

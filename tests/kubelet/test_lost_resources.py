@@ -179,6 +179,16 @@ async def test_a_list_looks_again_where_the_last_look_was_too_early_to_tell_whos
             assert "the kubelet has its devices: theirs" in agent.registrar.rival
 
 
+async def test_a_list_looks_where_the_plugin_directory_is_not_watched_yet(node: SimulatedKubelet) -> None:
+    async with running(node) as agent:
+        await stays_well(node, agent)
+        looks = looking(agent, node, Clock(agent))
+        async with rival(node, ids=("theirs",)):
+            await settled()
+            await looks.before_list(TOY)
+            assert "the kubelet has its devices: theirs" in agent.registrar.rival
+
+
 async def test_a_list_does_not_go_out_beside_a_look_that_has_not_ended(
     node: SimulatedKubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
