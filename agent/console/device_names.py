@@ -30,10 +30,10 @@ def model_of(attributes: Mapping[str, Sequence[str]]) -> str:
 
     What cannot be shortened is whole.
     """
-    (whole,) = attributes.get("model", ("",))[:1]
+    whole = next(iter(attributes.get("model", ())), "")
     short = _FORMS.sub("", _VENDORS.sub("", whole)) or whole
     if not short and tuple(attributes.get("vendor", ())) == ("15b3",):
-        (short,) = (_ADAPTERS.get(device, "") for device in attributes.get("device", ("",))[:1])
+        short = next((_ADAPTERS.get(device, "") for device in attributes.get("device", ())), "")
     return " ".join(filter(None, (short, *attributes.get("profile", ()))))
 
 

@@ -51,7 +51,7 @@ class ListWarnings:
         while True:
             await anyio.sleep(_PAUSE)
             self._changed.clear()
-            looked = {kind for kind, it in self._discoverers.items() if it.first_scan.is_set()}
+            looked = {kind for kind, it in self._discoverers.items() if not it.unseen()}
             told, ended = await self._shortfall.look(looked)
             await self._keep()
             for it in told[:LOGGED_AT_MOST]:

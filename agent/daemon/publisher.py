@@ -20,6 +20,7 @@ from agent.kubelet.pod_claims import PodClaims
 from agent.kubernetes.faces import Faces
 from agent.kubernetes.notices import Subject
 from agent.model import Slot, Snapshot, Transition
+from agent.runtime.chunked_work import in_slices
 from agent.runtime.counts import Counts
 
 _TELL_AFTER: Final = 0.002  # seconds from a change to its line in the log: the kubelet is told first
@@ -98,17 +99,20 @@ class Publisher:
             happened = await tell(slots, snapshot, self._counts)
             if happened and slots is not None and self._kubernetes.tells_events:
                 first, more = happened.first(LOGGED_AT_MOST), len(happened) - LOGGED_AT_MOST
-                self._kubernetes.changed(snapshot.resource, first, more, set(self._held(slots, snapshot)))
+                self._kubernetes.changed(
+                    snapshot.resource, first, more, dict.fromkeys(await in_slices(self._held(slots, snapshot)))
+                )
 
     def _held(self, before: Mapping[str, Slot], after: Snapshot) -> Iterator[tuple[Subject, Transition]]:
         """What changed of a pod's devices, with the pod."""
-        for (resource, device_id), holders in self._pod_claims.holders.items():
+        uids = self._pod_claims.uids(after.resource)
+        for (resource, device_id), holders in list(self._pod_claims.holders.items()):
             if resource == after.resource and (after.changed is None or device_id in after.changed):
                 changed = of_id(resource, device_id, before.get(device_id), after.slots.get(device_id))
                 if changed is None:
                     continue
                 for it in holders:
-                    uid = self._pod_claims.uid_of(it, device_id)
+                    uid = uids.get((it.container, device_id), "")
                     yield Subject("Pod", it.pod, uid, it.namespace), changed
 
     def _tell_of_names(self) -> bool:

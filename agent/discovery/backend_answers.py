@@ -179,10 +179,12 @@ def _check_device(device: Any, unit: str) -> None:
         "no_reset": isinstance(device.no_reset, str),
         "nodes": _is_all(device.nodes, tuple, _is_node),
         "mounts": _is_all(device.mounts, tuple, _is_mount),
-        "ancestry": _is_all(device.ancestry, tuple, _is_text),
+        "ancestry": _is_all(device.ancestry, tuple, _is_name),
         "numa_node": numa is None or (isinstance(numa, int) and 0 <= numa < _NUMA_NODES),
         "attributes": isinstance(device.attributes, Mapping)
-        and all(isinstance(name, str) and isinstance(values, tuple) for name, values in device.attributes.items()),
+        and all(
+            isinstance(name, str) and _is_all(values, tuple, _is_text) for name, values in device.attributes.items()
+        ),
     }
     if wrong := [name for name, right in allowed.items() if not right]:
         what = f"{wrong[0]} {getattr(device, wrong[0])!r}"
@@ -258,7 +260,7 @@ def _is_name(answer: Any) -> bool:
 
 
 def _is_names(answer: Any) -> bool:
-    return isinstance(answer, frozenset) and all(isinstance(name, str) and name for name in answer)
+    return isinstance(answer, frozenset) and all(map(_is_name, answer))
 
 
 def _is_all(answer: Any, kind: type[tuple[Any, ...]] | type[frozenset[Any]], right: Callable[[Any], bool]) -> bool:

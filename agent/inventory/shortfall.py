@@ -143,7 +143,8 @@ class Shortfall:
         self._offered: dict[tuple[str, str], Offered] = {}  # by resource and key, as they were last
         self._seen: dict[tuple[str, str], Device] = {}  # the same
         self._behind: dict[str, Device] = {}  # of these, what has gone, by hardware
-        self._of_another_boot = False
+        self._moved: set[str] = set()  # backends whose hardware may have other addresses since `restore`
+        self._earlier: Set[tuple[str, str]] = frozenset()  # what was restored
         self._restored: set[tuple[str, str]] = set()  # of the offered, what has not been there in this run
         self.revision = 0
         """Raised whenever a look changes `offered`."""
@@ -153,7 +154,8 @@ class Shortfall:
         earlier = {(it.resource, it.device): it for it in offered}
         self._restored |= earlier.keys() - self._offered.keys()
         self._offered = earlier | self._offered
-        self._of_another_boot = another_boot
+        if another_boot:
+            self._earlier, self._moved = earlier.keys(), {it.backend for it in earlier.values()}
 
     @property
     def offered(self) -> Collection[Offered]:
@@ -199,11 +201,11 @@ class Shortfall:
                     place = found.placed.resource, found.device.key
                     offered[place], seen[place] = self._as_offered(place, found), found.device
         self._restored -= offered.keys()
-        async for lost in in_batches(self._lost(offered.keys(), looked)):
+        async for lost in in_batches(self._lost(offered.keys(), missing, looked)):
             for it in lost:
                 place = it.resource, it.device
                 offered[place], seen[place] = it, self._seen.get(place) or it.as_device()
-                if it.went and it.backend in looked:
+                if it.went and not self._is_open(it, looked) and (it.backend, it.device) not in missing:
                     behind |= dict.fromkeys(it.hardware, seen[place])
                     if not inventory.is_held(it.hardware):  # else it is listed as Unhealthy
                         missing[it.backend, it.device] = self._gone(it, seen[place], now)
@@ -218,35 +220,49 @@ class Shortfall:
             ended += [it for it in over if _is_offered(inventory, it.hardware)]
         return begun, ended
 
-    def _lost(self, offered: Set[tuple[str, str]], looked: Container[str]) -> Iterable[Offered]:
+    def _lost(
+        self,
+        offered: Set[tuple[str, str]],
+        missing: Mapping[tuple[str, str], Missing],
+        looked: Container[str],
+    ) -> Iterable[Offered]:
         """What was offered and is not, with when it went, as far as its backend can tell; without what has only changed."""
         lost = [it for at, it in self._offered.items() if at not in offered]
-        if self._of_another_boot and all(it.backend in looked for it in lost):
-            self._of_another_boot = False
-            fresh = Counter(resource for resource, _ in offered - self._offered.keys())
-            gone = Counter(it.resource for it in lost)
+        if moved := {it for it in self._moved if it in looked}:
             # a card more in a machine gives all others new addresses: then as many have come as have gone
-            lost = [it for it in lost if gone[it.resource] > fresh[it.resource]]
+            came = offered | {(it.resource, it.device) for it in missing.values()}
+            fresh = Counter(resource for resource, _ in came - self._earlier)
+            gone = Counter(it.resource for it in lost)
+            lost = [it for it in lost if it.backend not in moved or gone[it.resource] > fresh[it.resource]]
+            self._moved -= moved
+        there = frozenset[str]().union(*(it.hardware for it in missing.values()))
         wall = self._wall()
         for it in lost:
-            if it.backend not in looked:
+            if self._inventory.kind(it.resource) != it.backend:
+                continue  # it is configured no more
+            if self._is_open(it, looked) or not there.isdisjoint(it.hardware):
                 yield it
             elif self._has_gone(it):
                 yield it if it.went else replace(it, went=wall)
+
+    def _is_open(self, it: Offered, looked: Container[str]) -> bool:
+        """May it be there, though it has not been seen in this run?"""
+        return (it.resource, it.device) in self._restored and it.backend not in looked
 
     def _as_offered(self, place: tuple[str, str], found: Found) -> Offered:
         """What is to be kept of a device that has this place; the same object where nothing has changed."""
         known, device = self._offered.get(place), found.device
         if known is not None and self._seen.get(place) is device:
             return known
-        names = {name: device.attributes[name] for name in _KNOWN_BY if name in device.attributes}
+        told = ((name, device.attributes[name]) for name in _KNOWN_BY if name in device.attributes)
+        names = {name: values for name, values in told if all(map(str.isprintable, values))}  # else none can be written
         where = device.numa_node, device.ancestry
         fresh = Offered(*place, found.ref[0], device.hardware, device.depends, *where, names)
         return known if known is not None and known == fresh else fresh
 
     def _gone(self, it: Offered, seen: Device, now: float) -> Missing:
         before = self._missing.get((it.backend, it.device))
-        if before is not None and before.reason == WENT:
+        if before is not None and (before.reason, before.resource) == (WENT, it.resource):
             return before
         return Missing(it.resource, it.backend, WENT, "it is not there any more", seen, now - self._wall() + it.went)
 
@@ -255,14 +271,13 @@ class Shortfall:
         return it.reason == WENT and (it.resource, it.device) not in self._restored
 
     def _has_gone(self, it: Offered) -> bool:
-        """Is none of it there, in whatever form, though its resource is configured as it was?
+        """Is none of it there, in whatever form?
 
         What was a part of a card that is there has been made into something else; what it shared with others, as a control
         node, tells nothing.
         """
-        kind = self._inventory.selection.kind(it.resource)
         cards = (name for name in it.depends if name.startswith("pci:"))
-        return kind == it.backend and not self._inventory.on({*it.hardware, *cards}, minding=True)
+        return not self._inventory.on({*it.hardware, *cards}, minding=True)
 
     def _dated(self, one: Missing, now: float) -> Missing:
         before = self._missing.get((one.backend, one.device))
@@ -276,4 +291,5 @@ class Shortfall:
         gone = sorted((it for it in missing.values() if it.reason == WENT), key=lambda it: it.since)
         for n, it in enumerate(gone):
             if n < len(gone) - _MOST_GONE or now - it.since > _REMEMBERED:
-                del missing[it.backend, it.device], offered[it.resource, it.device]
+                del missing[it.backend, it.device]
+                offered.pop((it.resource, it.device), None)

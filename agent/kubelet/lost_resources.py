@@ -127,6 +127,13 @@ class LostResources:
         if not any(registrar.plugin.offers or registrar.rival for registrar in registered):
             return
         self._is_looking = True  # before it has been compared, nobody knows what caused this look
+        try:
+            await self._look_at_all(registered)
+        finally:
+            self._is_looking = False
+        await self._look_for_lost()
+
+    async def _look_at_all(self, registered: Sequence[Registrar]) -> None:
         over = await self._look_at_directory([registrar.plugin.sent_at for registrar in registered])
         for registrar in registered:
             is_over = registrar.plugin.began < over
@@ -136,8 +143,6 @@ class LostResources:
                 self._renew(registrar, _LOST)
             elif (doubt := self._doubts.get(registrar.plugin.resource)) and registrar.plugin.sent_at >= doubt[0]:
                 self._renew(registrar, doubt[1])
-        self._is_looking = False
-        await self._look_for_lost()
 
     async def _look_at_directory(self, sent: Sequence[float]) -> float:
         """When another plugin ended, as far as that is news; 0.0 if none did. `sent` is when our last lists were."""

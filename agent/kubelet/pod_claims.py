@@ -119,15 +119,15 @@ class PodClaims:
         """Has the kubelet said that a container has it?"""
         return slot in self.holders
 
-    def uid_of(self, holder: PodDevices, device_id: str) -> str:
-        """The UID of the pod that holds it, which only the checkpoint tells; empty where that has none or several."""
+    def uids(self, resource: str) -> Mapping[tuple[str, str], str]:
+        """Container's name and ID of a resource → the UID of the pod, which only the checkpoint tells; none of several."""
         checkpoint = self._checkpoint.last
-        uids = {
-            it.pod_uid
-            for it in (checkpoint.entries if checkpoint else ())
-            if (it.resource, it.container) == (holder.resource, holder.container) and device_id in it.ids
-        }
-        return uids.pop() if len(uids) == 1 else ""
+        uids: dict[tuple[str, str], str] = {}
+        for it in checkpoint.entries if checkpoint else ():
+            for device_id in it.ids if it.resource == resource else ():
+                at = it.container, device_id
+                uids[at] = it.pod_uid if uids.setdefault(at, it.pod_uid) == it.pod_uid else ""
+        return uids
 
     def allocated(self) -> None:
         """An Allocate was answered: ask soon."""

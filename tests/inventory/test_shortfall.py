@@ -198,6 +198,45 @@ async def test_what_has_other_addresses_after_a_boot_is_not_missing_but_one_less
     assert (await after.missing()).keys() == missing
 
 
+async def test_what_has_other_addresses_after_a_boot_is_not_missing_though_it_is_found_in_stages() -> None:
+    before = Node(device("1", A), device("2", A))
+    await before.it.look({KIND})
+    after = Node(device("3", A))
+    after.it.restore(before.it.offered, another_boot=True)
+    assert await after.it.look(()) == ([], [])
+    after.show(device("4", A, unusable="it has no driver"))
+    assert await after.missing() == {"4": (A, "unusable")}
+    assert [it.device for it in after.it.offered] == ["3"]
+
+
+async def test_what_could_not_be_used_before_it_went_is_missing() -> None:
+    node = Node(device("GPU-1", A, hardware=("pci:1",)))
+    await node.it.look({KIND})
+    node.show(device("0000:3b:00.0", A, unit="GPU-1", hardware=("pci:1",), unusable="it has no driver"))
+    assert await node.missing() == {"0000:3b:00.0": (A, "unusable")}
+    node.show(gone=("GPU-1",))
+    assert await node.missing() == {"GPU-1": (A, "gone")}
+
+
+async def test_one_key_in_two_resources_is_missing_in_the_one_that_is_left() -> None:
+    node = Node(*(replace(device("x", name, unit=name, hardware=(name,)), resource=name) for name in (A, B)))
+    await node.it.look({KIND})
+    node.show(gone=(A, B))
+    assert set(await node.missing()) == {"x"}
+    kept: list[Resource[Any]] = [resource(A)]
+    reconfigure(node.inventory, kept, {KIND: Fake(*kept)})
+    assert await node.missing() == {"x": (A, "gone")}
+    node.now = 86401.0
+    assert await node.missing() == {}
+
+
+async def test_a_name_that_could_not_be_written_down_is_not_kept() -> None:
+    x = device("x", A)
+    node = Node(replace(x, attributes={**x.attributes, "ifname": ("\udcff",), "hca": ("mlx5_0",)}))
+    await node.it.look({KIND})
+    assert [it.attributes for it in node.it.offered] == [{"hca": ("mlx5_0",)}]
+
+
 async def test_what_went_is_forgotten_after_a_day() -> None:
     node = Node(device("x", A))
     await node.it.look({KIND})
