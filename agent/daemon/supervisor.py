@@ -180,12 +180,16 @@ class Agent:
             tracer=Tracer(self.inventory),
             devices=lambda slot: found.device if (found := self.inventory.slot(*slot)) else None,
             began=self.node.adopted,
-            ended=self.node.released,
+            ended=self._released,
             settled=self.node.claims_settled,
             resend=self.node.resend,
             clock=self._clock,
             problems=self.problems,
         )
+
+    def _released(self, ended: Sequence[Held]) -> None:
+        self.node.released(ended)
+        self._resumer.over(ended)
 
     def _make_kubernetes(self, config: Config) -> Faces:
         self._list_warnings.kubernetes = Faces(

@@ -6,7 +6,7 @@ their nodes for ever. `claim` does nothing where nothing is to be done. What an 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Set
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Set
 from functools import partial
 from typing import Any, Final
 
@@ -63,7 +63,12 @@ class Resumer:
             for held in batch:
                 if self._may_need_claim(held):
                     attempt, trouble = partial(self._resume, held.slot), partial(self._trouble, held)
-                    self._reconciler.want(("resume", held.slot), Want(f"resume {held.backend}", attempt, trouble))
+                    self._reconciler.want(_key(held), Want(f"resume {held.backend}", attempt, trouble))
+
+    def over(self, ended: Iterable[Held]) -> None:
+        """No pod has these any more: nothing is to be made ready, whatever failed."""
+        for held in ended:
+            self._reconciler.drop(_key(held))
 
     async def _resume(self, slot: SlotKey, workers: Workers) -> bool:
         held = self._ledger.of(slot)
@@ -122,3 +127,8 @@ class Resumer:
         if slot is None or slot.device is None or slot.health.reason == REPLACED:
             return None
         return slot.device if held.hardware or not slot.device.hardware else None
+
+
+def _key(held: Held) -> Hashable:
+    """What the reconciler knows the claim by."""
+    return "resume", held.slot

@@ -166,6 +166,22 @@ async def test_what_fails_is_told_once_and_tried_until_it_works(house: House) ->
     ]
 
 
+async def test_what_failed_is_told_no_more_once_no_pod_has_it(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconciler, "RETRY_FIRST", 3600.0)
+
+    def fail() -> None:
+        raise OSError("too many open files")
+
+    x, house.backend.do = device("x", A), fail
+    house.show(x)
+    house.hold(A, x)
+    async with house.running():
+        await until(lambda: house.reconciler.problems.lasting())
+        house.end(A, "x")
+        house.it.over([held(A, "x", x)])
+        assert not house.reconciler.problems.lasting()
+
+
 async def test_one_that_hangs_is_told_and_holds_up_no_other(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
 
