@@ -63,7 +63,7 @@ async def _findings(config: Path | None) -> list[Finding]:
     found += daemon(said)
     found += other_plugins.findings(different)
     seen = await survey(loaded.resources, make_backends(loaded.host, loaded.resources), PATIENCE)
-    found += node_links(Patient(loaded), seen.inventory)
+    found += node_links(loaded.host, seen.inventory)
     return found + list(hardware(seen, None if isinstance(said, str) else said))
 
 

@@ -54,30 +54,28 @@ def compare(before: Config, after: Config) -> Difference:
         removed=tuple(name for name in old if name not in new),
         changed=tuple(name for name in new if name in old and (new[name] != old[name] or name in moved)),
         kinds=frozenset(kind for kind in _kinds(before) | _kinds(after) if _of(kind, before) != _of(kind, after)),
-        settings=(*(f"agent.{name}" for name in live), *_kubernetes_settings(before, after)),
+        settings=(
+            *(f"agent.{name}" for name in live),
+            *(f"kubernetes.{name}" for name in _differing(before.kubernetes, after.kubernetes)),
+        ),
         needs_restart=(*(f"agent.{name}" for name in restart), *_other_settings(before, after)),
     )
 
 
 def _agent_settings(before: Config, after: Config) -> tuple[list[str], list[str]]:
     """The settings that differ: those that a running daemon takes over, and the others."""
-    names = [field.name for field in fields(before.agent)]
-    differing = [name for name in names if getattr(before.agent, name) != getattr(after.agent, name)]
+    differing = _differing(before.agent, after.agent)
     live = [name for name in differing if name in APPLIED_AT_ONCE]
     return live, [name for name in differing if name not in APPLIED_AT_ONCE]
 
 
-def _kubernetes_settings(before: Config, after: Config) -> Iterator[str]:
-    """Those that differ; a running daemon takes over all of them."""
-    for field in fields(before.kubernetes):
-        if getattr(before.kubernetes, field.name) != getattr(after.kubernetes, field.name):
-            yield f"kubernetes.{field.name}"
+def _differing(before: Any, after: Any) -> list[str]:
+    """The fields of a table that are not alike."""
+    return [it.name for it in fields(before) if getattr(before, it.name) != getattr(after, it.name)]
 
 
 def _other_settings(before: Config, after: Config) -> Iterator[str]:
-    for field in fields(before.host):
-        if getattr(before.host, field.name) != getattr(after.host, field.name):
-            yield f"host.{field.name}"
+    yield from (f"host.{name}" for name in _differing(before.host, after.host))
     if before.http_hosts != after.http_hosts:
         yield "http.hosts"
     if before.http_listen != after.http_listen:

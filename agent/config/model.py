@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal, Self
 
 from agent.runtime.limits import SOCKET_PATH_LIMIT
 from backends.base import Host, Resource, Seconds
@@ -36,48 +36,41 @@ class Listen(str):
         return cls(text)
 
 
-class PathOrOff(str):
+class _PathOrWord(str):
+    """A file, or the word that says that there is none."""
+
+    __slots__ = ()
+    word: ClassVar[str]
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read it.
+
+        Raises:
+            ValueError: it is neither.
+        """
+        if text != cls.word:
+            parse_path(text)
+        return cls(text)
+
+    @property
+    def path(self) -> Path | None:
+        """None where there is none."""
+        return None if self == self.word else Path(self)
+
+
+class PathOrOff(_PathOrWord):
     """A file, or "off"."""
 
     __slots__ = ()
-
-    @classmethod
-    def parse(cls, text: str) -> PathOrOff:
-        """Read it.
-
-        Raises:
-            ValueError: it is neither.
-        """
-        if text != "off":
-            parse_path(text)
-        return cls(text)
-
-    @property
-    def path(self) -> Path | None:
-        """None is off."""
-        return None if self == "off" else Path(self)
+    word = "off"
 
 
-class PathOrNone(str):
+class PathOrNone(_PathOrWord):
     """A file, or "" where none is named."""
 
     __slots__ = ()
-
-    @classmethod
-    def parse(cls, text: str) -> PathOrNone:
-        """Read it.
-
-        Raises:
-            ValueError: it is neither.
-        """
-        if text:
-            parse_path(text)
-        return cls(text)
-
-    @property
-    def path(self) -> Path | None:
-        """None where none is named."""
-        return Path(self) if self else None
+    word = ""
 
 
 def parse_path(text: str) -> Path:

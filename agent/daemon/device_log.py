@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
-from agent.model import Slot, Snapshot, State, Transition
+from agent.model import Health, Slot, Snapshot, State, Transition
 from agent.runtime.chunked_work import BATCH, in_batches
 from agent.runtime.counts import Counts
 
@@ -90,21 +90,25 @@ async def transitions(before: Mapping[str, Slot], after: Snapshot) -> Transition
         before: the slots of the snapshot before `after`.
         after: the new snapshot.
     """
-    changed = after.changed if after.changed is not None else before.keys() | after.slots.keys()
     counts: Counter[_Key] = Counter()
-    said: dict[int, _Said] = {id(None): ("Gone", "", "")}  # by the health, which is one object for what is alike
-    async for ids in in_batches(changed, 10 * BATCH):
+    said: dict[int, _Said] = {}  # by the health, which is one object for what is alike
+    async for ids in in_batches(changed_ids(before, after), 10 * BATCH):
         for device_id in ids:
             old, new = before.get(device_id), after.slots.get(device_id)
             was, now = old and old.health, new and new.health
             if was is now:
                 continue
             for health in (was, now):
-                if health is not None and id(health) not in said:
-                    said[id(health)] = health.state.value, health.reason, health.message
+                if id(health) not in said:
+                    said[id(health)] = _said_of(health)
             if said[id(was)] != (what := said[id(now)]):
                 counts[_name(new or old, device_id), *what] += 1
     return Transitions(after.resource, counts)
+
+
+def changed_ids(before: Mapping[str, Slot], after: Snapshot) -> Collection[str]:
+    """The IDs that may be others than they were."""
+    return after.changed if after.changed is not None else before.keys() | after.slots.keys()
 
 
 def of_id(resource: str, device_id: str, old: Slot | None, new: Slot | None) -> Transition | None:
@@ -112,8 +116,11 @@ def of_id(resource: str, device_id: str, old: Slot | None, new: Slot | None) -> 
     was, now = (it.health if it else None for it in (old, new))
     if was is now or (was is not None and now is not None and was.says_what(now)):
         return None
-    said = (now.state.value, now.reason, now.message) if now else ("Gone", "", "")
-    return Transition(resource, _name(new or old, device_id), *said, ids=1)
+    return Transition(resource, _name(new or old, device_id), *_said_of(now), ids=1)
+
+
+def _said_of(health: Health | None) -> _Said:
+    return (health.state.value, health.reason, health.message) if health else ("Gone", "", "")
 
 
 def _name(slot: Slot | None, device_id: str) -> str:

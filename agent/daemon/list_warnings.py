@@ -28,19 +28,17 @@ log = structlog.get_logger()
 class ListWarnings:
     """What has been said."""
 
-    kubernetes: Faces
-    """Told of what is not offered, too; there before `run`."""
-
     def __init__(
         self,
         inventory: Inventory,
         discoverers: Mapping[str, Discoverer],
         shortfall: Shortfall,
         keep: Callable[[], Awaitable[None]],
+        kubernetes: Faces,
     ) -> None:
-        """Prepare; `keep` has what was offered kept for the next run."""
+        """Prepare; `keep` has what was offered kept for the next run, `kubernetes` is told what is not offered, too."""
         self._shortfall, self._keep = shortfall, keep
-        self._inventory = inventory
+        self._inventory, self._kubernetes = inventory, kubernetes
         self._discoverers = discoverers
         self._omitted: dict[str, int] = {}
         self._broken: dict[str, str] = {}
@@ -63,7 +61,7 @@ class ListWarnings:
                 log.warning("devices-not-offered", resource=resource, count=count)
             for it in ended[:LOGGED_AT_MOST]:
                 log.info("device-offered-again", resource=it.resource, backend=it.backend, device=it.device)
-            self.kubernetes.missing(told[:LOGGED_AT_MOST], more, ended[:LOGGED_AT_MOST])
+            self._kubernetes.missing(told[:LOGGED_AT_MOST], more, ended[:LOGGED_AT_MOST])
             with anyio.move_on_after(_SELDOM):
                 await self._changed.wait()
 

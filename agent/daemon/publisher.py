@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from agent.daemon.device_log import LOGGED_AT_MOST, of_id, tell
+from agent.daemon.device_log import LOGGED_AT_MOST, changed_ids, of_id, tell
 from agent.daemon.feature_file import FeatureFile
 from agent.daemon.list_warnings import ListWarnings
 from agent.daemon.serving import Serving
@@ -105,15 +105,13 @@ class Publisher:
 
     def _held(self, before: Mapping[str, Slot], after: Snapshot) -> Iterator[tuple[Subject, Transition]]:
         """What changed of a pod's devices, with the pod."""
-        uids = self._pod_claims.uids(after.resource)
-        for (resource, device_id), holders in list(self._pod_claims.holders.items()):
-            if resource == after.resource and (after.changed is None or device_id in after.changed):
-                changed = of_id(resource, device_id, before.get(device_id), after.slots.get(device_id))
-                if changed is None:
-                    continue
-                for it in holders:
-                    uid = uids.get((it.container, device_id), "")
-                    yield Subject("Pod", it.pod, uid, it.namespace), changed
+        resource, holders = after.resource, self._pod_claims.holders
+        held = [it for it in changed_ids(before, after) if (resource, it) in holders]
+        uids = self._pod_claims.uids(resource) if held else {}
+        for device_id in held:
+            if changed := of_id(resource, device_id, before.get(device_id), after.slots.get(device_id)):
+                for it in holders[resource, device_id]:
+                    yield Subject("Pod", it.pod, uids.get((it.container, device_id), ""), it.namespace), changed
 
     def _tell_of_names(self) -> bool:
         given = self._inventory.selection.take_given()

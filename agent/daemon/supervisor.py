@@ -118,7 +118,8 @@ class Agent:
             settings, config.host, backends, self.node, self.watchdog, self.counts, self.problems
         )
         self.discoverers = self._discovery.discoverers
-        told = self._shortfall, self._keeper.write_offered
+        self._kubernetes = self._make_kubernetes(config)
+        told = self._shortfall, self._keeper.write_offered, self._kubernetes
         self._list_warnings = ListWarnings(self.inventory, self.discoverers, *told)
         self._adopter = Adopter(backends, self._reconciler, self._look_at)
         self._notifier = notifier
@@ -131,18 +132,7 @@ class Agent:
         acting = self._reconciler, self._look_at, self._pod_claims.know
         self._resumer = Resumer(backends, self.inventory, ledger, *acting)
         self._kubelet_watch = self.watchdog.pulse("kubelet's directory")
-        self._serving = Serving(
-            settings.plugin_dir,
-            notifier,
-            self._plugin,
-            catch_up=self._catch_up,
-            alongside=self._mind_claims,
-            counts=self.counts,
-            lost_resources=LostResources(settings.pod_resources, settings.plugin_dir),
-            beat=self._kubelet_watch.beat,
-            problems=self.problems,
-        )
-        self._kubernetes = self._make_kubernetes(config)
+        self._serving = self._make_serving(settings)
         listeners = self._adopter, self._list_warnings, self._features, self.counts, self._kubernetes
         self.node.publisher = Publisher(self.inventory, self._serving, *listeners, self._pod_claims)
         self._configuration_swap = self._make_configuration_swap(config)
@@ -170,6 +160,19 @@ class Agent:
             was_reset=self.node.was_reset,
         )
 
+    def _make_serving(self, settings: AgentConfig) -> Serving:
+        return Serving(
+            settings.plugin_dir,
+            self._notifier,
+            self._plugin,
+            catch_up=self._catch_up,
+            alongside=self._mind_claims,
+            counts=self.counts,
+            lost_resources=LostResources(settings.pod_resources, settings.plugin_dir),
+            beat=self._kubelet_watch.beat,
+            problems=self.problems,
+        )
+
     def _make_pod_claims(self, settings: AgentConfig) -> PodClaims:
         return PodClaims(
             self.node.ledger,
@@ -192,7 +195,7 @@ class Agent:
         self._resumer.over(ended)
 
     def _make_kubernetes(self, config: Config) -> Faces:
-        self._list_warnings.kubernetes = Faces(
+        return Faces(
             config.kubernetes,
             node_name(),
             self.inventory,
@@ -205,7 +208,6 @@ class Agent:
             clock=self._clock,
             wall=self._wall,
         )
-        return self._list_warnings.kubernetes
 
     def _make_configuration_swap(self, config: Config) -> ConfigurationSwap:
         return ConfigurationSwap(

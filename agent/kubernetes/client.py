@@ -1,4 +1,4 @@
-"""Speaks with Kubernetes' API server: one request at a time, each with a deadline, as whoever we are at that moment.
+"""Sends requests to Kubernetes' API server, one at a time, each with a deadline.
 
 A token or certificate that is exchanged on disk is taken up within a minute. Proxies of the environment are not used. The
 module imports httpx, which takes 0.1 s: import it in a thread, and only where the configuration asks for it.

@@ -20,7 +20,7 @@ from backends.base import Host, Link
 from backends.gpu import procfs
 
 INSTALL: Final = "install fairlead[nvidia], and let Fairlead see the driver's libnvidia-ml.so.1"
-UPGRADED: Final = (
+_UPGRADED: Final = (
     "the driver in the kernel is of another version than its libraries, as after an upgrade without a reboot, and no new "
     "container can use a GPU: reboot, or unload and load the driver's modules"
 )
@@ -101,7 +101,7 @@ def _survey(_stamp: tuple[str, ...]) -> Survey:
             library.nvmlShutdown()
     except library.NVMLError as error:
         if getattr(error, "value", None) == _OTHER_VERSION:
-            raise NvmlError(UPGRADED) from error
+            raise NvmlError(_UPGRADED) from error
         raise NvmlError(f"NVIDIA's management library (NVML) fails: {error}") from error
     finally:
         _hangs.clear()

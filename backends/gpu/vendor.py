@@ -119,8 +119,8 @@ def withheld(device: Device, why: str) -> Device:
 ATTRIBUTES: Final[Mapping[str, Attribute]] = {
     **pci.ATTRIBUTES,
     "boot_display": one_of("yes", "no"),
-    **dict.fromkeys(("uuid", "serial", "model", "parent", "profile", "partition", "node_numbers"), TEXT),
-    **dict.fromkeys(("compute_partition", "memory_partition"), TEXT),
+    **dict.fromkeys(("uuid", "serial", "model", "parent", "profile", "node_numbers"), TEXT),
+    **dict.fromkeys(("partition", "compute_partition", "memory_partition"), TEXT),
     **dict.fromkeys(("minor", "gi", "ci"), NUMBER),
     "index": Attribute("a number, of a MIG device two, as in '0:1'", "[0-9]+(:[0-9]+)?"),
 }

@@ -52,6 +52,18 @@ def looking(agent: Agent, node: SimulatedKubelet, clock: Clock) -> LostResources
 
 
 @asynccontextmanager
+async def a_look(node: SimulatedKubelet, looks: LostResources) -> AsyncIterator[None]:
+    """The plugin directory is watched, and the look that another plugin's socket causes has begun."""
+    looks.changed(node.plugin_dir)
+    looks.changed(node.plugin_dir / "rival.sock")
+    async with background(looks.run):
+        await settled()
+        pass_time(SETTLED)
+        await settled()
+        yield
+
+
+@asynccontextmanager
 async def rival(node: SimulatedKubelet, resource: str = TOY, ids: Sequence[str] = ("a", "b")) -> AsyncIterator[None]:
     """Another plugin has registered the same name; it goes with this."""
     plugin = Plugin(resource, nothing)
@@ -168,11 +180,8 @@ async def test_a_list_looks_again_where_the_last_look_was_too_early_to_tell_whos
         clock.now = clock.start + SETTLED - 0.1
         looks = looking(agent, node, clock)
         async with rival(node, ids=("theirs",)):
-            looks.changed(node.plugin_dir / "rival.sock")
-            async with background(looks.run):
-                await settled()
-                pass_time(SETTLED)
-                await settled()
+            async with a_look(node, looks):
+                pass
             assert not agent.registrar.rival
             clock.now = clock.start + SETTLED
             await looks.before_list(TOY)
@@ -203,15 +212,10 @@ async def test_a_list_does_not_go_out_beside_a_look_that_has_not_ended(
     async with running(node) as agent:
         await stays_well(node, agent)
         looks = looking(agent, node, Clock(agent))
-        async with rival(node, ids=("theirs",)):
-            looks.changed(node.plugin_dir / "rival.sock")
-            async with background(looks.run):
-                await settled()
-                pass_time(SETTLED)
-                await settled()
-                await looks.before_list(TOY)
-                assert "the kubelet has its devices: theirs" in agent.registrar.rival
-                over.set()
+        async with rival(node, ids=("theirs",)), a_look(node, looks):
+            await looks.before_list(TOY)
+            assert "the kubelet has its devices: theirs" in agent.registrar.rival
+            over.set()
 
 
 async def test_a_kubelet_that_does_not_say_what_it_offers_is_not_troubled(

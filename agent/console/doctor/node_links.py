@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
-from agent.console.doctor.findings import Finding, Patient, fine, warning
+from agent.console.doctor.findings import Finding, fine, warning
 from agent.inventory.inventory import Inventory
 from agent.runtime.errors import some
 from backends.base import Host, HostPath
@@ -22,9 +22,8 @@ _SLICES: Final = ("fs/cgroup", "fs/cgroup/systemd", "fs/cgroup/devices")  # cgro
 _NVIDIA: Final = "195"  # NVIDIA's major number (Documentation/admin-guide/devices.txt)
 
 
-def node_links(patient: Patient, inventory: Inventory) -> Iterator[Finding]:
+def node_links(host: Host, inventory: Inventory) -> Iterator[Finding]:
     """Which nodes of what is offered would running pods lose?"""
-    host = patient.config.host
     if not any((host.sys / place / "kubepods.slice").is_dir() for place in _SLICES):
         yield fine(CHECK, "systemd manages no pods' cgroups here, as far as can be seen.")
         return

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from agent.config import AgentConfig, Config
-from agent.console.doctor.findings import Finding, Level, Patient
+from agent.console.doctor.findings import Finding, Level
 from agent.console.doctor.node_links import node_links
 from agent.inventory.inventory import Inventory
 from backends.base import Host, HostPath, Node
@@ -29,7 +28,7 @@ def look(host: Host, *paths: str) -> Finding:
     fake = resource(A)
     inventory = Inventory([fake], {KIND: Fake(fake)})
     inventory.update(KIND, by_unit([replace(device("d", A), nodes=nodes)]))
-    (finding,) = node_links(Patient(Config(AgentConfig(), host, None, ())), inventory)
+    (finding,) = node_links(host, inventory)
     return finding
 
 
