@@ -39,7 +39,7 @@ from backends.base import (
     Verdict,
     Watches,
 )
-from backends.errors import reason_of
+from backends.errors import not_short, reason_of
 from backends.linux import files
 
 _VERDICTS: Final = {"unhealthy": Verdict.NOW, "degraded": Verdict.DEGRADED}
@@ -159,6 +159,7 @@ class Stub(Backend[StubOptions]):
         except FileNotFoundError:
             return _States()
         except OSError as error:
+            not_short(error)
             return _States(problems=(f"it cannot be read: {reason_of(error)}",))
         return _parse(text)
 

@@ -12,9 +12,9 @@ import structlog
 from agent.discovery.schedule import EVERY_UNIT, Schedule
 from agent.discovery.unit_walk import Look, Walk
 from agent.runtime.errors import words
-from agent.runtime.shortage import ShortageError
 from agent.runtime.workers import NoWorkerError
 from backends.base import Problem, Signal, Verdict
+from backends.errors import ShortageError
 
 CALL_WELL: Final = 60.0
 """Seconds without a failure, after which a call that events make is well: they come by the thousand, and it may fail on

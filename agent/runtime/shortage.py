@@ -7,32 +7,22 @@ traceback.
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import resource
 from typing import Any, Final
 
 from agent.runtime.problems import Problems
+from backends.errors import is_short, not_short
 
 AGAIN: Final = 1.0
 """Seconds until the next try to accept a connection, as asyncio has it."""
 
 _ENOUGH: Final = 1 << 20  # descriptors, where the hard limit is none
 _SPARE: Final = 4  # descriptors that one look at a unit needs at the same time
-_SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _OVER: Final = 60.0  # seconds without a failed try, after which another one is told
 
 
-def is_short(error: BaseException | None) -> bool:
-    """Is the system out of what a connection, or a file, takes?"""
-    return isinstance(error, OSError) and error.errno in _SHORT
-
-
 # --- files that are read ---
-
-
-class ShortageError(Exception):
-    """What a look at hardware showed means nothing, for this process could not look; one sentence."""
 
 
 def raise_limits() -> None:
@@ -43,28 +33,20 @@ def raise_limits() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def shortage() -> str:
-    """What this process is short of now, in a few words; empty if it is not."""
-    spare: list[int] = []
-    try:
-        spare.extend(os.open("/", os.O_PATH | os.O_CLOEXEC) for _ in range(_SPARE))
-    except OSError as error:
-        if is_short(error):
-            return f"Fairlead itself is short of something: {error.strerror}"
-    finally:
-        for file in spare:
-            os.close(file)
-    return ""
-
-
 def check() -> None:
     """Let nothing bad be believed that was seen while this process could not look.
 
     Raises:
-        ShortageError: it could not.
+        ShortageError: it cannot now.
     """
-    if short := shortage():
-        raise ShortageError(f"{short}; what was seen last is kept")
+    spare: list[int] = []
+    try:
+        spare.extend(os.open("/", os.O_PATH | os.O_CLOEXEC) for _ in range(_SPARE))
+    except OSError as error:
+        not_short(error)
+    finally:
+        for file in spare:
+            os.close(file)
 
 
 # --- connections ---

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from backends.base import Host, HostPath, Problem
-from backends.errors import reason_of
+from backends.errors import not_short, reason_of
 from backends.linux import pci, sysfs
 
 GPUS: Final = HostPath("/proc/driver/nvidia/gpus")
@@ -146,6 +146,9 @@ def _text(host: Host, path: HostPath) -> str | None:
 
 
 def _read(host: Host, path: HostPath) -> str:
-    file = os.open(host.local(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        file = os.open(host.local(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise not_short(error) from None
     with os.fdopen(file, "rb") as opened:
         return opened.read(_FILE_BYTES).decode(errors="replace")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from backends.base import Host
-from backends.errors import reason_of
+from backends.errors import not_short, reason_of
 from backends.infiniband.rdma import Port
 from backends.linux import directories, sysfs
 from backends.linux.directories import text
@@ -92,7 +92,7 @@ def glance(host: Host, port: Port) -> bytes | int | None:
     try:
         file = os.open(f"{_directory(host, port)}/state", directories.FLAGS)
     except OSError as error:
-        return error.errno
+        return not_short(error).errno
     try:
         return os.read(file, sysfs.ATTRIBUTE_BYTES)
     except OSError as error:

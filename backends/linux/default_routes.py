@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from backends.base import Host, HostPath
+from backends.errors import not_short
 
 ROUTES: Final = HostPath("/proc/1/net/route")
 """The host's own, not those of the container that we may be in."""
@@ -67,7 +68,8 @@ def _flags(text: str) -> int:
 def _lines(host: Host, path: HostPath) -> list[str] | None:
     try:
         return host.local(path).read_text(errors="replace").splitlines()
-    except OSError:
+    except OSError as error:
+        not_short(error)
         return None
 
 
@@ -83,7 +85,8 @@ def _told_by_kernel(host: Host) -> frozenset[str]:
         if host.local(ROUTES).stat().st_ino != _OURS.stat().st_ino:
             return frozenset()
         numbers = {number for message in _dumped() for number in _interfaces(message)}
-    except OSError:
+    except OSError as error:
+        not_short(error)
         return frozenset()
     return frozenset(name for number in numbers if (name := _name(number)) is not None)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from backends.errors import not_short
 from backends.linux.sysfs import ATTRIBUTE_BYTES
 
 FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
@@ -25,7 +26,7 @@ def opened(path: str) -> Iterator[int]:
     Raises:
         OSError: there is none, or it may not be entered.
     """
-    directory = os.open(path, _DIRECTORY)
+    directory = _open(path, _DIRECTORY)
     try:
         yield directory
     finally:
@@ -38,11 +39,27 @@ def read(directory: int, name: str) -> bytes:
     Raises:
         OSError: it cannot be read.
     """
-    file = os.open(name, FLAGS, dir_fd=directory)
+    file = open_in(directory, name)
     try:
         return os.read(file, ATTRIBUTE_BYTES).strip()
     finally:
         os.close(file)
+
+
+def open_in(directory: int, name: str) -> int:
+    """Open a small file to read it.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    return _open(name, FLAGS, directory)
+
+
+def _open(path: str, flags: int, directory: int | None = None) -> int:
+    try:
+        return os.open(path, flags, dir_fd=directory)
+    except OSError as error:
+        raise not_short(error) from None
 
 
 def text(directory: int, name: str) -> bytes | None:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from backends.base import Host, HostPath
-from backends.errors import reason_of
+from backends.errors import not_short, reason_of
 from backends.linux.nodes import NoNodeError, directory
 
 _WILD = re.compile(r"[*?\[]")
@@ -117,3 +117,5 @@ def _names(host: Host, path: HostPath, *, anywhere: bool) -> list[tuple[str, boo
             return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise not_short(error) from None

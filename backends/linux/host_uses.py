@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from backends.base import Host, HostPath
+from backends.errors import not_short
 from backends.linux import default_routes, pci, sysfs
 
 _BLOCK: Final = HostPath("/sys/class/block")
@@ -48,7 +49,7 @@ def busy_disks(host: Host, function: pci.Function) -> Iterator[str]:
         try:
             os.close(os.open(host.local(node.path), os.O_RDONLY | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC))
         except OSError as error:
-            if error.errno == errno.EBUSY:
+            if not_short(error).errno == errno.EBUSY:
                 yield f"has the disk {name}, which something uses"
 
 
@@ -197,7 +198,8 @@ def _lines(host: Host, path: HostPath) -> list[str] | None:
     """A file of /proc, whole; None if it cannot be read."""
     try:
         return host.local(path).read_text(errors="replace").splitlines()
-    except OSError:
+    except OSError as error:
+        not_short(error)
         return None
 
 

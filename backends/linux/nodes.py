@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from backends.base import Host, HostPath
-from backends.errors import reason_of
+from backends.errors import not_short, reason_of
 
 MOST_LINKS: Final = 40
 """Links followed before a path counts as a loop (the kernel's MAXSYMLINKS)."""
@@ -114,7 +114,10 @@ def numa_node(host: Host, node: DeviceNode) -> int | None:
     try:
         with open(f"{host.sys}/{attribute}") as file:  # noqa: PTH123  # pathlib doubles the cost, and there may be 10,000 nodes
             found = int(file.read())
-    except (OSError, ValueError):
+    except OSError as error:
+        not_short(error)
+        return None
+    except ValueError:
         return None
     return found if found >= 0 else None
 

@@ -28,7 +28,7 @@ from backends.base import (
     Uevent,
     one_of,
 )
-from backends.errors import reason_of
+from backends.errors import not_short, reason_of
 from backends.known_devices import Known
 from backends.linux import sysfs
 
@@ -152,7 +152,8 @@ def read(host: Host, address: str) -> Function | None:
     try:
         inode = host.local(path).stat().st_ino
         entries = set(os.listdir(host.local(path)))  # noqa: PTH208  # iterdir makes a Path of each of its 60 names
-    except OSError:
+    except OSError as error:
+        not_short(error)
         return None
     said = sysfs.properties(host, path)
     problems: list[Problem] = []
@@ -242,7 +243,8 @@ def serial(host: Host, function: Function) -> str | None:
         return None
     try:
         config = os.open(host.local(function.path / "config"), os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except OSError as error:
+        not_short(error)
         return None
     try:
         return _serial(config)

@@ -144,7 +144,7 @@ def _is_off_bus(directory: int) -> bool:
     Its class is asked first: every four bytes are a trip to the hardware, 1 µs long and 17 µs in a virtual machine.
     """
     try:
-        config = os.open("config", directories.FLAGS, dir_fd=directory)
+        config = directories.open_in(directory, "config")
     except OSError:
         return False
     try:

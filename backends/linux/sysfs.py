@@ -1,7 +1,8 @@
 """Reads what sysfs says of one device: attributes, uevent properties, where its links lead, its device nodes.
 
 Missing means unknown: whatever is missing, unreadable or garbage is None or empty here, never an exception (but see
-`entries`). No link is followed by the kernel: one that leads anywhere but straight into /sys/devices leads nowhere.
+`entries`), unless this process itself could not look. No link is followed by the kernel: one that leads anywhere but
+straight into /sys/devices leads nowhere.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from backends.base import Host, HostPath
+from backends.errors import not_short
 
 DEVICES: Final = HostPath("/sys/devices")
 ATTRIBUTE_BYTES: Final = 4096
@@ -38,7 +40,10 @@ def read_bytes(host: Host, path: HostPath) -> bytes:
     Raises:
         OSError: it cannot be read; ENOENT or ENODEV where the device has gone.
     """
-    file = os.open(host.spell(path), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        file = os.open(host.spell(path), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise not_short(error) from None
     try:
         return os.read(file, ATTRIBUTE_BYTES)
     finally:
@@ -75,6 +80,8 @@ def entries(host: Host, directory: HostPath) -> list[str]:
         return sorted(os.listdir(host.spell(directory)))  # noqa: PTH208  # names are all we want
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise not_short(error) from None
 
 
 def linked_name(host: Host, link: HostPath) -> str | None:
@@ -143,6 +150,7 @@ def _directories(host: Host, device: HostPath) -> list[str]:
     try:
         with os.scandir(host.spell(device)) as entries:
             names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except OSError:
+    except OSError as error:
+        not_short(error)
         return []
     return sorted(name for name in names if name != "power" and not name.startswith("ep_"))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from backends.base import Host, HostPath
+from backends.errors import not_short
 from backends.linux import files, sysfs
 from backends.linux.sysfs import KernelNode
 
@@ -62,6 +63,8 @@ def numbers(host: Host, subsystem: str) -> list[str] | None:
             names = sorted(entry.name for entry in host.local(directory).iterdir())
         except FileNotFoundError:
             continue
+        except OSError as error:
+            raise not_short(error) from None
         kind = "b" if subsystem == "block" else "c"
         found = (sysfs.attribute(host, directory / name / "dev") for name in names)
         return [f"{kind}:{number}" for number in found if number]
@@ -102,7 +105,8 @@ def driver(host: Host, device: HostPath) -> str | None:
 def _record(host: Host, path: HostPath) -> list[str] | None:
     try:
         return files.read(host.local(path), _MOST, follow=False).decode(errors="replace").splitlines()
-    except OSError:
+    except OSError as error:
+        not_short(error)
         return None
 
 

@@ -73,10 +73,7 @@ def ports(host: Host) -> list[str]:
     Raises:
         OSError: they cannot be listed; a host without USB has none.
     """
-    try:
-        return sorted(entry.name for entry in host.local(DIRECTORY).iterdir() if is_port(entry.name))
-    except FileNotFoundError:
-        return []
+    return [name for name in sysfs.entries(host, DIRECTORY) if is_port(name)]
 
 
 def read(host: Host, port: str) -> UsbDevice | None:

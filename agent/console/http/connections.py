@@ -22,7 +22,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from agent.runtime.problems import Problems
-from agent.runtime.shortage import AGAIN, Shortage, is_short
+from agent.runtime.shortage import AGAIN, Shortage
+from backends.errors import is_short
 
 MOST: Final = 64
 """Connections at a time."""

@@ -22,11 +22,12 @@ from anyio.abc import TaskStatus
 from anyio.lowlevel import checkpoint
 
 from agent.discovery.sources.base import Beat, Emit, Resync, boot_id, nobody
+from agent.runtime import shortage
 from agent.runtime.counts import Counts
 from agent.runtime.errors import words
-from agent.runtime.shortage import shortage
 from agent.runtime.watchdog import beating
 from backends.base import ANY_SUBSYSTEM, Host, HostPath, Record, Uevent
+from backends.errors import ShortageError
 
 Mode = Literal["kernel", "udev"]
 
@@ -181,7 +182,9 @@ def _library() -> pyudev.Context:
     try:
         return pyudev.Context()
     except (ImportError, OSError) as error:
-        if short := shortage():
+        try:
+            shortage.check()
+        except ShortageError as short:
             raise OSError(errno.EMFILE, f"hot-plug events cannot be received: {short}") from error
         if isinstance(error, ImportError):
             why = "libudev is missing; install libudev1 (or eudev)"
