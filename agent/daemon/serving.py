@@ -8,16 +8,19 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
 import anyio
 import structlog
-from anyio.abc import TaskGroup
+from anyio.abc import TaskGroup, TaskStatus
 
+from agent.daemon.handover import Giver
 from agent.discovery.sources.base import Beat, nobody
 from agent.discovery.sources.paths import POLL, Change, DirectoryWatch
-from agent.kubelet.lock import exclusive, identity, remove_leftovers
+from agent.kubelet.handover import Predecessor, Relay, Standbys
+from agent.kubelet.lock import Lock, exclusive, identity, remove_leftovers
 from agent.kubelet.lost_resources import LostResources
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.registration import Kubelet, Registrar
@@ -31,6 +34,7 @@ from agent.runtime.supervision import supervise
 from backends.errors import reason_of
 
 _DIRECTORY_RETRY: Final = 1.0  # seconds
+_TAKEN_WITHIN: Final = 5.0  # seconds in which the kubelet registers all that was handed over, if it runs and is well
 
 log = structlog.get_logger()
 
@@ -90,6 +94,11 @@ class Serving:
         self._keep_running = partial(supervise, problems=problems)
         self._leaving: set[str] = set()
         self._awaited = ""
+        self.standbys = Standbys()
+        self.predecessor = Predecessor(self._ours, f"{os.getpid()} {version('fairlead')}")
+        self._is_giving = False
+        self._scope, self._acting = anyio.CancelScope(), anyio.CancelScope()
+        self._acts, self._reported = asyncio.Lock(), asyncio.Event()
 
     # --- what is served ---
 
@@ -125,7 +134,9 @@ class Serving:
         return before
 
     def follow(self, names: Sequence[str]) -> None:
-        """Serve these resources and no others."""
+        """Serve these resources and no others; what is being handed over is another's to decide."""
+        if self._is_giving:
+            return
         self._names = tuple(names)
         if set(names) != self.plugins.keys():
             self._names_changed.set()
@@ -163,19 +174,24 @@ class Serving:
 
     async def _run(self) -> None:
         ours = await self._make_directory()
-        async with self._alone(ours / "lock") as waited:
-            lock = identity(ours / "lock")
+        async with self._alone(ours / "lock") as lock:
+            file = identity(ours / "lock")
+            await self.predecessor.decided()
             remove_leftovers(ours)
-            if waited:
+            if lock.waited or self._is_giving:
                 await self._catch_up()
+            self._is_giving = False
             self.kubelet.look()
             if not self.kubelet.generation:
                 log.info("waiting-for-kubelet", socket=str(self.kubelet.socket))
             self._report()
             try:
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(self._keep_running, "claims", self._alongside)
-                    tasks.start_soon(self._mind_lock, ours / "lock", lock)
+                async with self.standbys.listening(ours), anyio.create_task_group() as tasks:
+                    self._scope, self._lock = tasks.cancel_scope, lock
+                    await tasks.start(self._act)
+                    tasks.start_soon(self._mind_lock, ours / "lock", file)
+                    if self.predecessor.gives:
+                        tasks.start_soon(self._tell_when_all_are_registered)
                     while True:
                         self._names_changed.clear()
                         self._follow_names(tasks)
@@ -184,6 +200,47 @@ class Serving:
                 self.registrars.clear()
                 self.plugins.clear()
                 self._leaving.clear()
+
+    # --- from one agent to the next ---
+
+    async def _act(self, *, task_status: TaskStatus[None]) -> None:
+        """Do what only one agent of a node may do, until it is another's."""
+        async with self._acts:
+            with anyio.CancelScope() as self._acting:
+                task_status.started()
+                await self._keep_running("claims", self._alongside)
+
+    async def _stop_acting(self) -> None:
+        self._acting.cancel()
+        async with self._acts:
+            self._lock.release()
+
+    async def hand_over(self) -> bool:
+        """Give everything to the first standby that is ready; False if that was lost, and this agent serves on."""
+        standby = await self.standbys.one_ready()
+        self._is_giving, names = True, self._names
+        relay = Relay(lambda name: self._plugin_dir / self._endpoint(name))
+        giver = Giver(self.registrars, self.plugins, relay, self._stop_acting, self._give_away)
+        if await giver.give(standby):
+            return True
+        self._names = names
+        self._scope.cancel()  # `run` starts over
+        return False
+
+    def _give_away(self, name: str) -> None:
+        """The kubelet listens to another agent; the list stays, in case that one is lost."""
+        self._names = tuple(other for other in self._names if other != name)
+        if (served := self.registrars.pop(name, None)) is not None:
+            served[1].cancel()
+            self.plugins.pop(name)
+
+    async def _tell_when_all_are_registered(self) -> None:
+        """The agent before us waits for that; not for what the kubelet refuses."""
+        with anyio.move_on_after(_TAKEN_WITHIN):
+            while not all(registrar.registered for registrar in self.every_registrar()):
+                self._reported.clear()
+                await self._reported.wait()
+        self.predecessor.done()
 
     # --- the directory ---
 
@@ -202,20 +259,21 @@ class Serving:
         raise _ReplacedError
 
     @asynccontextmanager
-    async def _alone(self, lock: Path) -> AsyncIterator[bool]:
-        """Be the only agent there; yields whether we had to wait for that."""
+    async def _alone(self, lock: Path) -> AsyncIterator[Lock]:
+        """Be the only agent there."""
 
         def wait(pid: str) -> None:
             log.warning("another-agent-runs", file=str(lock), pid=pid, then="waiting until it is gone")
             self._wait_for(f"{lock}, which process {pid} has: another Fairlead runs")
+            self.predecessor.ready()
 
         self._wait_for(str(lock))
         try:
-            async with exclusive(lock, wait) as waited:
+            async with exclusive(lock, wait, self.predecessor.wait) as ours:
                 self._awaited = ""
-                if waited:
+                if ours.waited:
                     log.info("took-over", file=str(lock))
-                yield waited
+                yield ours
         except OSError as error:
             self._wait_for(f"{lock}: {reason_of(error)}")
             raise
@@ -275,7 +333,8 @@ class Serving:
 
     def _serve(self, name: str, tasks: TaskGroup) -> None:
         plugin = self.plugins[name] = self._plugin(name)
-        registrar = Registrar(plugin, self.kubelet, self._plugin_dir, self._endpoint(name), self._counts)
+        endpoint = self._endpoint(name)
+        registrar = Registrar(plugin, self.kubelet, self._plugin_dir, endpoint, self._counts, self.predecessor)
         registrar.on_change = self._report
         scope = anyio.CancelScope()
         self.registrars[name] = registrar, scope
@@ -297,3 +356,4 @@ class Serving:
     def _report(self) -> None:
         """Tell systemd what we are at."""
         self._notifier.status(self.status)
+        self._reported.set()

@@ -66,6 +66,9 @@ from backends.base import Backend, Clears
 SETTLE: Final = 2.0
 """Seconds that first scans, and the kubelet's memory, may take before resources are listed without them."""
 
+LEAVE: Final = 20.0
+"""Seconds that an agent which was told to end waits for a standby that is there to take over; less than what ends it."""
+
 log = structlog.get_logger()
 
 
@@ -147,6 +150,7 @@ class Agent:
         self.control = self._make_control(backends, events or Events())
         """What the faces ask."""
         self._tasks: TaskGroup  # of the running agent
+        self._is_leaving = False
 
     def _make_starter(self, backends: Mapping[str, Backend[Any]]) -> Starter:
         return Starter(
@@ -273,6 +277,18 @@ class Agent:
 
     def _stop(self, scope: anyio.CancelScope, number: int) -> None:
         log.info("stopping", signal=signal.Signals(number).name)
+        if self._serving.standbys.any and not self._is_leaving:
+            self._is_leaving = True
+            self._tasks.start_soon(self._leave, scope)
+            return
+        self._notifier.stopping()
+        scope.cancel()
+
+    async def _leave(self, scope: anyio.CancelScope) -> None:
+        """End once a standby serves in our place; without one that lives, after a while."""
+        with anyio.move_on_after(LEAVE):
+            while not await self._serving.hand_over():
+                pass
         self._notifier.stopping()
         scope.cancel()
 
@@ -287,6 +303,7 @@ class Agent:
             self._tasks.start_soon(self._keep, self._kubelet_watch.part, self._serving.watch, self._kubelet_watch)
             self._tasks.start_soon(self._keep, "watchdog", self.watchdog.run)
             self._tasks.start_soon(self._keep, "health", partial(self.node.run, self._discovery.until))
+            self._tasks.start_soon(self._serving.predecessor.run)
             admin = partial(serve, self.control, self.config.agent.admin_socket, self.problems)
             self._tasks.start_soon(self._keep, "admin socket", admin)
             if self.config.http_listen is not None:
@@ -301,6 +318,7 @@ class Agent:
             self._tasks.start_soon(self._keep, "configuration file", self._reloader.watch)
 
     async def _serve_http(self, listen: str) -> None:
+        await self._serving.predecessor.gone()  # it listens there
         serving = await to_thread.run_sync(_load_http)
         await serving.serve(self.control, self.watchdog, self.counts, listen, self.config.http_hosts, self.problems)
 

@@ -6,23 +6,39 @@ import asyncio
 import fcntl
 import os
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from backends.linux import files
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
 _RETRY: Final = 0.1  # seconds; a flock cannot be waited for on an event loop
 
 
-@asynccontextmanager
-async def exclusive(path: Path, waits_for: Callable[[str], None]) -> AsyncIterator[bool]:
-    """Hold the lock file while in this context; waits as long as another process holds it.
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """A lock file that we have."""
 
-    `waits_for` is told that process's ID, once. Yields whether it had to wait. The file is left behind: whoever waits
-    for it has it open.
+    fd: int
+    waited: bool
+    """Did another process have it before?"""
+
+    def release(self) -> None:
+        """Let another have it now."""
+        fcntl.flock(self.fd, fcntl.LOCK_UN)
+
+
+@asynccontextmanager
+async def exclusive(
+    path: Path, waits_for: Callable[[str], None], released: Callable[[float], Awaitable[None]] = asyncio.sleep
+) -> AsyncIterator[Lock]:
+    """Hold the lock file while in this context, or until it is released; waits as long as another process holds it.
+
+    `waits_for` is told that process's ID, once; `released` waits so many seconds, or less where it knows that the lock is
+    free. The file is left behind: whoever waits for it has it open.
 
     Raises:
         OSError: the file cannot be made, or is a link: what it leads to is not written.
@@ -37,10 +53,10 @@ async def exclusive(path: Path, waits_for: Callable[[str], None]) -> AsyncIterat
             if not waits:
                 waits = True
                 waits_for(_owner(fd))
-            await asyncio.sleep(_RETRY)
+            await released(_RETRY)
         os.ftruncate(fd, 0)
         os.pwrite(fd, str(os.getpid()).encode(), 0)
-        yield waits
+        yield Lock(fd, waits)
     finally:
         os.close(fd)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +23,7 @@ from grpclib.exceptions import GRPCError
 from agent.kubelet import wire
 from agent.kubelet.api.v1beta1 import DevicePluginOptions, PreStartContainerResponse
 from agent.kubelet.encoded_list import EncodedList
+from agent.kubelet.handover import StandbyLostError
 from agent.kubelet.other_plugins import Offer
 from agent.kubelet.preference import Prefer, plain
 from agent.runtime.counts import Counts
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
     from grpclib.server import Stream
 
+    from agent.kubelet.handover import Relay
     from agent.model import Slot, Snapshot
 
 COALESCE: Final = 0.05
@@ -95,6 +98,10 @@ class Plugin:
         """How many Allocates are under way."""
         self.asked = 0
         """How many have come for what the kubelet was told of: who asks for anything else is not the kubelet."""
+        self.relay: Relay | None = None
+        """Who is asked instead of us, while the resource is handed over."""
+        self.is_detaching = False
+        """Is the options' call to fail, so that the kubelet forgets the client before us (kubelet contract: A2)?"""
         self.on_call: Callable[[], None] = lambda: None
         """Called when a stream has opened or ended, or was refused, and when an Allocate has been answered."""
         self._counts = counts or Counts()
@@ -172,6 +179,11 @@ class Plugin:
         """Accept a stream again."""
         self._ending.clear()
 
+    def assume_told(self) -> None:
+        """The kubelet was told of these devices by the agent before us: it asks for them before a stream of ours is open."""
+        if self._snapshot is not None and not self._sent:
+            self._sent = self._snapshot.slots
+
     # --- the service ---
 
     def __mapping__(self) -> dict[str, Handler]:
@@ -187,6 +199,8 @@ class Plugin:
 
     async def _options(self, stream: Stream[wire.EmptyCall, wire.Encoded]) -> None:
         await _receive(stream)
+        if self.is_detaching:
+            raise GRPCError(Status.UNAVAILABLE, f"{self.resource} is being handed over; it registers again at once")
         # these count: those of a RegisterRequest are ignored (A1)
         await stream.send_message(wire.encode_options(self.options))
 
@@ -324,6 +338,9 @@ class Plugin:
     async def _give(self, ids: Sequence[str]) -> wire.Encoded:
         await self._until_back(ids)
         try:
+            if self.relay is not None:
+                with suppress(StandbyLostError):
+                    return await self.relay.allocate(self.resource, ids)
             given = await self._allocate_ids(self.resource, ids, self._was_told)
         except AllocationRefused as refusal:
             self._counts.allocations[self.resource, "refused"] += 1
@@ -345,7 +362,10 @@ class Plugin:
         call = await _receive(stream)
         if self._check_start is not None:
             try:
-                await self._check_start(self.resource, call.ids)
+                try:
+                    await (self._check_start if self.relay is None else self.relay.pre_start)(self.resource, call.ids)
+                except StandbyLostError:
+                    await self._check_start(self.resource, call.ids)
             except AllocationRefused as refusal:
                 raise GRPCError(Status.FAILED_PRECONDITION, refusal.sentence) from None
         await stream.send_message(PreStartContainerResponse())

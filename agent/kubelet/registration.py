@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from grpclib.client import Channel
 
+    from agent.kubelet.handover import Predecessor
     from agent.kubelet.plugin import Plugin
 
 API_VERSION: Final = "v1beta1"  # the only one a kubelet accepts (A1)
@@ -188,9 +189,24 @@ class Registrar:
     """One resource's server and its registration."""
 
     def __init__(
-        self, plugin: Plugin, kubelet: Kubelet, directory: Path, endpoint: str, counts: Counts | None = None
+        self,
+        plugin: Plugin,
+        kubelet: Kubelet,
+        directory: Path,
+        endpoint: str,
+        counts: Counts | None = None,
+        predecessor: Predecessor | None = None,
     ) -> None:
-        """Prepare; `endpoint` is our socket relative to the plugin directory `directory`."""
+        """Prepare.
+
+        Args:
+            plugin: the resource's service.
+            kubelet: the one to register with.
+            directory: the plugin directory.
+            endpoint: our socket, relative to it.
+            counts: has the registrations.
+            predecessor: the agent that may be about to hand the resource over.
+        """
         self.plugin = plugin
         self.registered = False
         """Registered, with an open stream."""
@@ -204,8 +220,9 @@ class Registrar:
         """Why the last registration did not work, if it was this resource's own fault; empty once one did."""
         self.rival = ""
         """Which other plugin has registered the name since, if one has."""
+        self._predecessor = predecessor
         self._attention = asyncio.Event()
-        self._is_outdated = False
+        self._is_outdated = self._is_given = False
         self._refused = 0  # streams, before this registration
         plugin.on_call = self._attention.set
 
@@ -217,11 +234,24 @@ class Registrar:
         self._is_outdated = True
         self._attention.set()
 
+    def give_up(self) -> None:
+        """Register no more: the resource is being handed over, and what is open is left to the kubelet and the standby."""
+        self._is_given = True
+
+    async def answered(self, relayed: Callable[[], int]) -> None:
+        """Wait until no Allocate is under way but those that another agent answers."""
+        await self._until(lambda: self.plugin.allocating <= relayed())
+
+    async def end_stream(self) -> None:
+        """End the stream; what the kubelet asks over its connection is answered on."""
+        self.plugin.end_stream()
+        await self._until(lambda: not self.plugin.streaming, _TRAILERS_WITHIN)
+
     async def run(self) -> None:
         """Serve and stay registered until cancelled; then end the stream and remove the socket."""
         delay = _FIRST_DELAY
         try:
-            while True:
+            while not self._is_given:
                 generation, most = self._kubelet.generation, _REFUSED_DELAY
                 try:
                     await self._listen()
@@ -239,12 +269,16 @@ class Registrar:
                     self._count("refused")
                     self._complain(error)
                 delay = await self._wait_to_retry(min(delay, most), most, generation)
+            await anyio.sleep_forever()
         finally:
             with anyio.CancelScope(shield=True):
                 # a kubelet closes the connection when the stream ends, and an Allocate under way fails its pod for good
                 await self._until(lambda: not self.plugin.allocating, _ALLOCATE_PATIENCE)
+                is_another = (
+                    self._is_given and not self.plugin.streaming
+                )  # the kubelet's client, which it does not close
                 self.plugin.end_stream()
-                if await self._until(lambda: not self.plugin.streaming, _STOP_PATIENCE):
+                if await self._until(lambda: not self.plugin.streaming, _STOP_PATIENCE) and not is_another:
                     # a name that is back, or another agent, registers at once, and must not overtake this end (A2)
                     await self._server.wait_disconnected(_CLOSED_WITHIN)
                 await self._server.shut_down(_STOP_PATIENCE)
@@ -287,12 +321,35 @@ class Registrar:
     async def _register(self) -> None:
         await self._listen()
         await self._end_streams()
+        giving = self._predecessor if self._predecessor is not None and self._predecessor.gives else None
+        if giving is not None:
+            await self._take_from(giving)
         self.plugin.reopen()
         self._is_outdated, self._refused = False, self.plugin.refused
         before = self.plugin.streams
         await self._kubelet.register(self.plugin.resource, self._endpoint, self.plugin.options)
         if not await self._until(lambda: self.plugin.streams > before, _STREAM_WITHIN):
             raise RegistrationError(f"the kubelet accepted {self.plugin.resource} but opened no ListAndWatch")
+        if giving is not None:
+            giving.have(self.plugin.resource)
+
+    async def _take_from(self, predecessor: Predecessor) -> None:
+        """Make the kubelet forget the client before us, and end that one's stream: nothing is disconnected then (A2).
+
+        A registration whose options call fails does that, and leaves the endpoint as it is until the next one.
+        """
+        self.plugin.assume_told()
+        self.plugin.is_detaching = True
+        try:
+            await self._kubelet.register(self.plugin.resource, self._endpoint, self.plugin.options)
+        except UnreachableError:
+            raise
+        except RegistrationError:
+            pass
+        finally:
+            self.plugin.is_detaching = False
+        self._server.reset_connections()  # nobody uses what that has left
+        await predecessor.end(self.plugin.resource)
 
     async def _end_streams(self) -> None:
         """End the old stream and see the kubelet close its connection (A2)."""

@@ -165,7 +165,7 @@ class Node:
                 return told
 
     def sockets(self) -> list[str]:
-        return sorted(path.name for path in self.ours.iterdir() if path.is_socket()) if self.ours.is_dir() else []
+        return sorted(path.name for path in self.ours.glob("*.sock") if path.is_socket()) if self.ours.is_dir() else []
 
     def shows(self, name: str, *, healthy: int, unhealthy: int = 0) -> bool:
         view = self.kubelet.resources.get(name)

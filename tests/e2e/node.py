@@ -178,6 +178,10 @@ class Node:
         """What lies in our directory beside the lock."""
         return {path.name for path in self.sockets.iterdir()} - {"lock"} if self.sockets.exists() else set()
 
+    def served(self) -> set[str]:
+        """The sockets of resources that lie in our directory."""
+        return {name for name in self.leftovers() if name.endswith(".sock")}
+
     def lose_state(self) -> None:
         self.remove(self.state)
 

@@ -109,7 +109,7 @@ async def test_stale_sockets_of_ours_are_replaced_or_removed(node: Node) -> None
             stale.bind(str(node.sockets / name))
     async with node.agent() as agent:
         await node.healthy("w1")
-        assert node.leftovers() == {"fl.test_widget.sock"}
+        assert node.served() == {"fl.test_widget.sock"}
         assert not [line for line in agent.log if line["level"] in ("warning", "error")]
 
 
@@ -121,7 +121,7 @@ async def test_a_socket_of_ours_that_somebody_removes_is_made_again(node: Node) 
         await node.kubelet.restart()
         await node.registered()
         await node.healthy("w1")
-        assert node.leftovers() == {"fl.test_widget.sock"}
+        assert node.served() == {"fl.test_widget.sock"}
 
 
 # --- the state directory ---

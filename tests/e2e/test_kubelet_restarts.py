@@ -64,7 +64,7 @@ async def test_200_kubelet_restarts_end_with_one_stream_each(node: Node) -> None
         for n, name in enumerate(NAMES):
             await node.healthy(f"r{n}0", resource=name)
             assert node.kubelet.streams(name) == 1
-        assert node.leftovers() == {f"fl.test_r{n}.sock" for n in range(8)}
+        assert node.served() == {f"fl.test_r{n}.sock" for n in range(8)}
         # the last registrations' connections may be open yet, or a question to podresources under way
         await until(lambda: agent.open_files() <= files + SPARE, "as many files as before")
         await until(lambda: agent.threads() <= threads + SPARE, "as many threads as before")

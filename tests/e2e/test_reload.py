@@ -97,7 +97,7 @@ async def test_resources_come_change_and_go_and_another_hears_nothing_of_it(node
         assert sorted(opened) == sorted([WIDGET, OTHER, NEW])
         assert sum(change.resource == WIDGET for change in node.lists) == lists
         assert (await node.admit(pod())).phase == Phase.RUNNING
-        await until(lambda: len(node.leftovers()) == 2, "the end of the removed one's socket")
+        await until(lambda: len(node.served()) == 2, "the end of the removed one's socket")
     assert node.kubelet.panics == []
 
 
@@ -467,7 +467,7 @@ async def test_fifty_reloads_leave_nothing_behind(node: Node) -> None:
                 node.config(*resources)
                 await reload(agent)
                 await node.registered(WIDGET, name)
-                await until(lambda: len(node.leftovers()) == 2, "the end of the other's socket")
+                await until(lambda: len(node.served()) == 2, "the end of the other's socket")
 
         for _ in range(3):
             await twice()

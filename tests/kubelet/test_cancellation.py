@@ -138,8 +138,8 @@ async def test_a_lock_that_is_given_up_is_free(tmp_path: Path, taken: bool) -> N
                     pass
 
     async def after() -> None:
-        async with limit(), exclusive(tmp_path / "lock", lambda _: None) as waited:
-            assert not waited
+        async with limit(), exclusive(tmp_path / "lock", lambda _: None) as held:
+            assert not held.waited
 
     assert await cancelled_everywhere(hold, after, most=5) >= 1
 

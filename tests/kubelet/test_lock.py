@@ -37,8 +37,8 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 async def test_one_holder_after_the_other(tmp_path: Path) -> None:
     for _ in range(2):
-        async with exclusive(tmp_path / "lock", print) as waited:
-            assert not waited
+        async with exclusive(tmp_path / "lock", print) as held:
+            assert not held.waited
             assert (tmp_path / "lock").read_text() == str(os.getpid())
 
 
@@ -57,8 +57,8 @@ async def test_a_second_holder_waits_says_so_once_and_takes_over_when_the_first_
     owners: list[str] = []
 
     async def take() -> None:
-        async with exclusive(tmp_path / "lock", owners.append) as waited:
-            assert waited
+        async with exclusive(tmp_path / "lock", owners.append) as held:
+            assert held.waited
             taken.set()
             await done.wait()
 

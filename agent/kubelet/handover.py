@@ -1,0 +1,298 @@
+"""Hands the node's resources from the agent that serves them to one that stands by, over a socket beside theirs.
+
+In the order of the kubelet contract's A2, so that the kubelet has an endpoint, and devices to give, at every moment. Lines
+of words, each side's own; an end of the connection says that the other side is gone:
+
+    standby   ready PID VERSION    it has looked at the hardware; before that it only connects
+    serving   take                 it writes no state any more, and lets the lock go
+    standby   end RESOURCE         its socket is in place, and the kubelet has forgotten our client, but not our endpoint
+    serving   ended RESOURCE       our stream has ended; what the kubelet asks of us, the standby is asked from now on
+    standby   have RESOURCE        the kubelet listens to it
+    standby   done                 to all of them: we may end
+
+An agent that knows no such socket is waited for by its lock alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import anyio
+import betterproto
+import structlog
+from grpclib.client import UnaryUnaryMethod
+from grpclib.exceptions import GRPCError, StreamTerminatedError
+
+from agent.kubelet import wire
+from agent.kubelet.api.v1beta1 import AllocateRequest, ContainerAllocateRequest, PreStartContainerRequest
+from agent.kubelet.lock import identity
+from agent.kubelet.transport.calling import apart
+from agent.kubelet.transport.server import listen
+from agent.kubelet.transport.write_gathering import GatheringChannel
+from backends.base import AllocationRefused
+
+SOCKET: Final = "handover"
+"""Beside the resources' sockets."""
+
+_SERVICE: Final = "/v1beta1.DevicePlugin/"
+_SEEN_BY_KUBELET: Final = 0.05  # seconds that the kubelet takes to see a stream's end, which nothing shows (A2)
+_CONNECT_AGAIN: Final = 0.5  # seconds
+
+log = structlog.get_logger()
+
+
+class StandbyLostError(Exception):
+    """The standby is gone, and what the kubelet asks is ours to answer again."""
+
+
+# --- of the agent that serves ---
+
+
+@dataclass(eq=False)
+class Standby:
+    """An agent that waits to take our place."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    who: str = ""
+    """Its process and version, once it is ready."""
+    words: asyncio.Queue[tuple[str, str]] = field(default_factory=asyncio.Queue)
+    """What it says after that; two empty words where it is gone."""
+
+    def say(self, *words: str) -> None:
+        """Tell it; one that is gone is noticed by what it no longer says."""
+        _say(self.writer, *words)
+
+
+class Standbys:
+    """Those that have connected; one after the other may be told to take over."""
+
+    def __init__(self) -> None:
+        self._connected: dict[Standby, None] = {}
+        self._changed = asyncio.Event()
+
+    @property
+    def any(self) -> bool:
+        """Has one connected, ready or not?"""
+        return bool(self._connected)
+
+    @property
+    def ready(self) -> Standby | None:
+        """The first that is ready."""
+        return next((one for one in self._connected if one.who), None)
+
+    async def one_ready(self) -> Standby:
+        """Wait for one that is ready."""
+        while (one := self.ready) is None:
+            self._changed.clear()
+            await self._changed.wait()
+        return one
+
+    @asynccontextmanager
+    async def listening(self, directory: Path) -> AsyncIterator[None]:
+        """Let them connect meanwhile.
+
+        Raises:
+            OSError: no socket can be made there.
+        """
+        path = directory / SOCKET
+        server = await asyncio.start_unix_server(self._meet, sock=listen(path))
+        made = identity(path)
+        try:
+            yield
+        finally:
+            if identity(path) == made:
+                path.unlink(missing_ok=True)
+            server.close()
+            for one in list(self._connected):
+                one.writer.close()
+
+    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        one = Standby(reader, writer)
+        self._connected[one] = None
+        try:
+            async for word, what in _words(reader):
+                if word == "ready":
+                    one.who = what
+                    log.info("standby-ready", standby=what, then="it takes over when this agent is told to end")
+                    self._changed.set()
+                else:
+                    one.words.put_nowait((word, what))
+        finally:
+            del self._connected[one]
+            one.words.put_nowait(("", ""))
+            writer.close()
+
+
+class Relay:
+    """Asks the standby's servers what the kubelet asks us, from the moment on that they are in our servers' place."""
+
+    def __init__(self, path: Callable[[str], Path]) -> None:
+        """Prepare; `path` is that of a resource's socket."""
+        self._path = path
+        self._is_there: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self._channels: dict[str, GatheringChannel] = {}
+        self._is_lost = False
+        self.waiting: Counter[str] = Counter()
+        """How many of the kubelet's calls are being answered, by resource."""
+
+    def is_there(self, resource: str) -> None:
+        """The standby serves this resource."""
+        self._is_there[resource].set()
+
+    def close(self) -> None:
+        """It is gone, or all is done."""
+        self._is_lost = True
+        for event in self._is_there.values():
+            event.set()
+        for channel in self._channels.values():
+            channel.close()
+
+    async def allocate(self, resource: str, ids: Sequence[str]) -> wire.Encoded:
+        """An AllocateResponse for these IDs.
+
+        Raises:
+            AllocationRefused: with the standby's sentence for the pod's owner.
+            StandbyLostError: nobody has answered.
+        """
+        return await self._ask(resource, "Allocate", AllocateRequest([ContainerAllocateRequest(list(ids))]))
+
+    async def pre_start(self, resource: str, ids: Sequence[str]) -> None:
+        """See that a container may start with these IDs.
+
+        Raises:
+            AllocationRefused: with the standby's sentence for the pod's owner.
+            StandbyLostError: nobody has answered.
+        """
+        await self._ask(resource, "PreStartContainer", PreStartContainerRequest(list(ids)))
+
+    async def _ask(self, resource: str, method: str, request: betterproto.Message) -> wire.Encoded:
+        self.waiting[resource] += 1
+        try:
+            await self._is_there[resource].wait()
+            if self._is_lost:
+                raise StandbyLostError
+            if (channel := self._channels.get(resource)) is None:
+                channel = GatheringChannel(path=str(self._path(resource)), codec=wire.Codec())
+                self._channels[resource] = channel
+            call = UnaryUnaryMethod[wire.Encoded, wire.Encoded](channel, _SERVICE + method, wire.Encoded, wire.Encoded)
+            return await apart(call(wire.Encoded(bytes(request))))
+        except GRPCError as error:
+            raise AllocationRefused(error.message or error.status.name) from None
+        except (OSError, StreamTerminatedError, *wire.SENSELESS) as error:
+            raise StandbyLostError from error
+        finally:
+            self.waiting[resource] -= 1
+
+
+# --- of the agent that stands by ---
+
+
+class Predecessor:
+    """The agent that serves the node before us, as long as it is there."""
+
+    def __init__(self, directory: Path, introduction: str) -> None:
+        """Prepare; `directory` is that of the sockets, and the introduction our process and version."""
+        self._path = directory / SOCKET
+        self._introduction = introduction
+        self._writer: asyncio.StreamWriter | None = None
+        self._is_ready = self._is_over = False
+        self._ended: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self.gives = False
+        """Has it told us to take over, and is it still there?"""
+        self._news = asyncio.Event()
+        self._looked, self._gone = asyncio.Event(), asyncio.Event()
+        self._gone.set()
+
+    async def run(self) -> None:
+        """Stay connected with whoever serves, until we do."""
+        while not self._is_over:
+            with suppress(OSError):
+                await self._listen_to(*await asyncio.open_unix_connection(str(self._path)))
+            self._looked.set()
+            await asyncio.sleep(_CONNECT_AGAIN)
+
+    async def gone(self) -> None:
+        """Wait until there is none."""
+        await self._looked.wait()
+        await self._gone.wait()
+
+    async def decided(self) -> None:
+        """We have its lock, and are who serves: wait until it gives, or has gone."""
+        self._is_over = True
+        while not (self.gives or self._gone.is_set()):
+            self._news.clear()
+            await self._news.wait()
+
+    async def wait(self, seconds: float) -> None:
+        """Wait so long, or until something changes."""
+        self._news.clear()
+        with anyio.move_on_after(seconds):
+            await self._news.wait()
+
+    async def _listen_to(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._gone.clear()
+        self._looked.set()
+        if self._is_ready:
+            self.ready()
+        try:
+            async for word, what in _words(reader):
+                if word == "take":
+                    self.gives = True
+                    self._news.set()
+                elif word == "ended":
+                    self._ended[what].set()
+        finally:
+            self._writer, self.gives = None, False
+            writer.close()
+            for event in self._ended.values():
+                event.set()
+            self._ended.clear()
+            self._gone.set()
+            self._news.set()
+
+    def ready(self) -> None:
+        """We have looked at the hardware."""
+        self._is_ready = True
+        self._say("ready", self._introduction)
+
+    async def end(self, resource: str) -> None:
+        """Have its stream end, and wait until the kubelet has seen that."""
+        self._say("end", resource)
+        if self.gives:
+            await self._ended[resource].wait()
+        await asyncio.sleep(_SEEN_BY_KUBELET)
+
+    def have(self, resource: str) -> None:
+        """The kubelet listens to us."""
+        self._say("have", resource)
+
+    def done(self) -> None:
+        """To all that there is."""
+        self._say("done")
+
+    def _say(self, *words: str) -> None:
+        if self._writer is not None:
+            _say(self._writer, *words)
+
+
+# --- of both ---
+
+
+def _say(writer: asyncio.StreamWriter, *words: str) -> None:
+    writer.write(f"{' '.join(words)}\n".encode())
+
+
+async def _words(reader: asyncio.StreamReader) -> AsyncIterator[tuple[str, str]]:
+    """Each line's first word and its rest, until the other side is gone; one that is longer than any breaks off."""
+    with suppress(OSError, ValueError):
+        while line := await reader.readline():
+            word, _, what = line.decode(errors="replace").strip().partition(" ")
+            yield word, what

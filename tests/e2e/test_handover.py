@@ -1,0 +1,150 @@
+"""An agent that is told to end hands the node over to one that stands by: the kubelet has every device at every moment."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import pytest
+
+from agent.simulation.changes import Change, Kind
+from agent.simulation.pods import Container, Phase, Pod
+from tests.e2e.node import UNHURRIED, Node, chardev, pod
+from tests.e2e.process import AgentProcess
+from tests.wait import PATIENCE, until
+
+EACH = 3
+NAMES = [f"fl.test/kind{number}" for number in range(4)]
+RESOURCES = [chardev(f"/dev/{number}-*", name) for number, name in enumerate(NAMES)]
+HOLDER = Pod("holder", (Container("main", dict.fromkeys(NAMES, 1)),))
+
+DIES = """
+import inspect, os, signal
+from agent.daemon import handover as daemon, serving
+from agent.kubelet import handover, registration
+
+def die(owner, name, when, times=1):
+    real, calls = getattr(owner, name), []
+    def end(at):
+        if at == when and len(calls) >= times:
+            os.kill(os.getpid(), signal.SIGKILL)
+    def call(*args, **named):
+        calls.append(name)
+        end("before")
+        result = real(*args, **named)
+        end("after")
+        return result
+    async def wait(*args, **named):
+        calls.append(name)
+        end("before")
+        result = await real(*args, **named)
+        end("after")
+        return result
+    setattr(owner, name, wait if inspect.iscoroutinefunction(real) else call)
+"""
+
+OLD = [
+    "die(daemon.Giver, '_finish_calls', 'before')",
+    "die(serving.Serving, '_stop_acting', 'before')",
+    "die(serving.Serving, '_stop_acting', 'after')",
+    "die(daemon.Giver, '_end', 'before', 2)",
+    "die(daemon.Giver, '_end', 'after', 2)",
+    "die(serving.Serving, '_give_away', 'before', 2)",
+    "die(serving.Serving, 'hand_over', 'after')",
+]
+NEW = [
+    "die(handover.Predecessor, 'decided', 'before')",
+    "die(handover.Predecessor, 'decided', 'after')",
+    "die(registration.Registrar, '_take_from', 'before', 2)",
+    "die(handover.Predecessor, 'end', 'before', 2)",
+    "die(handover.Predecessor, 'end', 'after', 2)",
+    "die(handover.Predecessor, 'have', 'before', 2)",
+    "die(handover.Predecessor, 'have', 'after', 2)",
+    "die(handover.Predecessor, 'done', 'before')",
+]
+
+
+def plant(node: Node) -> None:
+    node.mknod(*(f"{number}-{one}" for number in range(len(NAMES)) for one in range(EACH)))
+
+
+def standby(node: Node, prelude: str = "") -> AgentProcess:
+    return AgentProcess(node.config(*RESOURCES), UNHURRIED + prelude)
+
+
+def gaps(changes: list[Change]) -> list[Change]:
+    """When the kubelet lacked a device of a resource, or had it only as unhealthy."""
+    return [it for it in changes if it.kind is Kind.DISCONNECTED or (it.after and len(it.after.healthy) < EACH)]
+
+
+async def assert_served(node: Node) -> None:
+    """Every device is healthy, by one stream of each resource; the kubelet's client is the one that serves."""
+    await node.registered(*NAMES)
+    await node.kubelet.wait_for(lambda k: all(len(k.resources[name].healthy) == EACH for name in NAMES), PATIENCE)
+    assert [node.kubelet.streams(name) for name in NAMES] == [1] * len(NAMES)
+    assert node.kubelet.panics == []
+    assert [len(node.held(HOLDER, resource=name)) for name in NAMES] == [1] * len(NAMES)
+
+
+async def test_a_standby_takes_over_and_the_kubelet_has_every_device_at_every_moment(node: Node) -> None:
+    plant(node)
+    changes: list[Change] = []
+    async with node.agent(*RESOURCES) as first:
+        assert (await node.admit(HOLDER)).phase == Phase.RUNNING
+        node.kubelet.subscribe(changes.append)
+        agent, refused = first, []
+        for turn in range(10):
+            successor = standby(node)
+            await successor.__aenter__()
+            await agent.says("standby-ready")
+            agent.signal(signal.SIGTERM)
+            pods = [pod(f"p{turn}-{number}", name) for number, name in enumerate(NAMES)]
+            asked = [asyncio.create_task(node.admit(one)) for one in pods]
+            assert await agent.ended() == 0
+            refused += [one for one in await asyncio.gather(*asked) if one.phase != Phase.RUNNING]
+            for one in pods:
+                node.kubelet.end(one)
+            assert agent.said("handed-over")
+            if agent is not first:
+                await agent.__aexit__(None, None, None)
+            agent = successor
+            await assert_served(node)
+        assert refused == []
+        assert gaps(changes) == []
+        await agent.kill()  # which the kubelet sees: it knows the last one's client
+        await node.kubelet.wait_for(lambda k: not any(k.resources[name].healthy for name in NAMES), PATIENCE)
+        await agent.__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize("step", OLD)
+async def test_where_the_agent_before_dies_at_any_step_the_standby_serves_all(node: Node, step: str) -> None:
+    plant(node)
+    async with node.agent(*RESOURCES, prelude=DIES + step) as first, standby(node) as second:
+        assert (await node.admit(HOLDER)).phase == Phase.RUNNING
+        await first.says("standby-ready")
+        first.signal(signal.SIGTERM)
+        await first.ended()
+        await second.says("took-over")
+        await assert_served(node)
+        assert (await node.admit(pod("after", NAMES[0]))).phase == Phase.RUNNING
+
+
+@pytest.mark.parametrize("step", NEW)
+async def test_where_the_standby_dies_at_any_step_the_agent_before_serves_on_until_another_has_come(
+    node: Node, step: str
+) -> None:
+    plant(node)
+    async with node.agent(*RESOURCES) as first, standby(node, DIES + step) as second:
+        assert (await node.admit(HOLDER)).phase == Phase.RUNNING
+        await first.says("standby-ready")
+        first.signal(signal.SIGTERM)
+        await second.ended()
+        await first.says("standby-lost")
+        await until(lambda: len(first.said("registered")) == 2 * len(NAMES), "to be registered again")
+        await assert_served(node)
+        assert (await node.admit(pod("meanwhile", NAMES[0]))).phase == Phase.RUNNING
+        async with standby(node):
+            assert await first.ended() == 0
+            assert first.said("handed-over")
+            await assert_served(node)
+            assert (await node.admit(pod("after", NAMES[0]))).phase == Phase.RUNNING
