@@ -113,6 +113,8 @@ def _head(shown: Status) -> Iterator[str]:
     yield wrapped(f"Fairlead {shown.version} on {shown.node}, up for {up}; {kubelet}", 0, 2)
     if shown.kubelet.waiting_for:
         yield wrapped(shown.kubelet.waiting_for[:1].upper() + shown.kubelet.waiting_for[1:], 0, 2)
+    if shown.standby:
+        yield wrapped(f"Process {' of Fairlead '.join(shown.standby.split())} stands by to take over", 0, 2)
     if configuration.mistakes:
         first = f"{configuration.file} has mistakes and was not reloaded:"
         yield output.state("Unhealthy", wrapped(first, 0, 2))

@@ -145,6 +145,10 @@ class Status(msgspec.Struct, frozen=True):
     """Kubernetes' name for it, or the machine's own."""
     templates: tuple[Template, ...] = ()
     """The configured names that are templates."""
+    standing_by: bool = False
+    """Does another Fairlead serve the node, and this one is ready to take over?"""
+    standby: str = ""
+    """Process and version of the one that is ready to take over from this one; empty if there is none."""
 
 
 class Event(msgspec.Struct, frozen=True):

@@ -91,6 +91,8 @@ class AgentControl:
             tuple(self._problems()),
             self._node,
             tuple(self._templates()),
+            parts.serving.is_standing_by,
+            standby.who if (standby := parts.serving.standbys.ready) is not None else "",
         )
 
     def _kubelet(self) -> views.Kubelet:

@@ -105,6 +105,8 @@ class Serving:
     @property
     def waiting_for(self) -> str:
         """What keeps everything from being served, as systemd is told; empty if nothing does."""
+        if self.is_standing_by:
+            return "standing by: another Fairlead serves this node, and hands it over when it is told to end"
         if self._awaited:
             return f"waiting for {self._awaited}"
         if self.kubelet.complaint:
@@ -112,6 +114,11 @@ class Serving:
         if not self.kubelet.generation:
             return f"waiting for {self.kubelet.socket}"
         return ""
+
+    @property
+    def is_standing_by(self) -> bool:
+        """Are we ready to take over from an agent that knows of us?"""
+        return bool(self._awaited) and self.predecessor.knows_us
 
     @property
     def status(self) -> str:

@@ -7,6 +7,7 @@ Stop: streams end normally, sockets go; threads that hang hold nothing up. One s
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 import time
 from collections.abc import Callable, Container, Mapping, Sequence, Set
@@ -318,9 +319,15 @@ class Agent:
             self._tasks.start_soon(self._keep, "configuration file", self._reloader.watch)
 
     async def _serve_http(self, listen: str) -> None:
-        await self._serving.predecessor.gone()  # it listens there
         serving = await to_thread.run_sync(_load_http)
-        await serving.serve(self.control, self.watchdog, self.counts, listen, self.config.http_hosts, self.problems)
+        faces = self.control, self.watchdog, self.counts, listen, self.config.http_hosts, self.problems
+        try:
+            await serving.serve(*faces)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not await self._serving.predecessor.lasts():
+                raise
+            await self._serving.predecessor.gone()  # who listens there
+            await serving.serve(*faces)
 
     async def _settle(self) -> None:
         """Give the kubelet's memory and every backend's first scan their time."""

@@ -218,9 +218,18 @@ class Predecessor:
             self._looked.set()
             await asyncio.sleep(_CONNECT_AGAIN)
 
+    @property
+    def knows_us(self) -> bool:
+        """Is there one, and has it been told that we are ready?"""
+        return self._is_ready and self._writer is not None
+
+    async def lasts(self) -> bool:
+        """Is there one?"""
+        await self._looked.wait()
+        return not self._gone.is_set()
+
     async def gone(self) -> None:
         """Wait until there is none."""
-        await self._looked.wait()
         await self._gone.wait()
 
     async def decided(self) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from agent.config import AgentConfig, Config, load
 from agent.config.file import DEFAULT_PATH
+from agent.daemon import supervisor
 from backends.base import Host
 from tests.deploy.manifests import KUBERNETES, KUSTOMIZATIONS, REPOSITORY, Manifests, kustomize, run
 from tests.needs import skip_without
@@ -143,15 +144,23 @@ def test_every_volume_is_mounted(manifests: Manifests) -> None:
 def test_the_probes_ask_where_http_is_served(manifests: Manifests, config: Config) -> None:
     assert config.http_listen is not None
     address, _, port = config.http_listen.rpartition(":")
-    ports = {one["name"]: one["containerPort"] for one in manifests.container["ports"]}
-    assert ports == {"http": int(port)}
+    named = {one["name"]: one["containerPort"] for one in manifests.container.get("ports", ())}
+    # On the node's network a port that is named keeps a second pod from the node, and with it a rolling update.
+    assert named == ({} if manifests.pod.get("hostNetwork") else {"http": int(port)})
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         asked = manifests.container[probe]["httpGet"]
-        assert asked["port"] == "http"
+        assert asked["port"] == int(port)
         assert asked["path"] == ("/readyz" if probe == "readinessProbe" else "/healthz")
         # Without a host the kubelet asks at the pod's address, where a daemon that listens to its localhost is deaf.
         assert asked.get("host", "0.0.0.0") == address
     assert manifests.pod.get("hostNetwork", False) == (address == "127.0.0.1")
+
+
+def test_an_update_starts_the_new_pod_beside_the_old_one_which_has_time_to_hand_over(manifests: Manifests) -> None:
+    update = manifests.one("DaemonSet")["spec"]["updateStrategy"]["rollingUpdate"]
+    assert update["maxUnavailable"] == 0
+    assert update["maxSurge"]
+    assert manifests.pod["terminationGracePeriodSeconds"] > supervisor.LEAVE + 5
 
 
 def test_the_network_policy_lets_scrapers_in(hardened: Manifests) -> None:

@@ -119,9 +119,10 @@ class Face:
         return PlainTextResponse(f"{ailment or 'ok'}\n", 503 if ailment else 200)
 
     async def readyz(self, _request: Request) -> Response:
-        """Is the node served?"""
-        missing = unready(await self._status.get())
-        return PlainTextResponse("\n".join(missing or ["ready"]) + "\n", 503 if missing else 200)
+        """Is the node served, by this one or, while it stands by, by another?"""
+        status = await self._status.get()
+        missing, well = unready(status), "standby" if status.standing_by else "ready"
+        return PlainTextResponse("\n".join(missing or [well]) + "\n", 503 if missing else 200)
 
     # --- what they are made of ---
 

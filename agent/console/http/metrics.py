@@ -51,6 +51,10 @@ def _about_us(status: Status) -> Iterator[str]:
     problems.update(problem.backend or problem.subject for problem in status.problems)
     yield from (sample("problems", number, part=part) for part, number in problems.items())
     unkept = any(problem.subject == "state" and not problem.backend for problem in status.problems)
+    yield head("standing_by", "gauge", "Whether another Fairlead serves the node, and this one is ready to take over.")
+    yield sample("standing_by", int(status.standing_by))
+    yield head("standby_ready", "gauge", "Whether another Fairlead is ready to take over from this one.")
+    yield sample("standby_ready", int(bool(status.standby)))
     yield head("state_kept", "gauge", "Whether drains and claims are on the disk, and were found whole at the start.")
     yield sample("state_kept", int(not unkept))
 

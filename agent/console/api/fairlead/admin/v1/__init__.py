@@ -43,6 +43,16 @@ class StatusResponse(betterproto.Message):
     templates: List["Template"] = betterproto.message_field(10)
     """The configured names that are templates."""
 
+    standing_by: bool = betterproto.bool_field(11)
+    """
+    Does another Fairlead serve the node, and this one is ready to take over?
+    """
+
+    standby: str = betterproto.string_field(12)
+    """
+    Process and version of the one that is ready to take over from this one; empty if there is none.
+    """
+
 
 @dataclass(eq=False, repr=False)
 class Kubelet(betterproto.Message):
