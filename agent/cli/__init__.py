@@ -23,6 +23,7 @@ _COMMANDS: Final = {
     "drain": "Offer a device to no new pod.",
     "undrain": "Offer a device again.",
     "reload": "Have the daemon read its configuration again.",
+    "handover": "Have a new daemon, of what is installed now, take the place of the one that runs.",
     "doctor": "Look for what is wrong with this node.",
     "validate": "Check a configuration file and say what it means.",
     "import": "Turn another plugin's configuration into Fairlead's.",

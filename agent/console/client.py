@@ -14,7 +14,7 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from agent.console import requests
 from agent.console.messages import Codec
 from agent.console.requests import SERVICE, Request
-from agent.console.views import Drained, Event, Explanation, Reloaded, Status, Undrained
+from agent.console.views import Drained, Event, Explanation, HandedOver, Reloaded, Status, Undrained
 from agent.runtime.errors import ExitCode, FairleadError
 
 _Answer = TypeVar("_Answer")
@@ -73,6 +73,10 @@ class Client:
     async def reload(self) -> Reloaded:
         """Have the configuration read again."""
         return await self._ask("Reload", requests.ReloadRequest(), Reloaded)
+
+    async def hand_over(self) -> HandedOver:
+        """Have a new process serve the node."""
+        return await self._ask("Handover", requests.HandoverRequest(), HandedOver)
 
     async def _ask(self, name: str, request: Request, answer: type[_Answer]) -> _Answer:
         call = UnaryUnaryMethod(self._channel, SERVICE + name, type(request), answer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from agent.console.views import Drained, Event, Explanation, Reloaded, Status, Undrained
+from agent.console.views import Drained, Event, Explanation, HandedOver, Reloaded, Status, Undrained
 
 
 class NoSuchDeviceError(LookupError):
@@ -53,4 +53,11 @@ class Control(Protocol):
 
         Raises:
             RefusedError: it has mistakes, all of them in the sentence; nothing has changed.
+        """
+
+    async def hand_over(self) -> HandedOver:
+        """Have another process, of what is installed now, serve the node, and end.
+
+        Raises:
+            RefusedError: it cannot, and this one serves on.
         """

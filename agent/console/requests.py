@@ -55,5 +55,9 @@ class UndrainRequest(Request, frozen=True):
     device: str = ""
 
 
+class HandoverRequest(Request, frozen=True):
+    """Have another process serve the node, and end."""
+
+
 class ReloadRequest(Request, frozen=True):
     """Read the configuration again."""

@@ -56,6 +56,7 @@ class AdminService:
             "Drain": (self._drain, requests.DrainRequest),
             "Undrain": (self._undrain, requests.UndrainRequest),
             "Reload": (self._reload, requests.ReloadRequest),
+            "Handover": (self._hand_over, requests.HandoverRequest),
         }
         handlers = {
             SERVICE + name: Handler(self._answering(answer), Cardinality.UNARY_UNARY, request, Encoded)
@@ -122,6 +123,9 @@ class AdminService:
 
     async def _reload(self, _request: requests.ReloadRequest) -> Encoded:
         return Encoded(encode(await self._control.reload()))
+
+    async def _hand_over(self, _request: requests.HandoverRequest) -> Encoded:
+        return Encoded(encode(await self._control.hand_over()))
 
 
 async def serve(control: Control, path: Path, problems: Problems | None = None) -> None:

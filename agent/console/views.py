@@ -270,6 +270,13 @@ class Undrained(msgspec.Struct, frozen=True):
     """What ended: `drained`, `flapping`, `xid-79`; nothing if there was nothing."""
 
 
+class HandedOver(msgspec.Struct, frozen=True):
+    """Who serves the node now."""
+
+    standby: str
+    """Its process ID and version."""
+
+
 class Reloaded(msgspec.Struct, frozen=True):
     """What a new configuration changed."""
 

@@ -51,6 +51,7 @@ class Parts:
     problems: Problems
     shortfall: Shortfall
     reload: Callable[[], Awaitable[views.Reloaded]]
+    hand_over: Callable[[], Awaitable[views.HandedOver]]
 
 
 class AgentControl:
@@ -346,6 +347,14 @@ class AgentControl:
             RefusedError: it has mistakes; nothing has changed.
         """
         return await self._parts.reload()
+
+    async def hand_over(self) -> views.HandedOver:
+        """Have another process, of what is installed now, serve the node, and end.
+
+        Raises:
+            RefusedError: it cannot, and this one serves on.
+        """
+        return await self._parts.hand_over()
 
 
 _Seen = TypeVar("_Seen", views.Device, views.Explanation)

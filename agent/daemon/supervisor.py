@@ -26,6 +26,7 @@ from agent.config import AgentConfig, Config
 from agent.console import views
 from agent.console.names import node_name
 from agent.console.service import serve
+from agent.daemon import successor
 from agent.daemon.configuration_swap import ConfigurationSwap
 from agent.daemon.control import AgentControl, Parts
 from agent.daemon.discovery_runner import DiscoveryRunner
@@ -151,7 +152,7 @@ class Agent:
         self.control = self._make_control(backends, events or Events())
         """What the faces ask."""
         self._tasks: TaskGroup  # of the running agent
-        self._is_leaving = False
+        self._scope, self._is_leaving = anyio.CancelScope(), False
 
     def _make_starter(self, backends: Mapping[str, Backend[Any]]) -> Starter:
         return Starter(
@@ -247,6 +248,7 @@ class Agent:
                 self.problems,
                 self._shortfall,
                 self.reload,
+                self._replace,
             ),
             clock=self._clock,
             wall=self._wall,
@@ -269,7 +271,7 @@ class Agent:
         garbage.settle()  # what has been imported: nobody has to walk over it while thousands of devices are found
         log.info("starting", file=str(self.config.source or "none; KubeVirt's devices"))
         loop = asyncio.get_running_loop()
-        with anyio.CancelScope() as scope:
+        with self._scope as scope:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._stop, scope, number)
             loop.add_signal_handler(signal.SIGHUP, self._reloader.request)
@@ -292,6 +294,12 @@ class Agent:
                 pass
         self._notifier.stopping()
         scope.cancel()
+
+    async def _replace(self) -> views.HandedOver:
+        """Have a new process serve the node, and end."""
+        who = await successor.replace(self._serving, self._notifier)
+        self._scope.cancel()
+        return views.HandedOver(who)
 
     async def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
         """Run until cancelled; `on_ready` is called before the first registration."""

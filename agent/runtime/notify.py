@@ -48,6 +48,10 @@ class Notifier:
         if self.watchdog is not None:
             self._send("WATCHDOG=1")
 
+    def main_process(self, pid: int) -> None:
+        """Another process is the service's main one from now on; it speaks for it."""
+        self._send(f"MAINPID={pid}")
+
     def stopping(self) -> None:
         """The end has begun."""
         self._send("STOPPING=1\nSTATUS=stopping")

@@ -14,6 +14,7 @@ from agent.console.views import (
     Event,
     Explanation,
     Gift,
+    HandedOver,
     Kubelet,
     Reloaded,
     Resource,
@@ -73,6 +74,9 @@ class FakeDaemon:
         self._known(device)
         self.asked.append(("undrain", device))
         return Undrained((device,), ("drained",))
+
+    async def hand_over(self) -> HandedOver:
+        return HandedOver("4711 1.2.3")
 
     async def reload(self) -> Reloaded:
         if self.mistakes:

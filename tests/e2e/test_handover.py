@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
 from agent.simulation.changes import Change, Kind
 from agent.simulation.pods import Container, Phase, Pod
 from tests.e2e.node import UNHURRIED, Node, chardev, pod
-from tests.e2e.process import AgentProcess
+from tests.e2e.process import AgentProcess, Process, finish
 from tests.wait import PATIENCE, until
 
 EACH = 3
@@ -148,3 +151,40 @@ async def test_where_the_standby_dies_at_any_step_the_agent_before_serves_on_unt
             assert first.said("handed-over")
             await assert_served(node)
             assert (await node.admit(pod("after", NAMES[0]))).phase == Phase.RUNNING
+
+
+@asynccontextmanager
+async def on_its_own(node: Node) -> AsyncIterator[AgentProcess]:
+    """An agent that is no child of the tests' server: its command line is one that another process can have."""
+    async with AgentProcess(node.config(*RESOURCES), wrapper=["env"]) as agent:
+        await node.registered(*NAMES)
+        assert (await node.admit(HOLDER)).phase == Phase.RUNNING
+        yield agent
+
+
+async def test_fairlead_handover_has_a_new_process_serve_the_node_and_the_old_one_end(node: Node) -> None:
+    plant(node)
+    changes: list[Change] = []
+    async with on_its_own(node) as agent:
+        node.kubelet.subscribe(changes.append)
+        code, out, err = await finish("handover", "--config", str(node.root / "config.toml"))
+        assert (code, err) == (0, "")
+        new = int(out.split()[1])
+        try:
+            assert await Process.ended(agent) == 0  # its log goes on: the new one writes it
+            assert gaps(changes) == []
+            await assert_served(node)
+        finally:
+            os.kill(new, signal.SIGKILL)
+
+
+async def test_where_the_new_process_cannot_start_the_old_one_serves_on_and_the_command_says_why(node: Node) -> None:
+    plant(node)
+    async with on_its_own(node) as agent:
+        config = node.config(*RESOURCES, '[[resource]]\nname = "nonsense"\n')
+        await agent.says("config-invalid")
+        code, _, err = await finish("handover", "--config", str(config))
+        assert code == 1
+        assert "ended with exit code 2; the log says why" in err
+        await assert_served(node)
+        assert not agent.said("handing-over")

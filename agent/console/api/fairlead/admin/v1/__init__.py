@@ -348,6 +348,17 @@ class UndrainResponse(betterproto.Message):
 
 
 @dataclass(eq=False, repr=False)
+class HandoverRequest(betterproto.Message):
+    pass
+
+
+@dataclass(eq=False, repr=False)
+class HandoverResponse(betterproto.Message):
+    standby: str = betterproto.string_field(1)
+    """Process and version of the one that serves the node now."""
+
+
+@dataclass(eq=False, repr=False)
 class ReloadRequest(betterproto.Message):
     pass
 
@@ -464,6 +475,23 @@ class AdminStub(betterproto.ServiceStub):
             metadata=metadata,
         )
 
+    async def handover(
+        self,
+        handover_request: "HandoverRequest",
+        *,
+        timeout: Optional[float] = None,
+        deadline: Optional["Deadline"] = None,
+        metadata: Optional["MetadataLike"] = None
+    ) -> "HandoverResponse":
+        return await self._unary_unary(
+            "/fairlead.admin.v1.Admin/Handover",
+            handover_request,
+            HandoverResponse,
+            timeout=timeout,
+            deadline=deadline,
+            metadata=metadata,
+        )
+
 
 class AdminBase(ServiceBase):
 
@@ -484,6 +512,9 @@ class AdminBase(ServiceBase):
         raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
 
     async def reload(self, reload_request: "ReloadRequest") -> "ReloadResponse":
+        raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
+
+    async def handover(self, handover_request: "HandoverRequest") -> "HandoverResponse":
         raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
 
     async def __rpc_status(
@@ -531,6 +562,13 @@ class AdminBase(ServiceBase):
         response = await self.reload(request)
         await stream.send_message(response)
 
+    async def __rpc_handover(
+        self, stream: "grpclib.server.Stream[HandoverRequest, HandoverResponse]"
+    ) -> None:
+        request = await stream.recv_message()
+        response = await self.handover(request)
+        await stream.send_message(response)
+
     def __mapping__(self) -> Dict[str, grpclib.const.Handler]:
         return {
             "/fairlead.admin.v1.Admin/Status": grpclib.const.Handler(
@@ -568,5 +606,11 @@ class AdminBase(ServiceBase):
                 grpclib.const.Cardinality.UNARY_UNARY,
                 ReloadRequest,
                 ReloadResponse,
+            ),
+            "/fairlead.admin.v1.Admin/Handover": grpclib.const.Handler(
+                self.__rpc_handover,
+                grpclib.const.Cardinality.UNARY_UNARY,
+                HandoverRequest,
+                HandoverResponse,
             ),
         }
