@@ -18,6 +18,7 @@ _BUILT_IN: Final = {
     "chardev": "backends.chardev:CharDev",
     "gpu": "backends.gpu:Gpu",
     "infiniband": "backends.infiniband:InfiniBand",
+    "mdev": "backends.mdev:Mdev",
     "stub": "backends.stub:Stub",
     "vfio": "backends.vfio:Vfio",
 }

@@ -106,5 +106,5 @@ def _clues(device: Device, *, mounts: bool) -> Iterator[str]:
         yield device.identity
     for hardware in device.hardware:
         kind, _, address = hardware.partition(":")
-        if kind == "pci":
+        if kind in ("pci", "mdev"):
             yield address

@@ -1,40 +1,19 @@
-"""What binding a driver takes of the kernel: writes into sysfs, a module, and waiting for what comes of them.
-
-A tiny object of its own, so that a test can hand in one that acts as a kernel would.
-"""
+"""What binding a driver takes of the kernel: writes into sysfs, waiting for what comes of them, and a module."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-import time
-from collections.abc import Callable
 from typing import Final
 
-from backends.base import Host, HostPath
+from backends.linux import kernel
 
 MODULE: Final = "vfio-pci"
 _MODPROBE_DEADLINE: Final = 5.0  # seconds, of the 10 that a claim has
-_PAUSE: Final = 0.005  # seconds between two looks
 
 
-class Kernel:
+class Kernel(kernel.Kernel):
     """The host's."""
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
-
-    def write(self, path: HostPath, text: str) -> None:
-        """Write an attribute, in one go as the kernel wants it; may block for as long as a driver takes to let go.
-
-        Raises:
-            OSError: it cannot be written, or the kernel refuses what is written.
-        """
-        file = os.open(self._host.local(path), os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(file, text.encode())
-        finally:
-            os.close(file)
 
     def load(self, module: str) -> None:
         """Load a kernel module from the host's /lib/modules.
@@ -53,10 +32,3 @@ class Kernel:
             raise OSError(f"modprobe {module} was not done within {_MODPROBE_DEADLINE:g} s") from None
         if done.returncode:
             raise OSError(done.stderr.strip() or f"modprobe {module} failed")
-
-    def wait(self, is_so: Callable[[], bool], seconds: float) -> bool:
-        """Look until it is so, for this long at most; is it?"""
-        end = time.monotonic() + seconds
-        while not (so := is_so()) and time.monotonic() < end:
-            time.sleep(_PAUSE)
-        return so

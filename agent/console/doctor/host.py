@@ -86,7 +86,7 @@ def modules(patient: Patient) -> Iterator[Finding]:
     """Are the modules loaded that make the nodes which the configuration names?"""
     host = patient.config.host
     named = {path for resource in patient.config.resources for path in node_paths(resource.spec.options)}
-    if "vfio" in patient.backends():
+    if patient.backends() & {"mdev", "vfio"}:
         named.add("/dev/vfio/vfio")
     missing = [
         (node, load)

@@ -1,0 +1,109 @@
+"""The backend: parents as units, and what a virtual machine gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from backends import kubevirt
+from backends.base import (
+    All,
+    Backend,
+    ContainerEdits,
+    Device,
+    Discovery,
+    Grant,
+    Hint,
+    HostPath,
+    OptionsError,
+    PathChange,
+    Record,
+    Signal,
+    Uevent,
+    Watches,
+)
+from backends.known_devices import Known
+from backends.linux import pci, pci_health, pci_recovery
+from backends.mdev import finding, parents
+from backends.mdev.options import MdevOptions, MdevResource, complaints
+
+
+class Mdev(Backend[MdevOptions]):
+    """Hands out mediated devices. Units are their parents, by name: `0000:3b:00.0`, `matrix`, `mtty`."""
+
+    options_type: ClassVar = MdevOptions
+    attributes: ClassVar = finding.ATTRIBUTES
+
+    @classmethod
+    def check(cls, resource: MdevResource) -> None:
+        """Refuse what no hardware could make right.
+
+        Raises:
+            OptionsError: with the offending key and a sentence.
+            ExceptionGroup: of several of them.
+        """
+        OptionsError.raise_all(complaints(resource))
+
+    # --- what is there ---
+
+    def units(self) -> Iterable[str]:
+        """The parents."""
+        return parents.every(self.host)
+
+    def discover(self, unit: str) -> Discovery:
+        """What was made of a parent."""
+        return finding.find(self.host, unit)
+
+    def probe(self, device: Device) -> Iterator[Signal]:
+        """Are its nodes there, and is its parent well?"""
+        if device.unusable:
+            return
+        yield from super().probe(device)
+        if pci.ADDRESS.fullmatch(device.unit):
+            yield from pci_health.signals(self.host, device.unit)
+
+    def signals(self, record: Record) -> Iterable[Signal]:
+        """PCI error recoveries, of whichever function: it may be a parent, or a parent's physical one."""
+        return pci_recovery.signals(record)
+
+    def watches(self, known: Known) -> Watches:  # noqa: ARG002  # an interface's
+        """Mediated devices, parents on the PCI bus and vfio's nodes, wherever they come from."""
+        return Watches(
+            frozenset({"mdev", "pci", "vfio"}),
+            directories=frozenset({finding.NODES}),
+            facts=frozenset({pci_recovery.FACT}),
+        )
+
+    def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
+        """The parent of a mediated device, the PCI function that is one or a parent's physical one, and those with a node."""
+        if isinstance(hint, PathChange):
+            return _with_node(known, hint.path)
+        if not isinstance(hint, Uevent):
+            return ()
+        if hint.subsystem == "mdev":
+            return (hint.devpath.split("/")[-2],)
+        if hint.subsystem == "vfio":
+            return _with_node(known, hint.node) if hint.node else ()
+        registered = (hint.name,) if "MDEV_STATE" in hint.properties else ()  # mdev_register_parent tells this way
+        return {*registered, *known.minding(f"pci:{pci.address_in(hint.devpath)}")}
+
+    # --- what a pod gets ---
+
+    def prefers(self, resource: MdevResource) -> bool:  # noqa: ARG002
+        """Always: on which parents a virtual machine's devices are is what its speed hangs on."""
+        return True
+
+    def edits(self, resource: MdevResource, grants: Sequence[Grant]) -> ContainerEdits:
+        """The groups' nodes, and KubeVirt's variable with one UUID for each ID."""
+        uuids = ",".join(grant.device.key for grant in grants)
+        return replace(ContainerEdits.of(grants), env={kubevirt.variable("MDEV_PCI_RESOURCE", resource.name): uuids})
+
+
+def _with_node(known: Known, path: HostPath) -> list[str]:
+    """The units with a device that has this node, or has one in this directory."""
+    return [
+        unit
+        for unit, devices in known.items()
+        if any(path in (node.path, node.path.parent) for device in devices for node in device.nodes)
+    ]
