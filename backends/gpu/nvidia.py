@@ -74,14 +74,18 @@ class Nvidia:
             index=self._index(function.address),
         )
         device = gpu(function, wanted, attributes, uuid=gpu_uuid, identity=gpu_uuid)
-        unusable = unbound(function, DRIVER) or self._obstacle(device, info, own)
+        unusable = unbound(function, DRIVER) or self._obstacle(function, device, info, own)
         if unusable or minor is None:
             return Discovery((withheld(device, unusable),), problems=info.problems)
         found = mig.divided(self.host, device, minor, wanted, self.roots) or Discovery((device,))
         return replace(found, problems=(*info.problems, *found.problems))
 
-    def _obstacle(self, device: Device, info: Information, own: Sequence[Wanted]) -> str:
+    def _obstacle(self, function: pci.Function, device: Device, info: Information, own: Sequence[Wanted]) -> str:
         """Why a GPU with NVIDIA's driver cannot be used, or not yet; empty if it can."""
+        if function.vgpu_type:
+            return (
+                f"it has the vGPU type {function.vgpu_type}, and is for a virtual machine: the backend vfio offers it"
+            )
         if info.excluded:
             return "the NVIDIA driver excludes it (NVreg_ExcludedGpus)"
         if info == Information():

@@ -75,8 +75,10 @@ class Group:
 
 
 def is_vfio(function: pci.Function) -> bool:
-    """Is it on vfio-pci, or on a variant of it? Kernel 6.0 and newer say so themselves."""
-    return bool(function.vfio) or (function.driver is not None and _VFIO_DRIVER.fullmatch(function.driver) is not None)
+    """Is it on vfio-pci, or on a variant of it, or a vGPU? Kernel 6.0 and newer say so themselves."""
+    return bool(function.vfio or function.vgpu_type) or (
+        function.driver is not None and _VFIO_DRIVER.fullmatch(function.driver) is not None
+    )
 
 
 def units(host: Host) -> Iterator[str]:

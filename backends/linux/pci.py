@@ -60,6 +60,7 @@ ATTRIBUTES: Final[Mapping[str, Attribute]] = {
     "iommu_group": NUMBER,
     "function": one_of("physical", "virtual"),
     "physical": _ADDRESS,
+    "vgpu_type": NUMBER,
 }
 """Those of `Function.attributes`."""
 
@@ -98,6 +99,9 @@ class Function:
     net: tuple[str, ...] = ()
     vfio: tuple[str, ...] = ()
     """`vfio-dev`'s: `vfio3` is the node /dev/vfio/devices/vfio3 (kernel 6.6 and newer)."""
+    vgpu_type: str = ""
+    """The number of the vGPU type that NVIDIA's driver has given this virtual function, as `558`; empty: none. It is a vfio
+    device then, on its own driver (NVIDIA's vGPU user guide: vendor-specific VFIO framework)."""
     boot_display: bool = False
     """`boot_vga`: the firmware's screen."""
     problems: tuple[Problem, ...] = ()
@@ -131,6 +135,7 @@ class Function:
             "iommu_group": (self.iommu_group,),
             "function": ("physical" if self.physical is None else "virtual",),
             "physical": (self.physical,),
+            "vgpu_type": (self.vgpu_type,),
         }
         return {name: known for name, values in found.items() if (known := tuple(v for v in values if v))}
 
@@ -179,6 +184,7 @@ def read(host: Host, address: str) -> Function | None:
         infiniband=_children(host, path, "infiniband", entries),
         net=_children(host, path, "net", entries),
         vfio=_children(host, path, "vfio-dev", entries),
+        vgpu_type=_vgpu_type(host, path, entries) if driver == "nvidia" else "",
         boot_display="boot_vga" in entries and sysfs.number(host, path / "boot_vga") == 1,
         problems=tuple(problems),
     )
@@ -261,6 +267,8 @@ def no_reset(host: Host, function: Function) -> str:
     """
     if function.virtual:  # they would go (PCI Express Base Specification, 9.2.2.3)
         return f"{function.address} has {len(function.virtual)} virtual functions, which would go with a reset"
+    if function.vgpu_type:
+        return f"{function.address} has the vGPU type {function.vgpu_type}, and its driver resets it"
     methods = sysfs.attribute(host, function.path / "reset_method")
     if methods is None and not host.local(function.path / "reset").exists():
         methods = ""
@@ -346,6 +354,14 @@ def _virtual(host: Host, path: HostPath, entries: Iterable[str]) -> Iterator[str
     for number in numbers:
         if (address := _linked_address(host, path / f"virtfn{number}")) is not None:
             yield address
+
+
+def _vgpu_type(host: Host, path: HostPath, entries: Iterable[str]) -> str:
+    """That of a virtual function; physical ones, which can have virtual ones (`sriov_totalvfs`), have none."""
+    if "nvidia" not in entries or "sriov_totalvfs" in entries:
+        return ""
+    number = sysfs.number(host, path / "nvidia" / "current_vgpu_type")
+    return str(number) if number is not None and number > 0 else ""
 
 
 def _children(host: Host, path: HostPath, kind: str, entries: Iterable[str]) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ from backends.base import (
 from backends.known_devices import Known
 from backends.linux import iommu, pci, pci_recovery
 from backends.linux.iommu import Group
-from backends.vfio import binding, finding, health
+from backends.vfio import binding, finding, health, vgpu
 from backends.vfio.binding import Binder, BindError
 from backends.vfio.kernel import Kernel
 from backends.vfio.options import VfioOptions, VfioResource, complaints
@@ -74,13 +74,14 @@ class Vfio(Backend[VfioOptions]):
         """The group's devices, one for each resource that selects any of its functions."""
         return finding.find(self.host, self.resources, unit)
 
-    def probe(self, device: Device) -> Iterable[Signal]:
+    def probe(self, device: Device) -> Iterator[Signal]:
         """Nothing of what cannot be used anyway: the reason is told, and the hardware may be another's."""
-        found = None if device.unusable else self._look(device)
-        if found is None:
-            return ()
-        group, functions, options = found
-        return health.signals(self.host, device, group, functions, options)
+        if device.unusable:
+            return
+        yield from vgpu.signals(self.host, device, finding.depends(device.unit))
+        if (found := self._look(device)) is not None:
+            group, functions, options = found
+            yield from health.signals(self.host, device, group, functions, options)
 
     def signals(self, record: Record) -> Iterable[Signal]:
         """PCI error recoveries, of whichever function: it may be in any group, or be a virtual one's physical one."""
