@@ -1,4 +1,4 @@
-"""Writes attributes of sysfs, and waits for what comes of it.
+"""Writes attributes of sysfs, waits for what comes of it, and asks whether a node is in use.
 
 A tiny object of its own, so that a test can hand in one that acts as a kernel would.
 """
@@ -32,6 +32,14 @@ class Kernel:
             os.write(file, text.encode())
         finally:
             os.close(file)
+
+    def try_open(self, path: HostPath) -> None:
+        """Open a device node, and close it at once.
+
+        Raises:
+            OSError: it cannot be opened; EBUSY where its driver lets it be open once at a time, and it is.
+        """
+        os.close(os.open(self._host.local(path), os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY))
 
     def wait(self, is_so: Callable[[], bool], seconds: float) -> bool:
         """Look until it is so, for this long at most; is it?"""

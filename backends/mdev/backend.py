@@ -9,23 +9,28 @@ from typing import ClassVar
 from backends import kubevirt
 from backends.base import (
     All,
+    AllocationRefused,
     Backend,
     ContainerEdits,
     Device,
     Discovery,
     Grant,
     Hint,
+    Host,
     HostPath,
     OptionsError,
     PathChange,
     Record,
+    Released,
     Signal,
     Uevent,
     Watches,
 )
 from backends.known_devices import Known
 from backends.linux import pci, pci_health, pci_recovery
-from backends.mdev import finding, parents
+from backends.linux.kernel import Kernel
+from backends.mdev import finding, making, parents
+from backends.mdev.making import Maker, MakingError
 from backends.mdev.options import MdevOptions, MdevResource, complaints
 
 
@@ -45,6 +50,10 @@ class Mdev(Backend[MdevOptions]):
         """
         OptionsError.raise_all(complaints(resource))
 
+    def __init__(self, host: Host, resources: Sequence[MdevResource], kernel: Kernel | None = None) -> None:
+        super().__init__(host, resources)
+        self._maker = Maker(host, kernel or Kernel(host))
+
     # --- what is there ---
 
     def units(self) -> Iterable[str]:
@@ -52,8 +61,8 @@ class Mdev(Backend[MdevOptions]):
         return parents.every(self.host)
 
     def discover(self, unit: str) -> Discovery:
-        """What was made of a parent."""
-        return finding.find(self.host, unit)
+        """What was made of a parent, and what would be for a pod."""
+        return finding.find(self.host, self.resources, unit)
 
     def probe(self, device: Device) -> Iterator[Signal]:
         """Are its nodes there, and is its parent well?"""
@@ -71,7 +80,7 @@ class Mdev(Backend[MdevOptions]):
         """Mediated devices, parents on the PCI bus and vfio's nodes, wherever they come from."""
         return Watches(
             frozenset({"mdev", "pci", "vfio"}),
-            directories=frozenset({finding.NODES}),
+            directories=frozenset({making.NODES}),
             facts=frozenset({pci_recovery.FACT}),
         )
 
@@ -95,9 +104,51 @@ class Mdev(Backend[MdevOptions]):
         return True
 
     def edits(self, resource: MdevResource, grants: Sequence[Grant]) -> ContainerEdits:
-        """The groups' nodes, and KubeVirt's variable with one UUID for each ID."""
+        """The groups' nodes, and KubeVirt's variable with one UUID for each ID.
+
+        Raises:
+            AllocationRefused: one of them is gone since it was made.
+        """
+        for grant in grants:
+            if not grant.device.nodes:
+                raise AllocationRefused(
+                    f"{grant.id} of {resource.name} has no node at the moment. Create the pod again."
+                )
         uuids = ",".join(grant.device.key for grant in grants)
         return replace(ContainerEdits.of(grants), env={kubevirt.variable("MDEV_PCI_RESOURCE", resource.name): uuids})
+
+    def needs_claim(self, resource: MdevResource) -> bool:
+        """Only where devices are made for pods."""
+        return resource.spec.options.create
+
+    def claim(self, resource: MdevResource, grants: Sequence[Grant]) -> None:
+        """Make what is not there yet.
+
+        Raises:
+            AllocationRefused: one cannot be made; none is then.
+        """
+        try:
+            self._maker.make(grant.device for grant in grants)
+        except MakingError as error:
+            ids = ", ".join(grant.id for grant in grants)
+            raise AllocationRefused(
+                f"{ids} of {resource.name} cannot be made ready: {error}. Create the pod again."
+            ) from error
+
+    def release(self, ended: Sequence[Released], idle: frozenset[str]) -> None:  # noqa: ARG002
+        """Remove what we made and nobody holds any more, whatever the configuration says by now.
+
+        Raises:
+            ExceptionGroup: of what could not be removed.
+        """
+        failures: list[Exception] = []
+        for hardware in sorted(idle):
+            try:
+                self._maker.remove(hardware.removeprefix("mdev:"))
+            except MakingError as error:
+                failures.append(error)
+        if failures:
+            raise ExceptionGroup("not removed", failures)
 
 
 def _with_node(known: Known, path: HostPath) -> list[str]:

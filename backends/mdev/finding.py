@@ -1,16 +1,17 @@
-"""From parents to devices: one for each mediated device that was made."""
+"""From parents to devices: one for each mediated device that was made, or would be for a pod."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from backends.base import NUMBER, TEXT, Attribute, Device, Discovery, Host, HostPath, Node, Problem
 from backends.linux import pci, sysfs
-from backends.mdev import parents
+from backends.mdev import making, parents
+from backends.mdev.making import NODES
+from backends.mdev.options import MdevResource
 from backends.mdev.parents import Type
-
-NODES: Final = HostPath("/dev/vfio")
 
 ATTRIBUTES: Final = {
     "uuid": Attribute("a UUID in lower case, as in '4b20d080-1b54-4048-85b3-a6a62d165c01'", parents.UUID.pattern),
@@ -25,23 +26,40 @@ ATTRIBUTES: Final = {
 _PERMISSIONS: Final = "mrw"  # KubeVirt's
 
 
-def find(host: Host, parent: str) -> Discovery:
-    """The devices that were made of a parent."""
+def find(host: Host, resources: Sequence[MdevResource], parent: str) -> Discovery:
+    """The devices that were made of a parent, and those that would be made of it for a pod."""
     path = parents.of(host, parent)
     if path is None:
         return Discovery()
     devices, problems = [], []
-    for uuid in parents.made(host, path):
+    uuids = parents.made(host, path)
+    for uuid in uuids:
         if (kind := parents.type_of(host, path / uuid)) is None:
             why = f"mediated device {uuid} of {parent} has no type: the link mdev_type in {path / uuid} cannot be read"
             problems.append(Problem(uuid, why))
-        else:
-            devices.append(device(host, path, uuid, kind))
+            continue
+        found = _device(host, path, uuid, kind)
+        devices.append(_of_maker(found, resources) if uuid in making.uuids(parent, kind.id) else found)
+    makers = [resource for resource in resources if resource.spec.options.create]
+    for kind in parents.types(host, path) if makers else ():
+        room = parents.available(host, path, kind.id)
+        for uuid in making.could_be_made(parent, kind.id, uuids, room):
+            to_be = _of_maker(_device(host, path, uuid, kind), makers)
+            if to_be.resource is None:
+                break  # nobody wants this type
+            devices.append(replace(to_be, unusable=""))
     return Discovery(tuple(devices), problems=tuple(problems))
 
 
-def device(host: Host, parent: HostPath, uuid: str, kind: Type) -> Device:
-    """One that was made."""
+def _of_maker(device: Device, resources: Sequence[MdevResource]) -> Device:
+    """The device as that of the first resource that would have it made."""
+    takers = (r for r in resources if r.spec.options.create and r.refuses(device) is None)
+    maker = next(takers, None)
+    return device if maker is None else replace(device, resource=maker.name)
+
+
+def _device(host: Host, parent: HostPath, uuid: str, kind: Type) -> Device:
+    """One of that UUID and type, made or not."""
     group = sysfs.linked_name(host, parent / uuid / "iommu_group")
     numa_node = sysfs.numa_node(host, parent)
     attributes = {
@@ -58,14 +76,16 @@ def device(host: Host, parent: HostPath, uuid: str, kind: Type) -> Device:
         hardware=frozenset({f"mdev:{uuid}"}),
         depends=frozenset(f"pci:{address}" for address in functions(host, parent)),
         identity=f"{parent.name} {kind.id}",
-        nodes=()
-        if group is None
-        else tuple(Node(NODES / name, f"{NODES}/{name}", _PERMISSIONS) for name in ("vfio", group)),
+        nodes=() if group is None else tuple(_node(name) for name in ("vfio", group)),
         numa_node=numa_node,
         ancestry=pci.ancestry(parent / uuid),
         unusable="" if group is not None else "it is in no IOMMU group: no vfio driver has it (yet)",
         attributes={name: (value,) for name, value in attributes.items() if value} | {"type": _called(kind)},
     )
+
+
+def _node(name: str) -> Node:
+    return Node(NODES / name, f"{NODES}/{name}", _PERMISSIONS)
 
 
 def functions(host: Host, parent: HostPath) -> Iterator[str]:

@@ -63,6 +63,20 @@ def made(host: Host, parent: HostPath) -> list[str]:
     return [name for name in sysfs.entries(host, parent) if UUID.fullmatch(name)]
 
 
+def types(host: Host, parent: HostPath) -> list[Type]:
+    """What a parent can be divided into.
+
+    Raises:
+        OSError: they cannot be listed.
+    """
+    return [read_type(host, parent, kind) for kind in sysfs.entries(host, parent / TYPES)]
+
+
+def available(host: Host, parent: HostPath, kind: str) -> int:
+    """How many more of a type could be made of a parent now; it shrinks as others are made."""
+    return max(sysfs.number(host, parent / TYPES / kind / "available_instances") or 0, 0)
+
+
 def type_of(host: Host, device: HostPath) -> Type | None:
     """The type of a device that was made; None if it cannot be told."""
     kind = sysfs.linked_name(host, device / "mdev_type")
