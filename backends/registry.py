@@ -15,6 +15,7 @@ from backends.base import Attribute, Backend
 ENTRY_POINT_GROUP: Final = "fairlead.backends"
 
 _BUILT_IN: Final = {
+    "cex": "backends.cex:Cex",
     "chardev": "backends.chardev:CharDev",
     "gpu": "backends.gpu:Gpu",
     "infiniband": "backends.infiniband:InfiniBand",

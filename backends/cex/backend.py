@@ -1,0 +1,157 @@
+"""The backend: cards as units, and what is made for a container."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, Final
+
+from backends.base import (
+    All,
+    AllocationRefused,
+    Backend,
+    ContainerEdits,
+    Device,
+    Discovery,
+    Grant,
+    Hint,
+    Host,
+    Node,
+    OptionsError,
+    Released,
+    Signal,
+    Uevent,
+    Watches,
+)
+from backends.cex import ap, finding, health, shadow, zcrypt
+from backends.cex.options import CexOptions, CexResource, complaints
+from backends.cex.shadow import ShadowError
+from backends.cex.zcrypt import NodeError, Nodes
+from backends.known_devices import Known
+from backends.linux.kernel import Kernel
+
+_ID: Final = re.compile("apqn-[0-9]{1,3}-[0-9]{1,3}-[0-9]{1,3}")
+_PLACE: Final = f"{ap.DEVICES}/".removeprefix("/sys")
+_Z90CRYPT: Final = "/dev/z90crypt"
+
+
+class Cex(Backend[CexOptions]):
+    """Hands out queues of crypto cards. Units are cards: `card01`."""
+
+    options_type: ClassVar = CexOptions
+    attributes: ClassVar = finding.ATTRIBUTES
+
+    def __init__(self, host: Host, resources: Sequence[CexResource], kernel: Kernel | None = None) -> None:
+        super().__init__(host, resources)
+        self._nodes = Nodes(host, kernel or Kernel(host))
+
+    @classmethod
+    def check(cls, resource: CexResource) -> None:
+        """Refuse what no hardware could make right.
+
+        Raises:
+            OptionsError: with the offending key and a sentence.
+            ExceptionGroup: of several of them.
+        """
+        OptionsError.raise_all(complaints(resource))
+
+    @classmethod
+    def tokens(cls, resource: CexResource) -> Iterable[tuple[tuple[str | int, ...], int]]:
+        """Those that share a queue."""
+        yield ("overcommit",), resource.spec.options.overcommit
+
+    # --- what is there ---
+
+    def units(self) -> Iterable[str]:
+        """The cards."""
+        return ap.cards(self.host)
+
+    def discover(self, unit: str) -> Discovery:
+        """A card's queues."""
+        return finding.find(self.host, self.resources, unit)
+
+    def probe(self, device: Device) -> Iterable[Signal]:
+        """How the queue is, and its card."""
+        return () if device.unusable else health.signals(self.host, device.unit, _queue(device))
+
+    def watches(self, known: Known) -> Watches:  # noqa: ARG002  # an interface's
+        """Cards and queues, which tell also when they go offline or are deconfigured."""
+        return Watches(frozenset({"ap"}))
+
+    def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:  # noqa: ARG002
+        """The card that it is about, or whose queue."""
+        if not isinstance(hint, Uevent) or not hint.devpath.startswith(_PLACE):
+            return ()
+        name = hint.devpath.removeprefix(_PLACE).partition("/")[0]
+        return (name,) if ap.CARD.fullmatch(name) else ()
+
+    # --- what a container gets ---
+
+    def ids(self, resource: CexResource, device: Device) -> Sequence[str]:
+        """As the peer's: `apqn-<card>-<domain>-<n>`, for each container that may share it."""
+        return tuple(f"{device.key}-{n}" for n in range(resource.spec.options.overcommit))
+
+    def prefers(self, resource: CexResource) -> bool:
+        """It matters where a queue is shared."""
+        return resource.spec.options.overcommit > 1
+
+    def edits(self, resource: CexResource, grants: Sequence[Grant]) -> ContainerEdits:
+        """The ID's node as /dev/z90crypt, and the shadow of /sys.
+
+        Raises:
+            AllocationRefused: a container asks for several.
+        """
+        grant = _one(resource, grants)
+        live = resource.spec.options.live_sysfs
+        return ContainerEdits(
+            nodes=(Node(zcrypt.node(grant.id), _Z90CRYPT, "rw"),),
+            mounts=shadow.mounts(grant.id, grant.device.unit, _queue(grant.device), live=live),
+        )
+
+    def claim(self, resource: CexResource, grants: Sequence[Grant]) -> None:
+        """Make the node and the shadow of /sys.
+
+        Raises:
+            AllocationRefused: they cannot be made, or a container asks for several.
+        """
+        grant = _one(resource, grants)
+        card, queue = grant.device.unit, _queue(grant.device)
+        try:
+            planned = shadow.plan(self.host, card, queue, live=resource.spec.options.live_sysfs)
+            shadow.build(self.host, grant.id, planned)
+            self._nodes.make(grant.id, int(card[4:], 16), ap.domain(queue))
+        except (NodeError, ShadowError) as error:
+            raise AllocationRefused(
+                f"{grant.id} of {resource.name} cannot be made ready: {error}. Create the pod again; if it happens again, "
+                "this node's administrator must look at the card."
+            ) from error
+
+    def release(self, ended: Sequence[Released], idle: frozenset[str]) -> None:  # noqa: ARG002
+        """Destroy the nodes and the shadows of these IDs; those of other containers on the same queue stay.
+
+        Raises:
+            ExceptionGroup: of what could not be undone.
+        """
+        failures: list[Exception] = []
+        for device_id in sorted({one.id for one in ended if _ID.fullmatch(one.id)}):
+            try:
+                self._nodes.destroy(device_id)
+                shadow.remove(self.host, device_id)
+            except (NodeError, ShadowError) as error:
+                failures.append(error)
+        if failures:
+            raise ExceptionGroup("not undone", failures)
+
+
+def _queue(device: Device) -> str:
+    (queue,) = device.attributes["apqn"]
+    return queue
+
+
+def _one(resource: CexResource, grants: Sequence[Grant]) -> Grant:
+    if len(grants) == 1:
+        return grants[0]
+    raise AllocationRefused(
+        f"A container may ask for one {resource.name} at most, because it has one {_Z90CRYPT}; this one asks for "
+        f"{len(grants)}."
+    )

@@ -1,0 +1,28 @@
+"""How a queue and its card are: configured, not check-stopped, online."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from backends.base import Host, HostPath, Signal, Verdict
+from backends.cex import ap, finding
+from backends.linux import sysfs
+
+
+def signals(host: Host, card: str, queue: str) -> Iterator[Signal]:
+    """What is wrong now; a file that is not there says nothing (`config` and `chkstop` are of Linux 5.13 and 5.17)."""
+    for name, path in ((card, ap.DEVICES / card), (queue, ap.DEVICES / card / queue)):
+        yield from _signals(host, name, path)
+
+
+def _signals(host: Host, name: str, path: HostPath) -> Iterator[Signal]:
+    hardware = finding.hardware(name)
+    if sysfs.attribute(host, path / "config") == "0":
+        yield Signal(
+            hardware, "deconfigured", Verdict.NOW, f"{name} is deconfigured: the machine's operator took it away"
+        )
+    if sysfs.attribute(host, path / "chkstop") == "1":
+        yield Signal(hardware, "checkstop", Verdict.NOW, f"{name} is in checkstop state: its hardware has failed")
+    online = sysfs.attribute(host, path / "online")
+    if online is not None and not online.startswith("1"):
+        yield Signal(hardware, "offline", Verdict.NOW, f"{name} is offline: write 1 into {path}/online")

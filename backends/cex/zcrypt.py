@@ -1,0 +1,105 @@
+"""Makes zcrypt nodes that lead to one queue each, and destroys them.
+
+A node is made by its name, written to `create` of the class, and has three masks that say which cards, domains and ioctls it
+may be used for; new ones permit nothing (drivers/s390/crypto/zcrypt_api.c). Masks are written whole, not changed bit by bit:
+whatever was there before, a node that was made and never got its masks too, is right after.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Final
+
+from backends.base import Host, HostPath
+from backends.cex import ap
+from backends.errors import reason_of
+from backends.linux import sysfs
+from backends.linux.kernel import Kernel
+from backends.linux.nodes import NoNodeError, device_node
+
+NODES: Final = HostPath("/sys/devices/virtual/zcrypt")
+EVERYTHING: Final = f"0x{'f' * 64}"
+"""A mask with all its 256 bits."""
+
+_APPEARS: Final = 6.4  # seconds, as long as the peer waits for udev; a claim has 10
+_MODE: Final = 0o666  # a container's user need not be root
+
+
+class NodeError(Exception):
+    """A node cannot be made, or destroyed; one sentence."""
+
+
+def mask(bit: int) -> str:
+    """A mask with one of its 256 bits, as sysfs has it: the leftmost digit has the bits 0 to 3."""
+    return f"0x{1 << (255 - bit):064x}"
+
+
+def node(device_id: str) -> HostPath:
+    """The node of an ID."""
+    return HostPath(f"/dev/zcrypt-{device_id}")
+
+
+class Nodes:
+    """Those of one host."""
+
+    def __init__(self, host: Host, kernel: Kernel) -> None:
+        self._host = host
+        self._kernel = kernel
+
+    def make(self, device_id: str, adapter: int, domain: int) -> None:
+        """Make the node of an ID, or see that it leads to its queue.
+
+        Raises:
+            NodeError: it cannot be made. What was made is destroyed again.
+        """
+        name = node(device_id).name
+        is_new = not self._host.local(NODES / name).is_dir()
+        try:
+            if is_new:
+                self._write(ap.ZCRYPT / "create", name)
+            if not self._kernel.wait(lambda: self._is_there(device_id), _APPEARS):
+                raise NodeError(f"{node(device_id)} did not appear in {_APPEARS:g} s")
+            self._host.local(node(device_id)).chmod(_MODE)
+            for file, wanted in (("apmask", mask(adapter)), ("aqmask", mask(domain)), ("ioctlmask", EVERYTHING)):
+                if sysfs.attribute(self._host, NODES / name / file) != wanted:
+                    self._write(NODES / name / file, wanted)
+        except (NodeError, OSError) as error:
+            if is_new:
+                self._destroy_again(device_id)
+            raise error if isinstance(error, NodeError) else NodeError(reason_of(error)) from error
+
+    def destroy(self, device_id: str) -> None:
+        """Destroy the node of an ID; nothing if there is none.
+
+        Raises:
+            NodeError: it is open, or the kernel refuses.
+        """
+        name = node(device_id).name
+        if not self._host.local(NODES / name).is_dir():
+            return
+        try:
+            self._kernel.write(ap.ZCRYPT / "destroy", name)
+        except OSError as error:
+            if error.errno == errno.ENODEV:  # it has gone meanwhile
+                return
+            why = "it is still open" if error.errno == errno.EBUSY else reason_of(error)
+            raise NodeError(f"{node(device_id)} cannot be destroyed: {why}") from error
+
+    def _destroy_again(self, device_id: str) -> None:
+        try:
+            self.destroy(device_id)
+        except NodeError:
+            return  # the release will see to it
+
+    def _is_there(self, device_id: str) -> bool:
+        try:
+            device_node(self._host, node(device_id))
+        except NoNodeError:
+            return False
+        return True
+
+    def _write(self, path: HostPath, text: str) -> None:
+        try:
+            self._kernel.write(path, f"{text}\n")
+        except OSError as error:
+            raise NodeError(f"{path} refuses {text!r}: {reason_of(error)}") from error
