@@ -1,4 +1,4 @@
-"""Writes attributes of sysfs, waits for what comes of it, and asks whether a node is in use.
+"""What changing hardware takes of the kernel: writes into sysfs, a module, and waiting for what comes of them.
 
 A tiny object of its own, so that a test can hand in one that acts as a kernel would.
 """
@@ -6,12 +6,14 @@ A tiny object of its own, so that a test can hand in one that acts as a kernel w
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from collections.abc import Callable
 from typing import Final
 
 from backends.base import Host, HostPath
 
+_MODPROBE_DEADLINE: Final = 5.0  # seconds, of the 10 that a claim has
 _PAUSE: Final = 0.005  # seconds between two looks
 
 
@@ -22,7 +24,7 @@ class Kernel:
         self._host = host
 
     def write(self, path: HostPath, text: str) -> None:
-        """Write an attribute, in one go as the kernel wants it; may block for as long as a driver takes.
+        """Write an attribute, in one go as the kernel wants it; may block for as long as a driver takes to let go.
 
         Raises:
             OSError: it cannot be written, or the kernel refuses what is written.
@@ -40,6 +42,24 @@ class Kernel:
             OSError: it cannot be opened; EBUSY where its driver lets it be open once at a time, and it is.
         """
         os.close(os.open(self._host.local(path), os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY))
+
+    def load(self, module: str) -> None:
+        """Load a kernel module from the host's /lib/modules.
+
+        Raises:
+            OSError: there is no modprobe, or it failed; with what it said.
+        """
+        command = ["modprobe", "--dirname", os.fspath(self._host.root), module]
+        try:
+            done = subprocess.run(  # noqa: S603  # nothing in it comes from outside
+                command, capture_output=True, text=True, errors="replace", timeout=_MODPROBE_DEADLINE, check=False
+            )
+        except FileNotFoundError:
+            raise OSError("there is no modprobe here") from None
+        except subprocess.TimeoutExpired:
+            raise OSError(f"modprobe {module} was not done within {_MODPROBE_DEADLINE:g} s") from None
+        if done.returncode:
+            raise OSError(done.stderr.strip() or f"modprobe {module} failed")
 
     def wait(self, is_so: Callable[[], bool], seconds: float) -> bool:
         """Look until it is so, for this long at most; is it?"""

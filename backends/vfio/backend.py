@@ -32,9 +32,9 @@ from backends.base import (
 from backends.known_devices import Known
 from backends.linux import iommu, pci, pci_recovery
 from backends.linux.iommu import Group
+from backends.linux.kernel import Kernel
 from backends.vfio import binding, finding, health, vgpu
 from backends.vfio.binding import Binder, BindError
-from backends.vfio.kernel import Kernel
 from backends.vfio.options import VfioOptions, VfioResource, complaints
 from backends.vfio.planning import plan
 

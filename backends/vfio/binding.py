@@ -17,8 +17,9 @@ from backends.base import Host, HostPath, Node
 from backends.errors import reason_of
 from backends.linux import files, iommu, pci, udev
 from backends.linux.host_uses import busy_disks, uses
+from backends.linux.kernel import Kernel
 from backends.linux.nodes import NoNodeError, device_node
-from backends.vfio.kernel import MODULE, Kernel
+from backends.vfio.options import MODULE
 from backends.vfio.vgpu import vgpus
 
 NOTES: Final = HostPath("/run/fairlead/vfio")

@@ -14,8 +14,7 @@ from backends.linux import iommu, pci, pci_health
 from backends.linux.iommu import Group
 from backends.linux.nodes import NoNodeError, device_node
 from backends.vfio.finding import depends, has_own_nodes
-from backends.vfio.kernel import MODULE
-from backends.vfio.options import VfioOptions
+from backends.vfio.options import MODULE, VfioOptions
 from backends.vfio.planning import Plan, plan
 
 

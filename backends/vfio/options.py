@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
 from backends.base import OptionsError, Resource
 from backends.linux import pci
-from backends.vfio.kernel import MODULE
+
+MODULE: Final = "vfio-pci"
 
 Iommu: TypeAlias = Literal["legacy", "iommufd", "both"]
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from backends.base import AllocationRefused, Device, Host, HostPath, NotReady, Released
-from backends.linux import kernel as base
+from backends.linux import kernel as module
 from backends.linux import pci
+from backends.linux.kernel import Kernel
 from backends.vfio import Vfio, VfioResource
 from backends.vfio.binding import NOTES
-from backends.vfio.kernel import Kernel
 from tests.backends.pci_trees import function
 from tests.backends.trees import plant, planted_host
 from tests.backends.vfio_node import (
@@ -450,7 +450,7 @@ def test_waiting_ends_when_it_is_so_or_the_time_is_up(monkeypatch: pytest.Monkey
         nonlocal now
         now += seconds
 
-    monkeypatch.setattr(base, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
     kernel, looks = Kernel(Host()), iter([False, False, True])
     assert kernel.wait(lambda: next(looks), 10.0)
     assert 0 < now - 1000.0 < 1.0

@@ -9,8 +9,8 @@ from typing import Any
 
 from backends.base import Device, Grant, Host, HostPath, Resource, ResourceSpec, Selector
 from backends.linux import pci, sysfs
+from backends.linux.kernel import Kernel
 from backends.vfio import Vfio, VfioOptions, VfioResource
-from backends.vfio.kernel import Kernel
 from tests.backends.pci_trees import function
 from tests.backends.trees import plant, planted_host
 from tests.nodes import make_node
