@@ -65,6 +65,17 @@ class Fields:
                 sentence = f"{self._about}: {_shown(item)} in {key!r} should be a table; this is left out"
                 self._remarks.append(Remark(item.line, sentence))
 
+    def texts(self, key: str) -> Iterator[Scalar]:
+        """The texts of a list."""
+        found = self._take(key, "a list", lambda tree: tree if isinstance(tree, Items) else None)
+        for item in found.items if found else ():
+            if isinstance(item, Scalar) and item.text:
+                yield item
+            else:
+                self._remarks.append(
+                    Remark(item.line, f"{self._about}: {_shown(item)} in {key!r} should be a text; this is left out")
+                )
+
     def end(self) -> None:
         """Report the keys that nobody asked for."""
         for key in self._table.values:

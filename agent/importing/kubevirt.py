@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
+from agent.importing import mediated
 from agent.importing.fields import Fields
 from agent.importing.model import Draft, DraftGroup, ImportRefusedError, Part, Remark, Sketch, Value
 from agent.importing.tree import Table, Tree
@@ -27,19 +28,25 @@ _PERMISSIONS: Final = "mrw"  # as KubeVirt's own plugin gives a stick
 _EXTERNAL: Final = "say externalResourceProvider: true here when Fairlead offers it, or KubeVirt's own plugin does too"
 _SOURCE: Final = (
     "From KubeVirt's permittedHostDevices. The IDs of the devices are other ones: they stay when a stick is plugged in "
-    "again, and a function has its address; no virtual machine names them."
+    "again, a function has its address, and a mediated device its UUID; no virtual machine names them."
 )
 
 
 def find(document: Tree) -> Table | None:
     """The permitted host devices in a document, if it has any."""
+    return _find(document)[0]
+
+
+def _find(document: Tree) -> tuple[Table | None, Table | None]:
+    """The same, and the table in which they stand."""
     for place in _PLACES:
-        found: Tree | None = document
+        above, found = None, document if isinstance(document, Table) else None
         for key in place:
-            found = found.values.get(key) if isinstance(found, Table) else None
-        if isinstance(found, Table) and (found.values.keys() & KEYS if not place else True):
-            return found
-    return None
+            below = found.values.get(key) if found is not None else None
+            above, found = found, below if isinstance(below, Table) else None
+        if found is not None and (place or found.values.keys() & KEYS):
+            return found, above
+    return None, None
 
 
 def read(document: Tree) -> Sketch:
@@ -48,13 +55,13 @@ def read(document: Tree) -> Sketch:
     Raises:
         ImportRefusedError: there are none.
     """
-    permitted = find(document)
+    permitted, beside = _find(document)
     if permitted is None:
         raise ImportRefusedError("there is no permittedHostDevices, nor a list that it would have", 1)
     remarks: list[Remark] = []
     fields = Fields(permitted, "permittedHostDevices", remarks)
     parts = [*_merged(map(_functions, fields.tables("pciHostDevices")), _with_selectors)]
-    parts += [_not_yet(table) for table in fields.tables("mediatedDevices")]
+    parts += _merged(mediated.read(fields.tables("mediatedDevices"), beside, _EXTERNAL), _with_selectors)
     sticks = [_sticks(table) for key in ("usb", "usbHostDevices") for table in fields.tables(key)]
     parts += _merged(sticks, _with_groups)
     fields.end()
@@ -80,10 +87,11 @@ def _with_groups(one: Draft, other: Draft) -> Draft:
 
 
 def _with_selectors(one: Draft, other: Draft) -> Draft:
-    """Several models of PCI functions: a selector for each."""
+    """Several models of PCI functions, or types of mediated devices: a selector for each."""
     (first,), (second,) = one.groups, other.groups
     selectors: list[Value] = [*first.items("select"), *second.items("select")]
-    return replace(one, groups=(replace(first, options={"select": selectors}),))
+    options = {**first.options, **second.options, "select": selectors}
+    return replace(one, groups=(replace(first, options=options),))
 
 
 def _functions(table: Table) -> Part:
@@ -108,16 +116,6 @@ def _functions(table: Table) -> Part:
     line = fields.line("resourceName")
     select: list[Value] = [{"id": selector.lower()}]
     return Part(tuple(remarks), Draft(name, (DraftGroup({"select": select}, line),), line, "vfio"))
-
-
-def _not_yet(table: Table) -> Part:
-    remarks: list[Remark] = []
-    fields = Fields(table, "mediatedDevices", remarks)
-    name = fields.text("resourceName") or "a resource without a name"
-    selected = fields.text("mdevNameSelector") or "without a selector"
-    keeps = "the plugin that offers it now" if fields.flag("externalResourceProvider") else "KubeVirt's own plugin"
-    why = "a mediated device needs the backend mdev, which Fairlead does not have yet"
-    return Part((Remark(fields.line("resourceName"), f"{name} ({selected}): {why}; leave it to {keeps}"),))
 
 
 def _sticks(table: Table) -> Part:

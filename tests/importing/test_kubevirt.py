@@ -1,4 +1,4 @@
-"""KubeVirt's permitted host devices: sticks, and what has to wait for other backends."""
+"""KubeVirt's permitted host devices: sticks, PCI functions and mediated devices."""
 
 from __future__ import annotations
 
@@ -125,11 +125,12 @@ def test_a_pci_device_that_is_disabled_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("text", "remark"),
     [
+        ("mediatedDevices:\n- {}", "2: mediatedDevices: it has no resourceName and is left out"),
+        ("mediatedDevices:\n- resourceName: a.b/c", "2: a.b/c: it has no mdevNameSelector, and so no devices; it is"),
         (
-            "mediatedDevices:\n- mdevNameSelector: GRID T4-1Q\n  resourceName: a.b/vgpu",
-            "3: a.b/vgpu (GRID T4-1Q): a mediated device needs the backend mdev",
+            "mediatedDevices:\n- resourceName: vgpu\n  mdevNameSelector: GRID T4-1Q",  # KubeVirt's plugin panics
+            "2: vgpu: name: ",
         ),
-        ("mediatedDevices:\n- {}", "2: a resource without a name (without a selector): a mediated device"),
         ("pciHostDevices:\n- {}", "2: pciHostDevices: it has no resourceName and is left out"),
         ("pciHostDevices:\n- resourceName: a.b/c", "2: a.b/c: it selects nothing, not IDs as in 10de:1eb8; it is left"),
         (
@@ -159,6 +160,54 @@ def test_what_is_lost_is_said_with_its_line(text: str, remark: str) -> None:
     assert any(line.startswith(remark) for line in said(found))
 
 
+_VGPU = "mediatedDevices: [{resourceName: a.b/vgpu, mdevNameSelector: GRID T4-1Q, externalResourceProvider: true}]"
+
+
+def test_a_mediated_device_is_a_resource_of_its_type() -> None:
+    found = imported(_VGPU)
+    assert (found.lossless, said(found)) == (True, [])
+    (resource,) = tomllib.loads(found.toml)["resource"]
+    assert resource == {"name": "a.b/vgpu", "backend": "mdev", "select": [{"type": "GRID_T4-1Q"}]}
+
+
+_MADE = "mediatedDevicesConfiguration: {mediatedDeviceTypes: [GRID T4-1Q]}"
+
+
+@pytest.mark.parametrize(
+    ("text", "creates"),
+    [
+        ("permittedHostDevices: {%s}", False),
+        (f"permittedHostDevices: {{%s}}\n{_MADE}", True),
+        (f"spec: {{permittedHostDevices: {{%s}}, {_MADE}}}", True),
+        (f"spec: {{permittedHostDevices: {{%s}}, {_MADE.replace('DeviceTypes', 'DevicesTypes')}}}", True),
+        (f"spec: {{permittedHostDevices: {{%s}}, {_MADE}, featureGates: {{disableMDevConfiguration: true}}}}", False),
+        (f"spec: {{permittedHostDevices: {{%s}}, {_MADE}, featureGates: {{disableMDevConfiguration: false}}}}", True),
+        (
+            f"configuration: {{permittedHostDevices: {{%s}}, {_MADE}, developerConfiguration: {{featureGates: "
+            "[HostDevices, DisableMDEVConfiguration]}}}}".replace("}}}}", "}}"),
+            False,
+        ),
+    ],
+)
+def test_what_kubevirt_makes_is_made_for_pods(text: str, creates: bool) -> None:
+    found = imported(text % _VGPU)
+    assert found.lossless
+    (resource,) = tomllib.loads(found.toml)["resource"]
+    assert resource.get("create", False) == creates
+
+
+def test_types_that_kubevirt_makes_by_their_ids_or_for_some_nodes_are_told() -> None:
+    made = "mediatedDevicesConfiguration: {mediatedDeviceTypes: [nvidia-230, []], nodeMediatedDeviceTypes: [{}]}"
+    found = imported(f"permittedHostDevices: {{{_VGPU}}}\n{made}\n")
+    assert not found.lossless
+    assert [line.split(": ", 2)[2][:40] for line in said(found)] == [
+        "a list in 'mediatedDeviceTypes' should b",
+        "some nodes make other types; give those ",
+        "mediatedDevicesConfiguration: a device i",
+        "KubeVirt makes devices of type nvidia-23",
+    ]
+
+
 _TEXTS = st.sampled_from(["a.b/c", "46f4", "1", "xyz", ""]) | st.text(max_size=6) | st.integers() | st.none()
 _SELECTORS = st.lists(st.dictionaries(st.sampled_from(["vendor", "product", "x"]), _TEXTS) | _TEXTS, max_size=3)
 _ENTRIES = st.lists(
@@ -169,6 +218,7 @@ _ENTRIES = st.lists(
             "selectors": _SELECTORS | _TEXTS,
             "externalResourceProvider": st.booleans() | _TEXTS,
             "pciVendorSelector": _TEXTS,
+            "mdevNameSelector": _TEXTS,
         },
     )
     | _TEXTS,
