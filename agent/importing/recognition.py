@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
-from agent.importing import generic_device_plugin, kubevirt, smarter
+from agent.importing import cex, generic_device_plugin, kubevirt, smarter
 from agent.importing.model import Imported, ImportRefusedError, Sketch
 from agent.importing.tree import Items, Scalar, Table, Tree, read_yaml
 from agent.importing.writing import write
 
-FORMATS: Final = ("generic-device-plugin", "smarter", "kubevirt")
+FORMATS: Final = ("generic-device-plugin", "smarter", "kubevirt", "cex")
 """Their names, as the command has them."""
 
 
@@ -25,17 +26,20 @@ def import_text(text: str, source: str | None = None, domain: str | None = None)
     documents = read_yaml(text)
     if not documents or all(isinstance(document, Scalar) and not document.text for document in documents):
         raise ImportRefusedError("the file is empty")
+    every = [inner for document in documents for inner in _unwrapped(document)]
     if source is None:
-        document, source = _recognised(documents)
-    elif len(documents) > 1:
-        document = next((document for document in documents if _source(document) == source), documents[0])
+        document, source = _recognised(every)
+    elif len(every) > 1:
+        document = next((document for document in every if _source(document) == source), every[0])
     else:
-        document = documents[0]
-    return write(_reader(source, domain)(document))
+        document = every[0]
+    return write(_reader(source, domain, documents)(document))
 
 
-def _reader(source: str, domain: str | None) -> Callable[[Tree], Sketch]:
+def _reader(source: str, domain: str | None, documents: Sequence[Tree]) -> Callable[[Tree], Sketch]:
     match source:
+        case "cex":
+            return lambda document: cex.read(document, cex.environment(documents))
         case "generic-device-plugin":
             return lambda document: generic_device_plugin.read(document, domain)
         case "smarter":
@@ -66,8 +70,20 @@ def _recognised(documents: list[Tree]) -> tuple[Tree, str]:
         )
     raise ImportRefusedError(
         "this is no configuration of generic-device-plugin (a list 'devices'), smarter-device-manager (a list with "
-        "devicematch) or KubeVirt (permittedHostDevices); say --from if it is"
+        "devicematch), KubeVirt (permittedHostDevices) or Crypto Express (cryptoconfigsets); say --from if it is"
     )
+
+
+def _unwrapped(document: Tree) -> list[Tree]:
+    """The configurations that stand as texts in a ConfigMap, with their lines in the file; else the document itself."""
+    data = document.values.get("data") if isinstance(document, Table) and _kind(document) == "ConfigMap" else None
+    texts = data.values.values() if isinstance(data, Table) else ()
+    inner: list[Tree] = []
+    for text in texts:
+        if isinstance(text, Scalar) and "\n" in text.text:  # a block, which begins in the next line
+            with suppress(ImportRefusedError):
+                inner += [it for it in read_yaml("\n" * text.line + text.text) if _source(it)]
+    return inner or [document]
 
 
 def _source(document: Tree) -> str | None:
@@ -78,6 +94,8 @@ def _source(document: Tree) -> str | None:
         return None
     if any(isinstance(document.values.get(key), Items) for key in ("devices", "device")):
         return "generic-device-plugin"
+    if cex.find(document) is not None:
+        return "cex"
     return "kubevirt" if kubevirt.find(document) is not None else None
 
 

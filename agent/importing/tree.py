@@ -56,6 +56,8 @@ def read_yaml(text: str) -> list[Tree]:
     Raises:
         ImportRefusedError: it is no YAML, or more of it than any device plugin needs.
     """
+    if text.lstrip().startswith("{"):
+        text = text.replace("\t", " ")  # JSON may be indented so, and YAML not
     try:
         return [_Copy().tree(node, 0) for node in yaml.compose_all(text, yaml.SafeLoader)]
     except yaml.MarkedYAMLError as error:

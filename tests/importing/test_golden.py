@@ -11,7 +11,7 @@ from agent.importing import Imported, import_text
 from tests.importing.helpers import loads, said
 
 _GOLDEN = Path(__file__).parent / "golden"
-_FORMATS = ("generic-device-plugin", "smarter", "kubevirt")
+_FORMATS = ("generic-device-plugin", "smarter", "kubevirt", "cex")
 
 
 @pytest.mark.parametrize("source", _FORMATS)

@@ -9,11 +9,20 @@ from agent.importing import FORMATS, ImportRefusedError, import_text
 _SMARTER = "- {devicematch: ^fuse$, nummaxdevices: 1}\n"
 _GDP = "devices: [{name: a, groups: [{paths: [{path: /dev/a}]}]}]\n"
 _KUBEVIRT = "permittedHostDevices: {}\n"
+_CEX = "cryptoconfigsets: []\n"
+_OWN = {"smarter": _SMARTER, "generic-device-plugin": _GDP, "kubevirt": _KUBEVIRT, "cex": _CEX}
 
 
 def test_the_one_configuration_among_other_documents_is_taken() -> None:
     assert "smarter-devices/fuse" in import_text(f"kind: Namespace\n---\n{_SMARTER}---\n").toml
     assert "smarter-devices/fuse" in import_text(f"{_GDP}---\n{_SMARTER}", "smarter").toml
+
+
+def test_what_stands_in_a_config_map_is_taken_with_its_lines_in_the_file() -> None:
+    found = import_text(
+        "kind: ConfigMap\ndata:\n  conf.yaml: |\n    - devicematch: nvidia-gpu\n      nummaxdevices: 1\n"
+    )
+    assert [remark.line for remark in found.remarks] == [4]
 
 
 @pytest.mark.parametrize("text", ["[]", "- {devicematch: ^a$}", "- a"])
@@ -43,10 +52,9 @@ def test_what_is_not_recognised_is_refused_with_the_reason(text: str, line: int 
 
 
 @pytest.mark.parametrize("source", FORMATS)
-@pytest.mark.parametrize("text", [_SMARTER, _GDP, _KUBEVIRT, "a", "a: b"])
+@pytest.mark.parametrize("text", [*_OWN.values(), "a", "a: b"])
 def test_a_file_of_another_shape_than_said_is_refused(source: str, text: str) -> None:
-    own = {"smarter": _SMARTER, "generic-device-plugin": _GDP, "kubevirt": _KUBEVIRT}[source]
-    if text == own:
+    if text == _OWN[source]:
         import_text(text, source)
         return
     with pytest.raises(ImportRefusedError) as raised:

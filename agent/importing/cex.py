@@ -1,0 +1,186 @@
+"""Reads the configuration sets of IBM's Crypto Express plugin (`cex_resources.json`), and its environment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from agent.importing.fields import Fields
+from agent.importing.model import Draft, DraftGroup, ImportRefusedError, Part, Remark, Sketch, Value
+from agent.importing.tree import Items, Scalar, Table, Tree
+
+KEY: Final = "cryptoconfigsets"
+
+_PREFIX: Final = "cex.s390.ibm.com/"
+_PLACE: Final = ("adapter", "domain")
+_MODES: Final = ("ep11", "cca", "accel")
+_GENERATION: Final = re.compile("cex([0-9]{1,2})")
+_SOURCE: Final = (
+    "From the configuration sets of IBM's Crypto Express device plugin. Resources, IDs, nodes and mounts are the same; a "
+    "wrong set is left out alone, where the plugin withdraws all."
+)
+_OVERCOMMIT: Final = "APQN_OVERCOMMIT_LIMIT"
+_LIVE: Final = "APQN_LIVE_SYSFS"
+_LIMITS: Final = {_OVERCOMMIT: (1, 100), _LIVE: (0, 1)}  # the plugin takes the nearest for what is beyond them
+_DROPPED: Final = {
+    "APQN_CHECK_INTERVAL": "the kernel's events tell of cards at once",
+    "CRYPTOCONFIG_CHECK_INTERVAL": "fairlead reload, or [agent] reload, has a new configuration read",
+    "PODLISTER_POLL_INTERVAL": "the kubelet is asked when something changes",
+    "RESOURCE_DELETE_NEVER_USED": "a node goes with its pod",
+    "RESOURCE_DELETE_UNUSED": "a node goes with its pod",
+    "METRICS_POLL_INTERVAL": "metrics are read when they are asked for",
+    "CEX_PROM_EXPORTER_COLLECTOR_SERVICE": "Fairlead serves metrics itself",
+    "CEX_PROM_EXPORTER_COLLECTOR_SERVICE_NAMESPACE": "Fairlead serves metrics itself",
+    "CEX_PROM_EXPORTER_COLLECTOR_SERVICE_PORT": "Fairlead serves metrics itself",
+    "APSYSFS_BUSDIR": "see [host] sys",
+    "APSYSFS_DEVSDIR": "see [host] sys",
+    "ZCRYPT_CLASSDIR": "see [host] sys",
+    "PROC_SYSINFO_FILE": "see [host] proc",
+    "SHADOWSYSFS_BASEDIR": "the copies lie in /run/fairlead/shadowsysfs",
+    "CCS_JSON_FILE": "this is what was imported",
+    "NODENAME": "see [kubernetes]",
+}
+
+Environment = Mapping[str, Scalar]
+"""What the plugin's own variables say."""
+
+
+def find(document: Tree) -> Table | None:
+    """The document, if it has configuration sets."""
+    return document if isinstance(document, Table) and isinstance(document.values.get(KEY), Items) else None
+
+
+def environment(documents: Iterable[Tree]) -> Environment:
+    """The plugin's variables in a DaemonSet's containers, or in a ConfigMap of theirs."""
+    return {
+        name: value for document in documents for name, value in _variables(document) if name in {*_LIMITS, *_DROPPED}
+    }
+
+
+def read(document: Tree, variables: Environment) -> Sketch:
+    """The resources that configuration sets mean.
+
+    Raises:
+        ImportRefusedError: there are none.
+    """
+    table = find(document)
+    if table is None:
+        raise ImportRefusedError(f"there is no list {KEY!r}", 1)
+    remarks: list[Remark] = []
+    fields = Fields(table, KEY, remarks)
+    common = _common(variables, remarks)
+    parts = [_set(one, common) for one in fields.tables(KEY)]
+    fields.end()
+    return Sketch(_SOURCE, (Part(tuple(remarks)), *_compared(parts)))
+
+
+def _variables(tree: Tree) -> Iterator[tuple[str, Scalar]]:
+    """Whatever looks like a variable, in any table: `{name: X, value: "1"}`, or `X: "1"`."""
+    if isinstance(tree, Items):
+        for item in tree.items:
+            yield from _variables(item)
+    elif isinstance(tree, Table):
+        name, value = tree.values.get("name"), tree.values.get("value")
+        if isinstance(name, Scalar) and isinstance(value, Scalar):
+            yield name.text, value
+        for key, below in tree.values.items():
+            if isinstance(below, Scalar):
+                yield key, below
+            else:
+                yield from _variables(below)
+
+
+def _common(variables: Environment, remarks: list[Remark]) -> dict[str, Value]:
+    """The keys that the environment gives every set."""
+    for name, value in variables.items():
+        if name in _DROPPED:
+            remarks.append(Remark(value.line, f"{name} is not needed: {_DROPPED[name]}", lost=False))
+    numbers = {name: _clamped(name, variables[name], remarks) for name in _LIMITS if name in variables}
+    common: dict[str, Value] = {}
+    if numbers.get(_OVERCOMMIT, 1) > 1:
+        common["overcommit"] = numbers[_OVERCOMMIT]
+    if not numbers.get(_LIVE, 1):
+        common["live_sysfs"] = False
+    return common
+
+
+def _clamped(name: str, value: Scalar, remarks: list[Remark]) -> int:
+    least, most = _LIMITS[name]
+    number = int(value.text) if re.fullmatch("-?[0-9]{1,9}", value.text) else 1  # the default of both
+    nearest = max(least, min(most, number))
+    if str(nearest) != value.text:
+        why = f"is {value.text!r}, not a number from {least} to {most}; {nearest} is taken, as the plugin does"
+        remarks.append(Remark(value.line, f"{name} {why}"))
+    return nearest
+
+
+def _set(table: Table, common: Mapping[str, Value]) -> Part:
+    name = Fields(table, "a set", []).text("setname")
+    remarks: list[Remark] = []
+    fields = Fields(table, name or "a set", remarks)
+    fields.text("setname")
+    if project := fields.text("project"):
+        why = f"{project!r} cannot be enforced by a device plugin; give other namespaces a ResourceQuota of 0"
+        fields.lost("project", f"the project {why}")
+    apqns = [_apqn(one, name or "a set", remarks) for one in fields.tables("apqns")]
+    options: dict[str, Value] = {"apqns": [apqn for _, apqn in apqns]}
+    if mode := fields.text("cexmode"):
+        options["mode"] = mode
+        fields.note("cexmode", "the plugin ignores cexmode; now cards in another mode are left out")
+        if mode not in _MODES:
+            fields.lost("cexmode", f"{mode!r} is none of {', '.join(_MODES)}; the set is left out")
+            fields.sound = False
+    if generation := fields.text("mincexgen"):
+        if known := _GENERATION.fullmatch(generation):
+            options["min_generation"] = int(known[1])
+        else:
+            fields.lost("mincexgen", f"{generation!r} is none of cex4 to cex9; the set is left out")
+            fields.sound = False
+    options |= common
+    for key in ("overcommit", "livesysfs"):
+        if fields.whole(key) is not None:
+            fields.lost(key, f"the plugin ignores {key} of a set, and so does this import; write it into the resource")
+    fields.end()
+    if name is None:
+        fields.lost("setname", "it has no setname and is left out")
+    if not fields.sound or name is None or any(not apqn for _, apqn in apqns):
+        return Part(tuple(remarks))
+    lines = {f"apqns[{index}]": line for index, (line, _) in enumerate(apqns)}
+    line = fields.line("setname")
+    return Part(tuple(remarks), Draft(f"{_PREFIX}{name}", (DraftGroup(options, line, lines),), line, "cex"))
+
+
+def _apqn(table: Table, name: str, remarks: list[Remark]) -> tuple[int, Mapping[str, Value]]:
+    """One queue, with its line; empty if it cannot be told."""
+    fields = Fields(table, name, remarks)
+    found: dict[str, Value] = {key: n for key in _PLACE if (n := fields.whole(key)) is not None}
+    missing = [key for key in _PLACE if key not in found]
+    if machine := fields.text("machineid"):
+        found["machine"] = machine
+    fields.end()
+    if fields.sound and missing:
+        fields.lost("", f"an APQN has no {' and no '.join(missing)}; the set is left out")
+    return table.line, {} if missing or not fields.sound else found
+
+
+def _compared(parts: Iterable[Part]) -> Iterator[Part]:
+    """The sets; where an earlier one has a queue of theirs on any machine, that is told."""
+    seen: list[tuple[Mapping[str, Any], str]] = []
+    for part in parts:
+        remarks = list(part.remarks)
+        if part.draft is not None:
+            (group,), name = part.draft.groups, part.draft.name
+            for index, one in enumerate(group.items("apqns")):
+                owner = next((other for before, other in seen if other != name and _may_meet(one, before)), None)
+                if owner is not None:
+                    what = f"adapter {one['adapter']}, domain {one['domain']}"
+                    why = f"{what} is in {owner} too, which comes first and has it; the plugin withdraws all sets then"
+                    remarks.append(Remark(group.line_of(f"apqns[{index}]"), f"{name}: {why}"))
+                seen.append((one, name))
+        yield Part(tuple(remarks), part.draft)
+
+
+def _may_meet(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    machines = one.get("machine"), other.get("machine")
+    return all(one[key] == other[key] for key in _PLACE) and (machines[0] == machines[1] or None in machines)
