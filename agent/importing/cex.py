@@ -25,7 +25,7 @@ _LIVE: Final = "APQN_LIVE_SYSFS"
 _LIMITS: Final = {_OVERCOMMIT: (1, 100), _LIVE: (0, 1)}  # the plugin takes the nearest for what is beyond them
 _DROPPED: Final = {
     "APQN_CHECK_INTERVAL": "the kernel's events tell of cards at once",
-    "CRYPTOCONFIG_CHECK_INTERVAL": "fairlead reload, or [agent] reload, has a new configuration read",
+    "CRYPTOCONFIG_CHECK_INTERVAL": "a configuration that changes is read at once",
     "PODLISTER_POLL_INTERVAL": "the kubelet is asked when something changes",
     "RESOURCE_DELETE_NEVER_USED": "a node goes with its pod",
     "RESOURCE_DELETE_UNUSED": "a node goes with its pod",

@@ -12,7 +12,7 @@ from backends.base import HostPath
 from backends.errors import reason_of
 
 _READS_KERNEL_LOG: Final = frozenset({"gpu"})
-_WRITES_SYSFS: Final = frozenset({"vfio"})
+_WRITES_SYSFS: Final = frozenset({"cex", "mdev", "vfio"})
 _MODULES: Final = {
     "/dev/kvm": ("kvm", "kvm_intel or kvm_amd; and turn virtualization on in the firmware"),
     "/dev/net/tun": ("tun", "tun"),
@@ -39,7 +39,7 @@ def sysfs(patient: Patient) -> Iterator[Finding]:
     if writers and os.statvfs(path).f_flag & os.ST_RDONLY:
         yield warning(
             "sysfs",
-            f"{path} is read-only: {', '.join(writers)} can bind no driver and reset nothing.",
+            f"{path} is read-only: {', '.join(writers)} can bind no driver, make no device and reset nothing.",
             "Mount it without readOnly where that is asked for.",
         )
     else:
