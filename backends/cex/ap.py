@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from backends.base import Host, HostPath
+from backends.errors import not_short
 from backends.linux import sysfs
 
 DEVICES: Final = HostPath("/sys/devices/ap")
@@ -92,7 +93,8 @@ def machine(host: Host) -> str | None:
     """What tells this machine from others; None where the kernel does not say."""
     try:
         text = host.local(_SYSINFO).read_text(errors="replace")
-    except OSError:
+    except OSError as error:
+        not_short(error)
         return None
     parts = [found[1] for pattern in _MACHINE if (found := pattern.search(text)) is not None]
     return "-".join(parts) if len(parts) == len(_MACHINE) else None

@@ -14,15 +14,17 @@ from typing import Any
 import pytest
 
 from backends.base import Backend, Device, Problem, Resource, ResourceSpec, Signal
+from backends.cex import Apqn
 from backends.errors import ShortageError, is_short
 from backends.gpu import Gpu
 from backends.infiniband import InfiniBand
 from backends.stub import Stub, StubOptions
-from tests.backends import machines, test_infiniband, vfio_node
+from tests.backends import cex_trees, machines, mdev_trees, test_infiniband, test_mdev, test_vfio_vgpu, vfio_node
 from tests.backends.chardevs import FTDI, chardev, configured
 from tests.backends.gpus import resource as gpu_resource
 from tests.backends.linux.sticks import CONTROLLER, stick
 from tests.backends.test_infiniband_garbage import TREE
+from tests.backends.test_vfio_vgpu import VF_ID
 from tests.backends.trees import planted_host
 
 Seen = tuple[tuple[Device, ...], tuple[Problem, ...], tuple[Signal, ...]]
@@ -50,6 +52,13 @@ NODES: dict[str, Callable[[Path], Backend[Any]]] = {
         planted_host(root, TREE), [test_infiniband.resource("rdma/shared", shared=2)]
     ),
     "vfio": lambda root: vfio_node.backend(root, vfio_node.gpu() + vfio_node.sound(), vfio_node.resource()),
+    "vgpu": lambda root: vfio_node.backend(root, test_vfio_vgpu.a40("558", "0"), vfio_node.resource("a.com/v", VF_ID)),
+    "mdev": lambda root: mdev_trees.backend(
+        root, mdev_trees.t4() + test_mdev.VGPU + mdev_trees.mtty(), mdev_trees.resource(create=True)
+    ),
+    "cex": lambda root: cex_trees.backend(
+        root, cex_trees.machine(), cex_trees.resource("a.com/s", Apqn(1, 6, cex_trees.MACHINE))
+    )[0],
     "usb": lambda root: chardev(root, CONTROLLER + stick("1-1", 1), configured(usb=FTDI)),
     "paths": lambda root: chardev(root, "dev/a/x c 1:3\ndev/b/x c 1:5", configured(paths=[{"path": "/dev/*/x"}])),
 }
