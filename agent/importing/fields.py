@@ -65,16 +65,10 @@ class Fields:
                 sentence = f"{self._about}: {_shown(item)} in {key!r} should be a table; this is left out"
                 self._remarks.append(Remark(item.line, sentence))
 
-    def texts(self, key: str) -> Iterator[Scalar]:
-        """The texts of a list."""
-        found = self._take(key, "a list", lambda tree: tree if isinstance(tree, Items) else None)
-        for item in found.items if found else ():
-            if isinstance(item, Scalar) and item.text:
-                yield item
-            else:
-                self._remarks.append(
-                    Remark(item.line, f"{self._about}: {_shown(item)} in {key!r} should be a text; this is left out")
-                )
+    def texts(self, key: str) -> list[str]:
+        """A list of texts."""
+        found = self._take(key, "a list of texts", _texts)
+        return found or []
 
     def end(self) -> None:
         """Report the keys that nobody asked for."""
@@ -102,6 +96,13 @@ def _shown(tree: Tree) -> str:
             return "a list"
         case Table():
             return "a table"
+
+
+def _texts(tree: Tree) -> list[str] | None:
+    if not isinstance(tree, Items):
+        return None
+    texts = [item.text for item in tree.items if isinstance(item, Scalar)]
+    return texts if len(texts) == len(tree.items) else None
 
 
 def _whole(tree: Tree) -> int | None:

@@ -72,7 +72,7 @@ def _made(beside: Table | None, remarks: list[Remark]) -> dict[str, int]:
         return {}
     assert beside is not None
     fields = Fields(table, CONFIGURATION, remarks)
-    kinds = {_normal(kind.text): kind.line for key in _LISTS for kind in fields.texts(key)}
+    kinds = {_normal(kind): fields.line(key) for key in _LISTS for kind in fields.texts(key)}
     for _ in fields.tables("nodeMediatedDeviceTypes"):
         fields.lost(
             "nodeMediatedDeviceTypes",

@@ -197,11 +197,11 @@ def test_what_kubevirt_makes_is_made_for_pods(text: str, creates: bool) -> None:
 
 
 def test_types_that_kubevirt_makes_by_their_ids_or_for_some_nodes_are_told() -> None:
-    made = "mediatedDevicesConfiguration: {mediatedDeviceTypes: [nvidia-230, []], nodeMediatedDeviceTypes: [{}]}"
+    made = "mediatedDevicesConfiguration: {mediatedDeviceTypes: [nvidia-230], mediatedDevicesTypes: {}, nodeMediatedDeviceTypes: [{}]}"
     found = imported(f"permittedHostDevices: {{{_VGPU}}}\n{made}\n")
     assert not found.lossless
     assert [line.split(": ", 2)[2][:40] for line in said(found)] == [
-        "a list in 'mediatedDeviceTypes' should b",
+        "'mediatedDevicesTypes' is a table and sh",
         "some nodes make other types; give those ",
         "mediatedDevicesConfiguration: a device i",
         "KubeVirt makes devices of type nvidia-23",

@@ -12,7 +12,7 @@ from backends.base import HostPath
 from backends.errors import reason_of
 
 _READS_KERNEL_LOG: Final = frozenset({"gpu"})
-_WRITES_SYSFS: Final = frozenset({"cex", "mdev", "vfio"})
+_WRITES_SYSFS: Final = frozenset({"cex", "vfio"})
 _MODULES: Final = {
     "/dev/kvm": ("kvm", "kvm_intel or kvm_amd; and turn virtualization on in the firmware"),
     "/dev/net/tun": ("tun", "tun"),
@@ -22,6 +22,9 @@ _MODULES: Final = {
     "/dev/vfio/vfio": ("vfio", "vfio-pci"),
 }
 """Node → the module that makes it, and what to load."""
+
+_NEEDED: Final = {"mdev": "/dev/vfio/vfio", "vfio": "/dev/vfio/vfio"}
+"""Backend → a node that it needs whatever is configured."""
 
 _LEAST_FREE: Final = 1 << 20  # bytes; the state is some kilobytes
 
@@ -33,17 +36,26 @@ def sysfs(patient: Patient) -> Iterator[Finding]:
         yield failure("sysfs", f"{path} has no devices: it is not the host's /sys.", "Mount it, and set host.sys.")
         return
     writers = sorted(
-        {resource.spec.backend for resource in patient.config.resources if resource.spec.pre_start == "reset"}
+        {
+            it.spec.backend
+            for it in patient.config.resources
+            if it.spec.pre_start == "reset" or _creates(it.spec.options)
+        }
         | (patient.backends() & _WRITES_SYSFS)
     )
     if writers and os.statvfs(path).f_flag & os.ST_RDONLY:
         yield warning(
             "sysfs",
-            f"{path} is read-only: {', '.join(writers)} can bind no driver, make no device and reset nothing.",
+            f"{path} is read-only: {', '.join(writers)} can bind no driver, make no function and reset nothing.",
             "Mount it without readOnly where that is asked for.",
         )
     else:
         yield fine("sysfs", f"{path} shows the kernel's devices.")
+
+
+def _creates(options: object) -> bool:
+    """Does a resource have functions made?"""
+    return bool(getattr(options, "create", None))
 
 
 def dev(patient: Patient) -> Iterator[Finding]:
@@ -86,8 +98,7 @@ def modules(patient: Patient) -> Iterator[Finding]:
     """Are the modules loaded that make the nodes which the configuration names?"""
     host = patient.config.host
     named = {path for resource in patient.config.resources for path in node_paths(resource.spec.options)}
-    if patient.backends() & {"mdev", "vfio"}:
-        named.add("/dev/vfio/vfio")
+    named |= {node for backend, node in _NEEDED.items() if backend in patient.backends()}
     missing = [
         (node, load)
         for node, (module, load) in _MODULES.items()

@@ -265,6 +265,6 @@ def test_a_sys_that_is_read_only_matters_to_those_who_write_it(
     monkeypatch.setattr(os, "statvfs", lambda _path: SimpleNamespace(f_flag=os.ST_RDONLY))
     assert one(host.sysfs, patient).level is Level.FINE
     assert (
-        "gpu can bind no driver, make no device and reset nothing"
+        "gpu can bind no driver, make no function and reset nothing"
         in one(host.sysfs, with_resource(patient, "gpu", pre_start="reset")).found
     )
