@@ -108,7 +108,7 @@ def _facts(device: Device) -> Iterator[str]:
     """Its address, unless it has several; what it is; its NUMA node."""
     said = device.attributes
     address = said.get("address", ())
-    what = next((said[name] for name in ("model", "hca", "id", "type_name", "type") if name in said), ())
+    what = next((said[name] for name in ("model", "hca", "id", "type_name") if name in said), ())
     if len(address) == 1 and address != (device.key,):
         yield address[0]
     if what:

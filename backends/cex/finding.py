@@ -15,7 +15,7 @@ ATTRIBUTES: Final = {
     "apqn": TEXT,
     "adapter": NUMBER,
     "domain": NUMBER,
-    "type": TEXT,
+    "model": TEXT,
     "generation": NUMBER,
     "mode": one_of("accel", "cca", "ep11"),
 }
@@ -56,7 +56,7 @@ def _device(card: Card, queue: str, resource: str | None, unusable: str) -> Devi
         "apqn": queue,
         "adapter": str(card.adapter),
         "domain": str(domain),
-        "type": card.type,
+        "model": card.type,
         "generation": str(card.generation or ""),
         "mode": card.mode,
     }
