@@ -1,8 +1,8 @@
 """Builds the /sys that a container sees of the AP bus: one card and one queue, as if the machine had no others.
 
 The tools in a container (libica, opencryptoki, lszcrypt) look in /sys for cards, and would find those that their node does
-not lead to. A tree is a plan first (path → contents), so that it can be compared with what is there; it is built beside and
-renamed, and left as it is when equal: a container may have it mounted.
+not lead to. A tree is a plan first (path → contents), which is compared with what is there. What differs is replaced file by
+file: a container may have the directories mounted, and sees what is new.
 """
 
 from __future__ import annotations
@@ -88,24 +88,22 @@ def plan(host: Host, card: str, queue: str, *, live: bool) -> Plan:
 
 
 def build(host: Host, device_id: str, wanted: Plan) -> None:
-    """Have an ID's tree be as planned.
+    """Have an ID's tree be as planned; directories stay the same ones.
 
     Raises:
-        ShadowError: it cannot be written. There is none then, or the one before.
+        ShadowError: it cannot be written, as a whole at least.
     """
     root = host.local(tree(device_id))
-    fresh, old = root.with_name(f".{root.name}.new"), root.with_name(f".{root.name}.old")
     try:
-        _remove(fresh, old)
-        if root.is_dir() and dict(_read(root)) == wanted:
-            return
-        _write(fresh, wanted)
-        if root.exists():
-            root.rename(old)
-        fresh.rename(root)
-        _remove(old)
+        there = dict(_read(root))
+        for below in there.keys() - wanted.keys():
+            (root / below).unlink()
+        for below, entry in wanted.items():
+            if there.get(below) != entry:
+                _put(root / below, entry)
+        for directory in (root, *(path for path in root.rglob("*") if path.is_dir() and not path.is_symlink())):
+            directory.chmod(0o755)
     except OSError as error:
-        _remove(fresh)
         raise ShadowError(f"{tree(device_id)} cannot be written: {reason_of(error)}") from error
 
 
@@ -115,8 +113,10 @@ def remove(host: Host, device_id: str) -> None:
     Raises:
         ShadowError: it cannot be removed.
     """
+    root = host.local(tree(device_id))
     try:
-        _remove(host.local(tree(device_id)))
+        if root.exists():
+            shutil.rmtree(root)
     except OSError as error:
         raise ShadowError(f"{tree(device_id)} cannot be removed: {reason_of(error)}") from error
 
@@ -142,20 +142,13 @@ def _read(root: Path) -> Iterator[tuple[str, Entry]]:
                 yield below, path.read_bytes()
 
 
-def _write(root: Path, wanted: Plan) -> None:
-    for below, entry in wanted.items():
-        path = root / below
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(entry, Link):
-            path.symlink_to(entry.target)
-        else:
-            path.write_bytes(entry)
-            path.chmod(0o444)  # whatever the umask, as those of directories
-    for directory in (root, *(path for path in root.rglob("*") if path.is_dir() and not path.is_symlink())):
-        directory.chmod(0o755)
-
-
-def _remove(*trees: Path) -> None:
-    for path in trees:
-        if path.exists():
-            shutil.rmtree(path)
+def _put(path: Path, entry: Entry) -> None:
+    """Put it in the place of what is there, at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.new")
+    if isinstance(entry, Link):
+        fresh.symlink_to(entry.target)
+    else:
+        fresh.write_bytes(entry)
+        fresh.chmod(0o444)  # whatever the umask, as those of directories
+    fresh.rename(path)

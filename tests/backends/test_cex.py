@@ -261,18 +261,23 @@ def test_a_container_gets_a_node_for_its_queue_and_a_sysfs_that_shows_it_alone(t
     assert (tmp_path / "dev/zcrypt-apqn-1-6-0").stat().st_mode & 0o777 == 0o666
 
 
-def test_a_shadow_that_is_right_is_left_as_it_is_and_another_replaced(tmp_path: Path) -> None:
-    """A container that only starts again has it mounted."""
+def test_a_container_that_runs_sees_what_is_new_in_the_shadow_it_has_mounted(tmp_path: Path) -> None:
+    """What it has was there before Fairlead was started again, or its container was."""
     found, _ = backend(tmp_path, machine())
     wanted = found.resources[0]
     found.claim(wanted, granted(found, wanted, "apqn-1-6-0"))
-    before = (tmp_path / BASE[1:]).stat().st_ino
-    found.claim(wanted, granted(found, wanted, "apqn-1-6-0"))
-    assert (tmp_path / BASE[1:]).stat().st_ino == before
-    (tmp_path / "sys/bus/ap/ap_interrupts").write_text("0\n")
-    found.claim(wanted, granted(found, wanted, "apqn-1-6-0"))
-    assert (tmp_path / BASE[1:] / "bus/ap/ap_interrupts").read_text() == "0\n"
-    assert [path.name for path in (tmp_path / BASE[1:]).parent.iterdir()] == ["sysfs-apqn-1-6-0"]
+    bus = tmp_path / BASE[1:] / "bus/ap"
+    mounted = os.open(bus, os.O_PATH)
+    try:
+        before = (bus / "poll_thread").stat().st_ino
+        (bus / ".poll_thread.new").touch()  # where we were killed
+        (tmp_path / "sys/bus/ap/ap_interrupts").write_text("0\n")
+        found.claim(wanted, granted(found, wanted, "apqn-1-6-0"))
+        assert Path(f"/proc/self/fd/{mounted}/ap_interrupts").read_text() == "0\n"
+        assert (bus / "poll_thread").stat().st_ino == before
+    finally:
+        os.close(mounted)
+    assert shown(tmp_path / BASE[1:]) == STATIC | LIVE | {"bus/ap/ap_interrupts": "0\n"}
 
 
 @pytest.mark.parametrize(
