@@ -109,6 +109,8 @@ class AgentConfig:
     """Between two full looks at sysfs, in case an event was lost."""
     probe: Seconds = _HALF_A_MINUTE
     """Between two looks at a device's health without an event."""
+    boot_wait: Seconds = _HALF_A_MINUTE
+    """At most, before there is a kubelet, for devices that pods had before the boot; then it is told that we are ready."""
     nfd_features: PathOrOff = _NO_FILE
     """What Node Feature Discovery makes labels of, in its directory `features.d`."""
 

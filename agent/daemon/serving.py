@@ -271,10 +271,10 @@ class Serving:
 
         def wait(pid: str) -> None:
             log.warning("another-agent-runs", file=str(lock), pid=pid, then="waiting until it is gone")
-            self._wait_for(f"{lock}, which process {pid} has: another Fairlead runs")
+            self.wait_for(f"{lock}, which process {pid} has: another Fairlead runs")
             self.predecessor.ready()
 
-        self._wait_for(str(lock))
+        self.wait_for(str(lock))
         try:
             async with exclusive(lock, wait, self.predecessor.wait) as ours:
                 self._awaited = ""
@@ -282,7 +282,7 @@ class Serving:
                     log.info("took-over", file=str(lock))
                 yield ours
         except OSError as error:
-            self._wait_for(f"{lock}: {reason_of(error)}")
+            self.wait_for(f"{lock}: {reason_of(error)}")
             raise
 
     def _directory_changed(self, path: Path, change: Change) -> None:
@@ -306,7 +306,7 @@ class Serving:
             except OSError as error:
                 if words(error) != complaint:
                     complaint = words(error)
-                    self._wait_for(f"{ours.parent}: {reason_of(error)}")
+                    self.wait_for(f"{ours.parent}: {reason_of(error)}")
                     log.warning(
                         "plugin-directory-unusable",
                         directory=str(ours),
@@ -356,7 +356,8 @@ class Serving:
         self._leaving.discard(name)
         self._names_changed.set()
 
-    def _wait_for(self, what: str) -> None:
+    def wait_for(self, what: str) -> None:
+        """Everything waits for this; for nothing, if it is empty."""
         self._awaited = what
         self._notifier.status(self.waiting_for)
 

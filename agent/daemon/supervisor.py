@@ -27,6 +27,7 @@ from agent.console import views
 from agent.console.names import node_name
 from agent.console.service import serve
 from agent.daemon import successor
+from agent.daemon.boot import wait_for_held
 from agent.daemon.configuration_swap import ConfigurationSwap
 from agent.daemon.control import AgentControl, Parts
 from agent.daemon.discovery_runner import DiscoveryRunner
@@ -347,6 +348,9 @@ class Agent:
             if not discoverer.first_scan.is_set():
                 log.warning("backend-slow", backend=kind, waited=SETTLE, then="listing what is known so far")
         self.node.ready(self.discoverers)
+        if not self._pod_claims.has_kubelet:
+            at_most, awaits = self.config.agent.boot_wait, self._serving.wait_for
+            await wait_for_held(self.node.ledger, self.inventory, self._serving.kubelet, at_most, awaits)
         self._list_warnings.tell_of_selectors(self.config.resources)
 
     # --- what happens to the node ---

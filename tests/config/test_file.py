@@ -83,7 +83,14 @@ def test_every_key_reaches_its_value(load_text: Load, file: Path) -> None:
     """)
     assert config == Config(
         agent=AgentConfig(
-            Path("/p"), Path("/k"), Path("/s"), Path("/a"), "udev", Seconds(5400), Seconds(0.25), PathOrOff("/f")
+            Path("/p"),
+            Path("/k"),
+            Path("/s"),
+            Path("/a"),
+            "udev",
+            Seconds(5400),
+            Seconds(0.25),
+            nfd_features=PathOrOff("/f"),
         ),
         host=Host(Path("/host"), Path("/host/sys"), Path("/d"), Path("/pr"), Path("/r")),
         http_listen="[::1]:9440",

@@ -1,0 +1,56 @@
+"""Waits at a boot for the devices that pods had: a kubelet rejects for good a pod whose devices it is not offered.
+
+It admits what it finds in its checkpoint a second after its start (docs/operations.md, "A reboot"), and a driver may take
+longer to make its devices. systemd starts the kubelet once this service is ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import anyio
+import structlog
+
+from agent.claims.ledger import Ledger, names_of
+from agent.health.judgement import DRAINED
+from agent.inventory.inventory import Inventory
+from agent.kubelet.registration import Kubelet
+from agent.model import SlotKey
+
+_STEP: Final = 0.1  # seconds between two looks; nobody else waits
+
+log = structlog.get_logger()
+
+
+async def wait_for_held(
+    ledger: Ledger, inventory: Inventory, kubelet: Kubelet, at_most: float, tell: Callable[[str], None]
+) -> None:
+    """Wait until every device that a pod had is there and Healthy, or a kubelet has started; `tell` is told for what."""
+    kubelet.look()
+    started, awaited = kubelet.generation, _absent(ledger, inventory)
+    if not awaited:
+        return
+    log.info("boot-waits", slots=names_of(awaited), then=f"the kubelet waits for this service, {at_most:g} s at most")
+    with anyio.move_on_after(at_most):
+        while awaited and kubelet.generation == started:
+            tell(f"devices that pods had before the boot: {', '.join(names_of(awaited))}")
+            await anyio.sleep(_STEP)
+            awaited = _absent(ledger, inventory)
+    tell("")
+    if awaited:
+        log.warning("boot-goes-on", slots=names_of(awaited), reason="these are not there, or not Healthy")
+    else:
+        log.info("boot-goes-on")
+
+
+def _absent(ledger: Ledger, inventory: Inventory) -> list[SlotKey]:
+    """What pods had of our resources and could not have now; what an operator has drained comes back by his word alone."""
+    names = set(inventory.names())
+    return [
+        held.slot
+        for held in ledger.held()
+        if held.resource in names
+        and ((slot := inventory.slot(*held.slot)) is None or not slot.health.offered)
+        and (slot is None or slot.health.reason != DRAINED)
+    ]
