@@ -24,6 +24,7 @@ CHECKS: Final[Mapping[str, Check]] = {
     "events": process.events,
     "network": process.network,
     "inotify": process.inotify,
+    "boot": process.boot,
     "capabilities": process.capabilities,
     "selinux": process.selinux,
     "http": http,

@@ -126,6 +126,22 @@ def _is_hosts_network(patient: Patient) -> bool | None:
     return same if known else None
 
 
+def boot(patient: Patient) -> Iterator[Finding]:
+    """Does Fairlead come before the kubelet when the node boots?"""
+    try:
+        is_on_node = str((patient.proc / "self/ns/pid").readlink()) == _FIRST_PIDS
+    except OSError:
+        is_on_node = True
+    if is_on_node:
+        yield fine("boot", "It is no pod: as a service it may come before the kubelet, and no pod is lost in a reboot.")
+    else:
+        yield fine(
+            "boot",
+            "It is a pod, and comes after the kubelet: a reboot of the node ends pods without a controller that have "
+            'devices. A service of the node comes before it (docs/operations.md, "A reboot").',
+        )
+
+
 def inotify(_patient: Patient) -> Iterator[Finding]:
     """Is there an inotify instance left for this user?"""
     try:
