@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+from backends.values import Resource
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +21,20 @@ class Attribute:
     """What each value matches as a whole, upper case or lower; empty where any text may be one."""
     quoted: bool = False
     """Are numbers refused? Of `0x10de` without quotes nobody could tell that it has been read as 4318."""
+    ranged: bool = False
+    """May a selector say `0-7` for the numbers 0 to 7?"""
+
+    def wanted(self, value: str) -> Iterable[str]:
+        """The values that a selector means by this one."""
+        first, dash, last = value.partition("-")
+        if not (self.ranged and dash and _is_value(value, self.pattern)):
+            return (value,)
+        return map(str, range(int(first), int(last) + 1))
 
 
 TEXT: Final = Attribute()
 NUMBER: Final = Attribute("a number", "[0-9]+")
+NUMBERS: Final = Attribute("a number, or a range as in '0-7'", "[0-9]{1,5}(-[0-9]{1,5})?", ranged=True)
 HEX4: Final = Attribute("four hexadecimal digits in quotes, as in '10de'", "[0-9a-f]{4}", quoted=True)
 
 
@@ -30,12 +43,24 @@ def one_of(*values: str) -> Attribute:
     return Attribute(" or ".join(map(repr, values)), "|".join(map(re.escape, values)))
 
 
+def assumed(
+    attributes: Mapping[str, tuple[str, ...]], unknown: Iterable[str], resources: Iterable[Resource[Any]]
+) -> dict[str, tuple[str, ...]]:
+    """With all values that any resource selects by for what is not known.
+
+    Hardware must not leave the resource that a pod got it from for what cannot be seen of it for a while.
+    """
+    wanted = [table for resource in resources for table in resource.spec.select]
+    values = {name: tuple(v for table in wanted for v in table.get(name, ())) for name in unknown}
+    return {**{name: tuple(dict.fromkeys(found)) for name, found in values.items() if found}, **attributes}
+
+
 def mistake(name: str, value: str | int, attribute: Attribute) -> str | None:
     """Why no device can have this value, one sentence; None if one can."""
     if attribute.quoted and isinstance(value, int):
         return f"{value} is ambiguous without quotes; {name} is {attribute.written}"
     if _is_value(str(value), attribute.pattern):
-        return None
+        return None if list(attribute.wanted(str(value))) else f"{value!r} is no range: {name} goes up, as in '0-7'"
     nearly = [text for text in (str(value).lower().removeprefix("0x"), f"0000:{value}") if text != value]
     meant = [text for text in nearly if _is_value(text, attribute.pattern)]
     advice = f"; did you mean {meant[0]!r}?" if meant else ""

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic
 
-from backends.attributes import HEX4, NUMBER, TEXT, Attribute, one_of
+from backends.attributes import HEX4, NUMBER, NUMBERS, TEXT, Attribute, one_of
 from backends.durations import Seconds
 from backends.errors import reason_of
 from backends.host import Host, HostPath
@@ -54,6 +54,7 @@ __all__ = [
     "ANY_SUBSYSTEM",
     "HEX4",
     "NUMBER",
+    "NUMBERS",
     "PLACEHOLDER",
     "TEXT",
     "All",

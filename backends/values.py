@@ -225,12 +225,17 @@ Selector = Mapping[str, tuple[str, ...]]
 """Attribute → the values any of which must be among the device's."""
 
 
+_MOST_NAMED: Final = 8
+"""Values of a selector that a sentence names; a range may have hundreds."""
+
+
 def _matches(selector: Selector, attributes: Mapping[str, tuple[str, ...]]) -> str | None:
     """Why the selector does not match, or None if it does."""
     for name, wanted in selector.items():
         found = attributes.get(name, ())
         if not {w.lower() for w in wanted} & {f.lower() for f in found}:
-            return f"{name} is {' or '.join(found) or 'unknown'}, not {' or '.join(wanted)}"
+            meant = " or ".join(wanted) if len(wanted) <= _MOST_NAMED else f"any of the {len(wanted)} that are selected"
+            return f"{name} is {' or '.join(found) or 'unknown'}, not {meant}"
     return None
 
 

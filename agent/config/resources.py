@@ -182,7 +182,7 @@ class _Table:
             if isinstance(value, str) or type(value) is int:
                 if (sentence := mistake(str(path[-1]), value, kind)) is not None:
                     self.problems.add((*self.at, *path), sentence)
-                yield str(value)
+                yield from kind.wanted(str(value))
             else:
                 self.problems.add((*self.at, *path), "expected a string or a list of strings; put the value in quotes")
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from backends.attributes import assumed
 from backends.base import TEXT, Attribute, Device, Host, HostPath, Node, one_of
-from backends.infiniband import rdma, rdma_ports
+from backends.infiniband import rdma_ports
 from backends.infiniband.options import UNSEEN_WHEN_AWAY, InfiniBandResource
-from backends.infiniband.rdma import Adapter
 from backends.infiniband.rdma_ports import PortState, State
-from backends.linux import pci
+from backends.linux import pci, rdma
 from backends.linux.pci import Function
+from backends.linux.rdma import Adapter
 
 _NVIDIA: Final = "15b3"  # whose Ethernet controllers are adapters, too
 _NETWORK: Final = "02"  # PCI classes: a network controller,
@@ -82,18 +83,6 @@ def device(
 def own(device: Device) -> str:
     """The name of the adapter as hardware, beside that of the PCI function that it may be."""
     return next(name for name in sorted(device.hardware, reverse=True) if name.startswith("rdma:"))
-
-
-def assumed(
-    attributes: Mapping[str, tuple[str, ...]], unknown: Iterable[str], resources: Iterable[InfiniBandResource]
-) -> _Attributes:
-    """With all values that any resource selects by for what is not known.
-
-    An adapter must not leave the resource that a pod got it from for what cannot be seen of it for a while.
-    """
-    wanted = [table for resource in resources for table in resource.spec.select]
-    values = {name: tuple(v for table in wanted for v in table.get(name, ())) for name in unknown}
-    return {**{name: tuple(dict.fromkeys(found)) for name, found in values.items() if found}, **attributes}
 
 
 def bare(function: Function) -> Device:

@@ -23,10 +23,10 @@ from backends.base import (
     Watches,
 )
 from backends.errors import reason_of
-from backends.infiniband import adapters, events, health, pools, ports, rdma
+from backends.infiniband import adapters, events, health, pools, ports
 from backends.infiniband.options import InfiniBandOptions, InfiniBandResource, complaints
-from backends.infiniband.rdma import Adapter
-from backends.linux import pci, pci_recovery, sysfs
+from backends.linux import pci, pci_recovery, rdma, sysfs
+from backends.linux.rdma import Adapter
 
 _DEFAULTS: Final = InfiniBandOptions()
 

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from backends.base import ALL, All, Device, Hint, HostPath, LinkChange, PathChange, Uevent
-from backends.infiniband import rdma
 from backends.infiniband.pools import PREFIX
 from backends.known_devices import Known
-from backends.linux import pci
+from backends.linux import pci, rdma
 
 _CLASSES: Final = frozenset({"infiniband", "infiniband_verbs", "infiniband_mad"})
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 
 from backends.base import Device, Host, Signal, Verdict
 from backends.errors import reason_of
-from backends.infiniband import ports, rdma, rdma_ports
+from backends.infiniband import ports, rdma_ports
 from backends.infiniband.adapters import own
 from backends.infiniband.options import InfiniBandOptions
-from backends.infiniband.rdma import Port
-from backends.linux import pci_health
+from backends.linux import pci_health, rdma
+from backends.linux.rdma import Port
 
 
 def signals(host: Host, device: Device, options: InfiniBandOptions) -> Iterator[Signal]:

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from backends.attributes import assumed
 from backends.base import ContainerEdits, Device, Grant
-from backends.infiniband.adapters import assumed
 from backends.infiniband.options import FROM_FIRMWARE, InfiniBandResource
 
 PREFIX: Final = "pool:"

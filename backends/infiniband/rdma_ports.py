@@ -15,9 +15,9 @@ from typing import Final, TypeVar
 
 from backends.base import Host
 from backends.errors import not_short, reason_of
-from backends.infiniband.rdma import Port
 from backends.linux import directories, sysfs
 from backends.linux.directories import text
+from backends.linux.rdma import Port
 
 _GONE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV)  # there is none, or it is being removed
 _ENUM: Final = re.compile(rb"([0-9]{1,2})(?::|$)")

@@ -47,3 +47,10 @@ def test_a_resource_that_a_template_gave_knows_the_name_as_configured() -> None:
     assert (template.is_template, template.named_by, template.configured) == (True, ("p", "q"), template.name)
     given = replace(template, name="a.b/1-2-1", template=template.name)
     assert (given.is_template, given.named_by, given.configured) == (False, (), template.name)
+
+
+def test_a_refusal_does_not_name_hundreds_of_values() -> None:
+    select = ({"vf": tuple(map(str, range(64)))},)
+    chosen = Resource("a.b/c", ResourceSpec("stub", StubOptions(1), select=select))
+    refused = chosen.refuses(Device("x", "x", frozenset({"x"}), attributes={"vf": ("70",)}))
+    assert refused == "vf is 70, not any of the 64 that are selected"
