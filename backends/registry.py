@@ -20,6 +20,8 @@ _BUILT_IN: Final = {
     "gpu": "backends.gpu:Gpu",
     "infiniband": "backends.infiniband:InfiniBand",
     "mdev": "backends.mdev:Mdev",
+    "solarflare": "backends.solarflare:Solarflare",
+    "sriov": "backends.sriov:Sriov",
     "stub": "backends.stub:Stub",
     "vfio": "backends.vfio:Vfio",
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from backends.base import Host, HostPath
@@ -155,13 +155,29 @@ def _networks(host: Host, function: pci.Function) -> Iterator[str]:
         ):
             yield "is a network card whose interface cannot be seen: a pod may have it, or /sys is not the host's own"
         return
+    if (why := route(host, names)) is not None:
+        yield why
+
+
+def route(host: Host, names: Sequence[str], *, sure: bool = False) -> str | None:
+    """What says that the host's default route leads through one of these interfaces, or what is made of them.
+
+    In words that follow the name of their hardware; None if it does not, or there are no interfaces. Routes that cannot
+    be read count as one, unless only what is `sure` is asked for.
+    """
+    if not names:
+        return None
     routed = default_routes.default_interfaces(host)
     if routed is None:
-        yield f"has the network interface {names[0]}, and the routes cannot be read in {default_routes.ROUTES}"
-        return
+        return (
+            None
+            if sure
+            else f"has the network interface {names[0]}, and the routes cannot be read in {default_routes.ROUTES}"
+        )
     for name in names:
         if through := next((above for above in (name, *_above(host, name)) if above in routed), None):
-            yield f"carries the default route, through {name}" + (f" and {through}" if through != name else "")
+            return f"carries the default route, through {name}" + (f" and {through}" if through != name else "")
+    return None
 
 
 def _interfaces(host: Host, function: pci.Function) -> list[str]:

@@ -190,6 +190,13 @@ def read(host: Host, address: str) -> Function | None:
     )
 
 
+def routing_id(address: str) -> int:
+    """Bus, device and function of an address as one number, by which virtual functions are placed."""
+    _, bus, place = address.split(":")
+    device, function = place.split(".")
+    return int(bus, 16) << 8 | int(device, 16) << 3 | int(function)
+
+
 def ancestry(path: HostPath) -> tuple[str, ...]:
     """The host bridge and the bridges above a function, or anything else below one, from the root."""
     *above, _ = path.text.split("/")

@@ -16,7 +16,7 @@ from backends.base import Backend, Discovery
 def attributes_as_declared() -> Iterator[None]:
     """A selector of what a device has must never be refused as a mistake."""
     with pytest.MonkeyPatch.context() as patch:
-        for kind in ("cex", "chardev", "gpu", "infiniband", "mdev", "vfio"):
+        for kind in ("cex", "chardev", "gpu", "infiniband", "mdev", "solarflare", "sriov", "vfio"):
             backend = registry.load(kind)
             patch.setattr(backend, "discover", _checked(backend))
         yield

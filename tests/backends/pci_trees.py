@@ -55,6 +55,7 @@ def function(
     lines += [f"{path}/virtfn{number} -> ../{one}" for number, one in enumerate(virtual)]
     children = {"drm": drm, "infiniband": infiniband, "net": net, "vfio-dev": vfio}
     lines += [f"{path}/{kind_}/{name}/" for kind_, names in children.items() for name in names]
+    lines += [f"sys/class/net/{name} -> ../../devices/{below}/{address}/net/{name}" for name in net]
     lines += [f"{path}/{name} = {value}" for name, value in (files or {}).items()]
     return "\n".join(lines) + "\n"
 

@@ -422,3 +422,14 @@ exclude = { function = "virtul" }
         ),
         "5: resource[0].exclude.function: no device has 'virtul': function is 'physical' or 'virtual'",
     ]
+
+
+def test_a_range_of_numbers_selects_each_of_them(file: Path) -> None:
+    text = '[[resource]]\nname = "a.b/net"\nbackend = "sriov"\nadditional_info = { "*" = { mtu = "9000" } }\n'
+    file.write_text(text + 'select = { pf = "ens1f0", vf = ["0-2", 7] }\n')
+    (resource,) = load(file).resources
+    assert resource.spec.select == ({"pf": ("ens1f0",), "vf": ("0", "1", "2", "7")},)
+    assert resource.spec.options.additional_info == {"*": {"mtu": "9000"}}
+    file.write_text(text + 'select = { vf = "3-1" }\n')
+    with pytest.raises(ConfigError, match="'3-1' is no range: vf goes up, as in '0-7'"):
+        load(file)

@@ -34,7 +34,10 @@ _IMPORTED: Final = (
         for name in ("discover", "doctor", "events", "explain", "reload", "run", "status", "validate")
     ),
     "agent.daemon.supervisor",
-    *(f"backends.{name}" for name in ("cex", "chardev", "gpu", "infiniband", "mdev", "stub", "vfio")),
+    *(
+        f"backends.{name}"
+        for name in ("cex", "chardev", "gpu", "infiniband", "mdev", "solarflare", "sriov", "stub", "vfio")
+    ),
     "tests.e2e.inject",
 )
 

@@ -20,10 +20,11 @@ _MODULES: Final = {
     "/dev/vhost-vsock": ("vhost_vsock", "vhost_vsock"),
     "/dev/fuse": ("fuse", "fuse"),
     "/dev/vfio/vfio": ("vfio", "vfio-pci"),
+    "/dev/onload": ("onload", "onload (onload_tool reload)"),
 }
 """Node → the module that makes it, and what to load."""
 
-_NEEDED: Final = {"mdev": "/dev/vfio/vfio", "vfio": "/dev/vfio/vfio"}
+_NEEDED: Final = {"mdev": "/dev/vfio/vfio", "solarflare": "/dev/onload", "vfio": "/dev/vfio/vfio"}
 """Backend → a node that it needs whatever is configured."""
 
 _LEAST_FREE: Final = 1 << 20  # bytes; the state is some kilobytes

@@ -20,6 +20,7 @@ from agent.console.doctor.findings import Check, Finding, Level, Patient
 from agent.kubelet.checkpoint import FILE_NAME
 from backends.base import Host, Resource, ResourceSpec
 from backends.chardev.options import CharDevOptions, PathOption
+from backends.sriov.options import SriovOptions
 from backends.vfio.options import VfioOptions
 from tests.backends.trees import plant, planted_host
 
@@ -249,6 +250,10 @@ def test_a_module_that_makes_a_configured_node_and_is_not_loaded(patient: Patien
     assert one(host.modules, wanting).level is Level.FINE
 
 
+def test_onload_that_is_not_loaded_for_its_cards(patient: Patient) -> None:
+    assert "onload_tool reload" in one(host.modules, with_resource(patient, "solarflare")).mend
+
+
 def test_a_state_directory_that_cannot_be_written_to(patient: Patient) -> None:
     finding = one(host.state_directory, with_settings(patient, state_dir=Path("/proc/sys/nonesuch")))
     assert finding.level is Level.WARNING
@@ -264,7 +269,9 @@ def test_a_sys_that_is_read_only_matters_to_those_who_write_it(
 ) -> None:
     monkeypatch.setattr(os, "statvfs", lambda _path: SimpleNamespace(f_flag=os.ST_RDONLY))
     assert one(host.sysfs, patient).level is Level.FINE
-    assert (
-        "gpu can bind no driver, make no function and reset nothing"
-        in one(host.sysfs, with_resource(patient, "gpu", pre_start="reset")).found
-    )
+    assert one(host.sysfs, with_resource(patient, "sriov", SriovOptions())).level is Level.FINE
+    for writing in (
+        with_resource(patient, "gpu", pre_start="reset"),
+        with_resource(patient, "sriov", SriovOptions(create={"ens1f0": 8})),
+    ):
+        assert "can bind no driver, make no function and reset nothing" in one(host.sysfs, writing).found

@@ -1,0 +1,180 @@
+"""The backend: a PCI function of a Solarflare card as a device, its link and driver, and Onload's nodes for a pod."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import ClassVar, Final
+
+from backends.attributes import assumed
+from backends.base import (
+    ALL,
+    TEXT,
+    All,
+    AllocationRefused,
+    Backend,
+    ContainerEdits,
+    Device,
+    Discovery,
+    Grant,
+    Hint,
+    HostPath,
+    Known,
+    LinkChange,
+    Mount,
+    OptionsError,
+    PathChange,
+    Record,
+    Released,
+    Signal,
+    Uevent,
+    Verdict,
+    Watches,
+)
+from backends.linux import device_info, netdevs, pci, pci_health, pci_recovery, sysfs
+from backends.solarflare import onload
+from backends.solarflare.options import SolarflareOptions, SolarflareResource, complaints
+
+_SOLARFLARE: Final = "1924"
+_XILINX: Final = "10ee"  # whose Alveo X3 cards Onload drives, too
+_ETHERNET: Final = "0200"
+_DRIVERS: Final = frozenset({"sfc", "sfc_ef100", "sfc_siena", "sfc_falcon", "xilinx_efct"})
+_DEFAULTS: Final = SolarflareOptions()
+
+
+class Solarflare(Backend[SolarflareOptions]):
+    """Hands out Solarflare network functions with the nodes of Onload; a unit is the address of one."""
+
+    options_type: ClassVar = SolarflareOptions
+    attributes: ClassVar = {**pci.ATTRIBUTES, "ifname": TEXT, "onload_version": TEXT}
+
+    @classmethod
+    def check(cls, resource: SolarflareResource) -> None:
+        """Refuse what no hardware could make right.
+
+        Raises:
+            OptionsError: with the offending key and a sentence.
+            ExceptionGroup: of several of them.
+        """
+        OptionsError.raise_all(complaints(resource))
+
+    # --- what is there ---
+
+    def units(self) -> Iterable[str]:
+        """Every Ethernet function of the two vendors."""
+        for address in pci.addresses(self.host):
+            said = sysfs.properties(self.host, pci.FUNCTIONS / address)
+            if said.get("PCI_ID", "")[:4].lower() in (_SOLARFLARE, _XILINX):
+                yield address
+
+    def discover(self, unit: str) -> Discovery:
+        """The card's function; what Onload may not be able to drive, and virtual functions, only where a selector says so."""
+        function = pci.read(self.host, unit)
+        if function is None or function.vendor not in (_SOLARFLARE, _XILINX) or not function.kind.startswith(_ETHERNET):
+            return Discovery()
+        device = self._device(function)
+        if function.vendor == _SOLARFLARE and function.physical is None:
+            return Discovery((device,), problems=function.problems)
+        taker = next((it for it in self.resources if it.spec.select and it.refuses(device) is None), None)
+        if taker is None:
+            return Discovery(problems=function.problems, beside=(device,))
+        return Discovery((replace(device, resource=taker.configured),), problems=function.problems)
+
+    def _device(self, function: pci.Function) -> Device:
+        names = netdevs.names(self.host, function.path)
+        version = onload.version(self.host)
+        more = {"ifname": names[:1], "onload_version": (version,) if version else ()}
+        attributes = function.attributes() | {name: values for name, values in more.items() if values}
+        if not names:
+            attributes = assumed(attributes, ("ifname",), self.resources)
+        foreign = function.driver is not None and function.driver not in _DRIVERS
+        return Device(
+            key=function.address,
+            unit=function.address,
+            hardware=frozenset((function.hardware,)),
+            depends=frozenset((f"pci:{function.physical}",)) if function.physical else frozenset(),
+            identity=function.ids,
+            bindings=function.bindings(),
+            nodes=onload.nodes(self.host),
+            numa_node=function.numa_node,
+            ancestry=function.ancestry,
+            unusable=f"it is bound to {function.driver}, not to sfc" if foreign else "",
+            attributes=attributes,
+        )
+
+    def watches(self, known: Known) -> Watches:  # noqa: ARG002  # an interface's
+        """Functions, their interfaces and links, Onload's modules and nodes."""
+        return Watches(
+            subsystems=frozenset({"pci", "net", "module"}),
+            directories=frozenset({onload.DEV}),
+            facts=frozenset({pci_recovery.FACT}),
+            links=True,
+        )
+
+    def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
+        """All cards, where it is about Onload; else the one that it is about."""
+        if isinstance(hint, PathChange):
+            return ALL if hint.path in (onload.DEV, *onload.NODES) else ()
+        if isinstance(hint, LinkChange):
+            return netdevs.having(hint.name, known)
+        assert isinstance(hint, Uevent)
+        if hint.subsystem == "module":
+            return ALL if hint.name == "onload" else ()
+        return pci.affected(hint, known) & known.keys() if hint.subsystem == "net" else pci.affected(hint, known)
+
+    # --- how it is ---
+
+    def probe(self, device: Device) -> Iterable[Signal]:
+        """Onload, the function, its driver and its link."""
+        if device.unusable:
+            return
+        address = device.key
+        hardware = f"pci:{address}"
+        yield from onload.signals(self.host, hardware, self._options_for(device))
+        yield from pci_health.signals(self.host, address)
+        for signal in pci_health.driver_signals(self.host, address, _DRIVERS):
+            yield replace(signal, verdict=Verdict.DELAYED, after=onload.SETTLE)
+        for name in device.attributes.get("ifname", ()):
+            if (state := netdevs.down(self.host, name)) is not None:
+                yield Signal(hardware, "link-down", Verdict.DEGRADED, f"the link of {name} is {state}")
+
+    def _options_for(self, device: Device) -> SolarflareOptions:
+        taker = next((resource for resource in self.resources if resource.refuses(device) is None), None)
+        return taker.spec.options if taker is not None else _DEFAULTS
+
+    def signals(self, record: Record) -> Iterable[Signal]:
+        """PCI error recoveries, of whichever function."""
+        return pci_recovery.signals(record)
+
+    # --- handing out ---
+
+    def edits(self, resource: SolarflareResource, grants: Sequence[Grant]) -> ContainerEdits:
+        """Onload's nodes, each once however many cards there are, and the libraries that were asked for.
+
+        Raises:
+            AllocationRefused: Onload is not there.
+        """
+        found = ContainerEdits.of(grants)
+        if all(node.path != onload.MAIN for node in found.nodes):
+            raise AllocationRefused(
+                f"{onload.MAIN} does not exist, so that {resource.name} is of no use. Create the pod again."
+            )
+        libraries = tuple(Mount(HostPath(path), path, read_only=True) for path in resource.spec.options.libraries)
+        return replace(found, mounts=libraries)
+
+    def needs_claim(self, resource: SolarflareResource) -> bool:
+        """Only where CNI plugins are to be told."""
+        return resource.spec.options.device_info
+
+    def claim(self, resource: SolarflareResource, grants: Sequence[Grant]) -> None:
+        """Tell CNI plugins what the pod is about to have.
+
+        Raises:
+            AllocationRefused: the file cannot be written.
+        """
+        for grant in grants:
+            device_info.write(self.host, resource.name, grant.id, device_info.pci(grant.device.key))
+
+    def release(self, ended: Sequence[Released], idle: frozenset[str]) -> None:  # noqa: ARG002
+        """Remove what `claim` wrote."""
+        device_info.remove(self.host, ended)

@@ -1,0 +1,184 @@
+"""The backend: network functions and accelerators as units, what a pod gets of them, what CNI plugins are told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import ClassVar, Final
+
+from backends.base import (
+    ALL,
+    All,
+    AllocationRefused,
+    Backend,
+    ContainerEdits,
+    Device,
+    Discovery,
+    Grant,
+    Hint,
+    Host,
+    HostPath,
+    Known,
+    LinkChange,
+    OptionsError,
+    PathChange,
+    Record,
+    Released,
+    Signal,
+    Uevent,
+    Watches,
+)
+from backends.linux import device_info, host_uses, netdevs, pci, pci_recovery, rdma, sysfs
+from backends.linux.kernel import Kernel
+from backends.sriov import answers, creation, finding, functions, health, nodes, subfunctions
+from backends.sriov.creation import Creator
+from backends.sriov.options import SriovOptions, SriovResource, complaints
+
+_SUBSYSTEMS: Final = frozenset({"pci", "auxiliary", "net", "infiniband", "infiniband_verbs", "uio", "vdpa"})
+_SHARED: Final = frozenset({*nodes.VHOST, rdma.RDMA_CM})
+
+
+class Sriov(Backend[SriovOptions]):
+    """Hands out network functions, virtual, physical and subfunctions, and accelerators.
+
+    A unit is the PCI address of a function, or the name of a subfunction on the auxiliary bus.
+    """
+
+    options_type: ClassVar = SriovOptions
+    attributes: ClassVar = functions.ATTRIBUTES
+
+    def __init__(self, host: Host, resources: Sequence[SriovResource], kernel: Kernel | None = None) -> None:
+        super().__init__(host, resources)
+        self._creator = Creator(host, kernel or Kernel(host))
+
+    @classmethod
+    def check(cls, resource: SriovResource) -> None:
+        """Refuse what no hardware could make right.
+
+        Raises:
+            OptionsError: with the offending key and a sentence.
+            ExceptionGroup: of several of them.
+        """
+        OptionsError.raise_all(complaints(resource))
+
+    # --- what is there ---
+
+    def units(self) -> Iterable[str]:
+        """Every function of a class that a resource is for, and every subfunction."""
+        wanted = {resource.spec.options.device_type for resource in self.resources}
+        for address in pci.addresses(self.host):
+            said = sysfs.properties(self.host, pci.FUNCTIONS / address)
+            if functions.device_type(said.get("PCI_CLASS", "").rjust(6, "0")) in wanted:
+                yield address
+        if "auxNetDevice" in wanted:
+            yield from subfunctions.names(self.host)
+
+    def discover(self, unit: str) -> Discovery:
+        """The function's device, of the first resource that selects it."""
+        return finding.find(self.host, self.resources, unit)
+
+    def watches(self, known: Known) -> Watches:  # noqa: ARG002  # an interface's
+        """Functions, interfaces and their links, and the nodes of all kinds."""
+        return Watches(
+            subsystems=_SUBSYSTEMS,
+            directories=frozenset({nodes.DEV, nodes.DEV / "net", nodes.VFIO, rdma.NODES}),
+            facts=frozenset({pci_recovery.FACT}),
+            links=True,
+        )
+
+    def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
+        """The function that it is about, and what depends on it; all, where it is about a node that all share."""
+        if isinstance(hint, PathChange):
+            return ALL if hint.path in _SHARED else _with_node(hint.path, known)
+        if isinstance(hint, LinkChange):
+            return netdevs.having(hint.name, known, ("pf", "ifname"))
+        assert isinstance(hint, Uevent)
+        if hint.subsystem == "auxiliary":
+            return (hint.name,) if subfunctions.NAME.fullmatch(hint.name) else ()
+        found = pci.affected(hint, known) | pci.undivided(hint, known)
+        if hint.subsystem != "pci":
+            found &= known.keys()  # many a kind of function has interfaces
+        return found | {unit for address in found for unit in known.minding(f"pci:{address}")}
+
+    # --- how it is ---
+
+    def probe(self, device: Device) -> Iterable[Signal]:
+        """Its nodes, its health on the bus and its physical function's, and the link of that."""
+        if device.unusable or device.resource is None:
+            return ()
+        if creation.is_stand_in(device):
+            return (creation.signal(device),)
+        return health.signals(self.host, device, self._options_of(device))
+
+    def _options_of(self, device: Device) -> SriovOptions:
+        taker = next((it for it in self.resources if it.configured == device.resource), None)
+        return taker.spec.options if taker is not None else SriovOptions()
+
+    def signals(self, record: Record) -> Iterable[Signal]:
+        """PCI error recoveries, of whichever function."""
+        return pci_recovery.signals(record)
+
+    # --- making virtual functions ---
+
+    def adopts(self, resource: SriovResource) -> bool:
+        """Only where virtual functions are to be made."""
+        return bool(resource.spec.options.create)
+
+    def adopt(self, resource: SriovResource, device: Device) -> bool:
+        """Make the virtual functions that the device stands for.
+
+        Raises:
+            NotReady: they cannot be made.
+        """
+        if not creation.is_stand_in(device):
+            return False
+        count = len(device.attributes["vf"])
+        self._creator.create(device.key, count, autoprobe=resource.spec.options.autoprobe)
+        return True
+
+    # --- handing out ---
+
+    def prefers(self, resource: SriovResource) -> bool:  # noqa: ARG002  # an interface's
+        """Always: a pod's network should be near its GPUs."""
+        return True
+
+    def edits(self, resource: SriovResource, grants: Sequence[Grant]) -> ContainerEdits:
+        """The nodes, each once, and the two variables."""
+        return replace(ContainerEdits.of(grants), env=answers.variables(resource, grants))
+
+    def claim(self, resource: SriovResource, grants: Sequence[Grant]) -> None:
+        """Look once more whether the host needs it, and tell CNI plugins what the pod is about to have.
+
+        Raises:
+            AllocationRefused: the host's default route leads through it by now, or the file cannot be written.
+        """
+        for grant in grants:
+            device = grant.device
+            if creation.is_stand_in(device):
+                raise AllocationRefused(
+                    f"The virtual functions of {device.key} are not made yet. Create the pod again."
+                )
+            if why := host_uses.route(self.host, device.attributes.get("ifname", ()), sure=True):
+                raise AllocationRefused(f"{grant.id} of {resource.name} {why}. Create the pod again.")
+            if resource.spec.options.device_info and resource.spec.options.device_type == "netDevice":
+                device_info.write(self.host, resource.name, grant.id, _told(resource, device))
+
+    def release(self, ended: Sequence[Released], idle: frozenset[str]) -> None:  # noqa: ARG002
+        """Remove what `claim` wrote."""
+        device_info.remove(self.host, ended)
+
+
+def _told(resource: SriovResource, device: Device) -> device_info.Info:
+    """What a CNI plugin learns of a device."""
+    options, said = resource.spec.options, device.attributes
+    if options.vdpa is None:
+        return device_info.pci(device.key, said.get("hca", ()) if options.rdma else ())
+    path = next((node.path.text for node in device.nodes if node.path.name.startswith("vhost-vdpa-")), "")
+    return device_info.vdpa(device.key, said["vdpa_device"][0], options.vdpa, path)
+
+
+def _with_node(path: HostPath, known: Known) -> list[str]:
+    """The units with a device that has this node."""
+    return [
+        unit for unit, devices in known.items() if any(node.path == path for device in devices for node in device.nodes)
+    ]

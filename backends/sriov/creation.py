@@ -1,0 +1,153 @@
+"""Makes virtual functions of a card that has none, on request, and undoes what fails half way.
+
+As long as they are to be made, a device stands for them: listed, unhealthy, and in no pod.
+Files: Documentation/ABI/testing/sysfs-bus-pci (sriov_totalvfs, sriov_numvfs, sriov_drivers_autoprobe).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
+
+from backends.attributes import assumed
+from backends.base import Device, Host, NotReady, Signal, Verdict
+from backends.errors import reason_of
+from backends.linux import iommu, netdevs, pci, sysfs
+from backends.linux.kernel import Kernel
+from backends.sriov.options import SriovResource
+
+_SHARED: Final = ("vendor", "subsystem_vendor", "numa_node")
+"""What virtual functions have of their card."""
+
+
+def asked(resources: Sequence[SriovResource], card: Device) -> tuple[SriovResource, int] | None:
+    """The first resource that wants virtual functions of this card, and how many."""
+    for resource in resources:
+        for name, count in resource.spec.options.create.items():
+            if name in (card.key, *card.attributes.get("ifname", ())):
+                return resource, count
+    return None
+
+
+def stand_in(card: Device, resource: SriovResource, count: int) -> Device:
+    """A device with the attributes of all the functions that the card is to have; what is not known is what is selected."""
+    said = card.attributes
+    known = {name: said[name] for name in _SHARED if name in said}
+    known |= {"physical": (card.key,), "function": ("virtual",), "vf": tuple(map(str, range(count)))}
+    if "ifname" in said:
+        known["pf"] = said["ifname"][:1]
+    selected = {name for table in resource.spec.select for name in table}
+    depends = card.depends | {_wanting(card.key)}
+    return replace(
+        card,
+        resource=resource.configured,
+        depends=depends,
+        attributes=assumed(known, selected - known.keys(), [resource]),
+    )
+
+
+def is_stand_in(device: Device) -> bool:
+    """Does the device stand for functions that are to be made?"""
+    return _wanting(device.key) in device.depends
+
+
+def signal(device: Device) -> Signal:
+    """Why no pod can have it yet."""
+    count = len(device.attributes["vf"])
+    why = (
+        f"{device.key} is to have {count} virtual functions: Fairlead makes them while it runs; if it cannot, its log "
+        "says why"
+    )
+    return Signal(_wanting(device.key), "not-created", Verdict.NOW, why)
+
+
+def _wanting(address: str) -> str:
+    """What is said of the functions to come is said of this, which no other backend knows."""
+    return f"vfs:{address}"
+
+
+class Creator:
+    """Makes virtual functions on one host."""
+
+    def __init__(self, host: Host, kernel: Kernel) -> None:
+        self._host = host
+        self._kernel = kernel
+
+    def create(self, address: str, count: int, *, autoprobe: bool) -> None:
+        """Make that many of a card that has none. Those that it has are never touched: any may be in use.
+
+        Args:
+            address: the physical function.
+            count: how many.
+            autoprobe: may drivers take them by themselves?
+
+        Raises:
+            NotReady: it cannot have them, or the kernel or the driver refuses. All is as it was, as far as can be.
+        """
+        path = pci.FUNCTIONS / address
+        if self._has_all(address, count):
+            return
+        try:
+            if not autoprobe:
+                self._kernel.write(path / "sriov_drivers_autoprobe", "0")
+            self._kernel.write(path / "sriov_numvfs", str(count))
+        except OSError as error:
+            self._undo(address, autoprobe=autoprobe)
+            raise NotReady(f"{address} cannot get {count} virtual functions: {reason_of(error)}") from error
+        function = pci.read(self._host, address)
+        made = len(function.virtual) if function is not None else 0
+        if made != count:
+            self._undo(address, autoprobe=autoprobe)
+            raise NotReady(
+                f"the driver of {address} made {made} virtual functions, not {count}; its log (dmesg) says why"
+            )
+
+    def _has_all(self, address: str, count: int) -> bool:
+        """Are they there already?
+
+        Raises:
+            NotReady: they can never be, or not as things are.
+        """
+        function = pci.read(self._host, address)
+        if function is None:
+            raise NotReady(f"{address} is gone")
+        if len(function.virtual) == count:
+            return True
+        if function.virtual:
+            raise NotReady(different(address, len(function.virtual), count))
+        most = sysfs.number(self._host, function.path / "sriov_totalvfs")
+        if most is None:
+            raise NotReady(f"{address} can have no virtual functions: turn SR-IOV on, in the firmware and in the card")
+        if count > most:
+            raise NotReady(f"{address} can have {most} virtual functions, not {count}")
+        if function.driver is None or iommu.is_vfio(function) or not netdevs.names(self._host, function.path):
+            raise NotReady(f"{address} has no network interface here: a pod may have it, or it needs its own driver")
+        return False
+
+    def _undo(self, address: str, *, autoprobe: bool) -> None:
+        """Take back what was made a moment ago, unless any of it is used by now; the failure itself is what is told."""
+        function = pci.read(self._host, address)
+        with suppress(OSError):
+            if function is not None and function.virtual:
+                if any(self._is_used(virtual) for virtual in function.virtual):
+                    return
+                self._kernel.write(pci.FUNCTIONS / address / "sriov_numvfs", "0")
+            if not autoprobe:
+                self._kernel.write(pci.FUNCTIONS / address / "sriov_drivers_autoprobe", "1")  # as the kernel begins
+
+    def _is_used(self, address: str) -> bool:
+        """May somebody have it? On vfio, or with its interface elsewhere."""
+        function = pci.read(self._host, address)
+        if function is None or function.driver is None:
+            return False
+        return iommu.is_vfio(function) or not netdevs.names(self._host, function.path)
+
+
+def different(address: str, has: int, wanted: int) -> str:
+    """What to do about a card that has another number of functions than it should."""
+    return (
+        f"{address} has {has} virtual functions, and {wanted} are asked for (create): Fairlead touches none that is there; "
+        "when no pod has any, write 0 to sriov_numvfs"
+    )

@@ -1,0 +1,72 @@
+"""Builds each function's device for the resources that select it and whose options it meets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from backends.base import Device, Discovery, Host, Problem
+from backends.linux import pci
+from backends.sriov import creation, functions, nodes, subfunctions
+from backends.sriov.functions import Seen
+from backends.sriov.options import SriovResource
+
+
+def find(host: Host, resources: Sequence[SriovResource], unit: str) -> Discovery:
+    """The devices that a function or subfunction is, one for each resource that could have it."""
+    look = functions.look if pci.ADDRESS.fullmatch(unit) else subfunctions.look
+    seen = look(host, resources, unit)
+    if seen is None:
+        return Discovery()
+    if (asked := creation.asked(resources, seen.device)) is not None:
+        resource, count = asked
+        if not seen.virtual:
+            return Discovery((creation.stand_in(seen.device, resource, count),), problems=seen.problems)
+        if seen.virtual != count:
+            problem = Problem(unit, creation.different(unit, seen.virtual, count))
+            seen = replace(seen, problems=(*seen.problems, problem))
+    if seen.needed:
+        return Discovery(problems=seen.problems, beside=(replace(seen.device, unusable=seen.needed),))
+    devices = _taken(host, seen, [it for it in resources if it.spec.options.device_type == seen.device_type])
+    return Discovery(devices, problems=seen.problems, beside=() if devices else (seen.device,))
+
+
+def _taken(host: Host, seen: Seen, resources: Sequence[SriovResource]) -> tuple[Device, ...]:
+    """The device as each resource would offer it, or with why none does; none of a card that no resource is to have.
+
+    The first resource gets it, unless a pod has it of another.
+    """
+    selecting = [it for it in resources if it.refuses(seen.device) is None]
+    if able := [it for it in selecting if not _lacks(seen, it)]:
+        return tuple(_offered(host, seen, it) for it in able)
+    might = selecting if seen.has_driver else [it for it in resources if it.might_take(seen.device)]
+    if might:
+        return (replace(seen.device, resource=might[0].configured, unusable=_lacks(seen, might[0])),)
+    is_part = seen.device.depends
+    return (replace(seen.device, resource=resources[0].configured),) if is_part else ()
+
+
+def _lacks(seen: Seen, resource: SriovResource) -> str:
+    """What a function that a resource's selectors take does not have of what its options ask for."""
+    options = resource.spec.options
+    if not seen.has_driver:
+        return "it has no driver"
+    if options.rdma and seen.adapter is None:
+        return f"it has no RDMA device, which {resource.name} asks for (rdma)"
+    if options.vdpa is not None and (seen.vdpa is None or seen.vdpa.kind != options.vdpa):
+        return f"it has no vDPA device on {options.vdpa}_vdpa, which {resource.name} asks for (vdpa)"
+    return ""
+
+
+def _offered(host: Host, seen: Seen, taker: SriovResource) -> Device:
+    """The device with what a container gets, in the order of the plugin that this replaces."""
+    options = taker.spec.options
+    every = list(seen.nodes)
+    if options.rdma and seen.adapter is not None:
+        every += nodes.of_rdma(host, seen.adapter)
+    if options.vhost_net:
+        every += nodes.of_vhost(host)
+    if options.vdpa == "vhost" and seen.vdpa is not None:
+        every += seen.vdpa.nodes
+    numa_node = seen.device.numa_node if options.topology else None
+    return replace(seen.device, resource=taker.configured, nodes=tuple(every), numa_node=numa_node)

@@ -1,0 +1,155 @@
+"""Reads a PCI function: what selectors match of it, and whether the host needs it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from backends.attributes import assumed
+from backends.base import NUMBER, NUMBERS, TEXT, Attribute, Device, Host, HostPath, Node, Problem, one_of
+from backends.linux import host_uses, netdevs, pci, rdma, sysfs
+from backends.sriov import nodes
+from backends.sriov.nodes import VdpaDevice
+from backends.sriov.options import UNSEEN_WHEN_AWAY, DeviceType, SriovResource
+
+ATTRIBUTES: Final[Mapping[str, Attribute]] = {
+    **pci.ATTRIBUTES,
+    "function": one_of("physical", "virtual", "subfunction"),
+    "acpi_index": NUMBER,
+    "vf": NUMBERS,
+    "sfnum": NUMBERS,
+    "link_layer": one_of("Ethernet", "InfiniBand"),
+    "pkey": Attribute("a partition key, as in '0x8001'", "0x[0-9a-f]{1,4}"),
+    "vdpa": one_of("virtio", "vhost"),
+    **dict.fromkeys(("pf", "ifname", "hca", "vdpa_device"), TEXT),
+}
+
+_NETWORK: Final = "02"  # PCI base class
+_TYPES: Final[Mapping[str, DeviceType]] = {_NETWORK: "netDevice", "12": "accelerator"}
+_PKEY: Final = re.compile(r"0x[0-9a-f]{1,4}", re.IGNORECASE)
+
+Attributes = Iterator[tuple[str, tuple[str, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A function or subfunction, as yet nobody's, with what is read beside it."""
+
+    device: Device
+    device_type: DeviceType
+    has_driver: bool
+    needed: str = ""
+    """Why the host needs it, a sentence without its subject; empty if it does not."""
+    virtual: int = 0
+    """How many virtual functions it has."""
+    nodes: tuple[Node, ...] = ()
+    """Those that its driver makes."""
+    adapter: rdma.Adapter | None = None
+    vdpa: VdpaDevice | None = None
+    problems: tuple[Problem, ...] = ()
+
+
+def device_type(kind: str) -> DeviceType | None:
+    """What a function of this class is; None if it is nothing for this backend."""
+    return _TYPES.get(kind[:2]) if kind else None
+
+
+def link(physical: str) -> str:
+    """The name as hardware of a physical function's link, which other backends' devices do not hang on."""
+    return f"link:{physical}"
+
+
+def look(host: Host, resources: Sequence[SriovResource], address: str) -> Seen | None:
+    """The function of that address; None if it is gone or not for these resources.
+
+    What no resource asks for is not read: there may be hundreds of functions.
+    """
+    function = pci.read(host, address)
+    kind = device_type(function.kind) if function is not None else None
+    mine = [resource.spec.options for resource in resources if resource.spec.options.device_type == kind]
+    if function is None or kind is None or not mine:
+        return None
+    adapter = rdma.read(host, address) if any(options.rdma for options in mine) else None
+    vdpa = nodes.vdpa(host, function) if any(options.vdpa for options in mine) else None
+    attributes = {name: values for name, values in _attributes(host, function, adapter, vdpa) if values}
+    device = Device(
+        key=address,
+        unit=address,
+        hardware=frozenset((function.hardware,)),
+        depends=frozenset((f"pci:{function.physical}", link(function.physical))) if function.physical else frozenset(),
+        identity=function.ids,
+        bindings=function.bindings(),
+        numa_node=function.numa_node,
+        ancestry=function.ancestry,
+        attributes=assumed(attributes, UNSEEN_WHEN_AWAY, resources),
+    )
+    needed, own = _needed(host, function), tuple(nodes.of_function(host, function))
+    has_driver, virtual = function.driver is not None, len(function.virtual)
+    return Seen(device, kind, has_driver, needed, virtual, own, adapter, vdpa, function.problems)
+
+
+def _needed(host: Host, function: pci.Function) -> str:
+    """Why a function is nobody's to have."""
+    if function.virtual:
+        return f"it has {len(function.virtual)} virtual functions, which would go with it"
+    if not function.kind.startswith(_NETWORK):
+        return ""
+    why = host_uses.route(host, netdevs.names(host, function.path), sure=function.physical is not None)
+    return f"it {why}" if why else ""
+
+
+def _attributes(
+    host: Host, function: pci.Function, adapter: rdma.Adapter | None, vdpa: VdpaDevice | None
+) -> Attributes:
+    yield from function.attributes().items()
+    acpi_index = sysfs.number(host, function.path / "acpi_index")
+    yield "acpi_index", (str(acpi_index),) if acpi_index is not None else ()
+    above = sysfs.device(host, pci.FUNCTIONS / function.physical) if function.physical is not None else None
+    yield from of_interfaces(host, function.path, above)
+    if above is not None:
+        number = _number(host, function, above)
+        yield "vf", (str(number),) if number is not None else ()
+    yield "pkey", tuple(_pkeys(host, function))
+    if adapter is not None:
+        yield "hca", adapter.names
+    if vdpa is not None:
+        yield "vdpa", (vdpa.kind,)
+        yield "vdpa_device", (vdpa.name,)
+
+
+def of_interfaces(host: Host, path: HostPath, above: HostPath | None) -> Attributes:
+    """What the interfaces say of what is at `path`, and of the physical function above, if there is one."""
+    own = netdevs.names(host, path)
+    uplink = netdevs.uplink(host, above) if above is not None else None
+    yield "ifname", own
+    yield "pf", (uplink,) if uplink else ()
+    layer = next((netdevs.link_layer(host, name) for name in (*own, uplink) if name), None)
+    yield "link_layer", (layer,) if layer else ()
+
+
+def _number(host: Host, function: pci.Function, above: HostPath) -> int | None:
+    """Which virtual function of its physical one it is: from 0, by their addresses.
+
+    They lie `sriov_offset` and then each `sriov_stride` behind it (PCI Express Base Specification, 9.2.1.2). The links
+    virtfn<N> say the same, but would have to be read one by one.
+    """
+    offset, stride = (sysfs.number(host, above / f"sriov_{name}") for name in ("offset", "stride"))
+    if offset is None or not stride:
+        return None
+    behind = pci.routing_id(function.address) - pci.routing_id(above.name) - offset
+    return behind // stride if behind >= 0 and behind % stride == 0 else None
+
+
+def _pkeys(host: Host, function: pci.Function) -> Iterator[str]:
+    """The default partition key of each InfiniBand port; the first of the port's table."""
+    for hca in function.infiniband:
+        try:
+            ports = sysfs.entries(host, function.path / "infiniband" / hca / "ports")
+        except OSError:
+            continue
+        for port in ports:
+            key = sysfs.attribute(host, function.path / "infiniband" / hca / "ports" / port / "pkeys/0") or ""
+            if _PKEY.fullmatch(key):
+                yield key.lower()

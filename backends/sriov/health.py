@@ -1,0 +1,71 @@
+"""How one function is now: its nodes, itself and its physical function on the bus, its IOMMU group, the card's link.
+
+The link of a virtual function's own interface says nothing: it is down until a CNI plugin sets it up, in the pod.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from backends.base import Device, Host, Signal, Verdict
+from backends.linux import iommu, netdevs, pci, pci_health
+from backends.linux.nodes import NoNodeError, device_node
+from backends.sriov import nodes
+from backends.sriov.functions import link
+from backends.sriov.options import SriovOptions
+
+_ETHERNET: Final = "0200"
+
+
+def signals(host: Host, device: Device, options: SriovOptions) -> Iterator[Signal]:
+    """All there is to say of the device, and of the physical function that it is a part of."""
+    hardware = min(device.hardware)
+    for node in device.nodes:
+        try:
+            device_node(host, node.path)
+        except NoNodeError as error:
+            yield Signal(hardware, "node-missing", Verdict.NOW, error.sentence)
+    if options.vhost_net and not set(nodes.VHOST) <= {node.path for node in device.nodes}:
+        why = f"{' or '.join(map(str, nodes.VHOST))} is missing, and so both are left out: load vhost_net and tun"
+        yield Signal(hardware, "vhost-missing", Verdict.DEGRADED, why)
+    yield from _group(host, device, hardware)
+    if device.attributes.get("function") == ("physical",) and _is_away(host, device):
+        why = f"the interface of {device.key} cannot be seen: another network namespace has it, or Fairlead is in one"
+        yield Signal(hardware, "in-another-namespace", Verdict.NOW, why, unless_held=True)
+    for physical in (*device.attributes.get("address", ()), *device.attributes.get("physical", ())):
+        yield from pci_health.signals(host, physical)
+    for physical in device.attributes.get("physical", ()):
+        for name in device.attributes.get("pf", ()):
+            yield from _link(host, physical, name, options)
+
+
+def _is_away(host: Host, device: Device) -> bool:
+    """Has a card's own driver made an interface that is not here? The default route may lead through it."""
+    said = device.attributes
+    is_ethernet = any(kind.startswith(_ETHERNET) for kind in said.get("class", ()))
+    in_user_space = any(it.path.parent == nodes.VFIO or it.path.name.startswith("uio") for it in device.nodes)
+    return is_ethernet and not in_user_space and not netdevs.names(host, pci.FUNCTIONS / device.key)
+
+
+def _group(host: Host, device: Device, hardware: str) -> Iterator[Signal]:
+    """On a vfio driver it can be opened only where all of its IOMMU group can be handed out."""
+    if all(node.path.parent != nodes.VFIO for node in device.nodes):
+        return
+    group = iommu.read(host, next(iter(device.attributes.get("iommu_group", ())), ""))
+    for member in group.members if group is not None else ():
+        if not member.is_viable:
+            why = f"{group.name if group else ''} cannot be opened while {member.name}, in it, is on {member.driver}"
+            yield Signal(hardware, "group-not-viable", Verdict.NOW, why)
+
+
+def _link(host: Host, physical: str, name: str, options: SriovOptions) -> Iterator[Signal]:
+    """The link that leads out of the machine. One that nobody has set up may be meant so: some drivers need it, some not."""
+    if (state := netdevs.down(host, name)) is None:
+        return
+    if netdevs.is_enabled(host, name):
+        why = f"the link of {name}, the physical function {physical}, is {state}"
+        yield Signal(link(physical), "link-down", Verdict.DELAYED, why, after=float(options.down_after))
+    else:
+        why = f"{name}, the interface of the physical function {physical}, is not set up (ip link set {name} up)"
+        yield Signal(link(physical), "link-disabled", Verdict.DEGRADED, why)

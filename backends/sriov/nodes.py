@@ -1,0 +1,84 @@
+"""Finds what a container opens of a function: the nodes of vfio, uio, RDMA, vhost-net and vDPA, as the kernel names them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from backends.base import Host, HostPath, Node
+from backends.linux import iommu, pci, rdma, sysfs
+from backends.sriov.options import Vdpa
+
+DEV: Final = HostPath("/dev")
+VFIO: Final = DEV / "vfio"
+VHOST: Final = (DEV / "vhost-net", DEV / "net/tun")
+
+_UIO: Final = frozenset({"uio", "igb_uio", "uio_pci_generic"})
+_VDPA: Final = HostPath("/sys/bus/vdpa/devices")
+_VDPA_DRIVERS: Final[dict[str, Vdpa]] = {"virtio_vdpa": "virtio", "vhost_vdpa": "vhost"}
+_VHOST_VDPA: Final = re.compile(r"vhost-vdpa-[0-9]+")
+
+
+@dataclass(frozen=True, slots=True)
+class VdpaDevice:
+    """A vDPA device of a function."""
+
+    name: str
+    """`vdpa0`, or as `vdpa dev add name` called it."""
+    kind: Vdpa
+    nodes: tuple[Node, ...]
+    """That of one that `vhost_vdpa` drives."""
+
+
+def of_function(host: Host, function: pci.Function) -> Iterator[Node]:
+    """Those that its driver makes."""
+    if iommu.is_vfio(function) and function.iommu_group is not None:
+        group = function.iommu_group
+        on_host = f"noiommu-{group}" if _is_noiommu(host, group) else group
+        yield _node(VFIO / "vfio", shared=True)
+        yield Node(VFIO / on_host, (VFIO / group).text, "rw")
+    elif function.driver in _UIO:
+        yield from (_node(DEV / name) for name in _entries(host, function.path / "uio")[:1])
+
+
+def of_rdma(host: Host, adapter: rdma.Adapter) -> Iterator[Node]:
+    """Those of every port of an adapter, and the connection manager's."""
+    yield from (_node(node.path) for node in adapter.nodes)
+    if host.local(rdma.RDMA_CM).exists():
+        yield _node(rdma.RDMA_CM, shared=True)
+
+
+def of_vhost(host: Host) -> Iterator[Node]:
+    """vhost-net's and tun's, both or none."""
+    if all(host.local(path).exists() for path in VHOST):
+        yield from (_node(path, shared=True) for path in VHOST)
+
+
+def vdpa(host: Host, function: pci.Function) -> VdpaDevice | None:
+    """The function's first vDPA device that has a driver."""
+    for name in _entries(host, _VDPA):
+        path = sysfs.device(host, _VDPA / name)
+        if path is None or path.parent != function.path:
+            continue
+        kind = _VDPA_DRIVERS.get(sysfs.linked_name(host, path / "driver") or "")
+        nodes = [_node(DEV / it) for it in _entries(host, path) if _VHOST_VDPA.fullmatch(it)]
+        if kind is not None:
+            return VdpaDevice(name, kind, tuple(nodes[:1]))
+    return None
+
+
+def _node(path: HostPath, *, shared: bool = False) -> Node:
+    return Node(path, path.text, "rw", shared)
+
+
+def _is_noiommu(host: Host, group: str) -> bool:
+    return sysfs.attribute(host, iommu.GROUPS / group / "name") == iommu.NOIOMMU
+
+
+def _entries(host: Host, directory: HostPath) -> list[str]:
+    try:
+        return sysfs.entries(host, directory)
+    except OSError:
+        return []
