@@ -20,7 +20,7 @@ from backends.printable import printable
 @click.option(
     "--from", "source", type=click.Choice(FORMATS), help="Whose configuration it is; by default seen from its shape."
 )
-@click.option("--domain", help="generic-device-plugin's --domain; by default squat.ai.")
+@click.option("--domain", help="generic-device-plugin's --domain, or the sriov plugin's --resource-prefix.")
 def import_(file: Path, source: str | None, domain: str | None) -> None:
     """Turn another plugin's configuration into Fairlead's.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, TypeVar
 
 from agent.importing.model import Remark
@@ -19,7 +19,8 @@ class Fields:
 
     def __init__(self, table: Table, about: str, remarks: list[Remark]) -> None:
         self._table = table
-        self._about = about
+        self.about = about
+        """What remarks begin with."""
         self._remarks = remarks
         self._asked: set[str] = set()
         self.sound = True
@@ -31,11 +32,11 @@ class Fields:
 
     def lost(self, key: str, sentence: str) -> None:
         """What the key says is not carried over."""
-        self._remarks.append(Remark(self.line(key), f"{self._about}: {sentence}"))
+        self._remarks.append(Remark(self.line(key), f"{self.about}: {sentence}"))
 
     def note(self, key: str, sentence: str) -> None:
         """What the key says is carried over, but there is something to know."""
-        self._remarks.append(Remark(self.line(key), f"{self._about}: {sentence}", lost=False))
+        self._remarks.append(Remark(self.line(key), f"{self.about}: {sentence}", lost=False))
 
     def text(self, key: str) -> str | None:
         """A text, in quotes or not; None where it is missing, empty or none."""
@@ -62,8 +63,18 @@ class Fields:
                 yield item
             else:
                 self.sound = False
-                sentence = f"{self._about}: {_shown(item)} in {key!r} should be a table; this is left out"
+                sentence = f"{self.about}: {_shown(item)} in {key!r} should be a table; this is left out"
                 self._remarks.append(Remark(item.line, sentence))
+
+    def table(self, key: str) -> Mapping[str, Tree]:
+        """What stands in a table; nothing where it is missing."""
+        found = self._take(key, "a table", lambda tree: tree if isinstance(tree, Table) else None)
+        return found.values if found else {}
+
+    def tree(self, key: str) -> Tree | None:
+        """Whatever stands there."""
+        self._asked.add(key)
+        return self._table.values.get(key)
 
     def texts(self, key: str) -> list[str]:
         """A list of texts."""

@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
-from agent.importing import cex, generic_device_plugin, kubevirt, smarter
+from agent.importing import cex, generic_device_plugin, kubevirt, smarter, solarflare, sriov
 from agent.importing.model import Imported, ImportRefusedError, Sketch
 from agent.importing.tree import Items, Scalar, Table, Tree, read_yaml
 from agent.importing.writing import write
 
-FORMATS: Final = ("generic-device-plugin", "smarter", "kubevirt", "cex")
+FORMATS: Final = ("generic-device-plugin", "smarter", "kubevirt", "cex", "solarflare", "sriov")
 """Their names, as the command has them."""
 
 
 def import_text(text: str, source: str | None = None, domain: str | None = None) -> Imported:
     """What a configuration, of a source named in FORMATS or recognised, is as one of ours.
 
-    `domain` is that of generic-device-plugin's resources.
+    `domain` is that of generic-device-plugin's resources, or the sriov-network-device-plugin's prefix.
 
     Raises:
         ImportRefusedError: it is no YAML, or no configuration that is known here.
@@ -44,6 +44,10 @@ def _reader(source: str, domain: str | None, documents: Sequence[Tree]) -> Calla
             return lambda document: generic_device_plugin.read(document, domain)
         case "smarter":
             return smarter.read
+        case "solarflare":
+            return solarflare.read
+        case "sriov":
+            return lambda document: sriov.read(document, domain)
         case _:
             return kubevirt.read
 
@@ -70,7 +74,8 @@ def _recognised(documents: list[Tree]) -> tuple[Tree, str]:
         )
     raise ImportRefusedError(
         "this is no configuration of generic-device-plugin (a list 'devices'), smarter-device-manager (a list with "
-        "devicematch), KubeVirt (permittedHostDevices) or Crypto Express (cryptoconfigsets); say --from if it is"
+        "devicematch), KubeVirt (permittedHostDevices), Crypto Express (cryptoconfigsets), Solarflare (a ConfigMap with "
+        "onload-version) or sriov-network-device-plugin (resourceList); say --from if it is"
     )
 
 
@@ -80,9 +85,10 @@ def _unwrapped(document: Tree) -> list[Tree]:
     texts = data.values.values() if isinstance(data, Table) else ()
     inner: list[Tree] = []
     for text in texts:
-        if isinstance(text, Scalar) and "\n" in text.text:  # a block, which begins in the next line
+        if isinstance(text, Scalar):
+            first = text.line + ("\n" in text.text)  # a block begins in the next line
             with suppress(ImportRefusedError):
-                inner += [it for it in read_yaml("\n" * text.line + text.text) if _source(it)]
+                inner += [it for it in read_yaml("\n" * (first - 1) + text.text) if _source(it)]
     return inner or [document]
 
 
@@ -96,6 +102,10 @@ def _source(document: Tree) -> str | None:
         return "generic-device-plugin"
     if cex.find(document) is not None:
         return "cex"
+    if solarflare.find(document) is not None:
+        return "solarflare"
+    if sriov.is_it(document):
+        return "sriov"
     return "kubevirt" if kubevirt.find(document) is not None else None
 
 

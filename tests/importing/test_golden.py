@@ -11,7 +11,7 @@ from agent.importing import Imported, import_text
 from tests.importing.helpers import loads, said
 
 _GOLDEN = Path(__file__).parent / "golden"
-_FORMATS = ("generic-device-plugin", "smarter", "kubevirt", "cex")
+_FORMATS = ("generic-device-plugin", "smarter", "kubevirt", "cex", "solarflare", "sriov")
 
 
 @pytest.mark.parametrize("source", _FORMATS)

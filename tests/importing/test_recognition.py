@@ -10,7 +10,16 @@ _SMARTER = "- {devicematch: ^fuse$, nummaxdevices: 1}\n"
 _GDP = "devices: [{name: a, groups: [{paths: [{path: /dev/a}]}]}]\n"
 _KUBEVIRT = "permittedHostDevices: {}\n"
 _CEX = "cryptoconfigsets: []\n"
-_OWN = {"smarter": _SMARTER, "generic-device-plugin": _GDP, "kubevirt": _KUBEVIRT, "cex": _CEX}
+_SOLARFLARE = "data: {onload-version: 8.1, resource-name: solarflare/smartNIC}\n"
+_SRIOV = '{"resourceList": [{"resourceName": "a", "selectors": {}}]}\n'
+_OWN = {
+    "smarter": _SMARTER,
+    "generic-device-plugin": _GDP,
+    "kubevirt": _KUBEVIRT,
+    "cex": _CEX,
+    "solarflare": _SOLARFLARE,
+    "sriov": _SRIOV,
+}
 
 
 def test_the_one_configuration_among_other_documents_is_taken() -> None:

@@ -1,0 +1,180 @@
+"""Reads the configuration of the sriov-network-device-plugin: `resourceList`, with selectors for each resource."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Final
+
+from agent.importing.fields import Fields
+from agent.importing.model import Draft, DraftGroup, ImportRefusedError, Part, Remark, Sketch, Value
+from agent.importing.tree import Items, Scalar, Table, Tree
+
+PREFIX: Final = "intel.com"
+"""Its own default of --resource-prefix."""
+
+_SOURCE: Final = (
+    "From the configuration of the sriov-network-device-plugin. IDs, nodes, variables and DeviceInfo files are the same. "
+    "A resource is there also where it has no devices."
+)
+_ENTRY: Final = ("resourceName", "resourcePrefix", "deviceType", "excludeTopology", "selectors", "additionalInfo")
+_TYPES: Final = ("netDevice", "accelerator", "auxNetDevice")
+_LISTS: Final = {
+    "vendors": "vendor",
+    "devices": "device",
+    "drivers": "driver",
+    "pciAddresses": "address",
+    "acpiIndexes": "acpi_index",
+    "pKeys": "pkey",
+    "linkTypes": "link_layer",
+}
+"""Selector there → attribute here."""
+
+_NUMBERED: Final = {"pfNames": "pf", "rootDevices": "physical"}
+"""The same, of those that may have numbers behind a `#`."""
+
+_FLAGS: Final = {"isRdma": "rdma", "needVhostNet": "vhost_net"}
+_SELECTORS: Final = (*_LISTS, *_NUMBERED, *_FLAGS, "vdpaType", "auxTypes", "ddpProfiles")
+_LAYERS: Final = {"ether": "Ethernet", "infiniband": "InfiniBand"}
+
+
+def is_it(document: Tree) -> bool:
+    """Does the document have a list of resources?"""
+    return isinstance(document, Table) and isinstance(
+        _spelled(document, ("resourceList",)).values.get("resourceList"), Items
+    )
+
+
+def read(document: Tree, prefix: str | None) -> Sketch:
+    """The resources that a configuration means; `prefix` is the plugin's --resource-prefix.
+
+    Raises:
+        ImportRefusedError: it has no list of resources.
+    """
+    if not isinstance(document, Table) or not is_it(document):
+        raise ImportRefusedError("the sriov-network-device-plugin's configuration has a list 'resourceList'", 1)
+    remarks: list[Remark] = []
+    fields = Fields(_spelled(document, ("resourceList",)), "resourceList", remarks)
+    parts = [_resource(_spelled(entry, _ENTRY), prefix or PREFIX) for entry in fields.tables("resourceList")]
+    fields.end()
+    return Sketch(_SOURCE, (Part(tuple(remarks)), *parts))
+
+
+@dataclass
+class _Selection:
+    """What the selectors of a resource mean, as far as it can be said here."""
+
+    tables: list[Value] = field(default_factory=list)
+    options: dict[str, Value] = field(default_factory=dict)
+    same: bool = True
+    """Does it select what it selected?"""
+
+
+def _resource(entry: Table, prefix: str) -> Part:
+    name = Fields(entry, "", []).text("resourceName") or "a resource without a name"
+    remarks: list[Remark] = []
+    fields = Fields(entry, name, remarks)
+    named, prefix = fields.text("resourceName"), fields.text("resourcePrefix") or prefix
+    kind = fields.text("deviceType") or _TYPES[0]
+    options: dict[str, Value] = {"device_type": kind} if kind != _TYPES[0] else {}
+    if fields.flag("excludeTopology"):
+        options["topology"] = False
+    selection = _selection(fields, kind, remarks)
+    if info := {
+        key: _texts(table) for key, table in fields.table("additionalInfo").items() if isinstance(table, Table)
+    }:
+        options["additional_info"] = info
+    fields.end()
+    if fields.sound and named is None:
+        fields.lost("resourceName", "it has no resourceName and is left out")
+    elif fields.sound and kind not in _TYPES:
+        fields.lost("deviceType", f"there is no deviceType {kind!r}; it is left out")
+    if not fields.sound or named is None or kind not in _TYPES or selection is None:
+        return Part(tuple(remarks))
+    select = {"select": selection.tables} if selection.tables else {}
+    line = fields.line("resourceName")
+    draft = Draft(f"{prefix}/{named}", (DraftGroup({**options, **selection.options, **select}, line),), line, "sriov")
+    return Part(tuple(remarks), draft, offered=selection.same)
+
+
+def _selection(fields: Fields, kind: str, remarks: list[Remark]) -> _Selection | None:
+    """What all selectors mean; None if the plugin offered nothing for them."""
+    tree = fields.tree("selectors")
+    every = [it for it in (tree.items if isinstance(tree, Items) else (tree,)) if isinstance(it, Table)]
+    if not every:
+        fields.lost("selectors", "it has no selectors, and so it had no devices; it is left out")
+        return None
+    selection = _Selection()
+    flags = [_one(_spelled(table, _SELECTORS), kind, fields, selection, remarks) for table in every]
+    if {} in selection.tables:  # one that selects everything
+        selection.tables = []
+    selection.options = {key: value for of in flags for key, value in of.items()}
+    if any(of != selection.options for of in flags):
+        fields.lost(
+            "selectors", "its selectors differ in isRdma, needVhostNet or vdpaType; here all of it is asked of all"
+        )
+        selection.same = False
+    return selection
+
+
+def _one(table: Table, kind: str, of: Fields, selection: _Selection, remarks: list[Remark]) -> Mapping[str, Value]:
+    """Read one selector into the selection; returns the options that it means."""
+    fields = Fields(table, of.about, remarks)
+    base: dict[str, Value] = {}
+    for key, attribute in _LISTS.items():
+        if values := fields.texts(key):
+            base[attribute] = _short(
+                [_LAYERS.get(value.lower(), value) if key == "linkTypes" else value for value in values]
+            )
+            if key == "linkTypes" and len(values) > 1:
+                fields.note(key, "several linkTypes: functions of any of them are offered")
+    number = "sfnum" if kind == "auxNetDevice" else "vf"
+    choices = [list(_numbered(fields.texts(key), attribute, number)) or [{}] for key, attribute in _NUMBERED.items()]
+    for pf, root in product(*choices):
+        if number in pf and number in root:
+            fields.lost("rootDevices", "pfNames and rootDevices both choose numbers; here those of rootDevices count")
+            selection.same = False
+        selection.tables.append({**base, **pf, **root})
+    if fields.texts("ddpProfiles"):
+        fields.lost(
+            "ddpProfiles",
+            "Fairlead does not ask cards for DDP profiles; without them it would offer more, so it is left out",
+        )
+        selection.same = False
+    if [value for value in fields.texts("auxTypes") if value != "sf"]:
+        fields.lost("auxTypes", "there are no auxTypes but sf; it is left out")
+        selection.same = False
+    options: dict[str, Value] = {option: True for key, option in _FLAGS.items() if fields.flag(key)}
+    if vdpa := fields.text("vdpaType"):
+        options["vdpa"] = vdpa
+    fields.end()
+    of.sound = of.sound and fields.sound
+    return options
+
+
+def _numbered(values: Sequence[str], attribute: str, number: str) -> Iterator[dict[str, Value]]:
+    """Selectors for `ens1f0` and `ens1f1#0,3-5`: all without numbers in one, each with numbers in its own."""
+    if plain := [value for value in values if "#" not in value]:
+        yield {attribute: _short(plain)}
+    for name, _, numbers in (value.partition("#") for value in values if "#" in value):
+        yield {attribute: name, number: _short([part.strip() for part in numbers.split(",")])}
+
+
+def _short(values: list[str]) -> Value:
+    return values[0] if len(values) == 1 else values
+
+
+def _texts(table: Table) -> dict[str, Value]:
+    return {key: tree.text for key, tree in table.values.items() if isinstance(tree, Scalar)}
+
+
+def _spelled(table: Table, keys: Sequence[str]) -> Table:
+    """The table with its keys as they are documented: Go takes them in upper case and lower."""
+    known = {key.lower(): key for key in keys}
+    spelled = {key: known.get(key.lower(), key) for key in table.values}
+    return Table(
+        table.line,
+        {spelled[key]: tree for key, tree in table.values.items()},
+        {spelled[key]: line for key, line in table.lines.items()},
+    )
