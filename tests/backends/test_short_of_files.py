@@ -8,6 +8,7 @@ import io
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,23 @@ from backends.cex import Apqn
 from backends.errors import ShortageError, is_short
 from backends.gpu import Gpu
 from backends.infiniband import InfiniBand
+from backends.solarflare import Solarflare
 from backends.stub import Stub, StubOptions
-from tests.backends import cex_trees, machines, mdev_trees, test_infiniband, test_mdev, test_vfio_vgpu, vfio_node
+from tests.backends import (
+    cex_trees,
+    machines,
+    mdev_trees,
+    test_infiniband,
+    test_mdev,
+    test_solarflare,
+    test_sriov,
+    test_vfio_vgpu,
+    vfio_node,
+)
 from tests.backends.chardevs import FTDI, chardev, configured
 from tests.backends.gpus import resource as gpu_resource
 from tests.backends.linux.sticks import CONTROLLER, stick
+from tests.backends.sriov_trees import CONNECTX
 from tests.backends.test_infiniband_garbage import TREE
 from tests.backends.test_vfio_vgpu import VF_ID
 from tests.backends.trees import planted_host
@@ -59,6 +72,8 @@ NODES: dict[str, Callable[[Path], Backend[Any]]] = {
     "cex": lambda root: cex_trees.backend(
         root, cex_trees.machine(), cex_trees.resource("a.com/s", Apqn(1, 6, cex_trees.MACHINE))
     )[0],
+    "solarflare": lambda root: Solarflare(planted_host(root, test_solarflare.x2522()), [test_solarflare.resource()]),
+    "sriov": lambda root: test_sriov.backend(root, replace(CONNECTX, virtual=2).tree(), test_sriov.resource(rdma=True)),
     "usb": lambda root: chardev(root, CONTROLLER + stick("1-1", 1), configured(usb=FTDI)),
     "paths": lambda root: chardev(root, "dev/a/x c 1:3\ndev/b/x c 1:5", configured(paths=[{"path": "/dev/*/x"}])),
 }
