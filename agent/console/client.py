@@ -14,7 +14,7 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from agent.console import requests
 from agent.console.messages import Codec
 from agent.console.requests import SERVICE, Request
-from agent.console.views import Drained, Event, Explanation, HandedOver, Reloaded, Status, Undrained
+from agent.console.views import Drained, Event, Explanation, HandedOver, History, Reloaded, Status, Undrained
 from agent.runtime.errors import ExitCode, FairleadError
 
 _Answer = TypeVar("_Answer")
@@ -62,6 +62,10 @@ class Client:
         """All that is known of a device."""
         return await self._ask("Explain", requests.ExplainRequest(device), Explanation)
 
+    async def history(self, device: str) -> History:
+        """How a device was in the last 24 hours."""
+        return await self._ask("History", requests.HistoryRequest(device), History)
+
     async def drain(self, device: str, reason: str, until: float | None) -> Drained:
         """Take a device out of service."""
         return await self._ask("Drain", requests.DrainRequest(device, reason, until), Drained)
@@ -89,6 +93,10 @@ class Client:
         try:
             yield
         except GRPCError as error:
+            if error.status is Code.UNIMPLEMENTED:
+                raise FairleadError(
+                    f"the Fairlead that answers at {self._socket} is older than this command; restart it"
+                ) from error
             kind = WrongNameError if error.status is Code.NOT_FOUND else FairleadError
             raise kind(error.message or f"the daemon refused: {error.status.name}") from error
         except PermissionError as error:

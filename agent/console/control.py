@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from agent.console.views import Drained, Event, Explanation, HandedOver, Reloaded, Status, Undrained
+from agent.console.views import Drained, Event, Explanation, HandedOver, Histories, History, Reloaded, Status, Undrained
 
 
 class NoSuchDeviceError(LookupError):
@@ -31,6 +31,16 @@ class Control(Protocol):
         Raises:
             NoSuchDeviceError: there is none.
         """
+
+    def history(self, device: str) -> History:
+        """How a device was in the last 24 hours, named as to `explain`, or by the key that it had.
+
+        Raises:
+            NoSuchDeviceError: there is none.
+        """
+
+    async def histories(self) -> Histories:
+        """How all devices were."""
 
     async def drain(self, device: str, reason: str, until: float | None) -> Drained:
         """Offer it to no new pod, until then (seconds since 1970) or until it is undrained; kept over restarts.

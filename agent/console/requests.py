@@ -41,6 +41,12 @@ class ExplainRequest(Request, frozen=True):
     device: str = ""
 
 
+class HistoryRequest(Request, frozen=True):
+    """How one device was."""
+
+    device: str = ""
+
+
 class DrainRequest(Request, frozen=True):
     """Offer a device to no new pod."""
 

@@ -53,6 +53,7 @@ class AdminService:
         unary: Mapping[str, tuple[Callable[[Any], Awaitable[Encoded]], type[Request]]] = {
             "Status": (self._status, requests.StatusRequest),
             "Explain": (self._explain, requests.ExplainRequest),
+            "History": (self._history, requests.HistoryRequest),
             "Drain": (self._drain, requests.DrainRequest),
             "Undrain": (self._undrain, requests.UndrainRequest),
             "Reload": (self._reload, requests.ReloadRequest),
@@ -114,6 +115,9 @@ class AdminService:
 
     async def _explain(self, request: requests.ExplainRequest) -> Encoded:
         return Encoded(encode(self._control.explain(request.device)))
+
+    async def _history(self, request: requests.HistoryRequest) -> Encoded:
+        return Encoded(encode(self._control.history(request.device)))
 
     async def _drain(self, request: requests.DrainRequest) -> Encoded:
         return Encoded(encode(await self._control.drain(request.device, request.reason, request.until)))

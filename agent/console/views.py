@@ -250,6 +250,37 @@ class Explanation(msgspec.Struct, frozen=True):
     """When it came to be in this state; 0: nobody knows."""
 
 
+class Period(msgspec.Struct, frozen=True, gc=False):
+    """From when until when a device was so."""
+
+    begins: float
+    ends: float
+    state: str
+    """Healthy, Degraded, Unhealthy, Drained, Gone; Unknown: Fairlead did not run."""
+    reason: str = ""
+    message: str = ""
+    holders: tuple[str, ...] = ()
+    """The pods that had it, as `namespace/name`."""
+
+
+class History(msgspec.Struct, frozen=True, gc=False):
+    """How a device was in the last 24 hours."""
+
+    key: str
+    resource: str
+    """Empty if none has offered it in that time."""
+    periods: tuple[Period, ...] = ()
+    """Without a gap, in their order; none if no resource has offered it."""
+
+
+class Histories(msgspec.Struct, frozen=True):
+    """How all devices were."""
+
+    plain: tuple[Period, ...] = ()
+    """Of those that are not among the others: they were healthy and free all the time."""
+    others: tuple[History, ...] = ()
+
+
 class Drained(msgspec.Struct, frozen=True):
     """What a drain took out of service."""
 

@@ -15,6 +15,7 @@ from agent.console import views
 from agent.console.control import NoSuchDeviceError, RefusedError
 from agent.console.device_views import Drawn, described, draw
 from agent.console.explaining import Knowledge, explain, find
+from agent.console.histories import histories, history_by_key, history_of
 from agent.console.names import node_name
 from agent.daemon.event_log import Events
 from agent.daemon.node import Node
@@ -22,6 +23,7 @@ from agent.daemon.serving import Serving
 from agent.daemon.state_keeper import NotYetError
 from agent.discovery.discoverer import Discoverer
 from agent.hardware.adoption import Adopter
+from agent.history.recorder import Recorder
 from agent.inventory import lookup
 from agent.inventory.shortfall import WENT, Missing, Shortfall
 from agent.inventory.tombstones import GONE, NOT_SEEN
@@ -50,6 +52,7 @@ class Parts:
     events: Events
     problems: Problems
     shortfall: Shortfall
+    history: Recorder
     reload: Callable[[], Awaitable[views.Reloaded]]
     hand_over: Callable[[], Awaitable[views.HandedOver]]
 
@@ -278,6 +281,23 @@ class AgentControl:
         return self._parts.discoverers[kind].problems.get(unit, ())
 
     # --- what happened ---
+
+    def history(self, device: str) -> views.History:
+        """How a device was in the last 24 hours, named as to `explain`, or by the key that it had.
+
+        Raises:
+            NoSuchDeviceError: there is none of that name, or several.
+        """
+        try:
+            return history_of(self._parts.history, self.explain(device))
+        except NoSuchDeviceError:
+            if (gone := history_by_key(self._parts.history, device)) is None:
+                raise
+            return gone
+
+    async def histories(self) -> views.Histories:
+        """How all devices were."""
+        return await histories(self._parts.history)
 
     def watch(self, last: int, *, follow: bool) -> AsyncGenerator[views.Event, None]:
         """The newest `last` events kept, then, to follow, every one as it happens."""

@@ -15,6 +15,7 @@ from agent.daemon.feature_file import FeatureFile
 from agent.daemon.list_warnings import ListWarnings
 from agent.daemon.serving import Serving
 from agent.hardware.adoption import Adopter
+from agent.history.recorder import Recorder
 from agent.inventory.inventory import Inventory
 from agent.kubelet.pod_claims import PodClaims
 from agent.kubernetes.faces import Faces
@@ -41,8 +42,10 @@ class Publisher:
         counts: Counts,
         kubernetes: Faces,
         pod_claims: PodClaims,
+        history: Recorder,
     ) -> None:
         """Prepare; these are told, `counts` counts what changed, and `pod_claims` knows which pods it concerns."""
+        self._history = history
         self._inventory, self._serving = inventory, serving
         self._adopter, self._list_warnings = adopter, list_warnings
         self._features, self._counts = features, counts
@@ -96,6 +99,7 @@ class Publisher:
         while self._untold:
             before, snapshot = self._untold.popleft()
             slots = before.slots if before else None
+            await self._history.listed(slots, snapshot)
             happened = await tell(slots, snapshot, self._counts)
             if happened and slots is not None and self._kubernetes.tells_events:
                 first, more = happened.first(LOGGED_AT_MOST), len(happened) - LOGGED_AT_MOST

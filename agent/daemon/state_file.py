@@ -27,6 +27,7 @@ import structlog
 from msgspec import structs
 
 from agent.health import KeptHealth
+from agent.history.timeline import Record
 from agent.inventory.shortfall import Offered
 from agent.model import Held
 from agent.runtime.errors import words
@@ -57,6 +58,8 @@ class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
     health: KeptHealth | None = None
     offered: tuple[Offered, ...] | None = None
     """What was offered last, and what of it is gone."""
+    history: Record | None = None
+    """How devices were; a line has only the changes that the lines before it lack."""
 
 
 _PARTS: Final = Kept.__struct_fields__
@@ -134,6 +137,7 @@ class StateFile:
         releasing: Sequence[Held] | None = None,
         health: KeptHealth | None = None,
         offered: Collection[Offered] | None = None,
+        history: Record | None = None,
         *,
         patience: float | None = None,
     ) -> bool:
@@ -144,6 +148,7 @@ class StateFile:
             releasing: what is to be undone of ended claims.
             health: what is kept of health.
             offered: what was offered last, and what of it is gone.
+            history: how devices were.
             patience: the seconds that the disk may take; by default what an Allocate can wait.
 
         Returns:
@@ -157,6 +162,8 @@ class StateFile:
             self._content = structs.replace(self._content, health=health)
         if offered is not None:
             self._content = structs.replace(self._content, offered=tuple(offered))
+        if history is not None:
+            self._content = structs.replace(self._content, history=history)
         self._wanted += 1
         if not self._has_thread():
             return False
@@ -302,6 +309,8 @@ def _difference(before: Kept, after: Kept) -> bytes:
         old, new = getattr(before, name), getattr(after, name)
         if new is None or new is old:
             continue
+        if old is not None and name == "history":
+            new = new.since(old)
         if old is None or name not in _OF_CLAIMS:
             lines += _line(Kept(**{name: new}))
             continue
@@ -322,7 +331,7 @@ def _contents(data: bytes) -> tuple[Kept, BaseException | None]:
         msgspec.MsgspecError: there is no line of ours.
         _FormatError: a line is of another format.
     """
-    health, offered, claims = None, None, dict[str, dict[Held, None]]()
+    health, offered, history, claims = None, None, None, dict[str, dict[Held, None]]()
     found, broken = False, None
     lines = data.splitlines(keepends=True) or [b""]
     for line in lines:
@@ -336,6 +345,7 @@ def _contents(data: bytes) -> tuple[Kept, BaseException | None]:
             raise _FormatError(f"it has format {said.version}, and this Fairlead reads {_FORMAT}")
         found, health = True, said.health or health
         offered = said.offered if said.offered is not None else offered
+        history = said.history.after(history) if said.history else history
         for name in _OF_CLAIMS:
             if (whole := getattr(said, name)) is not None:
                 claims[name] = dict.fromkeys(whole)
@@ -346,4 +356,5 @@ def _contents(data: bytes) -> tuple[Kept, BaseException | None]:
                 part |= dict.fromkeys(said.more.get(name, ()))
     if broken is not None and not found:
         raise broken
-    return Kept(**{name: tuple(part) for name, part in claims.items()}, health=health, offered=offered), broken
+    parts = {name: tuple(part) for name, part in claims.items()}
+    return Kept(**parts, health=health, offered=offered, history=history), broken

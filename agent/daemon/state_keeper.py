@@ -16,6 +16,7 @@ from agent.claims.ledger import Ledger
 from agent.daemon.state_file import StateFile
 from agent.hardware.releases import Releaser
 from agent.health import HealthBook
+from agent.history.recorder import Recorder
 from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import Shortfall
 from agent.model import Health
@@ -46,6 +47,7 @@ class StateKeeper:
         inventory: Inventory,
         health: HealthBook,
         shortfall: Shortfall,
+        history: Recorder,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -53,6 +55,7 @@ class StateKeeper:
         self._state = state
         self._ledger, self._releaser = ledger, releaser
         self._inventory, self._health, self._shortfall = inventory, health, shortfall
+        self._history = history
         self._clock, self._wall = clock, wall
         self._is_alone = False
         self._claims_changed = False
@@ -71,6 +74,8 @@ class StateKeeper:
         if kept.offered is not None:
             rebooted = kept.health is None or kept.health.boot != self._health.boot
             self._shortfall.restore(kept.offered, another_boot=rebooted)
+        if kept.history is not None:
+            self._history.restore(kept.history)
         if kept.health is not None:
             unchanged = self._health.revision == self._written
             self._inventory.set_health(self._health.restore(kept.health, now, self._wall()))
@@ -91,7 +96,7 @@ class StateKeeper:
         """Have what changed last written, though the process is ending; from now on another agent may write the file."""
         with anyio.CancelScope(shield=True):
             health = self._health.kept() if self._health.revision != self._written else None
-            await self._state.write(health=health, patience=_AT_THE_END)
+            await self._state.write(health=health, history=self._history.record(), patience=_AT_THE_END)
         self._is_alone = False
 
     async def write_claims(self) -> None:
@@ -124,6 +129,11 @@ class StateKeeper:
         if self._is_alone and self._shortfall.revision != self._written_offered:
             self._written_offered = self._shortfall.revision
             await self._state.write(offered=self._shortfall.offered)
+
+    async def write_history(self) -> None:
+        """Have what was noted of devices written, and that the daemon lives; returns as the others."""
+        if self._is_alone:
+            await self._state.write(history=self._history.record())
 
     def unkept(self) -> str:
         """Why a restart would forget what is kept here, one sentence; empty if it would not."""

@@ -48,6 +48,7 @@ from agent.hardware.reconciler import Reconciler
 from agent.hardware.releases import Releaser
 from agent.hardware.resumption import Resumer
 from agent.health import HealthBook
+from agent.history.recorder import Recorder
 from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import Shortfall
 from agent.kubelet.allocation import Allocator
@@ -57,7 +58,7 @@ from agent.kubelet.pod_claims import PodClaims
 from agent.kubelet.preference import Preferences
 from agent.kubelet.prestart import Starter
 from agent.kubernetes.faces import Faces
-from agent.model import Held, Slot
+from agent.model import Held, Slot, SlotKey, Snapshot
 from agent.runtime import garbage
 from agent.runtime.counts import Counts
 from agent.runtime.notify import Notifier
@@ -117,7 +118,9 @@ class Agent:
         self._reconciler = Reconciler(self._jobs.turns, self.problems)
         self._releaser = Releaser(config.host, backends, ledger, self._reconciler, self.node.keep_claims)
         self._shortfall = Shortfall(self.inventory, clock, wall)
-        kept = ledger, self._releaser, self.inventory, health, self._shortfall
+        seen = self.inventory, self._list_of, self._pods, self._shortfall
+        self._history = Recorder(*seen, clock=clock, wall=wall)
+        kept = ledger, self._releaser, self.inventory, health, self._shortfall, self._history
         self._keeper = StateKeeper(StateFile(settings.state_dir), *kept, clock=clock, wall=wall)
         self.node.releaser, self.node.keeper = self._releaser, self._keeper
         self._discovery = DiscoveryRunner(
@@ -140,7 +143,7 @@ class Agent:
         self._kubelet_watch = self.watchdog.pulse("kubelet's directory")
         self._serving = self._make_serving(settings)
         listeners = self._adopter, self._list_warnings, self._features, self.counts, self._kubernetes
-        self.node.publisher = Publisher(self.inventory, self._serving, *listeners, self._pod_claims)
+        self.node.publisher = Publisher(self.inventory, self._serving, *listeners, self._pod_claims, self._history)
         self._configuration_swap = self._make_configuration_swap(config)
         self._reloader = Reloader(
             lambda: self.config,
@@ -193,9 +196,16 @@ class Agent:
             ended=self._released,
             settled=self.node.claims_settled,
             resend=self.node.resend,
+            asked=self._history.claims_changed,
             clock=self._clock,
             problems=self.problems,
         )
+
+    def _list_of(self, name: str) -> Snapshot | None:
+        return self._serving.list_of(name)
+
+    def _pods(self, slot: SlotKey) -> list[str]:
+        return [f"{it.namespace}/{it.pod}" for it in self._pod_claims.holders.get(slot, ())]
 
     def _released(self, ended: Sequence[Held]) -> None:
         self.node.released(ended)
@@ -248,6 +258,7 @@ class Agent:
                 events,
                 self.problems,
                 self._shortfall,
+                self._history,
                 self.reload,
                 self._replace,
             ),
@@ -413,6 +424,7 @@ class Agent:
                 tasks.start_soon(self._keep, "claims", self._pod_claims.run)
                 tasks.start_soon(self._keep, "lost resources", self._serving.lost_resources.run)
                 tasks.start_soon(self._keep, "hardware", self._reconciler.run)
+                tasks.start_soon(self._keep, "history", partial(self._history.run, self._keeper.write_history))
                 tasks.start_soon(self._keep, "Kubernetes", self._kubernetes.run)
                 tasks.start_soon(self._prepare_hardware)
                 if self._features is not None:

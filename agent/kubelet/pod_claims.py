@@ -73,6 +73,7 @@ class PodClaims:
         ended: Callable[[Sequence[Held]], None],
         settled: Callable[[], None] = lambda: None,
         resend: Callable[[str], None],
+        asked: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         problems: Problems | None = None,
     ) -> None:
@@ -90,6 +91,7 @@ class PodClaims:
             ended: told of claims that both witnesses leave out, some at a time.
             settled: called when all of them have been told.
             resend: makes the kubelet write its checkpoint, by sending this resource's list again.
+            asked: called when both have been asked.
             clock: monotonic seconds.
             problems: is told which of them does not answer.
         """
@@ -103,6 +105,7 @@ class PodClaims:
         self._foreign: dict[tuple[str, tuple[str, ...]], tuple[bytes, Trace]] = {}
         """Of resources that are not ours: the last answer for these IDs, and what the container got."""
         self._began, self._ended, self._settled, self._resend = began, ended, settled, resend
+        self._asked = asked
         self._clock = clock
         self._checkpoint = CheckpointReader(plugin_dir)
         self._asked_about: frozenset[str] = frozenset()  # the resources that were ours when both had been asked
@@ -170,6 +173,7 @@ class PodClaims:
             await self._ask()
         finally:  # who does not answer is not asked once more by each first list
             self._asked_about = frozenset(self._names())
+            self._asked()
 
     async def _ask(self) -> None:
         asked = self._clock()

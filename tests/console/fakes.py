@@ -15,7 +15,10 @@ from agent.console.views import (
     Explanation,
     Gift,
     HandedOver,
+    Histories,
+    History,
     Kubelet,
+    Period,
     Reloaded,
     Resource,
     Status,
@@ -48,6 +51,9 @@ class FakeDaemon:
     mistakes: str = ""
     changed: Reloaded = field(default_factory=lambda: Reloaded(added=("a.b/new",)))
     unkept: str = ""
+    plain: tuple[Period, ...] = (Period(2000.0 - 86400.0, 2000.0, "Healthy"),)
+    past: dict[str, tuple[Period, ...]] = field(default_factory=dict)
+    """Of GPUs that changed, by their keys."""
 
     async def status(self) -> Status:
         return self.shown
@@ -62,6 +68,15 @@ class FakeDaemon:
     def explain(self, device: str) -> Explanation:
         self._known(device)
         return Explanation(device, "gpu", "0000:3b:00.0", numa_node=0, resource="nvidia.com/gpu", gift=Gift({"A": "b"}))
+
+    def history(self, device: str) -> History:
+        self._known(device)
+        return History(device, "nvidia.com/gpu", self.past.get(device, self.plain))
+
+    async def histories(self) -> Histories:
+        return Histories(
+            self.plain, tuple(History(key, "nvidia.com/gpu", periods) for key, periods in self.past.items())
+        )
 
     async def drain(self, device: str, reason: str, until: float | None) -> Drained:
         self._known(device)

@@ -13,6 +13,7 @@ from agent.console.device_views import draw
 from agent.console.views import Held, Holder, Resource
 from agent.daemon import list_warnings
 from agent.daemon.supervisor import Agent
+from agent.history import recorder
 from agent.model import Health, Slot, Snapshot, State
 from backends.base import Discovery, Signal, Verdict
 from tests.daemon.test_supervisor import TOY, Node, pod, toys
@@ -206,3 +207,32 @@ async def test_a_delayed_signal_is_among_the_signals_before_it_counts(node: Node
         assert (signal.reason, signal.counts, agent.control.explain("card 0").state) == ("flaky", False, "Healthy")
         assert signal.changes is not None
         assert before <= signal.changes - 3600.0 <= after
+
+
+async def test_how_a_device_was_is_told_by_any_of_its_names_also_once_it_is_gone(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "_PAUSE", 0.0)
+    monkeypatch.setattr(list_warnings, "_PAUSE", 0.0)
+    async with node.running(toys(2)) as agent:
+        await node.has(TOY, healthy=2)
+        node.say("stub-1 unhealthy its fan is stuck")
+        await node.has(TOY, healthy=1, unhealthy=1)
+        await node.kubelet.admit(pod("p", 1, TOY))
+        await agent._pod_claims.ask()
+        await until(lambda: agent.control.history("stub-0").periods[-1].holders == ("default/p",))
+        node.say("stub-1 gone")
+        await node.has(TOY, healthy=1)
+        await until(lambda: agent.control.history("stub-1").periods[-1].state == "Gone")
+        for name in ("stub-1", f"{TOY}/stub-1"):
+            told = agent.control.history(name)
+            assert (told.key, told.resource) == ("stub-1", TOY)
+            assert [it.state for it in told.periods][-3:] == ["Healthy", "Unhealthy", "Gone"]
+        with pytest.raises(NoSuchDeviceError):
+            agent.control.history("stub-7")
+    async with node.running(toys(2)) as agent:
+        await node.has(TOY, healthy=1)
+        await until(lambda: agent.control.history("stub-1").periods[-1].state == "Gone")
+        assert [it.state for it in agent.control.history("stub-1").periods] == [
+            *("Unknown", "Healthy", "Unhealthy", "Gone", "Unknown", "Gone")
+        ]

@@ -21,6 +21,7 @@ from agent.hardware.queue import HardwareQueue
 from agent.hardware.reconciler import Reconciler
 from agent.hardware.releases import Releaser
 from agent.health import HealthBook, KeptHealth
+from agent.history.recorder import Recorder
 from agent.inventory.shortfall import Shortfall
 from agent.model import Held, Snapshot
 from backends.base import Clears, Host
@@ -73,7 +74,9 @@ class House:
         self.file = Written()
         self.node.releaser = Releaser(Host(), {KIND: Fake()}, ledger, Reconciler(turns), self.node.keep_claims)
         state = cast(StateFile, self.file)
-        owners = ledger, self.node.releaser, lists, health, Shortfall(lists)
+        shortfall = Shortfall(lists)
+        history = Recorder(lists, lambda _name: None, lambda _slot: (), shortfall)
+        owners = ledger, self.node.releaser, lists, health, shortfall, history
         self.node.keeper = StateKeeper(state, *owners, clock=clock, wall=wall)
         self.published = Published(lists.take)
         self.node.publisher = cast(Publisher, self.published)

@@ -16,8 +16,10 @@ from agent.hardware.queue import HardwareQueue
 from agent.hardware.reconciler import Reconciler
 from agent.hardware.releases import Releaser
 from agent.health import HealthBook
+from agent.history.recorder import Recorder
 from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import Shortfall
+from agent.model import Health, Slot, Snapshot, State
 from agent.runtime.errors import FairleadError
 from backends.base import Clears, Host
 from tests.fakes import KIND, Fake, by_unit, device, held, resource
@@ -46,6 +48,8 @@ class Run:
         self.ledger, self.health, self.file = Ledger(), HealthBook(boot), StateFile(directory)
         self.releaser = Releaser(Host(), {KIND: Fake(*resources)}, self.ledger, Reconciler(HardwareQueue()))
         self.shortfall = Shortfall(self.inventory)
+        lists = self.inventory, lambda _name: None, lambda _slot: (), self.shortfall
+        self.history = Recorder(*lists, clock=lambda: 100.0, wall=lambda: WALL + 100.0)
         self.keeper = StateKeeper(
             self.file,
             self.ledger,
@@ -53,6 +57,7 @@ class Run:
             self.inventory,
             self.health,
             self.shortfall,
+            self.history,
             clock=lambda: 100.0,
             wall=lambda: WALL + 100.0,
         )
@@ -189,3 +194,19 @@ async def test_what_is_kept_of_an_earlier_format_is_claims(tmp_path: Path) -> No
     run = await Run(tmp_path).begin()
     assert [claim.id for claim in run.ledger.held()] == ["x"]
     assert StateFile(tmp_path).read() == Kept(claims=tuple(run.ledger.held()))
+
+
+async def test_how_devices_were_is_kept_though_the_daemon_is_killed_and_each_change_is_written_once(
+    tmp_path: Path,
+) -> None:
+    first = await Run(tmp_path).begin()
+    await first.history.begin()
+    for generation, state in enumerate((State.UNHEALTHY, State.HEALTHY, State.DEGRADED)):
+        slots = {"card": Slot("card", CARD, Health(state, f"reason-{generation}"))}
+        await first.history.listed({}, Snapshot("a.example/one", generation, slots))
+        await first.keeper.write_history()
+    assert first.file.path.read_bytes().count(b"reason-0") == 1
+    second = await Run(tmp_path).begin()
+    assert second.history.record() == first.history.record()
+    changes = second.history.record().changes
+    assert [it.condition.state for it in changes] == ["Unhealthy", "Healthy", "Degraded"]

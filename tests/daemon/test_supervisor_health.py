@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 
 from agent.config import Difference
 from agent.daemon.reload import Change
+from agent.daemon.state_file import StateFile
 from agent.daemon.supervisor import Agent
 from agent.discovery.changes import Changes
 from agent.health.flapping import FAILURES
@@ -219,7 +220,7 @@ async def test_a_second_agent_takes_over_what_the_first_was_told_and_writes_noth
             second._discovery.take(xid())
             await until(lambda: second.node.health.of("pci:0").reason == "xid-79")
             await settled()
-            assert not (node.state / "state.json").exists()
+            assert StateFile(node.state).read().health is None
             await first.node.drain(["pci:1"], "the fan")
         await node.has(CARDS, healthy=0, unhealthy=4)
         await until(lambda: len(kept(node)["latches"]) == len(kept(node)["drains"]) == 1)

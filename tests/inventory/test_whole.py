@@ -27,6 +27,7 @@ from agent.hardware.queue import HardwareQueue
 from agent.hardware.reconciler import Reconciler
 from agent.hardware.releases import Releaser
 from agent.health import HealthBook
+from agent.history.recorder import Recorder
 from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import Shortfall
 from agent.kubelet.api.v1beta1 import ListAndWatchResponse
@@ -164,13 +165,15 @@ class Run:
         self.inventory = Inventory(configuration, backends)
         self.health, self.ledger, self.seen, self.clock = HealthBook("boot"), Ledger(), Seen(), clock
         releaser = Releaser(Host(), backends, self.ledger, Reconciler(HardwareQueue()))
+        shortfall = Shortfall(self.inventory)
         self.keeper = StateKeeper(
             AtOnce(directory),
             self.ledger,
             releaser,
             self.inventory,
             self.health,
-            Shortfall(self.inventory),
+            shortfall,
+            Recorder(self.inventory, lambda _name: None, lambda _slot: (), shortfall),
             clock=clock,
             wall=lambda: clock() + WALL,
         )

@@ -309,6 +309,38 @@ class GivenNode(betterproto.Message):
 
 
 @dataclass(eq=False, repr=False)
+class HistoryRequest(betterproto.Message):
+    device: str = betterproto.string_field(1)
+
+
+@dataclass(eq=False, repr=False)
+class HistoryResponse(betterproto.Message):
+    key: str = betterproto.string_field(1)
+    resource: str = betterproto.string_field(2)
+    """Empty if no resource has offered it in that time."""
+
+    periods: List["Period"] = betterproto.message_field(3)
+    """Without a gap, in their order; none if no resource has offered it."""
+
+
+@dataclass(eq=False, repr=False)
+class Period(betterproto.Message):
+    """From when until when a device was so."""
+
+    begins: float = betterproto.double_field(1)
+    ends: float = betterproto.double_field(2)
+    state: str = betterproto.string_field(3)
+    """
+    Healthy, Degraded, Unhealthy, Drained, Gone; Unknown: Fairlead did not run.
+    """
+
+    reason: str = betterproto.string_field(4)
+    message: str = betterproto.string_field(5)
+    holders: List[str] = betterproto.string_field(6)
+    """The pods that had it, as namespace/name."""
+
+
+@dataclass(eq=False, repr=False)
 class DrainRequest(betterproto.Message):
     device: str = betterproto.string_field(1)
     reason: str = betterproto.string_field(2)
@@ -424,6 +456,23 @@ class AdminStub(betterproto.ServiceStub):
             metadata=metadata,
         )
 
+    async def history(
+        self,
+        history_request: "HistoryRequest",
+        *,
+        timeout: Optional[float] = None,
+        deadline: Optional["Deadline"] = None,
+        metadata: Optional["MetadataLike"] = None
+    ) -> "HistoryResponse":
+        return await self._unary_unary(
+            "/fairlead.admin.v1.Admin/History",
+            history_request,
+            HistoryResponse,
+            timeout=timeout,
+            deadline=deadline,
+            metadata=metadata,
+        )
+
     async def drain(
         self,
         drain_request: "DrainRequest",
@@ -505,6 +554,9 @@ class AdminBase(ServiceBase):
     async def explain(self, explain_request: "ExplainRequest") -> "Explanation":
         raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
 
+    async def history(self, history_request: "HistoryRequest") -> "HistoryResponse":
+        raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
+
     async def drain(self, drain_request: "DrainRequest") -> "DrainResponse":
         raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
 
@@ -539,6 +591,13 @@ class AdminBase(ServiceBase):
     ) -> None:
         request = await stream.recv_message()
         response = await self.explain(request)
+        await stream.send_message(response)
+
+    async def __rpc_history(
+        self, stream: "grpclib.server.Stream[HistoryRequest, HistoryResponse]"
+    ) -> None:
+        request = await stream.recv_message()
+        response = await self.history(request)
         await stream.send_message(response)
 
     async def __rpc_drain(
@@ -588,6 +647,12 @@ class AdminBase(ServiceBase):
                 grpclib.const.Cardinality.UNARY_UNARY,
                 ExplainRequest,
                 Explanation,
+            ),
+            "/fairlead.admin.v1.Admin/History": grpclib.const.Handler(
+                self.__rpc_history,
+                grpclib.const.Cardinality.UNARY_UNARY,
+                HistoryRequest,
+                HistoryResponse,
             ),
             "/fairlead.admin.v1.Admin/Drain": grpclib.const.Handler(
                 self.__rpc_drain,

@@ -1,0 +1,37 @@
+"""Shows what is noted of devices as views."""
+
+from __future__ import annotations
+
+from msgspec.structs import astuple
+
+from agent.console.views import Explanation, Histories, History, Period
+from agent.history.book import Key
+from agent.history.recorder import Recorder
+from agent.runtime.chunked_work import in_slices
+
+
+def history_of(noted: Recorder, it: Explanation) -> History:
+    """How a device was that is explained so."""
+    known = noted.devices()
+    names = (it.resource, *(one.resource for one in it.decisions))
+    keys = [noted.tombs().get((name, it.key), (name, it.key)) for name in names if name]
+    key = keys[0] if it.resource else next((key for key in keys if key in known), None)
+    return _history(noted, key, key) if key else History(it.key, "")
+
+
+def history_by_key(noted: Recorder, device: str) -> History | None:
+    """How a device was that is not there any more, by the key that it had."""
+    key = next((key for key in sorted(noted.devices()) if device in (key[1], "/".join(key))), None)
+    return _history(noted, key, key) if key else None
+
+
+async def histories(noted: Recorder) -> Histories:
+    """How all devices were; a tombstone was as the device that was behind it."""
+    known = {key: key for key in noted.devices()} | dict(noted.tombs())
+    others = await in_slices(_history(noted, shown, key) for shown, key in known.items())
+    return Histories(_history(noted, ("", ""), ("", "")).periods, tuple(others))
+
+
+def _history(noted: Recorder, shown: Key, key: Key) -> History:
+    periods = (Period(it.begins, it.ends, *astuple(it.condition)) for it in noted.of(key))
+    return History(shown[1], shown[0], tuple(periods))

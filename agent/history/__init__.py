@@ -1,0 +1,1 @@
+"""What became of each device in the last 24 hours."""

@@ -1,0 +1,100 @@
+"""Keeps the changes of all devices, within a bound: for each device and in all."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Final
+
+from agent.history.timeline import GONE, HEALTHY, WELL, Change, Condition, kept
+
+PER_DEVICE: Final = 100
+"""Changes of one device; the oldest goes first."""
+
+IN_ALL: Final = 10_000
+"""Changes that are past, of all devices, some 2.5 MB in memory and 2 MB in the file; the one that ended first goes first.
+
+Beside them stands, for each device that is listed and not simply healthy and free, how it is.
+"""
+
+Key = tuple[str, str]
+"""Resource and the device's key."""
+
+
+class Book:
+    """The changes, by their devices."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._changes: dict[Key, list[Change]] = {}
+        self._past: deque[Change] = deque()  # what may be forgotten, the oldest first; some of it may have been
+
+    def restore(self, changes: Iterable[Change]) -> None:
+        """Have these, in the order in which they were noted for each device, and no others."""
+        self.__init__()  # type: ignore[misc]
+        for it in changes:
+            self._add(it)
+
+    def devices(self) -> Collection[Key]:
+        """The devices of which there is something to tell."""
+        return self._changes.keys()
+
+    def of(self, key: Key) -> Sequence[Change]:
+        """A device's changes, in their order."""
+        return self._changes.get(key, ())
+
+    def now(self, key: Key) -> Condition:
+        """How it is."""
+        changes = self._changes.get(key)
+        return changes[-1].condition if changes else WELL
+
+    def note(self, key: Key, condition: Condition, time: float, *, appeared: bool = False) -> bool:
+        """A device is so now; False if it was so before.
+
+        Args:
+            key: the device's.
+            condition: how it is.
+            time: seconds since the epoch.
+            appeared: was it not there before? Asked of a device of which nothing is known.
+        """
+        changes = self._changes.get(key)
+        if changes is None and appeared:
+            self._add(Change(*key, time, condition, GONE))
+        elif condition == self.now(key):
+            return False
+        else:
+            self._add(Change(*key, time, condition, "" if changes else HEALTHY))
+        return True
+
+    def forget(self, keys: Iterable[Key], now: float) -> None:
+        """Drop what these devices' last 24 hours are not made of."""
+        for key in keys:
+            if changes := list(kept(self._changes.get(key, ()), now)):
+                self._changes[key] = changes
+            else:
+                self._changes.pop(key, None)
+
+    def all(self) -> Iterator[Change]:
+        """All changes; each device's are in their order."""
+        for changes in self._changes.values():
+            yield from changes
+
+    def _add(self, change: Change) -> None:
+        changes = self._changes.setdefault((change.resource, change.device), [])
+        if changes and changes[-1].condition.state != GONE:
+            self._past.append(changes[-1])
+        changes.append(change)
+        if change.condition.state == GONE:  # it may never be followed by another
+            self._past.append(change)
+        if len(changes) > PER_DEVICE:
+            del changes[0]
+        while len(self._past) > IN_ALL:
+            self._drop(self._past.popleft())
+
+    def _drop(self, change: Change) -> None:
+        key = change.resource, change.device
+        changes = self._changes.get(key, [])
+        if changes and changes[0] is change:
+            del changes[0]
+            if not changes:
+                del self._changes[key]

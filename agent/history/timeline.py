@@ -1,0 +1,156 @@
+"""Folds a device's changes into the periods of the last 24 hours. Pure.
+
+Only changes are kept: a device that was healthy and free all the time has none. Wall clock times are, as the clock had them;
+the order is that in which they were noted. Where the clock was set back, what lies behind what follows is drawn together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Final
+
+import msgspec
+
+SPAN: Final = 86400.0
+"""Seconds that are shown, and kept."""
+
+HEALTHY, DEGRADED, UNHEALTHY = "Healthy", "Degraded", "Unhealthy"
+DRAINED: Final = "Drained"
+"""Unhealthy, since an operator or a rule took it out of service."""
+GONE: Final = "Gone"
+"""On no list, or kept there for the pod that holds it."""
+UNKNOWN: Final = "Unknown"
+
+_NOT_RUNNING: Final = "Fairlead did not run"
+_FORGOTTEN: Final = "it is not kept any more: too much has happened since"
+
+
+class Condition(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """How a device is, and who has it."""
+
+    state: str = HEALTHY
+    reason: str = ""
+    message: str = ""
+    holders: tuple[str, ...] = ()
+    """Pods, as `namespace/name`."""
+
+
+WELL: Final = Condition()
+"""Healthy and free, as a device is of which nothing is noted."""
+
+
+class Change(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A device came to be so; written to the state file as an array."""
+
+    resource: str
+    device: str
+    """Its key."""
+    time: float
+    """Seconds since the epoch."""
+    condition: Condition
+    before: str = ""
+    """Of the first that is known of a device: the state that it was in before; else nothing."""
+
+
+class Run(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """When a daemon watched; seconds since the epoch."""
+
+    began: float
+    ended: float
+
+
+class Record(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is kept over restarts: all changes, or those that came since an earlier record."""
+
+    changes: tuple[Change, ...] = ()
+    """Each device's in their order."""
+    runs: tuple[Run, ...] = ()
+
+    def since(self, earlier: Record) -> Record:
+        """Without the changes that the earlier record has, the very same objects."""
+        known = set(map(id, earlier.changes))
+        return Record(tuple(it for it in self.changes if id(it) not in known), self.runs)
+
+    def after(self, earlier: Record | None) -> Record:
+        """With the changes of the earlier record before its own."""
+        return Record((*earlier.changes, *self.changes), self.runs) if earlier else self
+
+
+class Period(msgspec.Struct, frozen=True, gc=False):
+    """From when until when a device was so; seconds since the epoch."""
+
+    begins: float
+    ends: float
+    condition: Condition
+
+
+def periods(changes: Sequence[Change], runs: Sequence[Run], now: float) -> list[Period]:
+    """The last 24 hours without a gap, in their order; what nobody watched is Unknown.
+
+    Args:
+        changes: of one device, in the order in which they were noted.
+        runs: of the daemon, in their order.
+        now: seconds since the epoch.
+    """
+    begin = now - SPAN
+    starts = [begin, *(max(begin, it) for it in _in_order([it.time for it in changes], now)), now]
+    conditions = [_before(changes), *(it.condition for it in changes)]
+    told = [
+        Period(start, end, it) for (start, end), it in zip(pairwise(starts), conditions, strict=True) if start < end
+    ]
+    watched = list(_watched(runs, begin, now))
+    return list(_without_gaps(told, watched))
+
+
+def kept(changes: Sequence[Change], now: float) -> Sequence[Change]:
+    """The changes that the last 24 hours are made of; nothing if it was healthy and free, or gone, all the time."""
+    times = _in_order([it.time for it in changes], now)
+    older = sum(it <= now - SPAN for it in times)
+    if older == len(changes) and (not changes or _is_plain(changes[-1].condition)):
+        return ()
+    return changes[max(0, older - 1) :]
+
+
+def _is_plain(condition: Condition) -> bool:
+    return condition == WELL or (condition.state == GONE and not condition.holders)
+
+
+def _before(changes: Sequence[Change]) -> Condition:
+    """How it was before the first change."""
+    if not changes or changes[0].before == HEALTHY:
+        return WELL
+    if changes[0].before == GONE:
+        return Condition(GONE)
+    return Condition(UNKNOWN, message=_FORGOTTEN)
+
+
+def _in_order(times: Sequence[float], now: float) -> list[float]:
+    """The times, none later than those that follow, nor than now."""
+    ordered = [now]
+    for time in reversed(times):
+        ordered.append(min(time, ordered[-1]))
+    return ordered[:0:-1]
+
+
+def _watched(runs: Sequence[Run], begin: float, now: float) -> Iterator[tuple[float, float]]:
+    """What of the time since `begin` was watched."""
+    times = _in_order([time for run in runs for time in (run.began, run.ended)], now)
+    for start, end in zip(times[::2], times[1::2], strict=True):
+        if max(start, begin) < end:
+            yield max(start, begin), end
+
+
+def _without_gaps(told: Sequence[Period], watched: Sequence[tuple[float, float]]) -> Iterator[Period]:
+    """What was told, where somebody watched; between that, Unknown."""
+    unknown, at = Condition(UNKNOWN, message=_NOT_RUNNING), told[0].begins
+    for start, end in watched:
+        if at < start:
+            yield Period(at, start, unknown)
+        for it in told:
+            begins, ends = max(it.begins, start), min(it.ends, end)
+            if begins < ends:
+                yield Period(begins, ends, it.condition)
+        at = end
+    if at < told[-1].ends:
+        yield Period(at, told[-1].ends, unknown)
