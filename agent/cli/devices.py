@@ -17,7 +17,7 @@ from agent.runtime.errors import FairleadError
 _PATIENCE: Final = 2.0  # seconds for which somebody who pressed Tab waits
 
 
-def _complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """IDs, and what is not offered, that begin so; nothing where no daemon answers."""
     with suppress(FairleadError):
         status = connection.ask(ctx.params.get("config"), Client.status, _PATIENCE)
@@ -34,5 +34,5 @@ def _names(status: Status) -> Iterator[tuple[str, str]]:
         yield one.device, one.why
 
 
-device: Final = click.argument("device", shell_complete=_complete)
+device: Final = click.argument("device", shell_complete=complete)
 """`device: str`."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 from msgspec.structs import replace
 
-from agent.cli import connection, options, output
+from agent.cli import connection, devices, history, options, output
 from agent.cli.output import bold, echo, table, wrapped
 from agent.console.client import Client
 from agent.console.views import NAMES_NOTHING, Device, Resource, Status, Unclaimed
@@ -19,17 +19,30 @@ from agent.console.views import NAMES_NOTHING, Device, Resource, Status, Unclaim
 _REDRAWN_AT_MOST = 0.5  # seconds; a burst of events is drawn once
 
 
-@click.command(epilog="Exit codes: 0 done, 1 no daemon answers.")
+@click.command(epilog="Exit codes: 0 done, 1 no daemon answers, 2 there is no such device.")
 @connection.config
 @click.option("--watch", is_flag=True, help="Show it again whenever something happens.")
 @click.option("--pods", is_flag=True, help="Show which container has which device.")
+@click.option(
+    "--history",
+    "device",
+    metavar="DEVICE",
+    shell_complete=devices.complete,
+    help="Show how one device was in the last 24 hours, and who had it; named as for explain.",
+)
 @options.as_json
-def status(config: Path | None, watch: bool, pods: bool, as_json: bool) -> None:
+def status(config: Path | None, watch: bool, pods: bool, device: str | None, as_json: bool) -> None:
     """Show every resource with its devices by state, and what is wrong.
 
-    --json prints what proto/fairlead/admin/v1/admin.proto describes as StatusResponse; with --watch, one such document
-    a line. Without a terminal, --watch prints everything again after an empty line.
+    --json prints what proto/fairlead/admin/v1/admin.proto describes as StatusResponse, of --history HistoryResponse;
+    with --watch, one such document a line. Without a terminal, --watch prints everything again after an empty line.
     """
+    if device is not None:
+        if watch or pods:
+            raise click.UsageError("--history goes with neither --watch nor --pods")
+        past = connection.ask(config, lambda client: client.history(device))
+        output.echo_json(past) if as_json else echo("\n".join(history.lines(past)))
+        return
 
     def show(shown: Status) -> None:
         if as_json:

@@ -23,6 +23,10 @@ PATIENCE: Final = 10.0
 """Seconds for which an answer is awaited; a reload may look at all hardware."""
 
 
+_NO_SUCH_METHOD: Final = "Missing content-type header"
+"""What grpclib's client makes of its server's UNIMPLEMENTED, which has no content type (`grpclib.server._abort`)."""
+
+
 class NoDaemonError(FairleadError):
     """No daemon answers."""
 
@@ -93,7 +97,7 @@ class Client:
         try:
             yield
         except GRPCError as error:
-            if error.status is Code.UNIMPLEMENTED:
+            if error.message == _NO_SUCH_METHOD:
                 raise FairleadError(
                     f"the Fairlead that answers at {self._socket} is older than this command; restart it"
                 ) from error

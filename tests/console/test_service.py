@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import anyio
 import pytest
 from grpclib.client import Channel
+from grpclib.const import Handler
 from grpclib.const import Status as Code
 from grpclib.exceptions import GRPCError
 
 from agent.console.api.fairlead.admin import v1
 from agent.console.client import Client, NoDaemonError, WrongNameError
 from agent.console.service import AdminService, served
-from agent.console.views import Drained, Event, Gift, Reloaded, Undrained
+from agent.console.views import Drained, Event, Gift, History, Period, Reloaded, Undrained
 from agent.kubelet.transport.server import SocketServer
 from agent.kubelet.wire import Codec
 from agent.runtime.errors import ExitCode, FairleadError
@@ -44,6 +45,24 @@ async def test_the_status_arrives_as_it_is(client: Client) -> None:
 async def test_a_device_is_explained(client: Client) -> None:
     explained = await client.explain("GPU-1")
     assert (explained.resource, explained.gift) == ("nvidia.com/gpu", Gift({"A": "b"}))
+
+
+async def test_how_a_device_was_is_told_and_an_older_daemon_is_to_be_restarted(
+    client: Client, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon.past["GPU-1"] = (Period(1.0, 2.0, "Unhealthy", "xid-79", "It is off the bus.", ("default/train",)),)
+    assert await client.history("GPU-1") == History("GPU-1", "nvidia.com/gpu", daemon.past["GPU-1"])
+    everything = AdminService.__mapping__
+
+    def older(service: AdminService) -> Mapping[str, Handler]:
+        return {name: it for name, it in everything(service).items() if not name.endswith("/History")}
+
+    monkeypatch.setattr(AdminService, "__mapping__", older)
+    async with served(daemon, tmp_path / "old.sock"):
+        asking = Client(tmp_path / "old.sock")
+        with pytest.raises(FairleadError, match="older than this command; restart it"):
+            await asking.history("GPU-1")
+        asking.close()
 
 
 async def test_an_unknown_device_is_a_wrong_name_with_the_nearest(client: Client) -> None:

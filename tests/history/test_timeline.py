@@ -102,6 +102,6 @@ def test_what_the_bound_forgets_is_unknown_and_never_told_wrong(
     for key in small.devices():
         assert restored.of(key) == small.of(key)
         told, truth = periods(small.of(key), ALWAYS, NOW), periods(whole.of(key), ALWAYS, NOW)
-        moment = NOW - data.draw(st.integers(1, 1100))
+        moment = NOW - data.draw(st.integers(955, 1005))
         assert at(told, moment) in (at(truth, moment), Condition(UNKNOWN, message=at(told, moment).message))
         assert told[-1].condition == truth[-1].condition

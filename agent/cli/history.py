@@ -1,0 +1,81 @@
+"""Draws how a device was in the last 24 hours: a strip, the hours below it, and the changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from itertools import groupby
+from typing import Final
+
+from agent.cli import output
+from agent.cli.output import bold, wrapped
+from agent.console.views import History, Period
+
+_SIGNS: Final[Mapping[str, tuple[str, str]]] = {
+    "Unhealthy": ("X", "unhealthy"),
+    "Gone": ("_", "gone"),
+    "Drained": ("D", "drained"),
+    "Degraded": ("~", "degraded"),
+    "in use": ("=", "healthy, in use"),
+    "Healthy": ("-", "healthy, free"),
+    "Unknown": ("?", "unknown"),
+}
+"""State → its sign and its words, the worst first."""
+
+_BAD: Final = tuple(_SIGNS)[:4]
+"""A moment of these shows, however short it was."""
+
+_COLORED: Final = {"Gone": "Unhealthy", "Drained": "Degraded", "in use": "Healthy"}
+_LABEL: Final = len("|00:00 ")
+_HOUR: Final = 3600
+
+
+def lines(shown: History) -> Iterator[str]:
+    """The history as a person reads it."""
+    if not shown.periods:
+        yield f"{shown.key} has not been offered in the last 24 hours; `fairlead explain` says why."
+        return
+    yield f"{bold(shown.key)} of {shown.resource} in the last 24 hours"
+    yield ""
+    cells = list(_cells(shown.periods, output.columns()))
+    alike = ((it, _SIGNS[it][0] * len(list(group))) for it, group in groupby(cells))
+    yield "".join(output.state(_COLORED.get(it, it), signs) for it, signs in alike)
+    yield _hours(shown.periods[0].begins, shown.periods[-1].ends, output.columns())
+    yield wrapped("  ".join(f"{sign} {words}" for it, (sign, words) in _SIGNS.items() if it in cells), 0)
+    yield ""
+    for period in shown.periods:
+        yield wrapped(f"{output.moment(period.begins):<20} {_words(period)}", 0, 21)
+
+
+def _cells(periods: tuple[Period, ...], columns: int) -> Iterator[str]:
+    """What each column shows: the worst of its time, or else what was for most of it."""
+    begin, width = periods[0].begins, (periods[-1].ends - periods[0].begins) / columns
+    for n in range(columns):
+        start, end = begin + n * width, begin + (n + 1) * width
+        lasted: dict[str, float] = {}
+        for it in periods:
+            if it.begins < end and it.ends > start:
+                kind = "in use" if it.state == "Healthy" and it.holders else it.state
+                lasted[kind] = lasted.get(kind, 0.0) + min(it.ends, end) - max(it.begins, start)
+        yield next((it for it in _BAD if it in lasted), None) or max(lasted, key=lasted.__getitem__)
+
+
+def _hours(begin: float, end: float, columns: int) -> str:
+    """A mark below the begin of some hours, as this node's clock has them."""
+    step = next((it for it in (1, 2, 3, 4, 6, 12) if it * columns / 24 >= _LABEL), 24)
+    line, hour = "", datetime.fromtimestamp(begin).astimezone().replace(minute=0, second=0, microsecond=0)
+    for at in range(int(hour.timestamp()) + _HOUR, int(end) + 1, _HOUR):
+        hour = datetime.fromtimestamp(at).astimezone()
+        column, label = round((at - begin) / (end - begin) * columns), hour.strftime("|%H:%M")
+        if hour.hour % step == 0 and len(line) <= column <= columns - len(label):
+            line += " " * (column - len(line)) + label
+    return line
+
+
+def _words(period: Period) -> str:
+    kind = _SIGNS[period.state][1].partition(",")[0] if period.state in _SIGNS else period.state
+    reason = period.reason if period.reason not in ("", kind) else ""
+    held = f"held by {', '.join(period.holders)}" if period.holders else ""
+    free = "free" if period.state == "Healthy" and not period.holders else ""
+    said = ", ".join(filter(None, (output.state(_COLORED.get(period.state, period.state), kind), reason, held, free)))
+    return f"{said}: {period.message}" if period.message else said
