@@ -57,7 +57,7 @@ class Face:
         self._health = health
         self._counts = counts
         self._status = SharedAnswer(self._look)
-        self.picture = Picture(self._status.get, self._recall)
+        self.picture = Picture(self._status.get, self._recall, control.histories)
         self.viewers = Viewers(control, self.picture, page.ASSETS)
         self._page = SharedAnswer(self._draw_page)
         self._metrics = SharedAnswer(self._write_metrics)

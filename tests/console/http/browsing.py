@@ -32,7 +32,8 @@ class Node:
     """A made-up node, of whose GPUs one has fallen off the bus; it serves its page from a thread."""
 
     def __init__(self) -> None:
-        self.daemon = FakeDaemon(shown=fallen(), events=list(nodes.EVENTS))
+        past = {nodes.gpu(3).key: nodes.PAST}
+        self.daemon = FakeDaemon(shown=fallen(), events=list(nodes.EVENTS), plain=nodes.UNCHANGED, past=past)
         self.port = free_port()
         self._loop = asyncio.new_event_loop()
         self._thread: threading.Thread | None = None

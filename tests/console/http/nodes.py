@@ -13,6 +13,7 @@ from agent.console.views import (
     Held,
     Holder,
     Kubelet,
+    Period,
     Problem,
     Resource,
     Status,
@@ -52,6 +53,27 @@ FALLEN = {
     "message": "XID 79: the GPU has fallen off the bus; it needs a reset or the node a reboot.",
     "since": NOW - 260,
 }
+
+
+def _period(began: float, ended: float, state: str, pod: str = "", reason: str = "", message: str = "") -> Period:
+    """From how many hours ago until how many."""
+    pods = (f"training/{pod}",) if pod else ()
+    return Period(NOW - began * 3600, NOW - ended * 3600, state, reason, message, pods)
+
+
+PAST: tuple[Period, ...] = (
+    _period(24, 20, "Unknown", message="Fairlead did not run"),
+    _period(20, 17, "Healthy"),
+    _period(17, 13, "Healthy", "llama-1"),
+    _period(13, 9, "Degraded", "llama-1", "pcie-width", "It has 8 of 16 lanes."),
+    _period(9, 7, "Drained", "", "drained", "an operator drained it: new riser"),
+    _period(7, 6, "Gone", "", "gone", "it is on no list"),
+    _period(6, 260 / 3600, "Healthy", "notebook-7d9f"),
+    _period(260 / 3600, 0, "Unhealthy", "notebook-7d9f", "xid-79", str(FALLEN["message"])),
+)
+"""Of a GPU that has had a long day."""
+
+UNCHANGED: tuple[Period, ...] = (Period(NOW - 86400, NOW - 40000, "Unknown"), Period(NOW - 40000, NOW, "Healthy"))
 
 
 def gpus(**of_third: Any) -> Resource:

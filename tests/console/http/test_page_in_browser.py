@@ -264,6 +264,33 @@ def test_the_connection_is_lost_and_comes_back(chromium: Browser, node: Node) ->
     visit.leave()
 
 
+def test_a_click_on_a_moment_of_the_strip_leads_to_what_happened_then_and_on_to_its_events(visit: Visit) -> None:
+    page = visit.page
+    page.locator(".device.unhealthy > summary").click()
+    strip = page.locator(".device.unhealthy .strip")
+    width = strip.evaluate("it => it.getBoundingClientRect().width")
+    strip.click(position={"x": 0.55 * width, "y": 12})
+    expect(page.locator(".past li:target")).to_contain_text("Degraded, pcie-width, held by training/llama-1")
+    expect(page.locator(".past li:target")).to_be_in_viewport()
+    strip.click(position={"x": width - 1, "y": 12})
+    expect(page.locator(".past li:target")).to_contain_text("Unhealthy, xid-79")
+    page.locator(".past li:target").get_by_role("link").click()
+    expect(page.locator("#events li:target")).to_contain_text("fallen off the bus")
+
+
+def test_a_strip_is_for_the_eye_alone_and_what_never_changed_has_none(visit: Visit) -> None:
+    page = visit.page
+    page.locator(".device.unhealthy > summary").click()
+    expect(page.locator(".past li")).to_have_count(8)
+    page.keyboard.press("Tab")
+    expect(page.locator(".past li a").first).to_be_focused()  # not one of the strip's parts
+    page.locator(".device > summary", has_text="nvidia4").click()
+    expect(page.locator(".device[open]", has_text="nvidia4")).to_contain_text(
+        "nothing happened to it while Fairlead ran"
+    )
+    expect(page.locator(".strip")).to_have_count(1)
+
+
 def test_a_thousand_tokens_are_one_tile(node: Node, visit: Visit) -> None:
     page = visit.page
     node.show(nodes.node(nodes.kvm(1000, 437)))

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from agent.console.http import viewers as viewers_module
 from agent.console.http.page.picture import Picture
 from agent.console.http.page.tiles import name
 from agent.console.http.shared_answers import SharedAnswer
 from agent.console.http.viewers import Viewers
-from agent.console.views import Event, Status
+from agent.console.views import Event, Histories, History, Status
 from agent.runtime import chunked_work
 from agent.runtime.chunked_work import in_slices
 from tests.console.fakes import FakeDaemon
@@ -27,6 +28,7 @@ class Eyes:
     def __init__(self, shown: Status) -> None:
         self.shown = shown
         self.happened: list[Event] = []
+        self.known = Histories()
 
     async def look(self) -> Status:
         return self.shown
@@ -34,8 +36,11 @@ class Eyes:
     async def recall(self) -> Sequence[Event]:
         return self.happened
 
+    async def remember(self) -> Histories:
+        return self.known
+
     def picture(self) -> Picture:
-        return Picture(self.look, self.recall)
+        return Picture(self.look, self.recall, self.remember)
 
 
 async def test_only_what_changed_is_newer() -> None:
@@ -50,6 +55,22 @@ async def test_only_what_changed_is_newer() -> None:
     await picture.refresh()
     fallen = next(name(tile) for tile in picture.tiles if tile.key == nodes.gpu(3).key)
     assert set(picture.since(1)) == {"verdict", "attention", "resources", fallen}
+
+
+async def test_how_devices_were_makes_a_tile_another_only_when_one_changes_or_a_quarter_of_an_hour_has_passed() -> None:
+    eyes = Eyes(nodes.node(nodes.gpus()))
+    gpu = nodes.gpu(3).key
+    eyes.known = Histories(nodes.UNCHANGED, (History(gpu, "nvidia.com/gpu", nodes.PAST),))
+    picture = eyes.picture()
+    await picture.refresh()
+    (tile,) = (name(it) for it in picture.tiles if it.key == gpu)
+    for later, changed in ((1, set[str]()), (100, set()), (101, {tile})):  # 100 s make a quarter full
+        eyes.shown = replace(eyes.shown, now=nodes.NOW + later)
+        longer = replace(nodes.PAST[-1], ends=nodes.NOW + later)
+        eyes.known = Histories(nodes.UNCHANGED, (History(gpu, "nvidia.com/gpu", (*nodes.PAST[:-1], longer)),))
+        version = picture.version
+        await picture.refresh()
+        assert set(picture.since(version)) == changed
 
 
 async def test_a_tile_that_is_gone_is_no_part_any_more() -> None:

@@ -14,10 +14,11 @@ from typing import Final
 
 from agent.console.http.page import sections
 from agent.console.http.page.html import Html
+from agent.console.http.page.strip import Past, clipped
 from agent.console.http.page.tiles import drawn, name
 from agent.console.http.page.topology import Tile, missing, tiles
 from agent.console.http.page.verdict import troubles
-from agent.console.views import Event, Status
+from agent.console.views import Event, Histories, Status
 from agent.runtime.chunked_work import in_slices
 
 EVENTS: Final = 50
@@ -34,11 +35,20 @@ class Part:
     version: int
 
 
+_Shown = tuple[Tile, Past, tuple[Event, ...]]
+"""What a tile is drawn of: the device, how it was, and the events about it."""
+
+
 class Picture:
     """The parts as they are, and how to draw them anew."""
 
-    def __init__(self, look: Callable[[], Awaitable[Status]], recall: Callable[[], Awaitable[Sequence[Event]]]) -> None:
-        """Prepare; `recall` has the newest `EVENTS` events."""
+    def __init__(
+        self,
+        look: Callable[[], Awaitable[Status]],
+        recall: Callable[[], Awaitable[Sequence[Event]]],
+        remember: Callable[[], Awaitable[Histories]],
+    ) -> None:
+        """Prepare; `recall` has the newest `EVENTS` events, `remember` how devices were."""
         self.run = secrets.token_hex(4)
         """Tells this picture's versions from those of an agent before us."""
         self.version = 0
@@ -47,7 +57,8 @@ class Picture:
         self.tiles: Sequence[Tile] = ()
         self._look = look
         self._recall = recall
-        self._drawn: dict[str, tuple[Tile, Html]] = {}
+        self._remember = remember
+        self._drawn: dict[str, tuple[_Shown, Html]] = {}
         self._drawing = asyncio.Lock()
 
     async def refresh(self) -> None:
@@ -57,7 +68,8 @@ class Picture:
             every = await in_slices(_every(status))
             fresh = {**self._sections(status, every, happened)}
             fresh["devices"] = "".join(await in_slices(sections.devices(every, lambda _: _NOTHING)))
-            self._drawn = dict(await in_slices(self._tiles(every)))
+            shown = await in_slices(_shown(every, await self._remember(), happened, status.now))
+            self._drawn = dict(await in_slices(self._tiles(shown)))
             fresh |= {it: html for it, (_, html) in self._drawn.items()}
             self.tiles = every
             self._take(fresh)
@@ -81,11 +93,11 @@ class Picture:
             "about": sections.about(status),
         }
 
-    def _tiles(self, every: Sequence[Tile]) -> Iterator[tuple[str, tuple[Tile, Html]]]:
-        for tile in every:
-            it = name(tile)
+    def _tiles(self, every: Sequence[_Shown]) -> Iterator[tuple[str, tuple[_Shown, Html]]]:
+        for shown in every:
+            it = name(shown[0])
             known = self._drawn.get(it)
-            yield it, known if known is not None and known[0] == tile else (tile, drawn(tile))
+            yield it, known if known is not None and known[0] == shown else (shown, drawn(*shown))
 
     def _take(self, fresh: dict[str, str]) -> None:
         before, following = self.parts, self.version + 1
@@ -103,3 +115,18 @@ def _every(status: Status) -> Iterator[Tile]:
     for one in status.resources:
         yield from tiles(one.name, one.devices)
     yield from missing(status.unclaimed)
+
+
+def _shown(every: Sequence[Tile], known: Histories, happened: Sequence[Event], now: float) -> Iterator[_Shown]:
+    others = {(it.resource, it.key): it.periods for it in known.others}
+    plain = clipped(known.plain, now)
+    about: dict[str, list[Event]] = {}
+    for event in happened:
+        about.setdefault(event.device, []).append(event)
+    for tile in every:
+        names = {tile.key, tile.worst.name, *(it for device in tile.views for it in device.ids[:1])}
+        told = tuple(event for it in sorted(names) if it for event in about.get(it, ()))
+        if (periods := others.get((tile.resource, tile.key))) is not None:
+            yield tile, clipped(periods, now), told
+        else:
+            yield tile, () if tile.missing else plain, ()

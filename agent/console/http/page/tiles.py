@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
+from agent.console.http.page import strip
 from agent.console.http.page.html import Html, h, join, many, moment
+from agent.console.http.page.strip import Past
 from agent.console.http.page.topology import NOT_OFFERED, Tile
-from agent.console.views import Device, Held
+from agent.console.views import Device, Event, Held
 from agent.inventory.shortfall import WENT
 
 SIGNS: Final = {"Healthy": "✓", "Degraded": "!", NOT_OFFERED: "–", "Unhealthy": "✕"}
@@ -34,8 +36,8 @@ def _kind(state: str) -> str:
     return state.lower().replace(" ", "-")
 
 
-def drawn(tile: Tile) -> Html:
-    """What is in the tile."""
+def drawn(tile: Tile, past: Past = (), happened: Sequence[Event] = ()) -> Html:
+    """What is in the tile, with how it was, and the events about it."""
     worst = tile.worst
     return h(
         "details",
@@ -53,7 +55,13 @@ def drawn(tile: Tile) -> Html:
             ),
             _share(tile),
         ),
-        h("div", [_about(device) for device in tile.views], _where(tile.resource, worst), class_="more"),
+        h(
+            "div",
+            [_about(device) for device in tile.views],
+            _where(tile.resource, worst),
+            strip.drawn(past, f"{name(tile)}-h", tile.key, happened) if past else None,
+            class_="more",
+        ),
         class_=f"device {_kind(worst.state)}" + " held" * bool(_held(tile)) + " gone" * (worst.reason == WENT),
     )
 
