@@ -12,7 +12,10 @@ import click
 
 _FILES = (
     ("/etc/fairlead/config.toml", "The configuration; `fairlead schema` describes it."),
-    ("/var/lib/fairlead/state.json", "What outlives a restart: claims, drains, what was latched, what was offered."),
+    (
+        "/var/lib/fairlead/state.json",
+        "What outlives a restart: claims, drains, what was latched, what was offered, a day's history.",
+    ),
     ("/run/fairlead/admin.sock", "Where the commands reach the daemon."),
 )
 EXAMPLES: Final = (
@@ -20,6 +23,7 @@ EXAMPLES: Final = (
     ("What is wrong with the node, and what mends it:", "fairlead doctor"),
     ("All that is known of one of them, offered, refused or gone:", "fairlead explain 0000:3b:00.0"),
     ("Who has what, kept up to date:", "fairlead status --pods --watch"),
+    ("Who had it last night, and how was it then?", "fairlead status --history nvidia3"),
     (
         "Keep new pods from a GPU that is to be looked at, until tonight:",
         "fairlead drain nvidia3 -r 'ECC' --until 18:00",

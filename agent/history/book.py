@@ -12,9 +12,9 @@ PER_DEVICE: Final = 100
 """Changes of one device; the oldest goes first."""
 
 IN_ALL: Final = 10_000
-"""Changes that are past, of all devices, some 2.5 MB in memory and 2 MB in the file; the one that ended first goes first.
+"""Changes that are past, of all devices: 5 MB in memory and 2 MB in the state file; the one that ended first goes first.
 
-Beside them stands, for each device that is listed and not simply healthy and free, how it is.
+Beside them stands, for each device that is listed and not simply healthy and free, how it is: as much for each.
 """
 
 Key = tuple[str, str]
