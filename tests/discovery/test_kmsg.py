@@ -18,6 +18,7 @@ from agent.discovery.sources import kmsg
 from agent.discovery.sources.base import Said
 from agent.discovery.sources.kmsg import KmsgSource, Line, parse, split
 from backends.base import Host, Record
+from tests.backends.trees import plant
 from tests.e2e.kmsg import USER, KernelLog, record
 from tests.wait import limit, settled, until
 
@@ -349,13 +350,42 @@ async def test_what_cannot_be_read_is_told_in_a_sentence(
     assert it.source.caught_up.is_set()
 
 
-async def test_a_refused_log_is_told_in_a_sentence(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("by_cgroup", "sentence"),
+    [
+        (False, r"Operation not permitted; .*give it CAP_SYSLOG"),
+        (True, r"Operation not permitted: the device cgroup .* denies it.*; run privileged .* device 1:11"),
+    ],
+)
+async def test_a_refused_log_is_told_in_a_sentence(
+    node: Path, monkeypatch: pytest.MonkeyPatch, by_cgroup: bool, sentence: str
+) -> None:
     def refuse(*_: Any) -> int:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(PermissionError, match=r"Operation not permitted; .*give it CAP_SYSLOG"):
+    monkeypatch.setattr(kmsg, "is_denied_by_cgroup", lambda _error: by_cgroup)
+    with pytest.raises(PermissionError, match=sentence):
         await Reading(node).source.run()
+
+
+@pytest.mark.parametrize(
+    ("number", "rights", "users", "restricted", "by_cgroup"),
+    [
+        (errno.EPERM, 1 << 34, "0 0 4294967295", "1", True),
+        (errno.EPERM, 1 << 21, "0 0 4294967295", "1", True),
+        (errno.EPERM, 0, "0 0 4294967295", "0", True),
+        (errno.EPERM, 0, "0 0 4294967295", "1", False),  # the capability is missing
+        (errno.EPERM, 1 << 34, "0 100000 65536", "1", False),  # it counts for nothing in a user namespace
+        (errno.EACCES, 1 << 34, "0 0 4294967295", "0", False),  # the node's mode, or SELinux
+    ],
+)
+def test_a_device_cgroup_is_to_blame_where_nothing_else_can_be(
+    tmp_path: Path, number: int, rights: int, users: str, restricted: str, by_cgroup: bool
+) -> None:
+    own = f"self/status = CapEff:\t{rights:016x}\nself/uid_map = {users}\nsys/kernel/dmesg_restrict = {restricted}\n"
+    plant(tmp_path, own)
+    assert kmsg.is_denied_by_cgroup(OSError(number, "no"), tmp_path) is by_cgroup
 
 
 async def test_after_a_failure_nothing_is_told_twice_and_no_file_stays_open(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.console.doctor.findings import Finding, Patient, failure, fine, warning
+from agent.discovery.sources import kmsg
 from backends.base import HostPath
 from backends.errors import reason_of
 
@@ -86,11 +87,11 @@ def kernel_log(patient: Patient) -> Iterator[Finding]:
         os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
     except OSError as error:
         reason = reason_of(error)
-        yield warning(
-            "kernel-log",
-            f"{path} cannot be read: {reason}; XID errors of NVIDIA GPUs are not seen.",
-            "Run privileged, or add CAP_SYSLOG and mount /dev/kmsg.",
-        )
+        mend = "Run privileged, or add CAP_SYSLOG and let this process open the host's /dev/kmsg (device 1:11)."
+        if kmsg.is_denied_by_cgroup(error, patient.proc):
+            reason, mend = f"{reason}: {kmsg.DENIED}", f"{kmsg.ALLOW[:1].upper()}{kmsg.ALLOW[1:]}."
+        found = f"{path} cannot be read: {reason}; XID errors of NVIDIA GPUs are not seen."
+        yield warning("kernel-log", found, mend)
     else:
         yield fine("kernel-log", f"{path} can be read, for {', '.join(wanting)}.")
 

@@ -37,6 +37,17 @@ _ADVICE: Final = (
     "show the host's /dev/kmsg to this process (device 1:11) and give it CAP_SYSLOG"
 )
 
+DENIED: Final = "the device cgroup of this process's own container denies it, which its mode and capabilities allow"
+"""Why EPERM, where `is_denied_by_cgroup`."""
+
+ALLOW: Final = (
+    "run privileged (in Kubernetes nothing less will do), or allow this process device 1:11: "
+    "--device /dev/kmsg of docker and podman, DeviceAllow=/dev/kmsg r of systemd"
+)
+"""What to do then."""
+
+_SYSLOG, _SYS_ADMIN = 34, 21  # linux/capability.h; either lets a process read the log
+
 _HEADER: Final = re.compile(rb"(\d{1,9}),(\d{1,20}),(\d{1,20}),([^;\n]*);(.*)")
 _ESCAPE: Final = re.compile(rb"\\x([0-9a-fA-F]{2})")
 
@@ -195,14 +206,38 @@ class KmsgSource:
         return self.after[1] if self.after is not None and self._boot and self.after[0] == self._boot else -1
 
 
+def is_denied_by_cgroup(error: OSError, proc: Path = Path("/proc")) -> bool:
+    """Is it the device controller of our own cgroup that denies the log?
+
+    A mode, a mount and a security module deny with EACCES; EPERM comes from the log itself, where it is restricted and
+    the capability is missing (check_syslog_permissions, kernel/printk/printk.c), else from that controller
+    (devcgroup_check_permission, security/device_cgroup.c).
+    """
+    if error.errno != errno.EPERM:
+        return False
+    try:
+        is_open = (proc / "sys/kernel/dmesg_restrict").read_text().strip() == "0"
+    except OSError:
+        is_open = False
+    try:
+        found = re.search(r"^CapEff:\s*([0-9a-f]+)$", (proc / "self/status").read_text(errors="replace"), re.MULTILINE)
+        is_nodes = (proc / "self/uid_map").read_text().split() == ["0", "0", "4294967295"]  # the first user namespace
+    except OSError:
+        return is_open
+    rights = int(found[1], 16) if found and is_nodes else 0
+    return is_open or bool(rights & (1 << _SYSLOG | 1 << _SYS_ADMIN))
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
     """The log, at its oldest line."""
     try:
         log = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:
-        why = os.strerror(error.errno or 0)
-        raise OSError(error.errno, f"the kernel's log cannot be read: {path}: {why}; {_ADVICE}") from error
+        why, advice = os.strerror(error.errno or 0), _ADVICE
+        if is_denied_by_cgroup(error):
+            why, advice = f"{why}: {DENIED}", ALLOW
+        raise OSError(error.errno, f"the kernel's log cannot be read: {path}: {why}; {advice}") from error
     try:
         yield log
     finally:

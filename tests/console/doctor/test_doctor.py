@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -241,6 +242,24 @@ def test_a_kernel_log_that_an_nvidia_gpu_needs(patient: Patient) -> None:
     assert one(host.kernel_log, wanting).level is Level.FINE
     (patient.config.host.dev / "kmsg").unlink()
     assert "XID" in one(host.kernel_log, wanting).found
+
+
+def test_a_device_cgroup_that_denies_the_kernel_log_is_named_and_a_missing_capability_is_not_taken_for_one(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> int:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "open", refuse)
+    wanting = with_resource(patient, "gpu")
+    finding = one(host.kernel_log, wanting)
+    assert "the device cgroup of this process's own container denies it" in finding.found
+    assert "privileged" in finding.mend
+    assert "DeviceAllow" in finding.mend
+    plant(patient.proc, "self/status = CapEff: 0000000000000000\n")
+    finding = one(host.kernel_log, wanting)
+    assert "cgroup" not in finding.found
+    assert "CAP_SYSLOG" in finding.mend
 
 
 def test_a_module_that_makes_a_configured_node_and_is_not_loaded(patient: Patient) -> None:
