@@ -99,13 +99,13 @@ class Publisher:
         while self._untold:
             before, snapshot = self._untold.popleft()
             slots = before.slots if before else None
-            await self._history.listed(slots, snapshot)
             happened = await tell(slots, snapshot, self._counts)
             if happened and slots is not None and self._kubernetes.tells_events:
                 first, more = happened.first(LOGGED_AT_MOST), len(happened) - LOGGED_AT_MOST
                 self._kubernetes.changed(
                     snapshot.resource, first, more, dict.fromkeys(await in_slices(self._held(slots, snapshot)))
                 )
+            await self._history.listed(slots, snapshot)
 
     def _held(self, before: Mapping[str, Slot], after: Snapshot) -> Iterator[tuple[Subject, Transition]]:
         """What changed of a pod's devices, with the pod."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping, Set
 from typing import Final
@@ -68,6 +69,7 @@ class Recorder:
         self._tombs: dict[SlotKey, Key] = {}  # the device that was behind a tombstone
         self._noting = asyncio.Lock()
         self._changed = asyncio.Event()
+        self._is_unsaved = False
 
     def restore(self, record: Record) -> None:
         """Take in what the agent before us noted."""
@@ -90,12 +92,15 @@ class Recorder:
     async def run(self, save: Callable[[], Awaitable[None]]) -> None:
         """Note what happens, and have it saved soon, for ever; only the one agent of a node does."""
         await self.begin()
+        saved = -math.inf
         try:
             while True:
                 async with self._noting:
                     await self._look_at_claims()
                     await self._forget()
-                await save()
+                if self._is_unsaved or self._clock() - saved >= BEAT:
+                    self._is_unsaved, saved = False, self._clock()
+                    await save()
                 await anyio.sleep(_PAUSE)
                 with anyio.move_on_after(BEAT):
                     await self._changed.wait()
@@ -139,6 +144,7 @@ class Recorder:
             for key, condition in notes:
                 so = replace(condition, holders=self._book.now(key).holders)
                 if self._book.note(key, so, now, appeared=key in appeared):
+                    self._is_unsaved = True
                     self._changed.set()
 
     def _key(self, resource: str, device_id: str, old: Slot | None, new: Slot | None) -> Key:
@@ -197,7 +203,7 @@ class Recorder:
             for key in keys:
                 so = self._book.now(key)
                 holders = _named(fresh[key], so.holders) if key in fresh else ()
-                self._book.note(key, replace(so, holders=holders), now)
+                self._is_unsaved |= self._book.note(key, replace(so, holders=holders), now)
         self._held = fresh.keys()
 
     def _is_shared(self, resource: str, slot: Slot | None) -> bool:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 
+import anyio
+import pytest
+
+from agent.history import recorder
 from agent.history.recorder import Recorder
 from agent.history.timeline import Period
 from agent.inventory.shortfall import Shortfall
 from agent.model import Health, SlotKey, Snapshot, State
 from backends.base import Device
 from tests.fakes import KIND, by_unit, device, held, inventory, resource
+from tests.wait import settled, until
 
 A = "a.example/one"
 START = 1e9
@@ -193,3 +198,24 @@ async def test_a_clock_that_is_set_moves_the_runs_begin_along() -> None:
     run.it._wall = lambda: wall() + 1e6
     assert [it.condition.state for it in run._of("x")] == ["Unknown", "Healthy"]
     assert run._of("x")[1].begins == START + 1e6
+
+
+async def test_it_is_saved_when_something_changed_and_else_every_five_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "_PAUSE", 0.0)
+    run, saved = Run(X), list[float]()
+
+    async def save() -> None:
+        saved.append(run.now)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run.it.run, save)
+        await until(lambda: saved == [0])
+        for now, change in ((10, None), (20, ILL), (30, None), (319, None), (320, None)):
+            run.now = now
+            if change:
+                await run.is_now({"pci:x": change})
+            run.it.claims_changed()
+            await until(lambda: not run.it._changed.is_set())
+            await settled()
+        tasks.cancel_scope.cancel()
+    assert saved == [0, 20, 320]
