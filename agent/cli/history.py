@@ -48,16 +48,20 @@ def lines(shown: History) -> Iterator[str]:
 
 
 def _cells(periods: tuple[Period, ...], columns: int) -> Iterator[str]:
-    """What each column shows: the worst of its time, or else what was for most of it."""
+    """What each column shows: the worst of its time, or else what was for most of it; the last one, what is now."""
     begin, width = periods[0].begins, (periods[-1].ends - periods[0].begins) / columns
     for n in range(columns):
         start, end = begin + n * width, begin + (n + 1) * width
         lasted: dict[str, float] = {}
         for it in periods:
             if it.begins < end and it.ends > start:
-                kind = "in use" if it.state == "Healthy" and it.holders else it.state
-                lasted[kind] = lasted.get(kind, 0.0) + min(it.ends, end) - max(it.begins, start)
-        yield next((it for it in _BAD if it in lasted), None) or max(lasted, key=lasted.__getitem__)
+                lasted[_kind(it)] = lasted.get(_kind(it), 0.0) + min(it.ends, end) - max(it.begins, start)
+        most = max(lasted, key=lasted.__getitem__) if n < columns - 1 else _kind(periods[-1])
+        yield next((it for it in _BAD if it in lasted), most)
+
+
+def _kind(period: Period) -> str:
+    return "in use" if period.state == "Healthy" and period.holders else period.state
 
 
 def _hours(begin: float, end: float, columns: int) -> str:

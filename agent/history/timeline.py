@@ -22,6 +22,7 @@ GONE: Final = "Gone"
 """On no list, or kept there for the pod that holds it."""
 UNKNOWN: Final = "Unknown"
 
+_SETTLES: Final = 2.0  # seconds from a daemon's begin to its first lists
 _NOT_RUNNING: Final = "Fairlead did not run"
 _FORGOTTEN: Final = "it is not kept any more: too much has happened since"
 
@@ -147,10 +148,12 @@ def _without_gaps(told: Sequence[Period], watched: Sequence[tuple[float, float]]
     for start, end in watched:
         if at < start:
             yield Period(at, start, unknown)
-        for it in told:
-            begins, ends = max(it.begins, start), min(it.ends, end)
-            if begins < ends:
-                yield Period(begins, ends, it.condition)
+        whole = [Period(max(it.begins, start), min(it.ends, end), it.condition) for it in told]
+        inside = [it for it in whole if it.begins < it.ends]
+        if start > told[0].begins:  # a daemon began: what it found is how it was from then on
+            late = [it for it in inside if it.begins - start <= _SETTLES]
+            inside[: len(late)] = [Period(start, late[-1].ends, late[-1].condition)]
+        yield from inside
         at = end
     if at < told[-1].ends:
         yield Period(at, told[-1].ends, unknown)

@@ -85,6 +85,11 @@ def test_the_strip_fills_the_terminal_and_shows_whatever_was_bad(spans: list[tup
     assert len(_hours(NOON, at, columns)) <= columns
 
 
+def test_how_it_is_now_shows_though_the_daemon_has_only_begun() -> None:
+    since = (Period(NOON - 24 * HOUR, NOON - 9, "Unknown"), Period(NOON - 9, NOON, "Healthy"))
+    assert list(_cells(since, 80)) == [*["Unknown"] * 79, "Healthy"]
+
+
 def test_lines_are_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "columns", lambda: 40)
     shown = [line for text in lines(History("GPU-1", "a.b/c", PAST)) for line in text.splitlines()]

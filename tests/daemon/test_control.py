@@ -13,7 +13,7 @@ from agent.console.device_views import draw
 from agent.console.views import Held, Holder, Resource
 from agent.daemon import list_warnings
 from agent.daemon.supervisor import Agent
-from agent.history import recorder
+from agent.history import recorder, timeline
 from agent.model import Health, Slot, Snapshot, State
 from backends.base import Discovery, Signal, Verdict
 from tests.daemon.test_supervisor import TOY, Node, pod, toys
@@ -213,6 +213,7 @@ async def test_how_a_device_was_is_told_by_any_of_its_names_also_once_it_is_gone
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorder, "_PAUSE", 0.0)
+    monkeypatch.setattr(timeline, "_SETTLES", 0.0)
     monkeypatch.setattr(list_warnings, "_PAUSE", 0.0)
     async with node.running(toys(2)) as agent:
         await node.has(TOY, healthy=2)

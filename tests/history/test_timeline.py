@@ -55,6 +55,13 @@ def test_what_nobody_watched_is_unknown(noted: list[Change], times: list[float],
     assert (at(periods(noted, [Run(a, b), Run(c, d)], NOW), moment).state != UNKNOWN) == is_watched
 
 
+def test_what_a_daemon_finds_at_its_start_is_so_from_its_start_on() -> None:
+    gone, runs = Condition(GONE), [Run(NOW - 900, NOW - 600), Run(NOW - 300, NOW)]
+    assert [(it.begins, it.condition.state) for it in periods([Change(*KEY, NOW - 299, gone, "Healthy")], runs, NOW)] == [
+        (NOW - SPAN, UNKNOWN), (NOW - 900, "Healthy"), (NOW - 600, UNKNOWN), (NOW - 300, GONE),
+    ]  # fmt: skip
+
+
 def test_after_the_clock_was_set_back_the_newest_state_is_the_one_of_now() -> None:
     ill, well = Condition("Unhealthy", "xid-79"), Condition()
     noted = [Change(*KEY, NOW + 7200, ill, "Healthy"), Change(*KEY, NOW - 60, well)]
