@@ -53,18 +53,19 @@ def test_commands_and_options_are_completed() -> None:
     assert "--json" in completed("discover", "--")
 
 
-@pytest.mark.parametrize("command", ["explain", "drain", "undrain"])
+@pytest.mark.parametrize("command", ["explain {}", "drain {}", "undrain {}", "status {} --history"])
 def test_devices_of_a_running_daemon_are_completed_also_after_a_colon(command: str, tmp_path: Path) -> None:
     socket, config = tmp_path / "admin.sock", tmp_path / "config.toml"
     config.write_text(f'[agent]\nadmin_socket = "{socket}"\n')
     devices = (Device("0000:3b:00.0", ("0000:3b:00.0",), "Healthy"), Device("kvm", ("kvm::0", "kvm::1"), "Healthy"))
     shown = replace(status(), resources=(Resource("a.b/c", "gpu", True, True, "", devices),))
     shown = replace(shown, unclaimed=(Unclaimed("0000:3c:00.0", "gpu", "it has no driver"),))
+    line = command.format(f"--config {config}")
     with running(FakeDaemon(shown), socket):
-        assert completed(command, f"--config {config}", "kvm") == ["kvm::0", "kvm::1"]
-        assert completed(command, f"--config {config}", "0000:3") == ["3b:00.0", "3c:00.0"]
-        assert completed(command, f"--config {config}", "0000:3b:") == ["00.0"]
-    assert completed(command, f"--config {config}", "kvm") == []
+        assert completed(line, "kvm") == ["kvm::0", "kvm::1"]
+        assert completed(line, "0000:3") == ["3b:00.0", "3c:00.0"]
+        assert completed(line, "0000:3b:") == ["00.0"]
+    assert completed(line, "kvm") == []
 
 
 def page() -> str:

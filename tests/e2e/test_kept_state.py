@@ -27,6 +27,12 @@ os.fsync, os.fdatasync = told(os.fsync), told(os.fdatasync)
 """
 
 
+AT_ONCE = """
+from agent.history import recorder
+recorder._PAUSE = 0.0
+"""
+
+
 async def test_a_drain_asked_of_an_agent_that_waits_for_another_is_refused(node: Node) -> None:
     node.mknod("w1")
     async with node.agent() as first:
@@ -125,3 +131,17 @@ async def test_an_allocate_writes_what_it_changes_however_much_is_held(node: Nod
         await node.shows(lambda k: k.resources[WIDGET].allocatable == 100)
         status = json.loads((await finish("status", "--json", "--config", str(node.root / "config.toml")))[1])
         assert json.dumps(status).count("gone-") >= 4000
+
+
+async def test_how_a_device_was_is_kept_though_the_daemon_is_killed(node: Node) -> None:
+    node.mknod("w1")
+    async with node.agent(prelude=AT_ONCE) as first:
+        await node.healthy("w1")
+        assert (await finish("drain", "--config", str(node.root / "config.toml"), "w1"))[0] == 0
+        await until(lambda: '"Drained"' in (node.state / "state.json").read_text())
+        await first.kill()
+    async with node.agent(prelude=AT_ONCE):
+        _, out, _ = await finish("status", "--history", "w1", "--json", "--config", str(node.root / "config.toml"))
+        states = [it["state"] for it in json.loads(out)["periods"]]
+        assert states[0] == "Unknown"
+        assert states[-3:] == ["Drained", "Unknown", "Drained"]
