@@ -32,6 +32,13 @@ from agent.history import recorder
 recorder._PAUSE = 0.0
 """
 
+WITHOUT_HISTORY = """
+import anyio
+from agent.history.recorder import Recorder
+Recorder.run = lambda *_: anyio.sleep_forever()
+"""
+"""Nothing is written but what a test is about: who holds what is part of a device's history, too."""
+
 
 async def test_a_drain_asked_of_an_agent_that_waits_for_another_is_refused(node: Node) -> None:
     node.mknod("w1")
@@ -116,7 +123,7 @@ async def test_an_allocate_writes_what_it_changes_however_much_is_held(node: Nod
         for n in range(4000)
     ]
     file.write_text(json.dumps({"version": 2, "claims": claims}) + "\n")
-    async with node.agent(chardev(count=100)):
+    async with node.agent(chardev(count=100), prelude=WITHOUT_HISTORY):
         await node.shows(lambda k: k.resources[WIDGET].allocatable == 100)
         await node.admit(pod("first"))
         with file.open() as opened:
