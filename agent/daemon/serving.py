@@ -93,7 +93,7 @@ class Serving:
         self._lists: dict[str, Snapshot] = {}
         self._keep_running = partial(supervise, problems=problems)
         self._leaving: set[str] = set()
-        self._awaited = ""
+        self._awaited = self._owner = ""
         self.standbys = Standbys()
         self.predecessor = Predecessor(self._ours, f"{os.getpid()} {version('fairlead')}")
         self._is_giving = False
@@ -106,7 +106,7 @@ class Serving:
     def waiting_for(self) -> str:
         """What keeps everything from being served, as systemd is told; empty if nothing does."""
         if self.is_standing_by:
-            return "standing by: another Fairlead serves this node, and hands it over when it is told to end"
+            return f"standing by: process {self._owner} serves this node, and hands it over when it is told to end"
         if self._awaited:
             return f"waiting for {self._awaited}"
         if self.kubelet.complaint:
@@ -271,6 +271,7 @@ class Serving:
 
         def wait(pid: str) -> None:
             log.warning("another-agent-runs", file=str(lock), pid=pid, then="waiting until it is gone")
+            self._owner = pid
             self.wait_for(f"{lock}, which process {pid} has: another Fairlead runs")
             self.predecessor.ready()
 

@@ -47,12 +47,12 @@ async def test_a_drain_asked_of_an_agent_that_waits_for_another_is_refused(node:
         other = node.root / "other.sock"
         config = node.config(chardev(), admin_socket=str(other))
         async with AgentProcess(config) as second:
-            await second.says("another-agent-runs")
+            await first.says("standby-ready")
             for command in ("drain", "undrain"):
                 code, _, err = await finish(command, "--config", str(config), "w1")
                 assert code == 1
                 assert "would forget it" in err
-                assert f"process {first.pid} has" in " ".join(err.split())
+                assert f"process {first.pid} serves this node" in " ".join(err.split())
             await first.kill()
             await second.says("took-over")
             await node.registered()
