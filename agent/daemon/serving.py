@@ -96,7 +96,7 @@ class Serving:
         self._awaited = self._owner = ""
         self.standbys = Standbys()
         self.predecessor = Predecessor(self._ours, f"{os.getpid()} {version('fairlead')}")
-        self._is_giving = False
+        self._is_giving, self._giving, self._starts_over = False, asyncio.Lock(), asyncio.Event()
         self._scope, self._acting = anyio.CancelScope(), anyio.CancelScope()
         self._acts, self._reported = asyncio.Lock(), asyncio.Event()
 
@@ -141,9 +141,7 @@ class Serving:
         return before
 
     def follow(self, names: Sequence[str]) -> None:
-        """Serve these resources and no others; what is being handed over is another's to decide."""
-        if self._is_giving:
-            return
+        """Serve these resources and no others."""
         self._names = tuple(names)
         if set(names) != self.plugins.keys():
             self._names_changed.set()
@@ -188,6 +186,8 @@ class Serving:
             if lock.waited or self._is_giving:
                 await self._catch_up()
             self._is_giving = False
+            self._starts_over.set()
+            self._starts_over = asyncio.Event()
             self.kubelet.look()
             if not self.kubelet.generation:
                 log.info("waiting-for-kubelet", socket=str(self.kubelet.socket))
@@ -201,7 +201,8 @@ class Serving:
                         tasks.start_soon(self._tell_when_all_are_registered)
                     while True:
                         self._names_changed.clear()
-                        self._follow_names(tasks)
+                        if not self._is_giving:  # else it is the other's to decide
+                            self._follow_names(tasks)
                         await self._names_changed.wait()
             finally:
                 self.registrars.clear()
@@ -224,19 +225,21 @@ class Serving:
 
     async def hand_over(self) -> bool:
         """Give everything to the first standby that is ready; False if that was lost, and this agent serves on."""
-        standby = await self.standbys.one_ready()
-        self._is_giving, names = True, self._names
-        relay = Relay(lambda name: self._plugin_dir / self._endpoint(name))
-        giver = Giver(self.registrars, self.plugins, relay, self._stop_acting, self._give_away)
-        if await giver.give(standby):
-            return True
-        self._names = names
-        self._scope.cancel()  # `run` starts over
-        return False
+        async with self._giving:  # a command and a signal may both ask for it
+            if self._is_giving:
+                return True
+            standby = await self.standbys.one_ready()
+            self._is_giving = True
+            relay = Relay(lambda name: self._plugin_dir / self._endpoint(name))
+            giver = Giver(self.registrars, self.plugins, relay, self._stop_acting, self._give_away)
+            if await giver.give(standby):
+                return True
+            self._scope.cancel()  # `run` starts over
+            await self._starts_over.wait()
+            return False
 
     def _give_away(self, name: str) -> None:
         """The kubelet listens to another agent; the list stays, in case that one is lost."""
-        self._names = tuple(other for other in self._names if other != name)
         if (served := self.registrars.pop(name, None)) is not None:
             served[1].cancel()
             self.plugins.pop(name)
