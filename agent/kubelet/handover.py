@@ -43,6 +43,7 @@ SOCKET: Final = "handover"
 _SERVICE: Final = "/v1beta1.DevicePlugin/"
 _SEEN_BY_KUBELET: Final = 0.05  # seconds that the kubelet takes to see a stream's end, which nothing shows (A2)
 _CONNECT_AGAIN: Final = 0.5  # seconds
+_SAYS_WITHIN: Final = 2.0  # seconds after it let its lock go
 
 log = structlog.get_logger()
 
@@ -102,9 +103,10 @@ class Standbys:
             OSError: no socket can be made there.
         """
         path = directory / SOCKET
-        server = await asyncio.start_unix_server(self._meet, sock=listen(path))
+        server = await asyncio.start_unix_server(self._meet, sock=listen(path), start_serving=False)
         made = identity(path)
         try:
+            await server.start_serving()
             yield
         finally:
             if identity(path) == made:
@@ -233,11 +235,12 @@ class Predecessor:
         await self._gone.wait()
 
     async def decided(self) -> None:
-        """We have its lock, and are who serves: wait until it gives, or has gone."""
+        """We have its lock, and are who serves: wait until it gives, or has gone; not for one that hangs."""
         self._is_over = True
-        while not (self.gives or self._gone.is_set()):
-            self._news.clear()
-            await self._news.wait()
+        with anyio.move_on_after(_SAYS_WITHIN):
+            while not (self.gives or self._gone.is_set()):
+                self._news.clear()
+                await self._news.wait()
 
     async def wait(self, seconds: float) -> None:
         """Wait so long, or until something changes."""

@@ -111,6 +111,7 @@ class Node:
                 uevents="off",
                 resync=NEVER,
                 probe=NEVER,
+                boot_wait=Seconds(0),
             ),
             self.host,
             resources=resources,
