@@ -128,9 +128,10 @@ async def test_another_agent_has_the_directory(node: Node) -> None:
         second = node.config(chardev(), admin_socket=str(node.root / "second.sock"))
         async with AgentProcess(second) as waiting:
             await waiting.says("another-agent-runs")
+            await first.says("standby-ready")
             await until((node.root / "second.sock").exists, "the second agent's admin socket")
             said = await says("doctor", second)
-    assert f"It is waiting for {node.sockets}/lock, which process {first.pid} has: another Fairlead runs" in said
+    assert f"It is standing by: process {first.pid} serves this node, and hands it over when it is told to end" in said
 
 
 async def test_the_kubelets_socket_is_dead(bare_node: Node) -> None:
