@@ -96,7 +96,7 @@ class AgentControl:
             self._node,
             tuple(self._templates()),
             parts.serving.is_standing_by,
-            standby.who if (standby := parts.serving.standbys.ready) is not None else "",
+            standby.who if (standby := parts.serving.standbys.ready()) is not None else "",
         )
 
     def _kubelet(self) -> views.Kubelet:

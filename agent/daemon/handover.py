@@ -1,4 +1,4 @@
-"""Gives what this agent serves to a standby, one resource at a time, and says whether the standby has taken all of it.
+"""Gives what this agent serves to a standby, and says whether the standby has taken it.
 
 The order is that of `agent.kubelet.handover`. Until the kubelet listens to the standby, what it asks of us is the standby's
 to answer: only one of both gives devices, acts on hardware and writes the state, at any moment.
@@ -6,7 +6,7 @@ to answer: only one of both gives devices, acts on hardware and writes the state
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Final
 
@@ -18,7 +18,9 @@ from agent.kubelet.plugin import Plugin
 from agent.kubelet.registration import Registrar
 
 _UNDER_WAY: Final = 5.0  # seconds for Allocates that had begun; one that takes longer is the pod's loss, as at any stop
-_AT_MOST: Final = 15.0  # seconds in which a standby that lives has taken all
+_TAKES_WITHIN: Final = 2.0  # seconds in which one that lives has the lock
+_AT_MOST: Final = 15.0  # seconds in which it has taken all
+_LINGER: Final = 0.3  # seconds for what the kubelet has sent us before it knew better
 
 log = structlog.get_logger()
 
@@ -28,11 +30,10 @@ class Giver:
 
     def __init__(
         self,
-        registrars: dict[str, tuple[Registrar, anyio.CancelScope]],
-        plugins: dict[str, Plugin],
+        registrars: Mapping[str, tuple[Registrar, anyio.CancelScope]],
+        plugins: Mapping[str, Plugin],
         relay: Relay,
         stop_acting: Callable[[], Awaitable[None]],
-        retire: Callable[[str], None],
     ) -> None:
         """Prepare.
 
@@ -41,19 +42,20 @@ class Giver:
             plugins: of the same.
             relay: asks the standby what the kubelet asks us.
             stop_acting: ends what only one agent of a node may do, and lets another do it.
-            retire: closes a resource's server.
         """
-        self._registrars, self._plugins = registrars, plugins
+        self._registrars = {name: registrar for name, (registrar, _) in registrars.items()}
+        self._plugins = dict(plugins)
         self._relay = relay
-        self._stop_acting, self._retire = stop_acting, retire
+        self._stop_acting = stop_acting
 
     async def give(self, standby: Standby) -> bool:
-        """Hand everything over; False if the standby was lost meanwhile.
+        """Hand everything over; False if the standby was lost meanwhile, or hangs.
 
-        One that lives, but takes too long, has the lock, and all that we could do is wait for it.
+        One that has the lock and takes too long with the rest is left to it: all that we could do is wait for the lock.
         """
         log.info("handing-over", standby=standby.who, resources=sorted(self._registrars))
-        for registrar, _ in self._registrars.values():
+        self._relay.on_wait = lambda name: self._plugins[name].on_call()
+        for registrar in self._registrars.values():
             registrar.give_up()
         for plugin in self._plugins.values():
             plugin.relay = self._relay
@@ -61,37 +63,41 @@ class Giver:
             await self._finish_calls()
             await self._stop_acting()
             standby.say("take")
-            has_all = None
-            with anyio.move_on_after(_AT_MOST):
-                has_all = await self._answer(standby)
+            given = await self._answer(standby)
+            if given:
+                await anyio.sleep(_LINGER)
         finally:
             self._relay.close()
-        if has_all is False:
-            log.warning("standby-lost", standby=standby.who, then="serving on")
-        else:
+        if given:
             log.info("handed-over", standby=standby.who)
-        return has_all is not False
+        else:
+            log.warning("standby-lost", standby=standby.who, then="serving on")
+            standby.writer.close()
+        return given
 
     async def _finish_calls(self) -> None:
         with anyio.move_on_after(_UNDER_WAY):
-            for name, (registrar, _) in self._registrars.items():
+            for name, registrar in self._registrars.items():
                 await registrar.answered(partial(self._relay.waiting.__getitem__, name))
 
     async def _answer(self, standby: Standby) -> bool:
-        """Do as the standby says, until all is its."""
-        word = "take"
-        async with anyio.create_task_group() as tasks:
-            while word not in ("done", ""):
-                word, resource = await standby.words.get()
-                if word == "end":
-                    tasks.start_soon(self._end, standby, resource)
-                elif word == "have":
-                    self._retire(resource)
-            tasks.cancel_scope.cancel()
-        return word == "done"
+        """Do as the standby says, until all is its, or all has been said; False if it is lost."""
+        word = ""
+        with anyio.move_on_after(_TAKES_WITHIN):
+            word, _ = await standby.words.get()
+        if not word:
+            return False
+        with anyio.move_on_after(_AT_MOST):
+            async with anyio.create_task_group() as tasks:
+                while word not in ("done", ""):
+                    word, resource = await standby.words.get()
+                    if word == "end":
+                        tasks.start_soon(self._end, standby, resource)
+                tasks.cancel_scope.cancel()
+        return bool(word)
 
     async def _end(self, standby: Standby, resource: str) -> None:
         self._relay.is_there(resource)
-        if (served := self._registrars.get(resource)) is not None:
-            await served[0].end_stream()
+        if (registrar := self._registrars.get(resource)) is not None:
+            await registrar.end_stream()
         standby.say("ended", resource)

@@ -185,9 +185,7 @@ class Serving:
             remove_leftovers(ours)
             if lock.waited or self._is_giving:
                 await self._catch_up()
-            self._is_giving = False
-            self._starts_over.set()
-            self._starts_over = asyncio.Event()
+            is_back = self._is_giving
             self.kubelet.look()
             if not self.kubelet.generation:
                 log.info("waiting-for-kubelet", socket=str(self.kubelet.socket))
@@ -195,6 +193,9 @@ class Serving:
             try:
                 async with self.standbys.listening(ours), anyio.create_task_group() as tasks:
                     self._scope, self._lock = tasks.cancel_scope, lock
+                    self._is_giving = False
+                    self._starts_over.set()
+                    self._starts_over = asyncio.Event()
                     await tasks.start(self._act)
                     tasks.start_soon(self._mind_lock, ours / "lock", file)
                     if self.predecessor.gives:
@@ -203,6 +204,9 @@ class Serving:
                         self._names_changed.clear()
                         if not self._is_giving:  # else it is the other's to decide
                             self._follow_names(tasks)
+                        if is_back:  # the kubelet was told of them by the standby that was lost, or by us
+                            for plugin in self.plugins.values():
+                                plugin.assume_told()
                         await self._names_changed.wait()
             finally:
                 self.registrars.clear()
@@ -223,26 +227,21 @@ class Serving:
         async with self._acts:
             self._lock.release()
 
-    async def hand_over(self) -> bool:
-        """Give everything to the first standby that is ready; False if that was lost, and this agent serves on."""
+    async def hand_over(self, pid: int | None = None) -> bool:
+        """Give everything to the first standby that is ready, or that process; False if it was lost, and we serve on."""
         async with self._giving:  # a command and a signal may both ask for it
             if self._is_giving:
                 return True
-            standby = await self.standbys.one_ready()
+            if (standby := self.standbys.ready(pid)) is None:
+                return False
             self._is_giving = True
             relay = Relay(lambda name: self._plugin_dir / self._endpoint(name))
-            giver = Giver(self.registrars, self.plugins, relay, self._stop_acting, self._give_away)
-            if await giver.give(standby):
+            if await Giver(self.registrars, self.plugins, relay, self._stop_acting).give(standby):
                 return True
+            started_over = self._starts_over
             self._scope.cancel()  # `run` starts over
-            await self._starts_over.wait()
+            await started_over.wait()
             return False
-
-    def _give_away(self, name: str) -> None:
-        """The kubelet listens to another agent; the list stays, in case that one is lost."""
-        if (served := self.registrars.pop(name, None)) is not None:
-            served[1].cancel()
-            self.plugins.pop(name)
 
     async def _tell_when_all_are_registered(self) -> None:
         """The agent before us waits for that; not for what the kubelet refuses."""

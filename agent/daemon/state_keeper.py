@@ -155,7 +155,7 @@ class StateKeeper:
             NotYetError: another agent may be running.
         """
         if not self._is_alone:
-            raise NotYetError("this Fairlead does not serve the node yet and would forget it")
+            raise NotYetError("this Fairlead does not serve the node now and would forget it")
 
     def drain(self, hardware: Iterable[str], reason: str, until: float | None) -> dict[str, Health]:
         """An operator takes this hardware out of service; the hardware whose health changed.

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from contextlib import suppress
 from typing import Final
 
 import anyio
@@ -13,7 +14,7 @@ import anyio
 from agent.console.control import RefusedError
 from agent.daemon.serving import Serving
 from agent.runtime.notify import Notifier
-from agent.runtime.workers import Workers
+from backends.errors import reason_of
 
 _READY_WITHIN: Final = 30.0
 """Seconds in which it has looked at the hardware; a backend that is slow is waited for no longer at a start either."""
@@ -27,17 +28,28 @@ async def replace(serving: Serving, notifier: Notifier) -> str:
     Raises:
         RefusedError: it cannot be, and this agent serves on; the sentence says why.
     """
-    if os.getpid() == 1:
+    if os.getpid() == 1 or (os.getppid() == 1 and notifier.address is None):  # but for systemd, that is a container's
         raise RefusedError(
-            "this Fairlead is its container's only process, which ends with it: update the DaemonSet, whose new pod takes "
+            "this Fairlead is its container's main process, which ends with it: update the DaemonSet, whose new pod takes "
             "over, or delete this pod"
         )
     if serving.is_standing_by or not serving.plugins:
         raise RefusedError("this Fairlead does not serve the node yet and has nothing to hand over")
-    pid = await Workers("successor").start(_spawn)
-    who = await _ready(serving, pid)
-    if not await serving.hand_over():
-        raise RefusedError(f"process {pid} ended before it had taken over; {_log_of(pid)}")
+    try:
+        pid = _spawn()
+    except OSError as error:
+        raise RefusedError(
+            f"{sys.executable} cannot be started: {reason_of(error)}; this Fairlead serves on"
+        ) from error
+    try:
+        who = await _ready(serving, pid)
+        if not await serving.hand_over(pid):
+            raise RefusedError(f"process {pid} ended before it had taken over; {_log_of(pid)}")
+    except BaseException:
+        with suppress(ChildProcessError):  # it has ended, as was seen
+            if os.waitpid(pid, os.WNOHANG) == (0, 0):  # noqa: ASYNC222
+                os.kill(pid, signal.SIGTERM)
+        raise
     notifier.main_process(pid)
     return who
 
@@ -52,14 +64,13 @@ async def _ready(serving: Serving, pid: int) -> str:
     """Wait until it stands by; its process ID and version."""
     try:
         with anyio.fail_after(_READY_WITHIN):
-            while not (standby := serving.standbys.ready) or standby.who.split()[0] != str(pid):
+            while (standby := serving.standbys.ready(pid)) is None:
                 ended, status = os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222  # which does not wait
                 if ended:
                     code = os.waitstatus_to_exitcode(status)
                     raise RefusedError(f"the new process ended with exit code {code}; {_log_of(pid)}")
                 await asyncio.sleep(_STEP)
     except TimeoutError:
-        os.kill(pid, signal.SIGTERM)
         raise RefusedError(f"process {pid} was not ready within {_READY_WITHIN:g} s; {_log_of(pid)}") from None
     return standby.who
 

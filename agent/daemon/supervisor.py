@@ -73,6 +73,8 @@ SETTLE: Final = 2.0
 LEAVE: Final = 20.0
 """Seconds that an agent which was told to end waits for a standby that is there to take over; less than what ends it."""
 
+_REPLY: Final = 0.1  # seconds in which the answer to who asked has left
+
 log = structlog.get_logger()
 
 
@@ -300,17 +302,22 @@ class Agent:
         scope.cancel()
 
     async def _leave(self, scope: anyio.CancelScope) -> None:
-        """End once a standby serves in our place; without one that lives, after a while."""
+        """End once a standby serves in our place, or none is there any more."""
         with anyio.move_on_after(LEAVE):
-            while not await self._serving.hand_over():
-                pass
+            standbys = self._serving.standbys
+            while await standbys.come() and not await self._serving.hand_over():
+                if not standbys.ready():
+                    await standbys.changed()
         self._notifier.stopping()
         scope.cancel()
 
     async def _replace(self) -> views.HandedOver:
         """Have a new process serve the node, and end."""
+        return await asyncio.shield(asyncio.ensure_future(self._hand_to_successor()))  # who asked may be gone by then
+
+    async def _hand_to_successor(self) -> views.HandedOver:
         who = await successor.replace(self._serving, self._notifier)
-        self._scope.cancel()
+        asyncio.get_running_loop().call_later(_REPLY, self._scope.cancel)
         return views.HandedOver(who)
 
     async def run(self, on_ready: Callable[[], None] = lambda: None) -> None:

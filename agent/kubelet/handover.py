@@ -5,10 +5,10 @@ of words, each side's own; an end of the connection says that the other side is 
 
     standby   ready PID VERSION    it has looked at the hardware; before that it only connects
     serving   take                 it writes no state any more, and lets the lock go
+    standby   taking               it has the lock
     standby   end RESOURCE         its socket is in place, and the kubelet has forgotten our client, but not our endpoint
     serving   ended RESOURCE       our stream has ended; what the kubelet asks of us, the standby is asked from now on
-    standby   have RESOURCE        the kubelet listens to it
-    standby   done                 to all of them: we may end
+    standby   done                 the kubelet listens to it for all that it has: we may end
 
 An agent that knows no such socket is waited for by its lock alone.
 """
@@ -43,7 +43,8 @@ SOCKET: Final = "handover"
 _SERVICE: Final = "/v1beta1.DevicePlugin/"
 _SEEN_BY_KUBELET: Final = 0.05  # seconds that the kubelet takes to see a stream's end, which nothing shows (A2)
 _CONNECT_AGAIN: Final = 0.5  # seconds
-_SAYS_WITHIN: Final = 2.0  # seconds after it let its lock go
+_SAYS_WITHIN: Final = 2.0  # seconds in which one that lives has said what it has to say
+_COMES_WITHIN: Final = 2.0  # seconds in which one that has been started again has connected
 
 log = structlog.get_logger()
 
@@ -66,6 +67,12 @@ class Standby:
     words: asyncio.Queue[tuple[str, str]] = field(default_factory=asyncio.Queue)
     """What it says after that; two empty words where it is gone."""
 
+    @property
+    def pid(self) -> int:
+        """Its process ID."""
+        number = self.who.partition(" ")[0]
+        return int(number) if number.isdecimal() else 0
+
     def say(self, *words: str) -> None:
         """Tell it; one that is gone is noticed by what it no longer says."""
         _say(self.writer, *words)
@@ -83,17 +90,21 @@ class Standbys:
         """Has one connected, ready or not?"""
         return bool(self._connected)
 
-    @property
-    def ready(self) -> Standby | None:
-        """The first that is ready."""
-        return next((one for one in self._connected if one.who), None)
+    async def come(self) -> bool:
+        """Has one connected, or does one within the time that it takes to be started again?"""
+        with anyio.move_on_after(_COMES_WITHIN):
+            while not self._connected:
+                await self.changed()
+        return self.any
 
-    async def one_ready(self) -> Standby:
-        """Wait for one that is ready."""
-        while (one := self.ready) is None:
-            self._changed.clear()
-            await self._changed.wait()
-        return one
+    def ready(self, pid: int | None = None) -> Standby | None:
+        """The first that is ready, or the one with that process ID, if it is."""
+        return next((one for one in self._connected if one.who and pid in (None, one.pid)), None)
+
+    async def changed(self) -> None:
+        """Wait until one has come, is ready, or has gone."""
+        self._changed.clear()
+        await self._changed.wait()
 
     @asynccontextmanager
     async def listening(self, directory: Path) -> AsyncIterator[None]:
@@ -118,6 +129,7 @@ class Standbys:
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         one = Standby(reader, writer)
         self._connected[one] = None
+        self._changed.set()
         try:
             async for word, what in _words(reader):
                 if word == "ready":
@@ -128,6 +140,7 @@ class Standbys:
                     one.words.put_nowait((word, what))
         finally:
             del self._connected[one]
+            self._changed.set()
             one.words.put_nowait(("", ""))
             writer.close()
 
@@ -141,6 +154,8 @@ class Relay:
         self._is_there: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self._channels: dict[str, GatheringChannel] = {}
         self._is_lost = False
+        self.on_wait: Callable[[str], None] = lambda _: None
+        """Told of each call that is not ours to answer any more."""
         self.waiting: Counter[str] = Counter()
         """How many of the kubelet's calls are being answered, by resource."""
 
@@ -177,7 +192,9 @@ class Relay:
     async def _ask(self, resource: str, method: str, request: betterproto.Message) -> wire.Encoded:
         self.waiting[resource] += 1
         try:
-            await self._is_there[resource].wait()
+            self.on_wait(resource)
+            if not self._is_lost:
+                await self._is_there[resource].wait()
             if self._is_lost:
                 raise StandbyLostError
             if (channel := self._channels.get(resource)) is None:
@@ -241,12 +258,17 @@ class Predecessor:
             while not (self.gives or self._gone.is_set()):
                 self._news.clear()
                 await self._news.wait()
+        if self.gives:
+            self._say("taking")
 
     async def wait(self, seconds: float) -> None:
-        """Wait so long, or until something changes."""
-        self._news.clear()
-        with anyio.move_on_after(seconds):
-            await self._news.wait()
+        """Wait for its lock: until it gives it to us, or is gone; so many seconds where it does not know us."""
+        with anyio.move_on_after(None if self.knows_us else seconds):
+            while True:
+                self._news.clear()
+                await self._news.wait()
+                if self.gives or self._gone.is_set():
+                    return
 
     async def _listen_to(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
@@ -279,15 +301,12 @@ class Predecessor:
         """Have its stream end, and wait until the kubelet has seen that."""
         self._say("end", resource)
         if self.gives:
-            await self._ended[resource].wait()
+            with anyio.move_on_after(_SAYS_WITHIN):
+                await self._ended[resource].wait()
         await asyncio.sleep(_SEEN_BY_KUBELET)
 
-    def have(self, resource: str) -> None:
-        """The kubelet listens to us."""
-        self._say("have", resource)
-
     def done(self) -> None:
-        """To all that there is."""
+        """The kubelet listens to us for all that there is."""
         self._say("done")
 
     def _say(self, *words: str) -> None:

@@ -245,7 +245,8 @@ class Registrar:
     async def end_stream(self) -> None:
         """End the stream; what the kubelet asks over its connection is answered on."""
         self.plugin.end_stream()
-        await self._until(lambda: not self.plugin.streaming, _TRAILERS_WITHIN)
+        if not await self._until(lambda: not self.plugin.streaming, _TRAILERS_WITHIN):
+            self._server.reset_connections()  # a stream that ends later would make the kubelet drop the next one (A2)
 
     async def run(self) -> None:
         """Serve and stay registered until cancelled; then end the stream and remove the socket."""
@@ -321,17 +322,14 @@ class Registrar:
     async def _register(self) -> None:
         await self._listen()
         await self._end_streams()
-        giving = self._predecessor if self._predecessor is not None and self._predecessor.gives else None
-        if giving is not None:
-            await self._take_from(giving)
+        if self._predecessor is not None and self._predecessor.gives:
+            await self._take_from(self._predecessor)
         self.plugin.reopen()
         self._is_outdated, self._refused = False, self.plugin.refused
         before = self.plugin.streams
         await self._kubelet.register(self.plugin.resource, self._endpoint, self.plugin.options)
         if not await self._until(lambda: self.plugin.streams > before, _STREAM_WITHIN):
             raise RegistrationError(f"the kubelet accepted {self.plugin.resource} but opened no ListAndWatch")
-        if giving is not None:
-            giving.have(self.plugin.resource)
 
     async def _take_from(self, predecessor: Predecessor) -> None:
         """Make the kubelet forget the client before us, and end that one's stream: nothing is disconnected then (A2).

@@ -52,7 +52,6 @@ OLD = [
     "die(serving.Serving, '_stop_acting', 'after')",
     "die(daemon.Giver, '_end', 'before', 2)",
     "die(daemon.Giver, '_end', 'after', 2)",
-    "die(serving.Serving, '_give_away', 'before', 2)",
     "die(serving.Serving, 'hand_over', 'after')",
 ]
 NEW = [
@@ -61,8 +60,7 @@ NEW = [
     "die(registration.Registrar, '_take_from', 'before', 2)",
     "die(handover.Predecessor, 'end', 'before', 2)",
     "die(handover.Predecessor, 'end', 'after', 2)",
-    "die(handover.Predecessor, 'have', 'before', 2)",
-    "die(handover.Predecessor, 'have', 'after', 2)",
+    "die(registration.Registrar, '_set_registered', 'before', 2)",
     "die(handover.Predecessor, 'done', 'before')",
 ]
 
@@ -153,6 +151,20 @@ async def test_where_the_standby_dies_at_any_step_the_agent_before_serves_on_unt
             assert (await node.admit(pod("after", NAMES[0]))).phase == Phase.RUNNING
 
 
+async def test_a_standby_that_hangs_is_not_waited_for_and_one_that_is_told_to_end_ends_the_other(node: Node) -> None:
+    plant(node)
+    async with node.agent(*RESOURCES) as first, standby(node) as second:
+        assert (await node.admit(HOLDER)).phase == Phase.RUNNING
+        await first.says("standby-ready")
+        second.signal(signal.SIGSTOP)
+        first.signal(signal.SIGTERM)
+        await first.says("standby-lost")
+        await until(lambda: len(first.said("registered")) == 2 * len(NAMES), "to be registered again")
+        await assert_served(node)
+        await second.kill()
+        assert await first.ended() == 0
+
+
 @asynccontextmanager
 async def on_its_own(node: Node) -> AsyncIterator[AgentProcess]:
     """An agent that is no child of the tests' server: its command line is one that another process can have."""
@@ -173,6 +185,21 @@ async def test_fairlead_handover_has_a_new_process_serve_the_node_and_the_old_on
         try:
             assert await Process.ended(agent) == 0  # its log goes on: the new one writes it
             assert gaps(changes) == []
+            await assert_served(node)
+        finally:
+            os.kill(new, signal.SIGKILL)
+
+
+async def test_a_command_that_is_interrupted_leaves_the_node_served(node: Node) -> None:
+    plant(node)
+    async with on_its_own(node) as agent:
+        async with Process("handover", "--config", str(node.root / "config.toml")) as command:
+            await agent.says("standby-ready")
+            command.signal(signal.SIGINT)
+            await command.ended()
+        new = int((await agent.says("handed-over"))["standby"].split()[0])
+        try:
+            assert await Process.ended(agent) == 0
             await assert_served(node)
         finally:
             os.kill(new, signal.SIGKILL)
