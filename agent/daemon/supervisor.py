@@ -306,7 +306,7 @@ class Agent:
         with anyio.move_on_after(LEAVE):
             standbys = self._serving.standbys
             while await standbys.come() and not await self._serving.hand_over():
-                if not standbys.ready():
+                if standbys.any and not standbys.ready():
                     await standbys.changed()
         self._notifier.stopping()
         scope.cancel()
