@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 def run(config: Path | None, log_level: logs.Level) -> None:
     """Find hardware, offer it to the kubelet, hand it to pods."""
     # `--help` does without the daemon, which takes half a second to be imported
+    from agent.runtime import logs  # before all else that imports structlog: see there
+    from agent.runtime.shortage import Shortage, raise_limits
+
+    raise_limits()
+
     import asyncio
     import faulthandler
     import sys
@@ -31,12 +36,9 @@ def run(config: Path | None, log_level: logs.Level) -> None:
     from agent.daemon.event_log import Events
     from agent.daemon.supervisor import Agent
     from agent.discovery.backend_factory import make_backends
-    from agent.runtime import logs
     from agent.runtime.line_queue import QueuedLines
     from agent.runtime.notify import Notifier
-    from agent.runtime.shortage import Shortage, raise_limits
 
-    raise_limits()
     stderr = QueuedLines(sys.stderr.fileno())
     stderr.when_room = _tell_of_lost
     events = Events(lost=lambda: stderr.lost)

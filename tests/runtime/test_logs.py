@@ -133,10 +133,14 @@ def test_a_stream_that_was_closed_is_no_reason_to_fail() -> None:
     structlog.get_logger().info("lost")
 
 
-def test_the_daemons_logging_does_not_import_rich() -> None:
-    code = "import sys; from agent.runtime import logs; logs.set_up(); print('rich' in sys.modules); import rich"
+def test_the_daemon_does_not_import_rich() -> None:
+    code = (
+        "import sys; from agent import cli; sys.argv = ['fairlead', 'run', '--config', '/nowhere']\n"
+        "try: cli.main()\n"
+        "except SystemExit: print('agent.daemon.supervisor' in sys.modules, 'rich' in sys.modules); import rich"
+    )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "False"
+    assert found.stdout.strip() == "True False"
 
 
 # --- in the journal ---
