@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -96,3 +97,14 @@ class TestInstalled:
             registry.load(name)
         assert str(caught.value).startswith(f"backend '{name}' (")
         assert fault in str(caught.value)
+
+
+def test_a_node_pays_for_no_kind_of_hardware_that_its_configuration_does_not_name(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from agent.config import load; import agent.daemon.supervisor\n"
+        "from agent.discovery.backend_factory import make_backends; from backends import registry\n"
+        f"config = load(default=Path({str(tmp_path / 'none.toml')!r})); make_backends(config.host, config.resources)\n"
+        "print(*(name for name in registry.names() if f'backends.{name}' in sys.modules))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["chardev"]
