@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 def run(config: Path | None, log_level: logs.Level) -> None:
     """Find hardware, offer it to the kubelet, hand it to pods."""
     # `--help` does without the daemon, which takes half a second to be imported
-    from agent.runtime import logs  # before all else that imports structlog: see there
+    from agent.runtime import garbage, logs  # logs is before all else that imports structlog: see there
     from agent.runtime.shortage import Shortage, raise_limits
 
+    garbage.put_off()
     raise_limits()
 
     import asyncio

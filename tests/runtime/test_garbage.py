@@ -18,13 +18,17 @@ class Knot:
         self.itself = self
 
 
-def test_what_the_start_made_is_left_alone_and_the_rest_collected_alike_on_every_python() -> None:
+def test_nothing_is_collected_during_the_start_and_what_it_made_is_left_alone_on_every_python() -> None:
     before = gc.get_threshold()
     try:
+        garbage.put_off()
+        assert not gc.isenabled()
         garbage.settle()
+        assert gc.isenabled()
         assert gc.get_freeze_count() > 0
         assert gc.get_threshold() == (700, 10, 10)
     finally:
+        gc.enable()
         gc.unfreeze()
         gc.set_threshold(*before)
 
