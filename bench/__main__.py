@@ -18,11 +18,11 @@ from bench.figures import Figure, document, table
 from bench.measure_allocate import allocate, allocate_concurrent
 from bench.measure_flip import flip
 from bench.measure_health import unhealthy_to_list, xid_to_list
-from bench.measure_idle import everything, idle
+from bench.measure_idle import everything, idle, whole
 from bench.measure_lists import event_to_list, tokens_to_list, uevent_to_list
 from bench.measure_metrics import metrics
 from bench.measure_prefer import prefer_16, prefer_1000
-from bench.measure_registration import exec_to_registered, kubelet_to_registered
+from bench.measure_registration import exec_to_registered, kubelet_to_registered, whole_node_to_registered
 from bench.measure_restart import exec_to_whole
 from bench.measure_steps import loop_step_max
 
@@ -68,6 +68,7 @@ def _prefer(quick: bool) -> Iterable[Figure]:
 def _exec_to_registered(quick: bool) -> Iterable[Figure]:
     for resources, starts in ((1, 20), (16, 20), (100, 10)):
         yield exec_to_registered(resources, 3 if quick else starts)
+    yield whole_node_to_registered(3 if quick else 20)
 
 
 def _exec_to_whole(quick: bool) -> Iterable[Figure]:
@@ -83,6 +84,7 @@ def _idle(quick: bool) -> Iterable[Figure]:
     seconds = 5.0 if quick else 60.0
     yield from idle(seconds)
     yield everything(seconds)
+    yield whole(seconds)
 
 
 def _metrics(quick: bool) -> Iterable[Figure]:

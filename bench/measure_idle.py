@@ -11,10 +11,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
+from bench import whole_node
 from bench.figures import Figure, figure
 from bench.kubelet import Kubelet
 from bench.names import resource_names
-from bench.processes import Agent, Baseline, Offer, Process
+from bench.processes import Agent, Baseline, Offer, Process, resident, size_of
 from tests.backends.machines import HEALTHY_LINK, hgx_h100
 from tests.backends.rdma_trees import RDMA_CM, adapter
 from tests.backends.trees import plant
@@ -42,6 +43,9 @@ _ALL: Final = (
     "the same with 8 GPUs, 8 HCAs and 84 nodes, all backends loaded, HTTP and NFD's file on, after the page, its stream and "
     "the metrics were asked for"
 )
+_WHOLE: Final = (
+    "VmRSS on a node with 8 GPUs, 4 HCAs of 64 VFs, 16 APQNs, 20 mediated devices and 1,002 tokens, without HTTP"
+)
 _CPU: Final = "user and system time while nothing happens, probes every 30 s and a full look every 30 s included"
 _POLLED: Final = (
     "the same with a glance at each HCA's port every 2 s and probes every 30 s, of files in memory, where a real HCA asks its "
@@ -62,8 +66,8 @@ def idle(seconds: float) -> list[Figure]:
         shares = [
             (_cpu_seconds(process.pid) - used) / seconds * 100 for process, used in zip(sides, before, strict=True)
         ]
-        rss = [_status(process.pid, "status", "VmRSS") for process in (agent, baseline)]
-        pss = _status(agent.pid, "smaps_rollup", "Pss")
+        rss = [resident(process.pid) for process in (agent, baseline)]
+        pss = size_of(agent.pid, "smaps_rollup", "Pss")
         threads = len(os.listdir(f"/proc/{agent.pid}/task"))  # noqa: PTH208
     how = f"{_RSS}; its PSS is {pss:.1f} MB, it has {threads} threads"
     return [
@@ -79,8 +83,19 @@ def everything(seconds: float) -> Figure:
         agent, baseline = _agent_with_everything(Path(home, "a")), Baseline(Path(home, "b"), _RESOURCES, _DEVICES)
         with _registered(agent, _RESOURCES), _registered(baseline, _RESOURCES), _looked_at(Path(home, "a")):
             time.sleep(seconds)
-            rss = [_status(process.pid, "status", "VmRSS") for process in (agent, baseline)]
+            rss = [resident(process.pid) for process in (agent, baseline)]
     return figure("rss", "100, all on", "MB", rss[:1], rss[1:], _ALL)
+
+
+def whole(seconds: float) -> Figure:
+    """Its memory on a node that has every kind of hardware."""
+    with tempfile.TemporaryDirectory() as home:
+        baseline = Baseline(Path(home, "b"), whole_node.RESOURCES, whole_node.DEVICES // whole_node.RESOURCES)
+        agent = whole_node.make(Path(home, "a"), _RESYNC)
+        with _registered(agent, whole_node.RESOURCES), _registered(baseline, whole_node.RESOURCES):
+            time.sleep(seconds)
+            rss = [resident(process.pid) for process in (agent, baseline)]
+    return figure("rss", whole_node.SIZE, "MB", rss[:1], rss[1:], _WHOLE)
 
 
 def _agent(home: Path) -> Agent:
@@ -151,11 +166,3 @@ def _registered(process: Process, resources: int) -> Iterator[None]:
 def _cpu_seconds(pid: int) -> float:
     """User and system time of all its threads, to the nanosecond (clock_getcpuclockid(3))."""
     return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)
-
-
-def _status(pid: int, file: str, key: str) -> float:
-    """A size in MB (of 2^20 bytes) from one of the kernel's files with lines `key: value kB`."""
-    for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
-        if line.startswith(f"{key}:"):
-            return int(line.split()[1]) / 1024
-    raise LookupError(f"{file} of process {pid} has no {key}")

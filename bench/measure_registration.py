@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
+from bench import whole_node
 from bench.figures import Figure, figure
 from bench.kubelet import Kubelet
 from bench.processes import Baseline, Process, one_node_each
@@ -16,6 +18,7 @@ _GONE: Final = 0.2  # seconds without a kubelet: a real one takes longer to rest
 _SETTLE: Final = 0.2  # seconds between a registration and the next start
 
 _EXEC: Final = "from before the process is made until the last resource's ListAndWatch is open, the kubelet running"
+_WHOLE: Final = f"the same with every kind of hardware on the node, {whole_node.DEVICES:,} devices"
 _KUBELET: Final = (
     "from before kubelet.sock is bound until the last resource's ListAndWatch is open; the baseline is told by a byte"
 )
@@ -23,12 +26,25 @@ _KUBELET: Final = (
 
 def exec_to_registered(resources: int, starts: int) -> Figure:
     """Our own start."""
+    samples = _starts(_processes, resources, starts)
+    return figure("exec_to_registered", f"{resources}", "ms", *samples, _EXEC)
+
+
+def whole_node_to_registered(starts: int) -> Figure:
+    """Our own start on a node that has everything."""
+    samples = _starts(_whole_nodes, whole_node.RESOURCES, starts)
+    return figure("exec_to_registered", whole_node.SIZE, "ms", *samples, _WHOLE)
+
+
+def _starts(
+    make: Callable[[str, int], tuple[Process, Process]], resources: int, starts: int
+) -> tuple[list[float], list[float]]:
     samples: tuple[list[float], list[float]] = [], []
     for _ in range(starts):
         with tempfile.TemporaryDirectory() as home:
-            for process, taken in zip(_processes(home, resources), samples, strict=True):
+            for process, taken in zip(make(home, resources), samples, strict=True):
                 taken.append(_start(process, resources))
-    return figure("exec_to_registered", f"{resources}", "ms", *samples, _EXEC)
+    return samples
 
 
 def _start(process: Process, resources: int) -> float:
@@ -73,6 +89,11 @@ def kubelet_to_registered(resources: int, restarts: int) -> Figure:
 
 def _processes(home: str, resources: int) -> tuple[Process, Process]:
     return one_node_each(Path(home, "a"), resources), Baseline(Path(home, "b"), resources, 1)
+
+
+def _whole_nodes(home: str, resources: int) -> tuple[Process, Process]:
+    baseline = Baseline(Path(home, "b"), resources, whole_node.DEVICES // resources)
+    return whole_node.make(Path(home, "a")), baseline
 
 
 def _see_lists(kubelet: Kubelet, resources: int) -> None:

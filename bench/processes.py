@@ -22,13 +22,18 @@ _STOP_WITHIN: Final = 10.0  # seconds
 _BACKEND: Final = "four-nodes"
 
 
+def compile_all(root: Path) -> None:
+    """Byte-code of a checkout, as an installed package has it."""
+    for package in ("agent", "backends", "bench"):
+        compileall.compile_dir(root / package, quiet=1)
+
+
 def set_up() -> None:
     """Byte-code for the agent, Google's messages, and the benchmark's backend with its entry point.
 
     What only the tests need is hidden from the agent: structlog imports greenlet where it is, 1.2 MB.
     """
-    for package in ("agent", "backends", "bench"):
-        compileall.compile_dir(messages.ROOT / package, quiet=1)
+    compile_all(messages.ROOT)
     messages.generate()
     about = _PLUGIN / "fairlead_bench-1.dist-info"
     about.mkdir(parents=True, exist_ok=True)
@@ -47,10 +52,15 @@ class Offer:
     count: int = 1
     backend: str = _BACKEND
     replicas: int = 1
+    options: str = ""
+    """Further lines of a resource without a path."""
 
     def toml(self) -> str:
         if not self.path:
-            return f'[[resource]]\nname = "{self.name}"\nbackend = "{self.backend}"\nreplicas = {self.replicas}\n'
+            return (
+                f'[[resource]]\nname = "{self.name}"\nbackend = "{self.backend}"\n'
+                f"replicas = {self.replicas}\n{self.options}"
+            )
         return (
             f'[[resource]]\nname = "{self.name}"\nbackend = "chardev"\n'
             f'paths = [{{ path = "{self.path}" }}]\ncount = {self.count}\n'
@@ -106,11 +116,16 @@ class Process:
 class Agent(Process):
     """`fairlead run` with a /dev, a /sys and a /proc of its own."""
 
-    def __init__(self, home: Path, offers: Sequence[Offer], resync: str = "5m", more: str = "") -> None:
-        """Prepare; `more` is added to the [agent] table of its configuration, and may have tables of its own."""
+    def __init__(
+        self, home: Path, offers: Sequence[Offer], resync: str = "5m", more: str = "", code: Path = messages.ROOT
+    ) -> None:
+        """Prepare; `more` is added to the [agent] table of its configuration, and may have tables of its own.
+
+        `code` is the checkout that runs.
+        """
         config = home / "config.toml"
         command = [str(Path(sys.executable).with_name("fairlead")), "run", "--config", str(config)]
-        path = os.pathsep.join(map(str, (_PLUGIN, messages.ROOT)))
+        path = os.pathsep.join(map(str, (_PLUGIN, code)))
         super().__init__(home / "kubelet" / "device-plugins", command, {"PYTHONPATH": path})
         self._dev, self._sys = home / "dev", home / "sys"
         for tree in (self._dev, self._sys, home / "proc"):
@@ -127,6 +142,7 @@ class Agent(Process):
         return self._dev / name
 
     def make_node(self, name: str, minor: int) -> None:
+        self.node(name).parent.mkdir(exist_ok=True)  # /dev/net
         os.mknod(self.node(name), stat.S_IFCHR | 0o600, os.makedev(_MAJOR, minor))
 
     def numa_node(self, minor: int) -> Path:
@@ -167,3 +183,16 @@ def many_nodes(home: Path, devices: int) -> Agent:
     for n, name in enumerate(device_names(devices)):
         agent.make_node(name, n)
     return agent
+
+
+def resident(pid: int) -> float:
+    """The memory of a process, VmRSS, in MB."""
+    return size_of(pid, "status", "VmRSS")
+
+
+def size_of(pid: int, file: str, key: str) -> float:
+    """A size in MB (of 2^20 bytes) from one of the kernel's files with lines `key: value kB`."""
+    for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) / 1024
+    raise LookupError(f"{file} of process {pid} has no {key}")

@@ -27,6 +27,8 @@ class Card:
     virtual: int = 64
     numa_node: int = 0
     rdma: bool = False
+    first_adapter: int = 2
+    """The number of the first virtual function's RDMA adapter."""
     kind: str = "020000"
     link: str = "up"
     flags: str = "0x1003"
@@ -62,7 +64,8 @@ class Card:
         bound = self.virtual_driver if own else driver
         tree = self._function(self.vf(number), self.virtual_ids, bound, physical=self.address, **more)
         if own and self.rdma:
-            tree += hca(f"mlx5_{number + 2}", f"{self.below}/{self.vf(number)}", (ETHERNET,), number=number + 2)
+            adapter = self.first_adapter + number
+            tree += hca(f"mlx5_{adapter}", f"{self.below}/{self.vf(number)}", (ETHERNET,), number=adapter)
         return tree
 
     def _function(self, address: str, ids: str, driver: str | None, **more: Any) -> str:
