@@ -82,17 +82,15 @@ class Giver:
 
     async def _answer(self, standby: Standby) -> bool:
         """Do as the standby says, until all is its, or all has been said; False if it is lost."""
-        word = ""
+        word, resource = "", ""
         with anyio.move_on_after(_TAKES_WITHIN):
-            word, _ = await standby.words.get()
-        if not word:
-            return False
+            word, resource = await standby.words.get()
         with anyio.move_on_after(_AT_MOST):
             async with anyio.create_task_group() as tasks:
                 while word not in ("done", ""):
-                    word, resource = await standby.words.get()
                     if word == "end":
                         tasks.start_soon(self._end, standby, resource)
+                    word, resource = await standby.words.get()
                 tasks.cancel_scope.cancel()
         return bool(word)
 
