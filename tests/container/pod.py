@@ -100,7 +100,7 @@ class Pod:
 
     def get(self, path: str) -> str:
         """What HTTP has there; asked within its network, where the kubelet's probes of either kind arrive."""
-        (port,) = (one["containerPort"] for one in self._manifests.container["ports"])
+        port = self._manifests.container["readinessProbe"]["httpGet"]["port"]
         return self.run("python3", "-c", _GET, f"http://127.0.0.1:{port}{path}", str(PATIENCE))
 
     def probe(self, name: str) -> None:
