@@ -26,14 +26,13 @@ log = structlog.get_logger()
 async def wait_for_held(
     ledger: Ledger, inventory: Inventory, kubelet: Kubelet, at_most: float, tell: Callable[[str], None]
 ) -> None:
-    """Wait until every device that a pod had is there and Healthy, or a kubelet has started; `tell` is told for what."""
-    kubelet.look()
-    started, awaited = kubelet.generation, _absent(ledger, inventory)
-    if not awaited:
+    """Wait until every device that a pod had is there and Healthy, or a kubelet listens; `tell` is told for what."""
+    awaited = _absent(ledger, inventory)
+    if not awaited or kubelet.listens():
         return
     log.info("boot-waits", slots=names_of(awaited), then=f"the kubelet waits for this service, {at_most:g} s at most")
     with anyio.move_on_after(at_most):
-        while awaited and kubelet.generation == started:
+        while awaited and not kubelet.listens():
             tell(f"devices that pods had before the boot: {', '.join(names_of(awaited))}")
             await anyio.sleep(_STEP)
             awaited = _absent(ledger, inventory)

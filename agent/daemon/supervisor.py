@@ -366,9 +366,8 @@ class Agent:
             if not discoverer.first_scan.is_set():
                 log.warning("backend-slow", backend=kind, waited=SETTLE, then="listing what is known so far")
         self.node.ready(self.discoverers)
-        if not self._pod_claims.has_kubelet:
-            at_most, awaits = self.config.agent.boot_wait, self._serving.wait_for
-            await wait_for_held(self.node.ledger, self.inventory, self._serving.kubelet, at_most, awaits)
+        at_most, awaits = self.config.agent.boot_wait, self._serving.wait_for
+        await wait_for_held(self.node.ledger, self.inventory, self._serving.kubelet, at_most, awaits)
         self._list_warnings.tell_of_selectors(self.config.resources)
 
     # --- what happens to the node ---

@@ -122,11 +122,6 @@ class PodClaims:
         """Has the kubelet said that a container has it?"""
         return slot in self.holders
 
-    @property
-    def has_kubelet(self) -> bool:
-        """Did a kubelet answer when it was last asked?"""
-        return not self._silent[_PODRESOURCES].lasts
-
     def uids(self, resource: str) -> Mapping[tuple[str, str], str]:
         """Container's name and ID of a resource → the UID of the pod, which only the checkpoint tells; none of several."""
         checkpoint = self._checkpoint.last
