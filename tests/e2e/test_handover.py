@@ -21,6 +21,15 @@ NAMES = [f"fl.test/kind{number}" for number in range(4)]
 RESOURCES = [chardev(f"/dev/{number}-*", name) for number, name in enumerate(NAMES)]
 HOLDER = Pod("holder", (Container("main", dict.fromkeys(NAMES, 1)),))
 
+PATIENT = """
+from agent.daemon import handover as giving, serving, supervisor
+from agent.kubelet import handover
+giving._TAKES_WITHIN = giving._UNDER_WAY = giving._AT_MOST = serving._TAKEN_WITHIN = supervisor.LEAVE = 3600.0
+handover._SAYS_WITHIN = handover._COMES_WITHIN = 3600.0
+handover._SEEN_BY_KUBELET = 0.5
+"""
+"""A prelude: on a machine however busy, one that lives is not taken for one that hangs, and a kubelet sees a stream's end."""
+
 DIES = """
 import inspect, os, signal
 from agent.daemon import handover as daemon, serving
@@ -70,7 +79,7 @@ def plant(node: Node) -> None:
 
 
 def standby(node: Node, prelude: str = "") -> AgentProcess:
-    return AgentProcess(node.config(*RESOURCES), UNHURRIED + prelude)
+    return AgentProcess(node.config(*RESOURCES), UNHURRIED + PATIENT + prelude)
 
 
 def gaps(changes: list[Change]) -> list[Change]:
@@ -90,7 +99,7 @@ async def assert_served(node: Node) -> None:
 async def test_a_standby_takes_over_and_the_kubelet_has_every_device_at_every_moment(node: Node) -> None:
     plant(node)
     changes: list[Change] = []
-    async with node.agent(*RESOURCES) as first:
+    async with node.agent(*RESOURCES, prelude=PATIENT) as first:
         assert (await node.admit(HOLDER)).phase == Phase.RUNNING
         node.kubelet.subscribe(changes.append)
         agent, refused = first, []
@@ -120,7 +129,7 @@ async def test_a_standby_takes_over_and_the_kubelet_has_every_device_at_every_mo
 @pytest.mark.parametrize("step", OLD)
 async def test_where_the_agent_before_dies_at_any_step_the_standby_serves_all(node: Node, step: str) -> None:
     plant(node)
-    async with node.agent(*RESOURCES, prelude=DIES + step) as first, standby(node) as second:
+    async with node.agent(*RESOURCES, prelude=PATIENT + DIES + step) as first, standby(node) as second:
         assert (await node.admit(HOLDER)).phase == Phase.RUNNING
         await first.says("standby-ready")
         first.signal(signal.SIGTERM)
@@ -135,7 +144,7 @@ async def test_where_the_standby_dies_at_any_step_the_agent_before_serves_on_unt
     node: Node, step: str
 ) -> None:
     plant(node)
-    async with node.agent(*RESOURCES) as first, standby(node, DIES + step) as second:
+    async with node.agent(*RESOURCES, prelude=PATIENT) as first, standby(node, DIES + step) as second:
         assert (await node.admit(HOLDER)).phase == Phase.RUNNING
         await first.says("standby-ready")
         first.signal(signal.SIGTERM)
@@ -168,7 +177,7 @@ async def test_a_standby_that_hangs_is_not_waited_for_and_one_that_is_told_to_en
 @asynccontextmanager
 async def on_its_own(node: Node) -> AsyncIterator[AgentProcess]:
     """An agent that is no child of the tests' server: its command line is one that another process can have."""
-    async with AgentProcess(node.config(*RESOURCES), wrapper=["env"]) as agent:
+    async with AgentProcess(node.config(*RESOURCES), PATIENT, wrapper=["env"]) as agent:
         await node.registered(*NAMES)
         assert (await node.admit(HOLDER)).phase == Phase.RUNNING
         yield agent
