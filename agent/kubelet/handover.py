@@ -262,8 +262,8 @@ class Predecessor:
             self._say("taking")
 
     async def wait(self, seconds: float) -> None:
-        """Wait for its lock: until it gives it to us, or is gone; so many seconds where it does not know us."""
-        with anyio.move_on_after(None if self.knows_us else seconds):
+        """Wait for its lock: until it gives it to us, or is gone; so many seconds where it does not know us, or has given it."""
+        with anyio.move_on_after(None if self.knows_us and not self.gives else seconds):
             while True:
                 self._news.clear()
                 await self._news.wait()
