@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -78,6 +78,10 @@ class Snapshot:
     slots: Mapping[str, Slot]
     changed: frozenset[str] | None = None
     """IDs that were added, removed or altered since the generation before; None: take all as changed."""
+
+    def changed_since(self, before: Mapping[str, Slot]) -> Collection[str]:
+        """The IDs that may be others than they were, with the slots of the generation before."""
+        return self.changed if self.changed is not None else before.keys() | self.slots.keys()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, MutableMapping
 
+from backends.host import HostPath
 from backends.values import Device
 
 
@@ -29,6 +30,14 @@ class Known(MutableMapping[str, tuple[Device, ...]]):
     def minding(self, hardware: str) -> tuple[str, ...]:
         """The units with a device that owns this hardware or depends on it."""
         return self._minding.get(hardware, ())
+
+    def having_node(self, path: HostPath) -> list[str]:
+        """The units with a device that has this node, or has one in this directory."""
+        return [
+            unit
+            for unit, devices in self._units.items()
+            if any(node.path == path or node.path.parent == path for device in devices for node in device.nodes)
+        ]
 
     def items(self) -> ItemsView[str, tuple[Device, ...]]:
         """As a dictionary's, which are ten times as fast as a mapping's; there may be 10,000 units."""

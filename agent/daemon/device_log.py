@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -92,7 +92,7 @@ async def transitions(before: Mapping[str, Slot], after: Snapshot) -> Transition
     """
     counts: Counter[_Key] = Counter()
     said: dict[int, _Said] = {}  # by the health, which is one object for what is alike
-    async for ids in in_batches(changed_ids(before, after), 10 * BATCH):
+    async for ids in in_batches(after.changed_since(before), 10 * BATCH):
         for device_id in ids:
             old, new = before.get(device_id), after.slots.get(device_id)
             was, now = old and old.health, new and new.health
@@ -104,11 +104,6 @@ async def transitions(before: Mapping[str, Slot], after: Snapshot) -> Transition
             if said[id(was)] != (what := said[id(now)]):
                 counts[_name(new or old, device_id), *what] += 1
     return Transitions(after.resource, counts)
-
-
-def changed_ids(before: Mapping[str, Slot], after: Snapshot) -> Collection[str]:
-    """The IDs that may be others than they were."""
-    return after.changed if after.changed is not None else before.keys() | after.slots.keys()
 
 
 def of_id(resource: str, device_id: str, old: Slot | None, new: Slot | None) -> Transition | None:

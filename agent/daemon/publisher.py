@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from agent.daemon.device_log import LOGGED_AT_MOST, changed_ids, of_id, tell
+from agent.daemon.device_log import LOGGED_AT_MOST, of_id, tell
 from agent.daemon.feature_file import FeatureFile
 from agent.daemon.list_warnings import ListWarnings
 from agent.daemon.serving import Serving
@@ -110,7 +110,7 @@ class Publisher:
     def _held(self, before: Mapping[str, Slot], after: Snapshot) -> Iterator[tuple[Subject, Transition]]:
         """What changed of a pod's devices, with the pod."""
         resource, holders = after.resource, self._pod_claims.holders
-        held = [it for it in changed_ids(before, after) if (resource, it) in holders]
+        held = [it for it in after.changed_since(before) if (resource, it) in holders]
         uids = self._pod_claims.uids(resource) if held else {}
         for device_id in held:
             if changed := of_id(resource, device_id, before.get(device_id), after.slots.get(device_id)):

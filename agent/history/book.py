@@ -31,7 +31,8 @@ class Book:
 
     def restore(self, changes: Iterable[Change]) -> None:
         """Have these, in the order in which they were noted for each device, and no others."""
-        self.__init__()  # type: ignore[misc]
+        self._changes.clear()
+        self._past.clear()
         for it in changes:
             self._add(it)
 

@@ -124,9 +124,7 @@ class Recorder:
         resource, now = after.resource, self._wall()
         self._compared[resource] = after.generation
         earlier = self._known(resource) if before is None else set[Key]()
-        ids: Collection[str] = after.slots.keys()
-        if before is not None:
-            ids = after.changed if after.changed is not None else before.keys() | after.slots.keys()
+        ids = after.slots.keys() if before is None else after.changed_since(before)
         fresh: dict[Key, Condition] = {}
         appeared: set[Key] = set()
         async for batch in in_batches(ids):

@@ -40,7 +40,6 @@ from backends.base import AllocationRefused
 SOCKET: Final = "handover"
 """Beside the resources' sockets."""
 
-_SERVICE: Final = "/v1beta1.DevicePlugin/"
 _SEEN_BY_KUBELET: Final = 0.05  # seconds that the kubelet takes to see a stream's end, which nothing shows (A2)
 _CONNECT_AGAIN: Final = 0.5  # seconds
 _SAYS_WITHIN: Final = 2.0  # seconds in which one that lives has said what it has to say
@@ -200,7 +199,8 @@ class Relay:
             if (channel := self._channels.get(resource)) is None:
                 channel = GatheringChannel(path=str(self._path(resource)), codec=wire.Codec())
                 self._channels[resource] = channel
-            call = UnaryUnaryMethod[wire.Encoded, wire.Encoded](channel, _SERVICE + method, wire.Encoded, wire.Encoded)
+            path = wire.PLUGIN_SERVICE + method
+            call = UnaryUnaryMethod[wire.Encoded, wire.Encoded](channel, path, wire.Encoded, wire.Encoded)
             return await apart(call(wire.Encoded(bytes(request))))
         except GRPCError as error:
             raise AllocationRefused(error.message or error.status.name) from None

@@ -53,8 +53,6 @@ _FORMER_AT_MOST: Final = 100_000  # a list of 4 MiB has half as many
 
 _AT_ONCE: Final = 5000  # IDs that are encoded in one step of the loop, which takes some ms
 
-SERVICE: Final = "/v1beta1.DevicePlugin/"
-
 log = structlog.get_logger()
 
 Allocate = Callable[[str, Sequence[str], Callable[[str], bool]], Awaitable[wire.Encoded]]
@@ -190,11 +188,17 @@ class Plugin:
         """The handlers as grpclib wants them; every method is served (an unserved one upsets grpc-go)."""
         unary, stream = Cardinality.UNARY_UNARY, Cardinality.UNARY_STREAM
         return {
-            SERVICE + "GetDevicePluginOptions": Handler(self._options, unary, wire.EmptyCall, wire.Encoded),
-            SERVICE + "ListAndWatch": Handler(self._list_and_watch, stream, wire.EmptyCall, wire.DeviceList),
-            SERVICE + "Allocate": Handler(self._allocate, unary, wire.AllocateCall, wire.Encoded),
-            SERVICE + "GetPreferredAllocation": Handler(self._prefer, unary, wire.PreferredCall, wire.Encoded),
-            SERVICE + "PreStartContainer": Handler(self._pre_start, unary, wire.IdsCall, PreStartContainerResponse),
+            wire.PLUGIN_SERVICE + "GetDevicePluginOptions": Handler(self._options, unary, wire.EmptyCall, wire.Encoded),
+            wire.PLUGIN_SERVICE + "ListAndWatch": Handler(
+                self._list_and_watch, stream, wire.EmptyCall, wire.DeviceList
+            ),
+            wire.PLUGIN_SERVICE + "Allocate": Handler(self._allocate, unary, wire.AllocateCall, wire.Encoded),
+            wire.PLUGIN_SERVICE + "GetPreferredAllocation": Handler(
+                self._prefer, unary, wire.PreferredCall, wire.Encoded
+            ),
+            wire.PLUGIN_SERVICE + "PreStartContainer": Handler(
+                self._pre_start, unary, wire.IdsCall, PreStartContainerResponse
+            ),
         }
 
     async def _options(self, stream: Stream[wire.EmptyCall, wire.Encoded]) -> None:
@@ -362,13 +366,17 @@ class Plugin:
         call = await _receive(stream)
         if self._check_start is not None:
             try:
-                try:
-                    await (self._check_start if self.relay is None else self.relay.pre_start)(self.resource, call.ids)
-                except StandbyLostError:
-                    await self._check_start(self.resource, call.ids)
+                await self._let_start(self._check_start, call.ids)
             except AllocationRefused as refusal:
                 raise GRPCError(Status.FAILED_PRECONDITION, refusal.sentence) from None
         await stream.send_message(PreStartContainerResponse())
+
+    async def _let_start(self, check: PreStart, ids: Sequence[str]) -> None:
+        if self.relay is not None:
+            with suppress(StandbyLostError):
+                await self.relay.pre_start(self.resource, ids)
+                return
+        await check(self.resource, ids)
 
 
 async def _receive(stream: Stream[Any, Any]) -> Any:

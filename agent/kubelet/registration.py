@@ -284,11 +284,9 @@ class Registrar:
             with anyio.CancelScope(shield=True):
                 # a kubelet closes the connection when the stream ends, and an Allocate under way fails its pod for good
                 await self._until(lambda: not self.plugin.allocating, _ALLOCATE_PATIENCE)
-                is_another = (
-                    self._is_given and not self.plugin.streaming
-                )  # the kubelet's client, which it does not close
+                is_forgotten = self._is_given and not self.plugin.streaming  # the kubelet closes no such connection
                 self.plugin.end_stream()
-                if await self._until(lambda: not self.plugin.streaming, _STOP_PATIENCE) and not is_another:
+                if await self._until(lambda: not self.plugin.streaming, _STOP_PATIENCE) and not is_forgotten:
                     # a name that is back, or another agent, registers at once, and must not overtake this end (A2)
                     await self._server.wait_disconnected(_CLOSED_WITHIN)
                 await self._server.shut_down(_STOP_PATIENCE)
@@ -352,7 +350,7 @@ class Registrar:
         except UnreachableError:
             raise
         except RegistrationError:
-            pass
+            pass  # as is meant
         finally:
             self.plugin.is_detaching = False
         self._server.reset_connections()  # nobody uses what that has left

@@ -23,6 +23,10 @@ HEALTHY: Final = "Healthy"  # exactly this counts as healthy (kubelet contract: 
 UNHEALTHY: Final = "Unhealthy"
 
 
+PLUGIN_SERVICE: Final = "/v1beta1.DevicePlugin/"
+"""Before a method's name, in the path of a call to a plugin."""
+
+
 class Encoded(bytes):
     """The wire form of a whole message."""
 

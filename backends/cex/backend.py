@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, Final
 
+from backends.attempts import each
 from backends.base import (
     All,
     AllocationRefused,
@@ -132,15 +133,12 @@ class Cex(Backend[CexOptions]):
         Raises:
             ExceptionGroup: of what could not be undone.
         """
-        failures: list[Exception] = []
-        for device_id in sorted({one.id for one in ended if _ID.fullmatch(one.id)}):
-            try:
-                self._nodes.destroy(device_id)
-                shadow.remove(self.host, device_id)
-            except (NodeError, ShadowError) as error:
-                failures.append(error)
-        if failures:
-            raise ExceptionGroup("not undone", failures)
+        ids = sorted({one.id for one in ended if _ID.fullmatch(one.id)})
+        each(self._undo, ids, (NodeError, ShadowError), "not undone")
+
+    def _undo(self, device_id: str) -> None:
+        self._nodes.destroy(device_id)
+        shadow.remove(self.host, device_id)
 
 
 def _queue(device: Device) -> str:

@@ -25,7 +25,7 @@ from backends.base import (
 from backends.errors import reason_of
 from backends.infiniband import adapters, events, health, pools, ports
 from backends.infiniband.options import InfiniBandOptions, InfiniBandResource, complaints
-from backends.linux import pci, pci_recovery, rdma, sysfs
+from backends.linux import pci, pci_recovery, rdma
 from backends.linux.rdma import Adapter
 
 _DEFAULTS: Final = InfiniBandOptions()
@@ -64,10 +64,7 @@ class InfiniBand(Backend[InfiniBandOptions]):
         return dict.fromkeys((*rdma.places(self.host), *self._bare(), *map(pools.unit, self._shared())))
 
     def _bare(self) -> Iterator[str]:
-        for address in pci.addresses(self.host):
-            said = sysfs.properties(self.host, pci.FUNCTIONS / address)
-            if adapters.is_likely(said.get("PCI_CLASS", "").rjust(6, "0"), said.get("PCI_ID", "")[:4].lower()):
-                yield address
+        return (address for address, kind, vendor in pci.announced(self.host) if adapters.is_likely(kind, vendor))
 
     def _shared(self) -> list[InfiniBandResource]:
         return [resource for resource in self.resources if resource.spec.options.shared is not None]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from backends.base import Host
-from backends.errors import not_short, reason_of
+from backends.errors import reason_of
 from backends.linux import directories, sysfs
 from backends.linux.directories import text
 from backends.linux.rdma import Port
@@ -90,9 +90,9 @@ def read(host: Host, port: Port, counters: Iterable[str] = ()) -> PortState:
 def glance(host: Host, port: Port) -> bytes | int | None:
     """The port's state as it is written, or the error of reading it: one trip to the firmware."""
     try:
-        file = os.open(f"{_directory(host, port)}/state", directories.FLAGS)
+        file = directories.open_file(f"{_directory(host, port)}/state")
     except OSError as error:
-        return not_short(error).errno
+        return error.errno
     try:
         return os.read(file, sysfs.ATTRIBUTE_BYTES)
     except OSError as error:

@@ -13,8 +13,7 @@ from typing import Final
 from backends.errors import not_short
 from backends.linux.sysfs import ATTRIBUTE_BYTES
 
-FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-"""To open a file with: a pipe in a fixture tree must not hold us."""
+_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe in a fixture tree must not hold us
 
 _DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -39,20 +38,20 @@ def read(directory: int, name: str) -> bytes:
     Raises:
         OSError: it cannot be read.
     """
-    file = open_in(directory, name)
+    file = open_file(name, directory)
     try:
         return os.read(file, ATTRIBUTE_BYTES).strip()
     finally:
         os.close(file)
 
 
-def open_in(directory: int, name: str) -> int:
-    """Open a small file to read it.
+def open_file(path: str, directory: int | None = None) -> int:
+    """Open a small file to read it, in a directory that is open if one is given.
 
     Raises:
         OSError: it cannot be opened.
     """
-    return _open(name, FLAGS, directory)
+    return _open(path, _FLAGS, directory)
 
 
 def _open(path: str, flags: int, directory: int | None = None) -> int:

@@ -149,6 +149,17 @@ def addresses(host: Host) -> list[str]:
     return [name for name in sysfs.entries(host, FUNCTIONS) if ADDRESS.fullmatch(name)]
 
 
+def announced(host: Host) -> Iterator[tuple[str, str, str]]:
+    """Every function there is, with the class and the vendor that its `uevent` names: one file, where `read` takes many.
+
+    Raises:
+        OSError: as `addresses`.
+    """
+    for address in addresses(host):
+        said = sysfs.properties(host, FUNCTIONS / address)
+        yield address, said.get("PCI_CLASS", "").rjust(6, "0"), said.get("PCI_ID", "")[:4].lower()
+
+
 def read(host: Host, address: str) -> Function | None:
     """The function of that address; None if it is gone."""
     path = sysfs.device(host, FUNCTIONS / address)

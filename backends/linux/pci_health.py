@@ -144,7 +144,7 @@ def _is_off_bus(directory: int) -> bool:
     Its class is asked first: every four bytes are a trip to the hardware, 1 µs long and 17 µs in a virtual machine.
     """
     try:
-        config = directories.open_in(directory, "config")
+        config = directories.open_file("config", directory)
     except OSError:
         return False
     try:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from backends import kubevirt
+from backends.attempts import each
 from backends.base import (
     All,
     AllocationRefused,
@@ -17,7 +18,6 @@ from backends.base import (
     Grant,
     Hint,
     Host,
-    HostPath,
     OptionsError,
     PathChange,
     Record,
@@ -87,13 +87,13 @@ class Mdev(Backend[MdevOptions]):
     def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
         """The parent of a mediated device, the PCI function that is one or a parent's physical one, and those with a node."""
         if isinstance(hint, PathChange):
-            return _with_node(known, hint.path)
+            return known.having_node(hint.path)
         if not isinstance(hint, Uevent):
             return ()
         if hint.subsystem == "mdev":
             return (hint.devpath.split("/")[-2],)
         if hint.subsystem == "vfio":
-            return _with_node(known, hint.node) if hint.node else ()
+            return known.having_node(hint.node) if hint.node else ()
         registered = (hint.name,) if "MDEV_STATE" in hint.properties else ()  # mdev_register_parent tells this way
         return {*registered, *known.minding(f"pci:{pci.address_in(hint.devpath)}")}
 
@@ -141,20 +141,5 @@ class Mdev(Backend[MdevOptions]):
         Raises:
             ExceptionGroup: of what could not be removed.
         """
-        failures: list[Exception] = []
-        for hardware in sorted(idle):
-            try:
-                self._maker.remove(hardware.removeprefix("mdev:"))
-            except MakingError as error:
-                failures.append(error)
-        if failures:
-            raise ExceptionGroup("not removed", failures)
-
-
-def _with_node(known: Known, path: HostPath) -> list[str]:
-    """The units with a device that has this node, or has one in this directory."""
-    return [
-        unit
-        for unit, devices in known.items()
-        if any(path in (node.path, node.path.parent) for device in devices for node in device.nodes)
-    ]
+        uuids = (hardware.removeprefix("mdev:") for hardware in sorted(idle))
+        each(self._maker.remove, uuids, MakingError, "not removed")

@@ -31,7 +31,7 @@ from backends.base import (
     Verdict,
     Watches,
 )
-from backends.linux import device_info, netdevs, pci, pci_health, pci_recovery, sysfs
+from backends.linux import device_info, netdevs, pci, pci_health, pci_recovery
 from backends.solarflare import onload
 from backends.solarflare.options import SolarflareOptions, SolarflareResource, complaints
 
@@ -62,10 +62,7 @@ class Solarflare(Backend[SolarflareOptions]):
 
     def units(self) -> Iterable[str]:
         """Every Ethernet function of the two vendors."""
-        for address in pci.addresses(self.host):
-            said = sysfs.properties(self.host, pci.FUNCTIONS / address)
-            if said.get("PCI_ID", "")[:4].lower() in (_SOLARFLARE, _XILINX):
-                yield address
+        return (address for address, _, vendor in pci.announced(self.host) if vendor in (_SOLARFLARE, _XILINX))
 
     def discover(self, unit: str) -> Discovery:
         """The card's function; what Onload may not be able to drive, and virtual functions, only where a selector says so."""

@@ -28,7 +28,7 @@ from backends.base import (
     Uevent,
     Watches,
 )
-from backends.linux import device_info, host_uses, netdevs, pci, pci_recovery, rdma, sysfs
+from backends.linux import device_info, host_uses, netdevs, pci, pci_recovery, rdma
 from backends.linux.kernel import Kernel
 from backends.sriov import answers, creation, finding, functions, health, nodes, subfunctions
 from backends.sriov.creation import Creator
@@ -66,9 +66,8 @@ class Sriov(Backend[SriovOptions]):
     def units(self) -> Iterable[str]:
         """Every function of a class that a resource is for, and every subfunction."""
         wanted = {resource.spec.options.device_type for resource in self.resources}
-        for address in pci.addresses(self.host):
-            said = sysfs.properties(self.host, pci.FUNCTIONS / address)
-            if functions.device_type(said.get("PCI_CLASS", "").rjust(6, "0")) in wanted:
+        for address, kind, _ in pci.announced(self.host):
+            if functions.device_type(kind) in wanted:
                 yield address
         if "auxNetDevice" in wanted:
             yield from subfunctions.names(self.host)

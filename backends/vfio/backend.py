@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from backends import kubevirt
+from backends.attempts import each
 from backends.base import (
     ALL,
     TEXT,
@@ -19,7 +20,6 @@ from backends.base import (
     Grant,
     Hint,
     Host,
-    HostPath,
     NotReady,
     OptionsError,
     PathChange,
@@ -102,11 +102,11 @@ class Vfio(Backend[VfioOptions]):
         looked at.
         """
         if isinstance(hint, PathChange):
-            return _with_node(known, hint.path)
+            return known.having_node(hint.path)
         if not isinstance(hint, Uevent):
             return ()
         if hint.subsystem == "vfio":
-            return (*_with_node(known, hint.node), *({hint.name} & known.keys())) if hint.node else ()
+            return (*known.having_node(hint.node), *({hint.name} & known.keys())) if hint.node else ()
         functions = pci.affected(hint, known)
         units = {unit for address in functions for unit in known.minding(f"pci:{address}")}
         if not units and hint.subsystem == "pci" and hint.action in _MOVING:
@@ -234,28 +234,10 @@ class Vfio(Backend[VfioOptions]):
         Raises:
             ExceptionGroup: of what could not be given back.
         """
-        failures: list[Exception] = []
-        for hardware in sorted(idle):
-            address = hardware.removeprefix("pci:")
-            if not pci.ADDRESS.fullmatch(address):
-                continue
-            try:
-                self._binder.restore(address)
-            except BindError as error:
-                failures.append(error)
-        if failures:
-            raise ExceptionGroup("not given back", failures)
+        named = (hardware.removeprefix("pci:") for hardware in sorted(idle))
+        each(self._binder.restore, filter(pci.ADDRESS.fullmatch, named), BindError, "not given back")
 
 
 def _having(known: Known, hardware: str) -> list[str]:
     """The units with a device that owns this hardware: not those that only depend on it."""
     return [unit for unit in known.minding(hardware) if any(hardware in device.hardware for device in known[unit])]
-
-
-def _with_node(known: Known, path: HostPath) -> list[str]:
-    """The units with a device that has this node, or has one in this directory."""
-    return [
-        unit
-        for unit, devices in known.items()
-        if any(node.path == path or node.path.parent == path for device in devices for node in device.nodes)
-    ]
