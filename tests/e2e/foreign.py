@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from agent.kubelet.api.v1beta1 import AllocateResponse, ContainerAllocateResponse, DeviceSpec
 from agent.simulation.pods import Phase, Pod
 from tests.e2e.node import Node, pod
-from tests.simulation.plugin import ToyPlugin, devices
+from tests.simulation.plugin import ToyPlugin, devices, recorded
 from tests.wait import limit
 
 
@@ -33,6 +33,7 @@ async def other_plugin(
     async with plugin:
         await plugin.register()
         await node.shows(lambda k: k.resources[resource].healthy == set(ids), resource)
+        await recorded(node.plugin_dir, resource, *ids)
         yield plugin
         plugin.end_streams()
     async with limit("the other plugin's end"):

@@ -48,6 +48,7 @@ async def test_a_drain_shows_at_the_kubelet_at_once_and_survives_a_kill(node: No
         assert (drained.ids, drained.held) == (("w1",), ())
         assert (node.kubelet.resources[WIDGET].capacity, node.kubelet.resources[WIDGET].allocatable) == (2, 1)
         await agent.kill()
+        await node.shows(lambda k: not k.streams(WIDGET))
         since = len(node.lists)
         async with AgentProcess(node.root / "config.toml"):
             await node.registered()

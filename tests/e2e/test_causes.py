@@ -16,7 +16,7 @@ from tests.backends.machines import intel_gpu
 from tests.backends.trees import planted_host
 from tests.e2e.node import WIDGET, Node, chardev
 from tests.e2e.process import AgentProcess, Process, finish
-from tests.simulation.plugin import ToyPlugin, devices
+from tests.simulation.plugin import ToyPlugin, devices, recorded
 from tests.wait import until
 
 OTHER = "fl.test/other"
@@ -170,7 +170,7 @@ async def test_another_plugin_has_the_name(node: Node) -> None:
         alike = f"vendor-widget.sock, beside the kubelet's socket, may be another plugin for {WIDGET}"
         assert alike in await says("doctor", config)
         await toy.register()
-        await node.healthy("x1")
+        await recorded(node.plugin_dir, WIDGET, "x1")
         said = await says("doctor", config)
     by_doctor = f"The kubelet has x1, which Fairlead does not offer, among its healthy devices of {WIDGET}"
     by_daemon = "has registered this name, and the kubelet has its devices: x1"  # once it has noticed by itself

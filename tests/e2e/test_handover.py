@@ -90,9 +90,9 @@ def gaps(changes: list[Change]) -> list[Change]:
 
 async def assert_served(node: Node) -> None:
     """Every device is healthy, by one stream of each resource; the kubelet's client is the one that serves."""
-    await node.registered(*NAMES)
-    await node.kubelet.wait_for(lambda k: all(len(k.resources[name].healthy) == EACH for name in NAMES), PATIENCE)
-    assert [node.kubelet.streams(name) for name in NAMES] == [1] * len(NAMES)
+    await node.kubelet.wait_for(
+        lambda k: all(len(k.resources[name].healthy) == EACH and k.streams(name) == 1 for name in NAMES), PATIENCE
+    )
     assert node.kubelet.panics == []
     assert [len(node.held(HOLDER, resource=name)) for name in NAMES] == [1] * len(NAMES)
 

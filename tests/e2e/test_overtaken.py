@@ -21,7 +21,7 @@ from agent.simulation.pods import Phase
 from tests.e2e.foreign import hold, other_plugin
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import AgentProcess, finish
-from tests.simulation.plugin import ToyPlugin, devices
+from tests.simulation.plugin import ToyPlugin, devices, recorded
 from tests.wait import until
 
 OTHER = "fl.test/other"
@@ -231,6 +231,7 @@ async def test_another_plugin_that_was_there_first_and_ends_costs_nothing(node: 
         agent = AgentProcess(node.config(chardev()), SELDOM)
         await agent.__aenter__()
         await node.shows(lambda k: k.resources[WIDGET].healthy == {"w1"})
+        await recorded(node.plugin_dir, WIDGET, "w1")  # the kubelet's client may be late to see its own end before
         before = node.kubelet.registrations[WIDGET]
     try:
         await registered_again(node, agent, before)

@@ -91,7 +91,9 @@ async def test_a_container_starts_though_the_agent_was_restarted_since_its_pod_c
         await node.healthy("a", resource=TROUBLED)
         main = (await node.admit(holder)).containers["main"]
         await agent.kill()
+        await node.shows(lambda k: not k.streams(TROUBLED), TROUBLED)
     async with node.agent(trouble.resource(0, RESET), environment=trouble.environment):
+        await node.registered(TROUBLED)
         await node.kubelet.restart_container(holder, "main")
         assert (main.state, main.starts) == (State.RUNNING, 2)
 

@@ -22,6 +22,7 @@ from agent.simulation.kubelet import Kubelet as SimulatedKubelet
 from tests.background import running as background
 from tests.kubelet.plugins import TOY, Lists, nothing, served
 from tests.kubelet.test_registration import HOURS, Agent, running, stays_well
+from tests.simulation.plugin import recorded
 from tests.wait import pass_time, settled, until
 
 OTHER = "example.com/other"
@@ -72,7 +73,7 @@ async def rival(node: SimulatedKubelet, resource: str = TOY, ids: Sequence[str] 
         kubelet = Kubelet(node.socket)
         kubelet.look()
         await kubelet.register(resource, "rival.sock", plugin.options)
-        await until(lambda: plugin.streaming)
+        await recorded(node.plugin_dir, resource, *ids)
         yield
         plugin.end_stream()
         await until(lambda: not plugin.streaming)

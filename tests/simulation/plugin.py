@@ -28,10 +28,12 @@ from agent.kubelet.api.v1beta1 import (
     RegisterRequest,
     RegistrationStub,
 )
+from agent.kubelet.checkpoint import record
 from agent.kubelet.transport.server import SocketServer
 from agent.kubelet.wire import Codec, Encoded, device_head, device_tail, join_list, list_item
 from agent.simulation.changes import ResourceView
 from agent.simulation.kubelet import Kubelet
+from tests.wait import until
 
 TOY = "example.com/toy"
 LIST_AND_WATCH = "/v1beta1.DevicePlugin/ListAndWatch"
@@ -41,6 +43,11 @@ def devices(*ids: str, unhealthy: Sequence[str] = (), numa_node: int | None = No
     """A list of healthy devices, then unhealthy ones."""
     healthy_items = [list_item(device_head(i), device_tail(True, numa_node)) for i in ids]
     return join_list(healthy_items + [list_item(device_head(i), device_tail(False, numa_node)) for i in unhealthy])
+
+
+async def recorded(plugin_dir: Path, resource: str, *ids: str) -> None:
+    """Wait until the kubelet has written that exactly these are healthy: it shows them before."""
+    await until(lambda: record(plugin_dir)[1].get(resource) == frozenset(ids), f"the kubelet's record of {resource}")
 
 
 async def register(
