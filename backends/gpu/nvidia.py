@@ -114,8 +114,8 @@ class Nvidia:
         return known.uuid if known else None
 
     def _index(self, address: str) -> str | None:
-        """The number that NVIDIA's tools give it, where a container is to be told."""
-        listed = procfs.addresses(self.host) if self._by_index else []
+        """The number that NVIDIA's library gives it, which counts no GPU that the driver excludes."""
+        listed = procfs.counted(self.host) if self._by_index else []
         return str(listed.index(address)) if address in listed else None
 
     def together(self) -> Discovery:

@@ -90,8 +90,13 @@ def information(host: Host, address: str) -> Information | None:
 
 
 def addresses(host: Host) -> list[str]:
-    """The GPUs that the driver has, in the order in which NVIDIA's tools number them."""
+    """The GPUs that the driver has, by address."""
     return [name for name in _entries(host, GPUS) if pci.ADDRESS.fullmatch(name)]
+
+
+def counted(host: Host) -> list[str]:
+    """The GPUs in the order in which NVIDIA's library numbers them (nvmlDeviceGetCount): without those excluded."""
+    return [address for address in addresses(host) if not (information(host, address) or Information()).excluded]
 
 
 def gpu_instances(host: Host, minor: int) -> list[int]:

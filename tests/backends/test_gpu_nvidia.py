@@ -148,6 +148,15 @@ def test_by_index(tmp_path: Path) -> None:
     assert edits.env == {"NVIDIA_VISIBLE_DEVICES": "1,7"}
 
 
+def test_an_excluded_gpu_has_no_index(tmp_path: Path) -> None:
+    """A container that is told the number of a GPU's neighbour gets the neighbour."""
+    by_index = resource(device_id_strategy="index")
+    gpu = backend(tmp_path, hgx_h100(), by_index)
+    excluded = information(1, "H100", excluded="Yes")
+    plant(tmp_path, f"proc/driver/nvidia/gpus/0000:{H100[1]}.0/information = {excluded}")
+    assert given(gpu, by_index, GPU0, uuid(2), uuid(7)).env == {"NVIDIA_VISIBLE_DEVICES": "0,1,6"}
+
+
 def test_volume_mounts(h100s: Gpu) -> None:
     edits = given(h100s, resource(device_list_strategy="volume-mounts"), GPU0)
     assert edits == ContainerEdits(
