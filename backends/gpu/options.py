@@ -38,10 +38,13 @@ class GpuOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of the CDI devices: NVIDIA's plugin writes its own specifications, `nvidia-ctk` writes `nvidia.com`."""
     fail_requests_greater_than_one: bool = False
     """Is a container that asks for several replicas refused? It would mostly get the same GPU twice."""
+    xids: Literal["plugin", "catalog"] = "plugin"
+    """Which XIDs make a GPU unhealthy: those of the plugin that `style` names, or those after which NVIDIA's XID catalog
+    has the GPU reset, or more."""
     xid_critical: Xids | None = None
-    """XIDs that make a GPU unhealthy, "all" for those that are not ignored; see `xid` for the default."""
+    """Further XIDs that make a GPU unhealthy, "all" for those that are not ignored."""
     xid_ignored: Xids | None = None
-    """XIDs that mean nothing, "all" for those that are not critical."""
+    """Further XIDs that mean nothing, "all" for those that `xid_critical` does not list."""
 
     @property
     def strategies(self) -> frozenset[str]:
@@ -49,11 +52,16 @@ class GpuOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         written = self.device_list_strategy
         return frozenset([written] if isinstance(written, str) else written)
 
+    @property
+    def xid_set(self) -> Literal["plugin", "gke", "catalog"]:
+        """The set of XIDs that `xids` and `style` say."""
+        return "gke" if self.style == "gke" and self.xids == "plugin" else self.xids
+
 
 GpuResource = Resource[GpuOptions]
 
 _DEFAULTS: Final = GpuOptions()
-_OF_GKE: Final = ("style", "fail_requests_greater_than_one", "xid_critical", "xid_ignored")
+_OF_GKE: Final = ("style", "fail_requests_greater_than_one", "xids", "xid_critical", "xid_ignored")
 
 
 def complaints(options: GpuOptions) -> Iterator[OptionsError]:
@@ -72,7 +80,7 @@ def complaints(options: GpuOptions) -> Iterator[OptionsError]:
 def _xid_complaints(options: GpuOptions) -> Iterator[OptionsError]:
     if options.xid_critical == options.xid_ignored == "all":
         yield OptionsError(("xid_ignored",), 'is "all", and so is xid_critical; keep one of them')
-    for key in ("xid_critical", "xid_ignored"):
+    for key in ("xids", "xid_critical", "xid_ignored"):
         written = getattr(options, key)
         for index, xid in enumerate(written if isinstance(written, list) else ()):
             if xid < 1:

@@ -1,7 +1,6 @@
 """NVIDIA's XIDs: the driver's lines in the kernel's log, and what each number means for the GPU.
 
-Format: NVIDIA's "XID Errors", and nv_report_error in the driver's open kernel modules. Which numbers are the
-application's own fault: `nvmlHealthProvider` of NVIDIA's device plugin ignores them, too.
+Format: NVIDIA's "XID Errors", and nv_report_error in the driver's open kernel modules.
 """
 
 from __future__ import annotations
@@ -19,8 +18,19 @@ from backends.linux.pci_recovery import LATCHED
 LINE: Final = "NVRM: Xid"
 """Each of the lines begins so."""
 
-CRITICAL: Final = frozenset({48, 63, 64, 74, 79, 94, 95, 119, 120, 123, 140})
 IGNORED: Final = frozenset({13, 31, 43, 45, 68, 109})
+"""Faults of applications, which NVIDIA's device plugin ignores (`ignoredXids` in its internal/rm/health.go)."""
+GKE: Final = frozenset({48})
+"""What GKE's plugin takes for critical (`healthCriticalXid` in its pkg/gpu/nvidia/manager.go)."""
+CATALOG: Final = frozenset({46, 48, 54, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 151, 155, 156, 158})
+"""What takes more than a restart of the application: the "immediate action" of NVIDIA's XID catalog of October 2025 is
+RESET_GPU, RESTART_BM, RESTART_VM, CHECK_MECHANICALS, WORKFLOW_XID_48 or WORKFLOW_NVLINK_ERR."""
+
+_NVLINK5: Final = range(144, 151)
+"""Of these the line itself says `Fatal` or `Nonfatal` (WORKFLOW_NVLINK5_ERR)."""
+_RECOVERY: Final = 154
+"""The driver says what the GPU needs now: `… changed from 0x0 (None) to 0x1 (GPU Reset Required)`."""
+_NEEDED: Final = re.compile(r" to 0x0*[1-9a-f]", re.IGNORECASE)
 
 _FOUND: Final = re.compile(
     LINE + r" \((?:PCI:)?([0-9a-f]{4,8}):([0-9a-f]{2}):([01][0-9a-f])(?:\.[0-7])?"  # the function is hardly ever there
@@ -31,15 +41,19 @@ _FOUND: Final = re.compile(
 _MEANINGS: Final = {
     48: "double-bit ECC error",
     63: "memory row remapping or page retirement recorded",
+    62: "internal micro-controller halt",
     64: "memory row remapping or page retirement failed",
     74: "NVLink error",
     79: "the GPU has fallen off the bus",
     94: "contained memory error",
     95: "uncontained memory error",
+    109: "context switch timeout",
     119: "the GPU's system processor does not answer",
     120: "the GPU's system processor has failed",
     123: "the power management unit does not answer",
     140: "unrecovered ECC error",
+    143: "the GPU's initialization has failed",
+    154: "the GPU needs another recovery action",
 }
 
 _SEVERITY: Final = (None, Verdict.INFO, Verdict.NOW)
@@ -59,7 +73,8 @@ def signals(record: Record, resources: Sequence[GpuResource]) -> Iterator[Signal
     if told and told.rpartition(".")[0] != address.rpartition(".")[0]:  # the line names no function
         return
     xid = int(found[5])
-    verdicts = [verdict(r.spec.options, xid) for r in resources if _may_take(r, address)]
+    text = kernel_log.message(record)
+    verdicts = [verdict(r.spec.options, xid, text) for r in resources if _may_take(r, address)]
     worst = max(verdicts, key=_SEVERITY.index, default=None)
     if worst is None:
         return
@@ -70,21 +85,28 @@ def signals(record: Record, resources: Sequence[GpuResource]) -> Iterator[Signal
     yield Signal(hardware, f"xid-{xid}", worst, message, clears_on=LATCHED)
 
 
-def verdict(options: GpuOptions, xid: int) -> Verdict | None:
-    """What an XID means to a resource; None: nothing. What is written counts before the defaults.
-
-    One that is in neither set is shown and does no harm: drivers add numbers, and most of them are warnings.
-    """
+def verdict(options: GpuOptions, xid: int, line: str = "") -> Verdict | None:
+    """What an XID means to a resource; None: nothing. What is written counts before the resource's set (`xids`)."""
     critical, ignored = options.xid_critical, options.xid_ignored
     if isinstance(critical, list) and xid in critical:
         return Verdict.NOW
-    if isinstance(ignored, list) and xid in ignored:
+    if ignored == "all" or (isinstance(ignored, list) and xid in ignored):
         return None
-    if critical is None and ignored != "all" and xid in CRITICAL:
+    if critical != "all" and _in_set(options.xid_set, xid, line):
         return Verdict.NOW
-    if ignored == "all" or (ignored is None and xid in IGNORED):
+    if xid in IGNORED:
         return None
     return Verdict.NOW if critical == "all" else Verdict.INFO
+
+
+def _in_set(name: str, xid: int, line: str) -> bool:
+    if name == "gke":
+        return xid in GKE
+    if name == "plugin":
+        return xid not in IGNORED
+    if xid in _NVLINK5:
+        return " Fatal" in line
+    return xid in CATALOG or (xid == _RECOVERY and _NEEDED.search(line) is not None)
 
 
 def _may_take(resource: GpuResource, address: str) -> bool:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.base import Clears, Host, Record, Signal, Verdict
-from backends.gpu import Gpu, GpuResource, xid
+from backends.gpu import Gpu, GpuResource
 from tests.backends.gpus import resource
 
 GPU = "0000:3b:00.0"
@@ -77,29 +77,48 @@ def test_an_error_of_one_gpu_instance_is_not_the_whole_gpus() -> None:
     assert signals(line(94, "PCI:0000:3b:00 GPU-I:05 GPU-CI:00"))[0].hardware == f"mig:{GPU}/gi5"
 
 
-@pytest.mark.parametrize("number", sorted(xid.CRITICAL))
-def test_critical_by_default(number: int) -> None:
-    assert verdicts(number) == [Verdict.NOW]
+def test_the_default_is_that_of_nvidias_plugin() -> None:
+    """All but six, also those that nobody has heard of."""
+    assert [n for n in range(1, 400) if verdicts(n) != [Verdict.NOW]] == [13, 31, 43, 45, 68, 109]
+    assert verdicts(13) == []
 
 
-@pytest.mark.parametrize("number", sorted(xid.IGNORED))
-def test_an_applications_own_faults_are_ignored_by_default(number: int) -> None:
-    assert verdicts(number) == []
+def test_the_default_for_gke_is_that_of_its_plugin() -> None:
+    assert [n for n in range(1, 400) if verdicts(n, resource(style="gke")) == [Verdict.NOW]] == [48]
+    xid_config = resource(style="gke", xid_critical=[61, 79])
+    assert [n for n in range(1, 400) if verdicts(n, xid_config) == [Verdict.NOW]] == [48, 61, 79]
 
 
-def test_one_that_nobody_listed_is_shown_and_does_no_harm() -> None:
-    assert verdicts(154) == [Verdict.INFO]
+@pytest.mark.parametrize(
+    ("number", "rest", "expected"),
+    [
+        (94, "Contained memory error", [Verdict.INFO]),  # RESTART_APP
+        (63, "Row Remapper: New row marked for remapping", [Verdict.INFO]),  # IGNORE
+        (13, "Graphics Exception", []),
+        (109, "CTX SWITCH TIMEOUT", [Verdict.NOW]),  # RESET_GPU
+        (79, "GPU has fallen off the bus.", [Verdict.NOW]),  # RESTART_BM
+        (145, "RLW_REMAP Nonfatal XC1 i0 Link 12 (0x00000004)", [Verdict.INFO]),
+        (145, "RLW_SRC_TRACK Fatal   XC0 i0 Link 12 (0x00000001)", [Verdict.NOW]),
+        (154, "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)", [Verdict.NOW]),
+        (154, "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)", [Verdict.INFO]),
+    ],
+)
+def test_the_catalog_asks_what_the_gpu_needs(number: int, rest: str, expected: list[Verdict]) -> None:
+    record = kmsg(f"NVRM: Xid (PCI:0000:3b:00): {number}, pid=1234, name=python3, {rest}")
+    assert [signal.verdict for signal in signals(record, resource(xids="catalog"))] == expected
 
 
 @pytest.mark.parametrize(
     ("options", "critical", "ignored", "shown"),
     [
         ({"xid_critical": "all"}, [48, 154], [13, 109], []),
-        ({"xid_critical": "all", "xid_ignored": [154]}, [13, 48], [154], []),
+        ({"xid_critical": "all", "xid_ignored": [154]}, [48], [13, 154], []),
         ({"xid_ignored": "all"}, [], [13, 48, 79, 154], []),
         ({"xid_ignored": "all", "xid_critical": [79]}, [79], [13, 48, 154], []),
-        ({"xid_critical": [13]}, [13], [31], [48, 79]),
-        ({"xid_ignored": [48]}, [79], [48], [13, 154]),
+        ({"xid_critical": [13]}, [13, 48, 79], [31], []),
+        ({"xid_ignored": [48]}, [79, 154], [13, 48], []),
+        ({"style": "gke", "xid_critical": "all"}, [48, 154], [13, 109], []),
+        ({"xids": "catalog", "xid_critical": [94], "xid_ignored": [48]}, [94, 109], [13, 48], [63, 500]),
     ],
 )
 def test_the_sets_can_be_configured(
@@ -112,7 +131,7 @@ def test_the_sets_can_be_configured(
 
 
 def test_of_several_resources_that_might_have_the_gpu_the_strictest_decides() -> None:
-    lax, strict = resource("a.com/lax", xid_ignored="all"), resource("a.com/strict", xid_critical=[154])
+    lax, strict = resource("a.com/lax", xid_ignored="all"), resource("a.com/strict")
     assert verdicts(154, lax, strict) == verdicts(154, strict, lax) == [Verdict.NOW]
 
 

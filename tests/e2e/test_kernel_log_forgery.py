@@ -64,10 +64,10 @@ async def test_any_number_of_lines_about_hardware_that_is_not_there_leaves_nothi
     node: Node, machine: Path, log: KernelLog
 ) -> None:
     lines = [xid(f"{n >> 13:04x}:{n >> 5 & 255:02x}:{n & 31:02x}") for n in range(1 << 16, (1 << 16) + 20_000)]
-    lines += [xid(FIRST, number) for number in range(200, 300)]  # in neither set: shown, and one latch each
+    lines += [xid(FIRST, number) for number in range(200, 300)]  # not in the catalog: shown, and one latch each
     lines += [xid(SECOND)]
     state = node.state / "state.json"
-    async with node.agent(RESOURCE, sys=f"{machine}/sys", proc=f"{machine}/proc"):
+    async with node.agent(f'{RESOURCE}xids = "catalog"\n', sys=f"{machine}/sys", proc=f"{machine}/proc"):
         await node.healthy(uuid(0), uuid(1), resource=GPUS)
         await asyncio.to_thread(_write, log.path, b"".join(record(n, text) for n, text in enumerate(lines)))
         await node.healthy(uuid(0), resource=GPUS)
