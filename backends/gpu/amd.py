@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar, Final
 
-from backends.base import ContainerEdits, Device, Discovery, Grant, Host, HostPath
+from backends.base import ContainerEdits, Device, Discovery, Grant, Host, HostPath, Signal
 from backends.gpu import functions, kfd, nodes
 from backends.gpu.nodes import Wanted
 from backends.gpu.options import GpuResource
@@ -104,6 +104,10 @@ class Amd:
             return sysfs.entries(self.host, PLATFORM / name / "drm")
         except OSError:
             return []
+
+    def probe(self, device: Device) -> Iterable[Signal]:  # noqa: ARG002  # an interface's
+        """Nothing."""
+        return ()
 
     def directories(self, addresses: Iterable[str]) -> Iterable[HostPath]:  # noqa: ARG002  # an interface's
         """Where the nodes are."""

@@ -93,7 +93,9 @@ class Gpu(Backend[GpuOptions]):
         """Its nodes, its driver, and what PCI says of its functions."""
         own = sorted(name.removeprefix("pci:") for name in device.hardware if name.startswith("pci:"))
         hardware = f"pci:{own[0]}" if own else min(device.hardware)
-        yield from nodes.signals(self.host, device, hardware, self._vendor_of(device).roots)
+        vendor = self._vendor_of(device)
+        yield from nodes.signals(self.host, device, hardware, vendor.roots)
+        yield from vendor.probe(device)
         for address in own:
             yield from pci_health.signals(self.host, address)
             if not device.unusable:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, Final
 
-from backends.base import ContainerEdits, Device, Discovery, Grant, Host, HostPath, Mount
+from backends.base import ContainerEdits, Device, Discovery, Grant, Host, HostPath, Mount, Signal
 from backends.gpu import nodes
 from backends.gpu.options import GpuResource
 from backends.gpu.vendor import described, gpu, withheld
@@ -46,6 +46,10 @@ class Intel:
     def together(self) -> Discovery:
         """Nothing."""
         return Discovery()
+
+    def probe(self, device: Device) -> Iterable[Signal]:  # noqa: ARG002  # an interface's
+        """Nothing."""
+        return ()
 
     def directories(self, addresses: Iterable[str]) -> Iterable[HostPath]:  # noqa: ARG002  # an interface's
         """Where the nodes are, and the links that udev makes later."""

@@ -24,10 +24,10 @@ def divided(
     """A GPU in MIG mode and its MIG devices, if it is; `whole` is the GPU, `wanted` are the nodes that all parts need."""
     (address,) = whole.attributes["address"]
     found = procfs.instances(host, minor)
-    if not found and not nvml.is_installed():
+    if not found and not nvml.is_there(host, roots):
         return None
     try:
-        known = nvml.survey(host).gpus.get(address)
+        known = nvml.survey(host, roots).gpus.get(address)
     except nvml.NvmlError as error:
         if not found:
             return None

@@ -22,6 +22,8 @@ from backends.base import (
     Mount,
     Node,
     Problem,
+    Signal,
+    Verdict,
 )
 from backends.gpu import mig, nodes, nvml, procfs
 from backends.gpu.nodes import Wanted
@@ -105,27 +107,44 @@ class Nvidia:
 
     def _uuid_from_nvml(self, function: pci.Function) -> str | None:
         """Asking for it starts the GPU."""
-        if function.driver != DRIVER or not nvml.is_installed():
+        if function.driver != DRIVER or not nvml.is_there(self.host, self.roots):
             return None
         try:
-            known = nvml.survey(self.host).gpus.get(function.address)
+            known = nvml.survey(self.host, self.roots).gpus.get(function.address)
         except nvml.NvmlError:  # told once, by `together`
             return None
         return known.uuid if known else None
 
     def _index(self, address: str) -> str | None:
-        """The number that NVIDIA's library gives it, which counts no GPU that the driver excludes."""
-        listed = procfs.counted(self.host) if self._by_index else []
+        """The number that NVIDIA's library gives it, which counts no GPU that is excluded or drained."""
+        if not self._by_index:
+            return None
+        drained = self._drained()
+        listed = [one for one in procfs.counted(self.host) if one not in drained]
         return str(listed.index(address)) if address in listed else None
+
+    def _drained(self) -> frozenset[str]:
+        if not nvml.is_there(self.host, self.roots):
+            return frozenset()
+        try:
+            return nvml.drained(self.host, self.roots)
+        except nvml.NvmlError:  # told once, by `together`
+            return frozenset()
 
     def together(self) -> Discovery:
         """The NVLinks, where the management library can be asked."""
-        if not nvml.is_installed() or not procfs.addresses(self.host):
+        if not nvml.is_there(self.host, self.roots) or not procfs.addresses(self.host):
             return Discovery()
         try:
-            return Discovery(links=nvml.survey(self.host).links)
+            return Discovery(links=nvml.survey(self.host, self.roots).links)
         except nvml.NvmlError as error:
             return Discovery(problems=(Problem("NVML", f"{error.sentence}; NVLinks are not known"),))
+
+    def probe(self, device: Device) -> Iterator[Signal]:
+        """Is it drained? To NVIDIA's library it is gone then, and a container that gets it does not start."""
+        whole = f"pci:{device.unit}"
+        if whole in device.hardware and device.unit in self._drained():
+            yield Signal(whole, "nvidia-drained", Verdict.NOW, f"nvidia-smi drain has taken {device.unit} out of use")
 
     def directories(self, addresses: Iterable[str]) -> Iterable[HostPath]:
         """Where the driver and nvidia-modprobe make their entries."""

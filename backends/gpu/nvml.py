@@ -1,22 +1,31 @@
-"""What only NVIDIA's management library knows: the UUIDs and profiles of MIG devices, how many NVLinks join two GPUs.
+"""Asks NVIDIA's management library what nothing else tells: UUIDs and profiles of MIG devices, NVLinks, memory, drained GPUs.
 
 It is optional: the Python package nvidia-ml-py (module `pynvml`, extra `nvidia`) and the driver's libnvidia-ml.so.1,
 which must be in sight of this process. The library keeps the driver in use for as long as it is open, so that it is
-opened for one survey and closed again; a survey is kept until the driver's entries in /proc change.
+opened for one survey and closed again; a survey is kept until the driver's entries in /proc change. Before a library is
+loaded for the first time, another process tries that: a library that crashes or hangs there is not loaded here.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 import importlib.util
+import os
+import platform
+import subprocess
+import sys
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
-from backends.base import Host, Link
+from backends.base import Host, HostPath, Link
 from backends.gpu import procfs
 
 INSTALL: Final = "install fairlead[nvidia], and let Fairlead see the driver's libnvidia-ml.so.1"
@@ -25,10 +34,18 @@ _UPGRADED: Final = (
     "container can use a GPU: reboot, or unload and load the driver's modules"
 )
 
+_NAME: Final = "libnvidia-ml.so.1"
+_ROOTS: Final = (HostPath("/"), HostPath("/run/nvidia/driver"), HostPath("/home/kubernetes/bin/nvidia"))
+"""Where a host's package, the GPU operator's driver container and GKE's installer on COS put the driver."""
+_DIRECTORIES: Final = (f"usr/lib/{platform.machine()}-linux-gnu", "usr/lib64", "usr/lib", "lib64")
+_TRIAL: Final = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).nvmlInit_v2()"
+_TRIAL_DEADLINE: Final = 10.0  # seconds; it starts no GPU
+
 _OTHER_VERSION: Final = 18  # NVML_ERROR_LIB_RM_VERSION_MISMATCH in nvml.h
 _asking: Final = threading.Lock()  # a GPU that hangs may hang the library: one thread is lost to it, not all of them
 _hangs: Final = threading.Event()
 _PATIENCE: Final = 2.0  # seconds that one look waits for another's survey, before all others wait for it no more
+_DRAINED_FOR: Final = 10.0  # seconds for which it is not asked again which GPUs are drained
 
 
 class NvmlError(Exception):
@@ -58,6 +75,8 @@ class Gpu:
     mig_mode: bool = False
     mig: Mapping[tuple[int, int], MigDevice] = field(default_factory=dict)
     """By the numbers of GPU instance and compute instance."""
+    memory: int | None = None
+    """All of it, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,43 +88,120 @@ class Survey:
     links: tuple[Link, ...]
 
 
+def is_there(host: Host, roots: Sequence[HostPath] = ()) -> bool:
+    """Are the Python package and a library there? `roots` are further ones that a driver may be below."""
+    return _is_installed() and _library(host, roots) is not None
+
+
 @functools.cache
-def is_installed() -> bool:
-    """Is the Python package there? Asked once: the search takes as long as all else that is read of a GPU."""
+def _is_installed() -> bool:
     return importlib.util.find_spec("pynvml") is not None
 
 
-def survey(host: Host) -> Survey:
+def _library(host: Host, roots: Sequence[HostPath]) -> str | None:
+    """The first library there is: this process's own, as a container's runtime puts it there, before the host's."""
+    return next(filter(os.path.exists, _candidates(host, tuple(roots))), None)
+
+
+@functools.lru_cache(maxsize=4)
+def _candidates(host: Host, roots: Sequence[HostPath]) -> tuple[str, ...]:
+    named = [Path(one) for one in os.environ.get("LD_LIBRARY_PATH", "").split(":") if one]
+    below = [Path("/"), *(host.local(root) for root in (*roots, *_ROOTS))]
+    directories = [*named, *(root / name for root in below for name in _DIRECTORIES)]
+    return tuple(dict.fromkeys(os.fspath(directory / _NAME) for directory in directories))
+
+
+def survey(host: Host, roots: Sequence[HostPath] = ()) -> Survey:
     """What the library says; asked again only where the driver shows something else than last time.
 
     Raises:
         NvmlError: it cannot be used.
     """
-    return _survey(procfs.stamp(host))
+    return _survey(_library(host, roots), procfs.stamp(host))
 
 
 @functools.lru_cache(maxsize=4)
-def _survey(_stamp: tuple[str, ...]) -> Survey:
+def _survey(path: str | None, _stamp: tuple[str, ...]) -> Survey:
+    with _opened(path) as library:
+        return _asked(library)
+
+
+def drained(host: Host, roots: Sequence[HostPath] = ()) -> frozenset[str]:
+    """The addresses of the GPUs that `nvidia-smi drain` has taken out of use. Asking for that starts no GPU.
+
+    Raises:
+        NvmlError: it cannot be asked.
+    """
+    moment = int(time.monotonic() // _DRAINED_FOR)
+    return _drained(_library(host, roots), tuple(procfs.addresses(host)), moment)
+
+
+@functools.lru_cache(maxsize=1)
+def _drained(path: str | None, addresses: tuple[str, ...], _moment: int) -> frozenset[str]:
+    with _opened(path) as library:
+        return frozenset(address for address in addresses if _is_drained(library, address))
+
+
+def _is_drained(library: Any, address: str) -> bool:
+    place = library.nvmlPciInfo_t()
+    domain, bus, rest = address.split(":")
+    place.domain, place.bus, place.device = int(domain, 16), int(bus, 16), int(rest.partition(".")[0], 16)
+    try:
+        return bool(library.nvmlDeviceQueryDrainState(place) == library.NVML_FEATURE_ENABLED)
+    except library.NVMLError:  # a virtual GPU, for instance
+        return False
+
+
+@contextmanager
+def _opened(path: str | None) -> Iterator[Any]:
     try:
         library = importlib.import_module("pynvml")
     except ImportError:
         raise NvmlError(f"NVIDIA's management library is not there; {INSTALL}") from None
+    if path is None:
+        raise NvmlError(f"NVIDIA's management library is not there; {INSTALL}")
     if not _asking.acquire(timeout=0.0 if _hangs.is_set() else _PATIENCE):
         _hangs.set()
         raise NvmlError("NVIDIA's management library (NVML) does not answer")
     try:
+        _load(path)
         library.nvmlInit()
         try:
-            return _asked(library)
+            yield library
         finally:
             library.nvmlShutdown()
     except library.NVMLError as error:
         if getattr(error, "value", None) == _OTHER_VERSION:
             raise NvmlError(_UPGRADED) from error
         raise NvmlError(f"NVIDIA's management library (NVML) fails: {error}") from error
+    except OSError as error:
+        raise NvmlError(f"{path} cannot be loaded: {error}") from error
     finally:
         _hangs.clear()
         _asking.release()
+
+
+def _load(path: str) -> None:
+    """Load the library, so that `pynvml`, which knows its name alone, finds that one.
+
+    Raises:
+        NvmlError: it crashes or hangs another process that loads it.
+        OSError: it is no library for this process.
+    """
+    if why := _tried(path, Path(path).stat().st_mtime):
+        raise NvmlError(f"{path} {why} when it is loaded")
+    ctypes.CDLL(path)
+
+
+@functools.lru_cache(maxsize=4)
+def _tried(path: str, _changed: float) -> str:
+    """What the library does to another process that loads it; empty if it does no harm."""
+    command = [sys.executable, "-I", "-c", _TRIAL, path]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_TRIAL_DEADLINE, check=False)  # noqa: S603
+    except subprocess.TimeoutExpired:
+        return "hangs"
+    return f"crashes (signal {-done.returncode})" if done.returncode < 0 else ""
 
 
 def _asked(library: Any) -> Survey:
@@ -126,11 +222,15 @@ def _gpu(library: Any, handle: Any) -> Gpu | None:
     except library.NVMLError:
         return None
     try:
+        memory = library.nvmlDeviceGetMemoryInfo(handle).total
+    except library.NVMLError:  # it shares the machine's
+        memory = None
+    try:
         current, _pending = library.nvmlDeviceGetMigMode(handle)
     except library.NVMLError:  # it knows no MIG
-        return Gpu(uuid)
+        return Gpu(uuid, memory=memory)
     divided = current == library.NVML_DEVICE_MIG_ENABLE
-    return Gpu(uuid, divided, dict(_mig_devices(library, handle)) if divided else {})
+    return Gpu(uuid, divided, dict(_mig_devices(library, handle)) if divided else {}, memory)
 
 
 def _mig_devices(library: Any, handle: Any) -> Iterator[tuple[tuple[int, int], MigDevice]]:

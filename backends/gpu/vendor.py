@@ -17,6 +17,7 @@ from backends.base import (
     Host,
     HostPath,
     Mount,
+    Signal,
     one_of,
 )
 from backends.gpu.nodes import Wanted, handed_out, numbers
@@ -42,6 +43,9 @@ class Vendor(Protocol):
 
     def together(self) -> Discovery:
         """What the unit `group` has."""
+
+    def probe(self, device: Device) -> Iterable[Signal]:
+        """What is to be said of its health now beside its nodes and PCI."""
 
     def directories(self, addresses: Iterable[str]) -> Iterable[HostPath]:
         """Where entries come late, after the kernel's event; `addresses` are those of its GPUs."""

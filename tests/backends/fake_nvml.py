@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any
+
+import pytest
+
+from backends.gpu import nvml
 
 
 class NVMLError(Exception):
@@ -36,6 +41,7 @@ class FakeGpu:
     peers: Mapping[str, int] = field(default_factory=dict)
     """Bus ID of the other end (a switch's, for instance) → how many links."""
     dead: bool = False
+    drained: bool = False
 
 
 class FakeNvml(ModuleType):
@@ -49,7 +55,7 @@ class FakeNvml(ModuleType):
     def __init__(self, gpus: list[FakeGpu], fault: str = "") -> None:
         super().__init__("pynvml")
         self.gpus, self.fault = gpus, fault
-        self.opened = self.closed = 0
+        self.opened = self.closed = self.asked_for_drains = 0
 
     def nvmlInit(self) -> None:
         if self.fault:
@@ -69,6 +75,16 @@ class FakeNvml(ModuleType):
 
     def nvmlDeviceGetPciInfo(self, gpu: FakeGpu) -> Any:
         return SimpleNamespace(busId=f"0000{gpu.address.upper()}".encode())
+
+    nvmlPciInfo_t = SimpleNamespace  # noqa: N815  # the library's name
+
+    def nvmlDeviceQueryDrainState(self, place: Any) -> int:
+        self.asked_for_drains += 1
+        address = f"{place.domain:04x}:{place.bus:02x}:{place.device:02x}.0"
+        return int(any(gpu.drained for gpu in self.gpus if gpu.address == address))
+
+    def nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu) -> Any:
+        return SimpleNamespace(total=80 << 30)
 
     def nvmlDeviceGetUUID(self, one: FakeGpu | FakeMig) -> str:
         return one.uuid
@@ -101,3 +117,22 @@ class FakeNvml(ModuleType):
     def nvmlDeviceGetNvLinkRemotePciInfo(self, gpu: FakeGpu, link: int) -> Any:
         ends = [bus_id for bus_id, links in gpu.peers.items() for _ in range(links)]
         return SimpleNamespace(busId=ends[link])
+
+
+def install(monkeypatch: pytest.MonkeyPatch, *gpus: FakeGpu, fault: str = "") -> FakeNvml:
+    """Put a library in place for one test."""
+    library = FakeNvml(list(gpus), fault)
+    forget(monkeypatch)
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    monkeypatch.setattr(nvml, "_is_installed", lambda: True)
+    monkeypatch.setattr(nvml, "_library", lambda *_: "/usr/lib64/libnvidia-ml.so.1")
+    monkeypatch.setattr(nvml, "_load", lambda _path: None)
+    return library
+
+
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where neither package nor library are, whether they are here or not."""
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(nvml, "_library", lambda *_: None)
+    nvml._survey.cache_clear()
+    nvml._drained.cache_clear()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.base import Device, Grant, Host, Problem, Signal
-from backends.gpu import Gpu, nvml
-from tests.backends.fake_nvml import FakeGpu, FakeMig, FakeNvml
+from backends.gpu import Gpu
+from tests.backends.fake_nvml import FakeGpu, FakeMig, install
 from tests.backends.gpus import backend, look, resource
 from tests.backends.machines import CONTROLS, MI300X, intel_gpu, kfd_node, mi300x_cpx, mig, nvidia_gpu, uuid
 from tests.backends.trees import entries, restored
@@ -66,9 +65,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def library(monkeypatch: pytest.MonkeyPatch) -> None:
     known = [FakeGpu(NVIDIA, uuid(0)), FakeGpu(DIVIDED, uuid(1), mig=[FakeMig(MIG, 1, 0)])]
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(known))
-    monkeypatch.setattr(nvml, "is_installed", lambda: True)
-    nvml._survey.cache_clear()
+    install(monkeypatch, *known)
 
 
 def seen(root: Path) -> tuple[dict[str, Device], list[Problem], list[Signal]]:

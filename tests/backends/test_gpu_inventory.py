@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,8 @@ from agent.cli import fairlead
 from agent.health import HealthBook
 from agent.inventory.inventory import Inventory
 from backends.base import Clears, HostPath, Record
-from backends.gpu import Gpu, GpuResource, nvml
-from tests.backends.fake_nvml import FakeGpu, FakeMig, FakeNvml
+from backends.gpu import Gpu, GpuResource
+from tests.backends.fake_nvml import FakeGpu, FakeMig, install
 from tests.backends.gpus import backend, look, resource
 from tests.backends.machines import CONTROLS, flex_server, hgx_h100, mi210_server, mig, nvidia_gpu, uuid
 
@@ -62,9 +61,7 @@ def test_an_xid_of_one_gpu_instance_leaves_the_others_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = [FakeMig("MIG-1", 1, 0), FakeMig("MIG-2", 2, 0)]
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([FakeGpu("0000:3b:00.0", uuid(0), mig=parts)]))
-    monkeypatch.setattr(nvml, "is_installed", lambda: True)
-    nvml._survey.cache_clear()
+    install(monkeypatch, FakeGpu("0000:3b:00.0", uuid(0), mig=parts))
     node = Node(tmp_path, CONTROLS + nvidia_gpu("0000:3b:00.0", 0) + mig(0, [(1, 0), (2, 0)]), resource())
     node.says("NVRM: Xid (PCI:0000:3b:00 GPU-I:02): 94, pid=7194, Contained: CE User Channel (0x9).")
     assert node.states("nvidia.com/gpu") == {"MIG-1": "Healthy", "MIG-2": "xid-94"}
@@ -74,9 +71,7 @@ def test_an_xid_of_one_gpu_instance_leaves_the_others_as_they_are(
 
 def test_mig_devices_have_the_names_of_nvidias_mixed_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = [FakeMig("MIG-1", 1, 0, "1g.10gb"), FakeMig("MIG-2", 2, 0, "1g.10gb+me")]
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([FakeGpu("0000:3b:00.0", uuid(0), mig=parts)]))
-    monkeypatch.setattr(nvml, "is_installed", lambda: True)
-    nvml._survey.cache_clear()
+    install(monkeypatch, FakeGpu("0000:3b:00.0", uuid(0), mig=parts))
     machine = CONTROLS + nvidia_gpu("0000:3b:00.0", 0) + mig(0, [(1, 0), (2, 0)]) + nvidia_gpu("0000:5e:00.0", 1)
     node = Node(tmp_path, machine, resource("nvidia.com/mig-{profile}"), resource())
     small, media = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-1g.10gb.me"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -10,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from backends.base import AllocationRefused, Grant, Link
+from backends.base import AllocationRefused, Grant, HostPath, Link
 from backends.gpu import nvml
-from tests.backends.fake_nvml import FakeGpu, FakeMig, FakeNvml
+from tests.backends.fake_nvml import FakeGpu, FakeMig, FakeNvml, forget, install
 from tests.backends.gpus import backend, devices, given, look, nodes, offered, resource
-from tests.backends.machines import CONTROLS, hgx_h100, information, mig, nvidia_gpu, uuid
-from tests.backends.trees import plant
+from tests.backends.machines import CONTROLS, H100, hgx_h100, information, mig, nvidia_gpu, uuid
+from tests.backends.trees import plant, planted_host
 from tests.wait import PATIENCE, settled
 
 ADDRESS = "0000:3b:00.0"
@@ -31,22 +33,13 @@ Install = Callable[..., FakeNvml]
 def install_nvml(monkeypatch: pytest.MonkeyPatch) -> Install:
     """Puts a library in place for one test."""
 
-    def install(*gpus: FakeGpu, fault: str = "") -> FakeNvml:
-        library = FakeNvml(list(gpus), fault)
-        monkeypatch.setitem(sys.modules, "pynvml", library)
-        monkeypatch.setattr(nvml, "is_installed", lambda: True)
-        nvml._survey.cache_clear()
-        return library
-
-    return install
+    return functools.partial(install, monkeypatch)
 
 
 @pytest.fixture(autouse=True)
 def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the package is not installed, whether it is here or not."""
-    monkeypatch.setattr(nvml, "is_installed", lambda: False)
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    nvml._survey.cache_clear()
+    forget(monkeypatch)
 
 
 def test_mig_devices(tmp_path: Path, install_nvml: Install) -> None:
@@ -242,6 +235,54 @@ def test_a_part_is_not_reset_by_itself(tmp_path: Path, install_nvml: Install) ->
     gpu = backend(tmp_path, DIVIDED)
     with pytest.raises(AllocationRefused, match=f"{MIG1} is to be reset .* part of a GPU"):
         gpu.prepare(resource(), [Grant(MIG1, devices(gpu)[MIG1])])
+
+
+def test_a_gpu_that_nvidia_smi_drain_took_out_is_unhealthy_and_has_no_index(
+    tmp_path: Path, install_nvml: Install
+) -> None:
+    gone = FakeGpu(f"0000:{H100[1]}.0", uuid(1), drained=True)
+    library = install_nvml(FakeGpu(f"0000:{H100[0]}.0", uuid(0)), gone)
+    by_index = resource(device_id_strategy="index")
+    gpu = backend(tmp_path, hgx_h100(), by_index)
+    found = devices(gpu)
+    said = {n: [s.reason for s in gpu.probe(found[uuid(n)]) if s.measure is None] for n in range(3)}
+    assert said == {0: [], 1: ["nvidia-drained"], 2: []}
+    assert given(gpu, by_index, uuid(0), uuid(2)).env == {"NVIDIA_VISIBLE_DEVICES": "0,1"}
+    assert library.asked_for_drains <= 16  # of eight GPUs, whoever looks: not eight times each
+
+
+# --- the library itself ---
+
+
+def test_the_library_is_looked_for_below_the_hosts_the_operators_gkes_and_the_configured_root(tmp_path: Path) -> None:
+    looked_for = nvml._candidates(planted_host(tmp_path), (HostPath("/opt/driver"),))
+    for root in ("", "run/nvidia/driver", "home/kubernetes/bin/nvidia", "opt/driver"):
+        assert os.fspath(tmp_path / root / "lib64/libnvidia-ml.so.1") in looked_for
+
+
+@pytest.mark.parametrize(
+    ("trial", "said"),
+    [
+        ("import os; os.abort()", "crashes (signal 6) when it is loaded"),
+        ("import signal; signal.pause()", "hangs when it is loaded"),
+        ("", "invalid ELF header"),
+    ],
+)
+def test_a_broken_library_costs_nothing_but_what_it_alone_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trial: str, said: str
+) -> None:
+    fake = tmp_path / "libnvidia-ml.so.1"
+    fake.write_bytes(b"\0" * 4096)
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([]))
+    monkeypatch.setattr(nvml, "_is_installed", lambda: True)
+    monkeypatch.setattr(nvml, "_library", lambda *_: os.fspath(fake))
+    monkeypatch.setattr(nvml, "_TRIAL", trial)
+    monkeypatch.setattr(nvml, "_TRIAL_DEADLINE", 0.05 if "pause" in trial else PATIENCE)
+    nvml._tried.cache_clear()
+    found = look(backend(tmp_path / "machine", hgx_h100()))
+    assert len([d for one in found.values() for d in one.devices if not d.unusable]) == 8
+    (problem,) = [problem for one in found.values() for problem in one.problems]
+    assert said in problem.sentence
 
 
 # --- NVLink ---
