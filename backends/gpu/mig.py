@@ -1,6 +1,6 @@
 """The parts that an NVIDIA GPU in MIG mode is divided into: each a device of its own, with the nodes that let it be used.
 
-What there is, /proc says; under which UUID, only the management library (see `nvml`).
+What there is, and which nodes it has, /proc says; under which UUID, only the management library (see `nvml`).
 """
 
 from __future__ import annotations
@@ -36,40 +36,59 @@ def divided(
     if not found and not (known and known.mig_mode):
         return None
     why = "it is in MIG mode, and offered as its MIG devices" if found else "it is in MIG mode and not divided"
-    instances = frozenset(f"mig:{address}/gi{gi}" for gi in procfs.gpu_instances(host, minor))
-    bindings = {**whole.bindings, **driven_as(whole, *instances)}
-    gpu = replace(withheld(whole, why), hardware=whole.hardware | instances, bindings=bindings)
-    minors = procfs.capability_minors(host)
     listed = known.mig if known else {}
     parts = [
-        _part(host, whole, one, mig, minors, wanted, roots)
+        _part(host, whole, one, mig, wanted, roots)
         for one in found
         if (mig := listed.get((one.gi, one.ci))) is not None
     ]
     unlisted = [one.name for one in found if (one.gi, one.ci) not in listed]
     problems = [Problem(address, f"{address}: NVML does not know the MIG device {name}") for name in unlisted]
+    gpu = withheld(undivided(host, whole, minor), why)
     return Discovery((gpu, *parts), problems=tuple(problems))
+
+
+def divided_by_proc(
+    host: Host, whole: Device, minor: int, wanted: Sequence[Wanted], roots: Sequence[HostPath]
+) -> Discovery | None:
+    """As `divided`, without the library: the first compute instance of each GPU instance, by its number, as GKE has it."""
+    found = [one for one in procfs.instances(host, minor) if one.ci == 0]
+    if not found:
+        return None
+    gpu = withheld(undivided(host, whole, minor), "it is in MIG mode, and offered as its GPU instances")
+    return Discovery((gpu, *(_part(host, whole, one, None, wanted, roots) for one in found)))
+
+
+def undivided(host: Host, whole: Device, minor: int) -> Device:
+    """The GPU with the instances that it has: what is wrong with one of them is wrong with it."""
+    (address,) = whole.attributes["address"]
+    instances = frozenset(f"mig:{address}/gi{gi}" for gi in procfs.gpu_instances(host, minor))
+    bindings = {**whole.bindings, **driven_as(whole, *instances)}
+    return replace(whole, hardware=whole.hardware | instances, bindings=bindings)
 
 
 def _part(
     host: Host,
     whole: Device,
     one: Instance,
-    mig: nvml.MigDevice,
-    minors: dict[str, int],
+    known: nvml.MigDevice | None,
     wanted: Sequence[Wanted],
     roots: Sequence[HostPath],
 ) -> Device:
     (address,) = whole.attributes["address"]
-    caps = [minors.get(name) for name in (one.gi_name, one.name)]
+    caps = [procfs.capability_minor(host, name) for name in (one.gi_name, one.name)]
     needed = [*wanted, *(Wanted(CAPS / f"nvidia-cap{number}") for number in caps if number is not None)]
     unusable = nodes.fault(host, needed, roots) or ""
     if None in caps:
-        unusable = f"{procfs.MIG_MINORS} does not name its nodes"
-    told = {"uuid": mig.uuid, "parent": whole.key, "profile": mig.profile, "gi": str(one.gi), "ci": str(one.ci)}
-    if index := whole.attributes.get("index"):
-        told["index"] = f"{index[0]}:{mig.index}"
-    attributes = {**whole.attributes, **{name: (value,) for name, value in told.items() if value}}
-    device = part(whole, mig.uuid, needed, attributes)
+        unusable = f"{procfs.CAPABILITIES} does not name its nodes"
+    told = {"parent": whole.key, "gi": str(one.gi), "ci": str(one.ci)}
+    if known is not None:
+        told |= {"uuid": known.uuid, "profile": known.profile or ""}
+        if index := whole.attributes.get("index"):
+            told["index"] = f"{index[0]}:{known.index}"
+    of_gpu = {name: values for name, values in whole.attributes.items() if name != "uuid"}
+    attributes = {**of_gpu, **{name: (value,) for name, value in told.items() if value}}
+    key = known.uuid if known else f"{whole.key}/gi{one.gi}"
+    device = part(whole, key, needed, attributes)
     instance = frozenset({f"mig:{address}/gi{one.gi}"})
-    return withheld(replace(device, identity=mig.uuid, depends=device.depends | instance), unusable)
+    return withheld(replace(device, identity=key, depends=device.depends | instance), unusable)

@@ -25,7 +25,7 @@ from backends.base import (
     Signal,
     Verdict,
 )
-from backends.gpu import mig, nodes, nvml, procfs
+from backends.gpu import gke, mig, nodes, nvml, procfs
 from backends.gpu.nodes import Wanted
 from backends.gpu.options import GpuOptions, GpuResource
 from backends.gpu.procfs import Information
@@ -37,16 +37,10 @@ DEV: Final = HostPath("/dev")
 
 _MAJOR: Final = 195  # NV_MAJOR_DEVICE_NUMBER in the driver's nv.h
 _CONTROLS: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
-_NEEDED_BY_GKE: Final = ("nvidiactl", "nvidia-uvm")
 
 _DEVICES_ENV: Final = "NVIDIA_VISIBLE_DEVICES"
 _VOLUMES: Final = "/var/run/nvidia-container-devices"  # accept-nvidia-visible-devices-as-volume-mounts
 _FEATURES: Final = ("gdrcopy", "gds", "mofed")
-
-_GKE_MOUNTS: Final = (
-    Mount(HostPath("/home/kubernetes/bin/nvidia"), "/usr/local/nvidia", read_only=True),
-    Mount(HostPath("/home/kubernetes/bin/nvidia/vulkan/icd.d"), "/etc/vulkan/icd.d", read_only=True),
-)
 
 
 class Nvidia:
@@ -59,7 +53,7 @@ class Nvidia:
         written = (resource.spec.options.device_driver_root.rstrip("/") for resource in resources)
         self.roots: Sequence[HostPath] = tuple(HostPath(root) for root in dict.fromkeys(written) if root)
         self._by_index = any(resource.spec.options.device_id_strategy == "index" for resource in resources)
-        self._of_gke = [resource for resource in resources if resource.spec.options.style == "gke"]
+        self._resources = tuple(resources)
 
     def found(self, function: pci.Function) -> Discovery:
         """The GPU; in MIG mode also its MIG devices."""
@@ -74,13 +68,23 @@ class Nvidia:
             model=info.model,
             minor=None if minor is None else str(minor),
             index=self._index(function.address),
+            memory=self._memory(function.address),
         )
         device = gpu(function, wanted, attributes, uuid=gpu_uuid, identity=gpu_uuid)
         unusable = unbound(function, DRIVER) or self._obstacle(function, device, info, own)
         if unusable or minor is None:
             return Discovery((withheld(device, unusable),), problems=info.problems)
-        found = mig.divided(self.host, device, minor, wanted, self.roots) or Discovery((device,))
+        found = self._parts(device, minor, wanted)
         return replace(found, problems=(*info.problems, *found.problems))
+
+    def _parts(self, device: Device, minor: int, wanted: Sequence[Wanted]) -> Discovery:
+        """The GPU, or what it is divided into, as the resources that take it would have it."""
+        takers = [resource.spec.options for resource in self._resources if resource.refuses(device) is None]
+        if any(not options.mig_devices for options in takers):
+            return Discovery((mig.undivided(self.host, device, minor),))
+        if any(options.style == "gke" for options in takers):
+            return mig.divided_by_proc(self.host, device, minor, wanted, self.roots) or Discovery((device,))
+        return mig.divided(self.host, device, minor, wanted, self.roots) or Discovery((device,))
 
     def _obstacle(self, function: pci.Function, device: Device, info: Information, own: Sequence[Wanted]) -> str:
         """Why a GPU with NVIDIA's driver cannot be used, or not yet; empty if it can."""
@@ -98,8 +102,8 @@ class Nvidia:
             return "the NVIDIA driver does not know its UUID before its first use; nvidia-persistenced makes that"
         if why := self._fault(own):
             return why
-        if any(resource.refuses(device) is None for resource in self._of_gke):
-            return self._fault([Wanted(DEV / name) for name in _NEEDED_BY_GKE]) or ""
+        if any(r.spec.options.style == "gke" and r.refuses(device) is None for r in self._resources):
+            return self._fault([Wanted(DEV / name) for name in gke.NEEDED]) or ""
         return ""
 
     def _fault(self, wanted: Iterable[Wanted]) -> str | None:
@@ -107,13 +111,23 @@ class Nvidia:
 
     def _uuid_from_nvml(self, function: pci.Function) -> str | None:
         """Asking for it starts the GPU."""
-        if function.driver != DRIVER or not nvml.is_there(self.host, self.roots):
+        known = self._surveyed(function.address) if function.driver == DRIVER else None
+        return known.uuid if known else None
+
+    def _surveyed(self, address: str) -> nvml.Gpu | None:
+        if not nvml.is_there(self.host, self.roots):
             return None
         try:
-            known = nvml.survey(self.host, self.roots).gpus.get(function.address)
+            return nvml.survey(self.host, self.roots).gpus.get(address)
         except nvml.NvmlError:  # told once, by `together`
             return None
-        return known.uuid if known else None
+
+    def _memory(self, address: str) -> str | None:
+        """In MiB, where a container is to be told its share of it."""
+        if not any(r.spec.options.style == "gke" and r.spec.options.sharing == "mps" for r in self._resources):
+            return None
+        known = self._surveyed(address)
+        return str(known.memory >> 20) if known and known.memory else None
 
     def _index(self, address: str) -> str | None:
         """The number that NVIDIA's library gives it, which counts no GPU that is excluded or drained."""
@@ -163,13 +177,8 @@ class Nvidia:
         return []
 
     def ids(self, resource: GpuResource, device: Device) -> Sequence[str] | None:
-        """GKE's are `nvidia0`, and with replicas `nvidia0/vgpu0`; a MIG device's is `nvidia0/gi1`."""
-        if resource.spec.options.style != "gke":
-            return None
-        (minor,) = device.attributes["minor"]
-        name = "/".join((f"nvidia{minor}", *(f"gi{gi}" for gi in device.attributes.get("gi", ()))))
-        replicas = resource.spec.replicas
-        return [name] if replicas == 1 else [f"{name}/vgpu{n}" for n in range(replicas)]
+        """The usual ones; GKE's are its own."""
+        return gke.ids(resource, device) if resource.spec.options.style == "gke" else None
 
     def edits(self, resource: GpuResource, grants: Sequence[Grant]) -> ContainerEdits:
         """By the resource's style.
@@ -178,23 +187,14 @@ class Nvidia:
             AllocationRefused: several replicas, where that is not wanted.
         """
         options = resource.spec.options
+        if options.style == "gke":
+            return gke.edits(resource, grants)
         if options.fail_requests_greater_than_one and resource.spec.replicas > 1 and len(grants) > 1:
             raise AllocationRefused(
                 f"A container may ask for one {resource.name} at most, because several pods share each GPU; "
                 f"this one asks for {len(grants)}."
             )
-        devices = list({grant.device.key: grant.device for grant in grants}.values())
-        return _gke_edits(devices) if options.style == "gke" else _edits(options, devices)
-
-
-def _gke_edits(devices: Sequence[Device]) -> ContainerEdits:
-    """GKE's plugin lists a GPU's own node before those of all."""
-    controls = {f"{DEV}/{name}" for name in _CONTROLS}
-    every = dict.fromkeys(node for device in devices for node in device.nodes)
-    ordered = [n for n in every if n.path.text not in controls] + [n for n in every if n.path.text in controls]
-    return ContainerEdits(
-        nodes=tuple(Node(node.path, node.container_path, "mrw") for node in ordered), mounts=_GKE_MOUNTS
-    )
+        return _edits(options, list({grant.device.key: grant.device for grant in grants}.values()))
 
 
 def _edits(options: GpuOptions, devices: Sequence[Device]) -> ContainerEdits:

@@ -38,6 +38,18 @@ class GpuOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of the CDI devices: NVIDIA's plugin writes its own specifications, `nvidia-ctk` writes `nvidia.com`."""
     fail_requests_greater_than_one: bool = False
     """Is a container that asks for several replicas refused? It would mostly get the same GPU twice."""
+    sharing: Literal["time-slicing", "mps"] | None = None
+    """How pods share a GPU; None: by time-slicing where there are replicas."""
+    mig_devices: bool = True
+    """Is a GPU in MIG mode offered as its MIG devices? Else as a whole, as NVIDIA's plugin with `migStrategy: none`."""
+    driver_path: str = "/home/kubernetes/bin/nvidia"
+    """GKE's `-host-path`: where the host has the driver's libraries."""
+    driver_mount: str = "/usr/local/nvidia"
+    """GKE's `-container-path`."""
+    vulkan_path: str = "/home/kubernetes/bin/nvidia/vulkan/icd.d"
+    """GKE's `-host-vulkan-icd-path`."""
+    vulkan_mount: str = "/etc/vulkan/icd.d"
+    """GKE's `-container-vulkan-icd-path`."""
     xids: Literal["plugin", "catalog"] = "plugin"
     """Which XIDs make a GPU unhealthy: those of the plugin that `style` names, or those after which NVIDIA's XID catalog
     has the GPU reset, or more."""
@@ -61,19 +73,33 @@ class GpuOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 GpuResource = Resource[GpuOptions]
 
 _DEFAULTS: Final = GpuOptions()
-_OF_GKE: Final = ("style", "fail_requests_greater_than_one", "xids", "xid_critical", "xid_ignored")
+_OF_GKE: Final = ("driver_path", "driver_mount", "vulkan_path", "vulkan_mount")
+_OF_BOTH: Final = (
+    "style",
+    "sharing",
+    "fail_requests_greater_than_one",
+    "mig_devices",
+    "xids",
+    "xid_critical",
+    "xid_ignored",
+)
+_PATHS: Final = ("device_driver_root", *_OF_GKE)
 
 
 def complaints(options: GpuOptions) -> Iterator[OptionsError]:
     """What is wrong with the options, key by key."""
     if not options.strategies:
         yield OptionsError(("device_list_strategy",), 'is empty; "envvar" is the usual one')
-    if not options.device_driver_root.startswith("/"):
-        yield OptionsError(("device_driver_root",), f"{options.device_driver_root!r} is not an absolute path")
-    if options.style == "gke":
-        for key in GpuOptions.__struct_fields__:
-            if key not in _OF_GKE and getattr(options, key) != getattr(_DEFAULTS, key):
-                yield OptionsError((key,), 'is for NVIDIA\'s own style; with style = "gke" it would do nothing')
+    for key in _PATHS:
+        if not (path := getattr(options, key)).startswith("/"):
+            yield OptionsError((key,), f"{path!r} is not an absolute path")
+    for key in GpuOptions.__struct_fields__:
+        if key in _OF_BOTH or getattr(options, key) == getattr(_DEFAULTS, key):
+            continue
+        if options.style == "gke" and key not in _OF_GKE:
+            yield OptionsError((key,), 'is for NVIDIA\'s own style; with style = "gke" it would do nothing')
+        if options.style != "gke" and key in _OF_GKE:
+            yield OptionsError((key,), 'is for style = "gke"; without it, it would do nothing')
     yield from _xid_complaints(options)
 
 

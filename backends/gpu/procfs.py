@@ -18,16 +18,14 @@ from backends.linux import pci, sysfs
 
 GPUS: Final = HostPath("/proc/driver/nvidia/gpus")
 CAPABILITIES: Final = HostPath("/proc/driver/nvidia/capabilities")
-MIG_MINORS: Final = HostPath("/proc/driver/nvidia-caps/mig-minors")
 
-_FILE_BYTES: Final = 1 << 18
-"""A table of all MIG devices that eight GPUs could have takes 30 KiB."""
+_FILE_BYTES: Final = 1 << 16
 
 _LINE: Final = re.compile(r"([A-Z][A-Za-z ]{1,30}):[ \t]*(.*)")
 _UUID: Final = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _UNKNOWN_UUID: Final = "GPU-????"  # until the GPU is used for the first time
 _MINOR: Final = re.compile(r"[0-9]{1,7}")
-_ACCESS: Final = re.compile(r"(gpu\d{1,4}/gi\d{1,4}(?:/ci\d{1,4})?)/access (\d{1,7})")
+_ACCESS: Final = re.compile(r"DeviceFileMinor: ([0-9]{1,7})\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +111,11 @@ def instances(host: Host, minor: int) -> list[Instance]:
     ]
 
 
-def capability_minors(host: Host) -> dict[str, int]:
-    """`gpu0/gi1` and `gpu0/gi1/ci0` → the number of the /dev/nvidia-caps/nvidia-cap that lets it be used."""
-    lines = (_text(host, MIG_MINORS) or "").splitlines()
-    return {found[1]: int(found[2]) for line in lines if (found := _ACCESS.fullmatch(line.strip()))}
+def capability_minor(host: Host, name: str) -> int | None:
+    """Of `gpu0/gi1` or `gpu0/gi1/ci0`: the number of the /dev/nvidia-caps/nvidia-cap that lets it be used."""
+    gpu, _, instance = name.partition("/")
+    found = _ACCESS.match(_text(host, CAPABILITIES / gpu / "mig" / instance / "access") or "")
+    return int(found[1]) if found else None
 
 
 def stamp(host: Host) -> tuple[str, ...]:

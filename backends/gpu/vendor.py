@@ -125,7 +125,7 @@ ATTRIBUTES: Final[Mapping[str, Attribute]] = {
     "boot_display": one_of("yes", "no"),
     **dict.fromkeys(("uuid", "serial", "model", "parent", "profile", "node_numbers"), TEXT),
     **dict.fromkeys(("partition", "compute_partition", "memory_partition"), TEXT),
-    **dict.fromkeys(("minor", "gi", "ci"), NUMBER),
+    **dict.fromkeys(("minor", "gi", "ci", "memory"), NUMBER),
     "index": Attribute("a number, of a MIG device two, as in '0:1'", "[0-9]+(:[0-9]+)?"),
 }
 """Of whichever vendor: those of `described` and of MIG devices."""

@@ -100,7 +100,7 @@ def hgx_h100() -> str:
 
 def mig(minor: int, instances: Iterable[tuple[int, int]]) -> str:
     """What the driver shows of a GPU that is divided: (GPU instance, compute instance)."""
-    table, lines, number = ["config 1", "monitor 2"], [], 3 + 100 * minor
+    lines, number = [], 3 + 100 * minor
     seen: set[int] = set()
     for gi, ci in instances:
         names = [f"gi{gi}/ci{ci}"] if gi in seen else [f"gi{gi}", f"gi{gi}/ci{ci}"]
@@ -108,9 +108,8 @@ def mig(minor: int, instances: Iterable[tuple[int, int]]) -> str:
         for name in names:
             lines.append(f"proc/driver/nvidia/capabilities/gpu{minor}/mig/{name}/access = DeviceFileMinor: {number}")
             lines.append(f"dev/nvidia-caps/nvidia-cap{number} c 236:{number}")
-            table.append(f"gpu{minor}/{name}/access {number}")
             number += 1
-    return "\n".join([*lines, "proc/driver/nvidia-caps/mig-minors = " + "\\n".join(table), ""])
+    return "\n".join([*lines, ""])
 
 
 def drm_nodes(path: str, card: int, render: int) -> str:

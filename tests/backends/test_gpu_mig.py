@@ -86,15 +86,37 @@ def test_by_index(tmp_path: Path, install_nvml: Install) -> None:
     assert edits.env == {"NVIDIA_VISIBLE_DEVICES": "0:1"}
 
 
-def test_gke(tmp_path: Path, install_nvml: Install) -> None:
-    install_nvml(KNOWN)
-    gpu = backend(tmp_path, DIVIDED)
+def test_gke_needs_nothing_but_proc(tmp_path: Path) -> None:
+    """Neither NVML, nor the table of minors, nor a UUID; and the first compute instance alone."""
     gke = resource(style="gke")
-    assert nodes(given(gpu, gke, "nvidia0/gi1"))[:3] == [
-        "/dev/nvidia0 mrw",
-        "/dev/nvidia-caps/nvidia-cap3 mrw",
-        "/dev/nvidia-caps/nvidia-cap4 mrw",
+    gpu = backend(tmp_path, CONTROLS + nvidia_gpu(ADDRESS, 0) + mig(0, [(1, 0), (2, 0), (2, 1)]), gke)
+    assert sorted(one for d in devices(gpu).values() if not d.unusable for one in gpu.ids(gke, d)) == [
+        "nvidia0/gi1",
+        "nvidia0/gi2",
     ]
+    own = ["nvidia0", "nvidia-caps/nvidia-cap5", "nvidia-caps/nvidia-cap6"]
+    controls = ["nvidiactl", "nvidia-uvm", "nvidia-modeset", "nvidia-uvm-tools"]
+    assert nodes(given(gpu, gke, "nvidia0/gi2")) == [f"/dev/{name} mrw" for name in (*own, *controls)]
+    assert devices(gpu)[f"{uuid(0)}/gi2"].depends == {f"pci:{ADDRESS}", f"mig:{ADDRESS}/gi2"}
+    assert [list(gpu.ids(resource(style="gke", replicas=2), d)) for d in devices(gpu).values() if not d.unusable] == [
+        ["nvidia0/gi1/vgpu0", "nvidia0/gi1/vgpu1"],
+        ["nvidia0/gi2/vgpu0", "nvidia0/gi2/vgpu1"],
+    ]
+
+
+@pytest.mark.parametrize(("style", "id_"), [("vendor", uuid(0)), ("gke", "nvidia0")])
+def test_without_mig_devices_a_divided_gpu_is_offered_whole(
+    tmp_path: Path, install_nvml: Install, style: str, id_: str
+) -> None:
+    """NVIDIA's `migStrategy: none`, and GKE's fractions of machines."""
+    install_nvml(KNOWN)
+    whole = resource(style=style, mig_devices=False, pass_device_specs=style == "vendor")
+    gpu = backend(tmp_path, DIVIDED, whole)
+    assert offered(gpu) == [uuid(0)]
+    given_nodes = {node.partition(" ")[0] for node in nodes(given(gpu, whole, id_))}
+    controls = {"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"}
+    assert given_nodes == {f"/dev/{name}" for name in ("nvidia0", *controls)}
+    assert devices(gpu)[uuid(0)].hardware == {f"pci:{ADDRESS}", f"mig:{ADDRESS}/gi1", f"mig:{ADDRESS}/gi2"}
 
 
 def test_a_mig_device_whose_nodes_are_not_made_yet_waits_for_them(tmp_path: Path, install_nvml: Install) -> None:
@@ -107,12 +129,12 @@ def test_a_mig_device_whose_nodes_are_not_made_yet_waits_for_them(tmp_path: Path
     assert offered(gpu) == [MIG1, MIG2]
 
 
-def test_without_the_table_of_minors_nothing_is_guessed(tmp_path: Path, install_nvml: Install) -> None:
+def test_the_number_of_a_node_is_not_guessed(tmp_path: Path, install_nvml: Install) -> None:
     install_nvml(KNOWN)
     gpu = backend(tmp_path, DIVIDED)
-    (tmp_path / "proc/driver/nvidia-caps/mig-minors").write_bytes(b"\xff\0gpu0/gi1")
-    assert offered(gpu) == []
-    assert "mig-minors does not name its nodes" in devices(gpu)[MIG1].unusable
+    (tmp_path / "proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci0/access").write_bytes(b"\xff\0DeviceFileMinor")
+    assert offered(gpu) == [MIG2]
+    assert devices(gpu)[MIG1].unusable == "/proc/driver/nvidia/capabilities does not name its nodes"
 
 
 def test_a_mig_device_that_the_library_does_not_know_is_a_problem(tmp_path: Path, install_nvml: Install) -> None:

@@ -18,6 +18,8 @@ from tests.backends.gpus import resource
         ({"device_driver_root": "run/nvidia"}, ("device_driver_root",), "'run/nvidia' is not an absolute path"),
         ({"style": "gke", "pass_device_specs": True}, ("pass_device_specs",), 'with style = "gke" it would do nothing'),
         ({"style": "gke", "device_list_strategy": "cdi-cri"}, ("device_list_strategy",), "is for NVIDIA's own style"),
+        ({"driver_path": "/opt/nvidia"}, ("driver_path",), 'is for style = "gke"'),
+        ({"style": "gke", "vulkan_mount": "icd"}, ("vulkan_mount",), "'icd' is not an absolute path"),
         ({"xid_critical": [79, 0]}, ("xid_critical", 1), "is 0; XIDs are numbers from 1"),
         ({"xid_critical": [79], "xid_ignored": [13, 79]}, ("xid_ignored", 1), "79 is among xid_critical too"),
         ({"xid_critical": "all", "xid_ignored": "all"}, ("xid_ignored",), "and so is xid_critical"),
