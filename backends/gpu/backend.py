@@ -23,7 +23,7 @@ from backends.base import (
     Uevent,
     Watches,
 )
-from backends.gpu import functions, nodes, wedged, xid
+from backends.gpu import char_links, functions, nodes, platforms, wedged, xid
 from backends.gpu.amd import PARTITION, TOGETHER, WHOLE, Amd
 from backends.gpu.intel import Intel
 from backends.gpu.nvidia import Nvidia
@@ -60,12 +60,13 @@ class Gpu(Backend[GpuOptions]):
             OptionsError: with the offending key and a sentence.
             ExceptionGroup: of several of them.
         """
-        OptionsError.raise_all(complaints(resource.spec.options))
+        OptionsError.raise_all(complaints(resource))
 
     def units(self) -> Iterable[str]:
         """The addresses of all GPUs, and for each vendor that is there what its GPUs have together."""
         found = dict(functions.addresses(self.host))
-        groups = (self._vendors[vendor].group for vendor in set(found.values()))
+        vendors = {*found.values(), *([functions.NVIDIA] if platforms.device(self.host, "") else [])}
+        groups = (self._vendors[vendor].group for vendor in vendors)
         return [*found, *(group for group in groups if group is not None)]
 
     def discover(self, unit: str) -> Discovery:
@@ -168,6 +169,20 @@ class Gpu(Backend[GpuOptions]):
             by_vendor[grant.device.attributes["vendor"][0]].append(grant)
         every = [self._vendors[vendor].edits(resource, mine) for vendor, mine in by_vendor.items()]
         return ContainerEdits().merge(*every)
+
+    def adopts(self, resource: GpuResource) -> bool:
+        """Only where links are to be made."""
+        return resource.spec.options.dev_char_links
+
+    def adopt(self, resource: GpuResource, device: Device) -> bool:  # noqa: ARG002  # an interface's
+        """Make the links that udev does not make: the nodes of NVIDIA's GPUs are made by user space.
+
+        Raises:
+            NotReady: a link cannot be made.
+        """
+        if device.attributes["vendor"] == (functions.NVIDIA,):
+            char_links.make(self.host, device, self._vendor_of(device).roots)
+        return False
 
     def prefers(self, resource: GpuResource) -> bool:  # noqa: ARG002  # an interface's
         """Always: GPUs near each other work faster together."""

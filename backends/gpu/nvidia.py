@@ -25,20 +25,24 @@ from backends.base import (
     Signal,
     Verdict,
 )
-from backends.gpu import gke, mig, nodes, nvml, procfs
+from backends.gpu import gke, mig, mps, nodes, nvml, platforms, procfs
 from backends.gpu.nodes import Wanted
 from backends.gpu.options import GpuOptions, GpuResource
 from backends.gpu.procfs import Information
-from backends.gpu.vendor import described, gpu, unbound, withheld
+from backends.gpu.vendor import Attributes, described, gpu, unbound, withheld
 from backends.linux import pci
 
 DRIVER: Final = "nvidia"
 DEV: Final = HostPath("/dev")
 
+IMEX_CHANNEL: Final = DEV / "nvidia-caps-imex-channels/channel0"
+"""By which GPUs of several nodes share memory over NVLink ("IMEX channels" in NVIDIA's IMEX guide)."""
+
 _MAJOR: Final = 195  # NV_MAJOR_DEVICE_NUMBER in the driver's nv.h
 _CONTROLS: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 
 _DEVICES_ENV: Final = "NVIDIA_VISIBLE_DEVICES"
+_CHANNELS_ENV: Final = "NVIDIA_IMEX_CHANNELS"
 _VOLUMES: Final = "/var/run/nvidia-container-devices"  # accept-nvidia-visible-devices-as-volume-mounts
 _FEATURES: Final = ("gdrcopy", "gds", "mofed")
 
@@ -68,25 +72,38 @@ class Nvidia:
             model=info.model,
             minor=None if minor is None else str(minor),
             index=self._index(function.address),
-            memory=self._memory(function.address),
         )
-        device = gpu(function, wanted, attributes, uuid=gpu_uuid, identity=gpu_uuid)
-        unusable = unbound(function, DRIVER) or self._obstacle(function, device, info, own)
+        bare = gpu(function, (), attributes, uuid=gpu_uuid, identity=gpu_uuid)
+        takers = [resource.spec.options for resource in self._resources if resource.might_take(bare)]
+        wanted = (*controls, *self._imex(takers), *own)
+        told = {**attributes, **self._memory(function.address, takers), **nodes.numbers(wanted)}
+        device = replace(bare, nodes=nodes.handed_out(wanted), attributes=told)
+        unusable = unbound(function, DRIVER) or self._obstacle(function, device, info, own, takers)
         if unusable or minor is None:
             return Discovery((withheld(device, unusable),), problems=info.problems)
-        found = self._parts(device, minor, wanted)
+        found = self._parts(device, minor, wanted, takers)
         return replace(found, problems=(*info.problems, *found.problems))
 
-    def _parts(self, device: Device, minor: int, wanted: Sequence[Wanted]) -> Discovery:
-        """The GPU, or what it is divided into, as the resources that take it would have it."""
-        takers = [resource.spec.options for resource in self._resources if resource.refuses(device) is None]
+    def _imex(self, takers: Sequence[GpuOptions]) -> list[Wanted]:
+        """IMEX channel 0, where it is and any resource that may have the GPU hands it out."""
+        channel = [Wanted(IMEX_CHANNEL)]
+        return channel if any(it.imex != "none" for it in takers) and self._fault(channel) is None else []
+
+    def _parts(self, device: Device, minor: int, wanted: Sequence[Wanted], takers: Sequence[GpuOptions]) -> Discovery:
+        """The GPU, or what it is divided into, as the resources that may take it would have it."""
         if any(not options.mig_devices for options in takers):
             return Discovery((mig.undivided(self.host, device, minor),))
-        if any(options.style == "gke" for options in takers):
-            return mig.divided_by_proc(self.host, device, minor, wanted, self.roots) or Discovery((device,))
-        return mig.divided(self.host, device, minor, wanted, self.roots) or Discovery((device,))
+        divided = mig.divided_by_proc if any(options.style == "gke" for options in takers) else mig.divided
+        return divided(self.host, device, minor, wanted, self.roots) or Discovery((device,))
 
-    def _obstacle(self, function: pci.Function, device: Device, info: Information, own: Sequence[Wanted]) -> str:
+    def _obstacle(
+        self,
+        function: pci.Function,
+        device: Device,
+        info: Information,
+        own: Sequence[Wanted],
+        takers: Sequence[GpuOptions],
+    ) -> str:
         """Why a GPU with NVIDIA's driver cannot be used, or not yet; empty if it can."""
         if function.vgpu_type:
             return (
@@ -102,9 +119,9 @@ class Nvidia:
             return "the NVIDIA driver does not know its UUID before its first use; nvidia-persistenced makes that"
         if why := self._fault(own):
             return why
-        if any(r.spec.options.style == "gke" and r.refuses(device) is None for r in self._resources):
-            return self._fault([Wanted(DEV / name) for name in gke.NEEDED]) or ""
-        return ""
+        needed = [DEV / name for name in gke.NEEDED if any(options.style == "gke" for options in takers)]
+        needed += [IMEX_CHANNEL] if any(options.imex == "required" for options in takers) else []
+        return self._fault(map(Wanted, needed)) or ""
 
     def _fault(self, wanted: Iterable[Wanted]) -> str | None:
         return nodes.fault(self.host, wanted, self.roots)
@@ -122,12 +139,11 @@ class Nvidia:
         except nvml.NvmlError:  # told once, by `together`
             return None
 
-    def _memory(self, address: str) -> str | None:
+    def _memory(self, address: str, takers: Sequence[GpuOptions]) -> Attributes:
         """In MiB, where a container is to be told its share of it."""
-        if not any(r.spec.options.style == "gke" and r.spec.options.sharing == "mps" for r in self._resources):
-            return None
-        known = self._surveyed(address)
-        return str(known.memory >> 20) if known and known.memory else None
+        asked = any(options.style == "gke" and options.sharing == "mps" for options in takers)
+        known = self._surveyed(address) if asked else None
+        return {"memory": (str(known.memory >> 20),)} if known and known.memory else {}
 
     def _index(self, address: str) -> str | None:
         """The number that NVIDIA's library gives it, which counts no GPU that is excluded or drained."""
@@ -146,7 +162,9 @@ class Nvidia:
             return frozenset()
 
     def together(self) -> Discovery:
-        """The NVLinks, where the management library can be asked."""
+        """The NVLinks, where the management library can be asked; of a machine without PCI its one device."""
+        if (alone := platforms.device(self.host, "nvlink")) is not None:
+            return Discovery((alone,))
         if not nvml.is_there(self.host, self.roots) or not procfs.addresses(self.host):
             return Discovery()
         try:
@@ -155,22 +173,28 @@ class Nvidia:
             return Discovery(problems=(Problem("NVML", f"{error.sentence}; NVLinks are not known"),))
 
     def probe(self, device: Device) -> Iterator[Signal]:
-        """Is it drained? To NVIDIA's library it is gone then, and a container that gets it does not start."""
+        """Is its control daemon of MPS ready? Is it drained? To NVIDIA's library it is gone then."""
+        yield from mps.signals(self.host, self._resources, device, min(device.hardware))
         whole = f"pci:{device.unit}"
         if whole in device.hardware and device.unit in self._drained():
             yield Signal(whole, "nvidia-drained", Verdict.NOW, f"nvidia-smi drain has taken {device.unit} out of use")
 
     def directories(self, addresses: Iterable[str]) -> Iterable[HostPath]:
         """Where the driver and nvidia-modprobe make their entries."""
-        elsewhere = [HostPath(f"{root}{path}") for root in self.roots for path in (DEV, mig.CAPS)]
-        return [DEV, mig.CAPS, *elsewhere, procfs.GPUS, *(procfs.GPUS / address for address in addresses)]
+        with_imex = any(resource.spec.options.imex != "none" for resource in self._resources)
+        here = [DEV, mig.CAPS, *([IMEX_CHANNEL.parent] if with_imex else [])]
+        elsewhere = [HostPath(f"{root}{path}") for root in self.roots for path in here]
+        mine = [procfs.GPUS, *(procfs.GPUS / address for address in addresses)]
+        return [*here, *elsewhere, *mine, *mps.directories(self._resources)]
 
     def concerned(self, path: HostPath, addresses: Sequence[str]) -> Iterable[str]:
         """A GPU's own entry in /proc is about that one; a node may be any's."""
         if path.text.startswith(f"{procfs.GPUS}/"):
             address = path.text.split("/")[5]
             return [address] if pci.ADDRESS.fullmatch(address) else []
-        if path == procfs.GPUS or any(
+        if path == procfs.GPUS or {path, path.parent} & {*mps.directories(self._resources)}:
+            return addresses
+        if any(
             path.text == f"{root}{DEV}" or path.text.startswith(f"{root}{DEV}/nvidia") for root in ("", *self.roots)
         ):
             return addresses
@@ -189,12 +213,14 @@ class Nvidia:
         options = resource.spec.options
         if options.style == "gke":
             return gke.edits(resource, grants)
-        if options.fail_requests_greater_than_one and resource.spec.replicas > 1 and len(grants) > 1:
+        if resource.spec.replicas > 1 and len(grants) > 1 and options.is_one_at_most:
             raise AllocationRefused(
                 f"A container may ask for one {resource.name} at most, because several pods share each GPU; "
                 f"this one asks for {len(grants)}."
             )
-        return _edits(options, list({grant.device.key: grant.device for grant in grants}.values()))
+        devices = list({grant.device.key: grant.device for grant in grants}.values())
+        edits = _edits(options, devices)
+        return edits.merge(mps.edits(resource, devices)) if mps.is_shared(resource) else edits
 
 
 def _edits(options: GpuOptions, devices: Sequence[Device]) -> ContainerEdits:
@@ -203,16 +229,22 @@ def _edits(options: GpuOptions, devices: Sequence[Device]) -> ContainerEdits:
     ids = [device.attributes.get("index", (device.key,))[0] if by_index else device.key for device in devices]
     strategies = options.strategies
     features = [name for name in _FEATURES if getattr(options, f"{name}_enabled")]
-    cdi = [f"{options.cdi_vendor}/gpu={one}" for one in ids] + [f"{options.cdi_vendor}/{name}=all" for name in features]
+    has_imex = any(node.path == IMEX_CHANNEL for device in devices for node in device.nodes)
+    channels = ["0"] if options.imex != "none" and has_imex else []
+    cdi = [f"gpu={one}" for one in ids] + [f"imex-channel={one}" for one in channels]
+    cdi = [f"{options.cdi_vendor}/{name}" for name in (*cdi, *(f"{feature}=all" for feature in features))]
     env = {f"NVIDIA_{name.upper()}": "enabled" for name in features}
     if "envvar" in strategies:
         env[_DEVICES_ENV] = ",".join(ids)
+        env |= {_CHANNELS_ENV: ",".join(channels)} if channels else {}
     if "volume-mounts" in strategies:
         env[_DEVICES_ENV] = _VOLUMES
     passed = options.pass_device_specs and any(not strategy.startswith("cdi-") for strategy in strategies)
     return ContainerEdits(
         nodes=tuple(_below(options.device_driver_root, devices)) if passed else (),
-        mounts=tuple(Mount(HostPath("/dev/null"), f"{_VOLUMES}/{one}") for one in ids)
+        mounts=tuple(
+            Mount(HostPath("/dev/null"), f"{_VOLUMES}/{one}") for one in (*ids, *(f"imex/{one}" for one in channels))
+        )
         if "volume-mounts" in strategies
         else (),
         env=env,

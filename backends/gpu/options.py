@@ -13,6 +13,10 @@ Strategy: TypeAlias = Literal["envvar", "volume-mounts", "cdi-annotations", "cdi
 Xids: TypeAlias = list[int] | Literal["all"]
 
 
+MOST_MPS_REPLICAS: Final = 48
+"""Clients of one GPU from compute capability 7.5 on (16 before), by NVIDIA's MPS documentation."""
+
+
 class GpuOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The keys of a `gpu` resource. They are NVIDIA's, under NVIDIA's names; AMD's and Intel's GPUs need none."""
 
@@ -36,10 +40,16 @@ class GpuOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the annotation of "cdi-annotations" begins with."""
     cdi_vendor: str = "k8s.device-plugin.nvidia.com"
     """Of the CDI devices: NVIDIA's plugin writes its own specifications, `nvidia-ctk` writes `nvidia.com`."""
-    fail_requests_greater_than_one: bool = False
-    """Is a container that asks for several replicas refused? It would mostly get the same GPU twice."""
+    fail_requests_greater_than_one: bool | None = None
+    """Is a container that asks for several replicas refused? It would mostly get the same GPU twice. None: with MPS."""
     sharing: Literal["time-slicing", "mps"] | None = None
     """How pods share a GPU; None: by time-slicing where there are replicas."""
+    mps_root: str = "/run/nvidia/mps"
+    """Where NVIDIA's MPS control daemons have their directories."""
+    imex: Literal["none", "optional", "required"] = "none"
+    """Does a container get IMEX channel 0 with its GPUs: never, where there is one, or else no GPU?"""
+    dev_char_links: bool = False
+    """Are links to the GPU's nodes made in /dev/char, so that `systemctl daemon-reload` takes no GPU from a pod?"""
     mig_devices: bool = True
     """Is a GPU in MIG mode offered as its MIG devices? Else as a whole, as NVIDIA's plugin with `migStrategy: none`."""
     driver_path: str = "/home/kubernetes/bin/nvidia"
@@ -65,6 +75,12 @@ class GpuOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return frozenset([written] if isinstance(written, str) else written)
 
     @property
+    def is_one_at_most(self) -> bool:
+        """Is a container that asks for several replicas refused?"""
+        written = self.fail_requests_greater_than_one
+        return self.sharing == "mps" if written is None else written
+
+    @property
     def xid_set(self) -> Literal["plugin", "gke", "catalog"]:
         """The set of XIDs that `xids` and `style` say."""
         return "gke" if self.style == "gke" and self.xids == "plugin" else self.xids
@@ -83,11 +99,14 @@ _OF_BOTH: Final = (
     "xid_critical",
     "xid_ignored",
 )
-_PATHS: Final = ("device_driver_root", *_OF_GKE)
+_PATHS: Final = ("device_driver_root", "mps_root", *_OF_GKE)
 
 
-def complaints(options: GpuOptions) -> Iterator[OptionsError]:
-    """What is wrong with the options, key by key."""
+def complaints(resource: GpuResource) -> Iterator[OptionsError]:
+    """What is wrong with a resource, key by key."""
+    options = resource.spec.options
+    if options.sharing == "mps" and options.style != "gke":
+        yield from _mps_complaints(resource)
     if not options.strategies:
         yield OptionsError(("device_list_strategy",), 'is empty; "envvar" is the usual one')
     for key in _PATHS:
@@ -101,6 +120,17 @@ def complaints(options: GpuOptions) -> Iterator[OptionsError]:
         if options.style != "gke" and key in _OF_GKE:
             yield OptionsError((key,), 'is for style = "gke"; without it, it would do nothing')
     yield from _xid_complaints(options)
+
+
+def _mps_complaints(resource: GpuResource) -> Iterator[OptionsError]:
+    if not 2 <= resource.spec.replicas <= MOST_MPS_REPLICAS:
+        yield OptionsError(
+            ("replicas",), f'is {resource.spec.replicas}; with sharing = "mps" it is 2 to {MOST_MPS_REPLICAS}'
+        )
+    if resource.is_template:
+        yield OptionsError(
+            ("sharing",), 'is "mps", whose control daemon serves one name; write the resource\'s name out'
+        )
 
 
 def _xid_complaints(options: GpuOptions) -> Iterator[OptionsError]:

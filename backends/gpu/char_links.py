@@ -1,0 +1,49 @@
+"""Makes the links in /dev/char that udev does not make for NVIDIA's nodes.
+
+systemd finds a device by /dev/char/<major>:<minor> when it writes a container's device rules anew, as `systemctl
+daemon-reload` has it do: without the link the container loses its GPU. `nvidia-ctk system create-dev-char-symlinks` is
+the same.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from backends.base import Device, Host, HostPath, NotReady
+from backends.errors import reason_of
+from backends.linux.nodes import NoNodeError, device_node
+
+
+def make(host: Host, device: Device, roots: Sequence[HostPath]) -> None:
+    """Link each node of the device that has no link yet.
+
+    Raises:
+        NotReady: a link cannot be made.
+    """
+    for node in device.nodes:
+        found = _number(host, node.path, roots)
+        if found is None:
+            continue
+        number, target = found
+        link = host.dev / "char" / number
+        try:
+            link.parent.mkdir(exist_ok=True)
+            if not link.is_symlink():
+                link.symlink_to(target)
+        except OSError as error:
+            raise NotReady(f"/dev/char/{number} cannot be made: {reason_of(error)}") from error
+
+
+def _number(host: Host, path: HostPath, roots: Sequence[HostPath]) -> tuple[str, str] | None:
+    """`195:0`, and what a link with that name leads to."""
+    try:
+        return device_node(host, path).number.removeprefix("c:"), f"..{path.text.removeprefix('/dev')}"
+    except NoNodeError:
+        for root in roots:
+            below = HostPath(f"{root}{path}")
+            if (local := Path(host.spell(below))).is_char_device():
+                status = local.stat()
+                return f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}", below.text
+    return None

@@ -1,0 +1,60 @@
+"""Hands out GPUs that NVIDIA's MPS control daemon shares among containers, and says whether that daemon is ready.
+
+The daemon stays NVIDIA's (`mps-control-daemon` of its device plugin, one for each resource): it sets the limits, and its
+files lie below the resource's name in `mps_root`. Source: that program's `root.go` and `daemon.go`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from backends.base import AllocationRefused, ContainerEdits, Device, Host, HostPath, Mount, Signal, Verdict
+from backends.gpu.options import GpuResource
+
+_READY: Final = (".started", "pipe/nvidia-cuda-mps-control.pid")
+"""Made once the limits are set, and by nvidia-cuda-mps-control for as long as it runs."""
+
+
+def is_shared(resource: GpuResource) -> bool:
+    """Do its pods share GPUs in the way of NVIDIA's plugin by MPS?"""
+    return resource.spec.options.sharing == "mps" and resource.spec.options.style != "gke"
+
+
+def directories(resources: Sequence[GpuResource]) -> Iterator[HostPath]:
+    """Where control daemons make and remove what says that they are ready."""
+    for resource in resources:
+        if is_shared(resource):
+            yield from (_below(resource), _below(resource) / "pipe")
+
+
+def edits(resource: GpuResource, devices: Sequence[Device]) -> ContainerEdits:
+    """How a container finds the control daemon, and the memory that it shares with it.
+
+    Raises:
+        AllocationRefused: one of the devices is a MIG device.
+    """
+    if any("gi" in device.attributes for device in devices):
+        raise AllocationRefused(f"{resource.name} shares GPUs by MPS, which MIG devices cannot be.")
+    inside = f"/mps/{resource.name}/pipe"
+    shm = HostPath(resource.spec.options.mps_root) / "shm"
+    return ContainerEdits(
+        mounts=(Mount(_below(resource) / "pipe", inside), Mount(shm, "/dev/shm")),  # noqa: S108  # the container's
+        env={"CUDA_MPS_PIPE_DIRECTORY": inside},
+    )
+
+
+def signals(host: Host, resources: Sequence[GpuResource], device: Device, hardware: str) -> Iterator[Signal]:
+    """Is the control daemon ready that shares the device? It is that of the first resource which takes the device."""
+    taker = next((resource for resource in resources if resource.refuses(device) is None), None)
+    if taker is None or not is_shared(taker):
+        return
+    missing = [path for name in _READY if not os.path.exists(host.local(path := _below(taker) / name))]  # noqa: PTH110
+    if missing:
+        why = f"the MPS control daemon of {taker.name} is not ready: {missing[0]} is not there"
+        yield Signal(hardware, "mps-down", Verdict.NOW, why)
+
+
+def _below(resource: GpuResource) -> HostPath:
+    return HostPath(resource.spec.options.mps_root) / resource.name
