@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import ClassVar, Final
+from typing import Final
 
 from backends.base import ContainerEdits, Device, Discovery, Grant, Host, HostPath, Signal
 from backends.gpu import functions, kfd, nodes
@@ -33,7 +33,7 @@ _PARTITIONS: Final = ("current_compute_partition", "current_memory_partition")
 class Amd:
     """Finds AMD's GPUs and hands them out."""
 
-    group: ClassVar[str | None] = TOGETHER
+    group: str | None = TOGETHER
     roots: Sequence[HostPath] = ()
 
     def __init__(self, host: Host, resources: Sequence[GpuResource]) -> None:  # noqa: ARG002  # as other vendors'

@@ -1,31 +1,44 @@
-"""Intel's GPUs, as its device plugin hands them out; their driver, i915 or xe, is an attribute to select by.
+"""Hands out Intel's GPUs as its device plugin does; their driver, i915 or xe, is an attribute to select by.
 
-IDs are PCI addresses: those of Intel's plugin (`card0-0`) follow the order in which drivers were bound.
+IDs are PCI addresses unless `card_ids` says otherwise: those of Intel's plugin (`card0-0`) follow the order in which
+drivers were bound. All GPUs of some drivers together are one device for programs that watch them, made where a resource
+selects by `monitoring`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import ClassVar, Final
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final
 
 from backends.base import ContainerEdits, Device, Discovery, Grant, Host, HostPath, Mount, Signal
-from backends.gpu import nodes
+from backends.gpu import functions, nodes
+from backends.gpu.nodes import Wanted
 from backends.gpu.options import GpuResource
 from backends.gpu.vendor import described, gpu, withheld
 from backends.linux import pci, sysfs
 
 DRIVERS: Final = ("i915", "xe")
+MONITORING: Final = "monitoring"
+TOGETHER: Final = "intel-monitoring"
+"""The unit for what all GPUs are together."""
 BY_PATH: Final = nodes.DRI / "by-path"
 
 
 class Intel:
     """Finds Intel's GPUs and hands them out."""
 
-    group: ClassVar[str | None] = None
     roots: Sequence[HostPath] = ()
 
-    def __init__(self, host: Host, resources: Sequence[GpuResource]) -> None:  # noqa: ARG002  # as other vendors'
+    def __init__(self, host: Host, resources: Sequence[GpuResource]) -> None:
         self.host = host
+        self._monitors = [
+            (resource, drivers)
+            for resource in resources
+            for it in resource.spec.select
+            if (drivers := it.get(MONITORING))
+        ]
+        self.group = TOGETHER if self._monitors else None
 
     def found(self, function: pci.Function) -> Discovery:
         """The GPU."""
@@ -44,8 +57,36 @@ class Intel:
         return tuple(Mount(path, path.text, read_only=True) for path in mine)
 
     def together(self) -> Discovery:
-        """Nothing."""
-        return Discovery()
+        """For each resource that selects by it, one device with the nodes of all GPUs of the drivers that it names."""
+        return Discovery(tuple(device for one in self._monitors for device in self._monitoring(*one)))
+
+    def _monitoring(self, resource: GpuResource, drivers: tuple[str, ...]) -> Iterator[Device]:
+        found = [
+            wanted
+            for address, vendor in functions.addresses(self.host)
+            if vendor == functions.INTEL and (function := pci.read(self.host, address)) and function.driver in drivers
+            if not _obstacle(function)
+            for wanted in (*nodes.drm(self.host, function.path, function.drm), *self._mei(function.path))
+            if nodes.fault(self.host, [wanted]) is None
+        ]
+        if found:
+            yield Device(
+                key="all",
+                unit=TOGETHER,
+                hardware=frozenset({f"{MONITORING}:{resource.configured}"}),
+                resource=resource.configured,
+                identity="all",
+                nodes=tuple(replace(node, shared=True) for node in nodes.handed_out(found)),
+                attributes={"vendor": (functions.INTEL,), MONITORING: drivers, **nodes.numbers(found)},
+            )
+
+    def _mei(self, path: HostPath) -> Iterator[Wanted]:
+        """The nodes of the management engines that a GPU has (`<name>.mei-gsc.<number>/mei/mei0` below its function)."""
+        for name in sysfs.entries(self.host, path):
+            if ".mei-" in name:
+                for engine in sysfs.entries(self.host, path / name / "mei"):
+                    node = sysfs.node(self.host, path / name / "mei" / engine)
+                    yield Wanted(node.path, node.number) if node else Wanted(HostPath("/dev") / engine)
 
     def probe(self, device: Device) -> Iterable[Signal]:  # noqa: ARG002  # an interface's
         """Nothing."""
@@ -59,15 +100,24 @@ class Intel:
         """The GPU that a link names; all of them, if it is a node."""
         if path.parent == BY_PATH:
             return [address for address in addresses if path.name.startswith(f"pci-{address}-")]
-        return addresses if path in (nodes.DRI, BY_PATH) or path.parent == nodes.DRI else ()
+        units = [*addresses, *([self.group] if self.group else [])]
+        return units if path in (nodes.DRI, BY_PATH) or path.parent == nodes.DRI else ()
 
-    def ids(self, resource: GpuResource, device: Device) -> Sequence[str] | None:  # noqa: ARG002  # an interface's
-        """The usual ones."""
-        return None
+    def ids(self, resource: GpuResource, device: Device) -> Sequence[str] | None:
+        """The usual ones, or `card0-0`, `card0-1`, one for each pod that may have the GPU."""
+        cards = [node.path.name for node in device.nodes if node.path.name.startswith("card")]
+        if not resource.spec.options.card_ids or device.unit == self.group:
+            return None
+        return [f"{card}-{n}" for card in cards[:1] for n in range(resource.spec.replicas)]
 
-    def edits(self, resource: GpuResource, grants: Sequence[Grant]) -> ContainerEdits:  # noqa: ARG002
-        """The nodes and the links."""
-        return ContainerEdits.of(grants)
+    def edits(self, resource: GpuResource, grants: Sequence[Grant]) -> ContainerEdits:
+        """The nodes, and the links in the way that is wanted."""
+        edits = ContainerEdits.of(grants)
+        if resource.spec.options.by_path == "none":
+            return replace(edits, mounts=())
+        if resource.spec.options.by_path == "all" and edits.mounts:
+            return replace(edits, mounts=(Mount(BY_PATH, BY_PATH.text, read_only=True),))
+        return edits
 
 
 def _obstacle(function: pci.Function) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import ClassVar, Final
+from typing import Final
 
 from backends.base import (
     AllocationRefused,
@@ -50,7 +50,7 @@ _FEATURES: Final = ("gdrcopy", "gds", "mofed")
 class Nvidia:
     """Finds NVIDIA's GPUs and hands them out."""
 
-    group: ClassVar[str | None] = "nvlink"
+    group: str | None = "nvlink"
 
     def __init__(self, host: Host, resources: Sequence[GpuResource]) -> None:
         self.host = host

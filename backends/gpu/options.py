@@ -18,7 +18,7 @@ MOST_MPS_REPLICAS: Final = 48
 
 
 class GpuOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The keys of a `gpu` resource. They are NVIDIA's, under NVIDIA's names; AMD's and Intel's GPUs need none."""
+    """The keys of a `gpu` resource. Most are NVIDIA's, under NVIDIA's names; the last are Intel's, AMD's GPUs need none."""
 
     style: Literal["vendor", "gke"] = "vendor"
     """Whose plugin a container takes it for: NVIDIA's own, or GKE's on Container-Optimized OS."""
@@ -67,6 +67,11 @@ class GpuOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Further XIDs that make a GPU unhealthy, "all" for those that are not ignored."""
     xid_ignored: Xids | None = None
     """Further XIDs that mean nothing, "all" for those that `xid_critical` does not list."""
+
+    card_ids: bool = False
+    """Are Intel's GPUs named as by Intel's plugin, `card0-0`? The number follows the order in which drivers were bound."""
+    by_path: Literal["single", "all", "none"] = "single"
+    """Which of udev's links in /dev/dri/by-path a container gets with Intel's GPUs: theirs, the directory, or none."""
 
     @property
     def strategies(self) -> frozenset[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar, Final, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from backends.base import (
     NUMBER,
@@ -31,7 +31,7 @@ Attributes: TypeAlias = Mapping[str, tuple[str, ...]]
 class Vendor(Protocol):
     """Finds the GPUs of one vendor and hands them out."""
 
-    group: ClassVar[str | None]
+    group: str | None
     """The unit for what concerns all its GPUs together: links between them, partitions; None: there is no such."""
     roots: Sequence[HostPath]
     """Where nodes may lie instead: with /run/nvidia/driver, /run/nvidia/driver/dev/nvidia0 is as good as /dev/nvidia0."""
@@ -123,7 +123,7 @@ def withheld(device: Device, why: str) -> Device:
 ATTRIBUTES: Final[Mapping[str, Attribute]] = {
     **pci.ATTRIBUTES,
     "boot_display": one_of("yes", "no"),
-    **dict.fromkeys(("uuid", "serial", "model", "parent", "profile", "node_numbers"), TEXT),
+    **dict.fromkeys(("uuid", "serial", "model", "parent", "profile", "monitoring", "node_numbers"), TEXT),
     **dict.fromkeys(("partition", "compute_partition", "memory_partition"), TEXT),
     **dict.fromkeys(("minor", "gi", "ci", "memory"), NUMBER),
     "index": Attribute("a number, of a MIG device two, as in '0:1'", "[0-9]+(:[0-9]+)?"),

@@ -124,6 +124,10 @@ class Vfio(Backend[VfioOptions]):
 
     # --- what a pod gets ---
 
+    def ids(self, resource: VfioResource, device: Device) -> Sequence[str]:
+        """The device's address, or its group's number."""
+        return [device.unit if resource.spec.options.ids == "group" else device.key]
+
     def prefers(self, resource: VfioResource) -> bool:  # noqa: ARG002
         """Always: which functions a virtual machine has together is what its speed hangs on."""
         return True

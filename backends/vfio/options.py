@@ -23,6 +23,8 @@ class VfioOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     group's, and the function's own where the kernel has it."""
     bind: Literal["never", "start", "allocate"] = "never"
     """When hardware is bound to vfio-pci: by others; when Fairlead starts or the hardware appears; for a pod."""
+    ids: Literal["address", "group"] = "address"
+    """What names a device: the first selected function's address, or as KubeVirt's plugin the group's number."""
     companions: Literal["card", "group"] = "card"
     """Which other functions of the group may be bound with it: those of the same card, or all."""
     release: Literal["keep", "restore"] = "keep"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from backends.base import HostPath, Mount
-from tests.backends.gpus import backend, devices, given, nodes, offered, resource
+from backends.base import HostPath, Known, Mount, PathChange
+from tests.backends.gpus import backend, devices, given, look, nodes, offered, resource
 from tests.backends.machines import flex_server, intel_gpu
 from tests.backends.pci_trees import function
 
@@ -51,6 +51,49 @@ def test_ids_do_not_follow_the_order_of_drivers(tmp_path: Path) -> None:
     one = offered(backend(tmp_path / "a", intel_gpu("0000:4d:00.0", 0, "xe") + intel_gpu("0000:5e:00.0", 1, "xe")))
     other = offered(backend(tmp_path / "b", intel_gpu("0000:4d:00.0", 1, "xe") + intel_gpu("0000:5e:00.0", 0, "xe")))
     assert one == other == ["0000:4d:00.0", "0000:5e:00.0"]
+
+
+def test_ids_are_those_of_intels_plugin_where_asked(tmp_path: Path) -> None:
+    named = resource("gpu.intel.com/i915", replicas=2, select={"driver": ("i915",)}, card_ids=True)
+    gpu = backend(tmp_path, flex_server(first=3), named)
+    assert list(gpu.ids(named, devices(gpu)["0000:4d:00.0"])) == ["card3-0", "card3-1"]
+    assert nodes(given(gpu, named, "card3-1")) == ["/dev/dri/card3 rw", "/dev/dri/renderD131 rw"]
+
+
+@pytest.mark.parametrize(("by_path", "mounted"), [("all", ["/dev/dri/by-path"]), ("none", [])])
+def test_the_links_may_be_all_or_none(tmp_path: Path, by_path: str, mounted: list[str]) -> None:
+    wanted = resource("gpu.intel.com/i915", by_path=by_path)
+    edits = given(backend(tmp_path, flex_server(), wanted), wanted, "0000:4d:00.0")
+    assert edits.mounts == tuple(Mount(HostPath(path), path, read_only=True) for path in mounted)
+
+
+MEI = "sys/devices/pci0000:4d/0000:4d:01.0/0000:4d:00.0/i915.mei-gsc.19712/mei/mei1"
+
+
+@pytest.mark.parametrize(
+    ("drivers", "expected"),
+    [
+        (("i915",), ["dri/card0", "dri/renderD128", "mei1"]),
+        (("xe",), ["dri/card1", "dri/renderD129"]),
+        (("i915", "xe"), ["dri/card0", "dri/renderD128", "mei1", "dri/card1", "dri/renderD129"]),
+    ],
+)
+def test_a_monitoring_resource_has_one_device_with_the_nodes_of_all_gpus(
+    tmp_path: Path, drivers: tuple[str, ...], expected: list[str]
+) -> None:
+    """As with Intel's `-enable-monitoring`, and its `-monitoring-mode` split or single. Pods keep their GPUs beside it."""
+    watcher = resource("gpu.intel.com/monitoring", select={"vendor": ("8086",), "monitoring": drivers})
+    mei = f"{MEI}/dev = 238:1\n{MEI}/uevent = MAJOR=238\\nMINOR=1\\nDEVNAME=mei1\ndev/mei1 c 238:1\n"
+    gpu = backend(tmp_path, flex_server() + mei, watcher, I915, XE)
+    found = devices(gpu)
+    assert [key for key, device in found.items() if watcher.refuses(device) is None] == ["all"]
+    assert nodes(given(gpu, watcher, "all")) == [f"/dev/{name} rw" for name in expected]
+    assert found["all"].resource == watcher.name
+    assert not found["all"].hardware & found["0000:4d:00.0"].hardware
+    known = Known({unit: it.devices for unit, it in look(gpu).items()})
+    assert "intel-monitoring" in gpu.affects(PathChange(HostPath("/dev/dri/card7")), known)
+    (tmp_path / "dev/dri/card0").unlink()
+    assert [s.reason for s in gpu.probe(found["all"])] == ["node-missing"] * ("i915" in drivers)
 
 
 @pytest.mark.parametrize(

@@ -338,7 +338,12 @@ def test_gke_by_mps_has_the_limits_of_its_share(tmp_path: Path, monkeypatch: pyt
 
 
 def test_gke_below_other_paths(h100s: Gpu) -> None:
-    paths = {"driver_path": "/opt/nvidia", "driver_mount": "/usr/nv", "vulkan_path": "/opt/icd", "vulkan_mount": "/icd"}
+    paths: dict[str, Any] = {
+        "driver_path": "/opt/nvidia",
+        "driver_mount": "/usr/nv",
+        "vulkan_path": "/opt/icd",
+        "vulkan_mount": "/icd",
+    }
     edits = given(h100s, resource(style="gke", **paths), "nvidia0")
     pairs = [("/opt/nvidia", "/usr/nv"), ("/opt/icd", "/icd")]
     assert edits.mounts == tuple(Mount(HostPath(host), inside, read_only=True) for host, inside in pairs)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agent.inventory.inventory import Inventory
 from agent.inventory.survey import survey
-from backends.base import AllocationRefused, Device, Verdict
+from backends.base import AllocationRefused, Device, Grant, Verdict
 from backends.vfio import Vfio, VfioResource
 from tests.backends.pci_trees import function
 from tests.backends.trees import entries, spoilt
@@ -308,6 +308,13 @@ def test_kubevirt_finds_its_variable_with_one_address_for_each_id(tmp_path: Path
     assert edits.env == {"PCI_RESOURCE_NVIDIA_COM_TU104GL-TESLA_T4": f"{GPU},{OTHER}"}
     assert [node.path.text for node in edits.nodes] == ["/dev/vfio/vfio", "/dev/vfio/12", "/dev/vfio/13"]
     assert edits.merge() == edits
+
+
+def test_ids_are_groups_as_kubevirts_plugin_has_them_where_asked(tmp_path: Path) -> None:
+    found = backend(tmp_path, gpu() + sound(), resource(ids="group"))
+    device = only(found)
+    assert list(found.ids(found.resources[0], device)) == ["12"]
+    assert found.edits(found.resources[0], [Grant("12", device)]).env == {"PCI_RESOURCE_NVIDIA_COM_T4": GPU}
 
 
 def test_what_is_on_no_vfio_driver_is_not_handed_out(tmp_path: Path) -> None:
