@@ -88,7 +88,9 @@ def _part(
             told["index"] = f"{index[0]}:{known.index}"
     of_gpu = {name: values for name, values in whole.attributes.items() if name != "uuid"}
     attributes = {**of_gpu, **{name: (value,) for name, value in told.items() if value}}
-    key = known.uuid if known else f"{whole.key}/gi{one.gi}"
+    key, identity = (
+        (known.uuid,) * 2 if known else (f"{it}/gi{one.gi}" if it else "" for it in (whole.key, whole.identity))
+    )
     device = part(whole, key, needed, attributes)
     instance = frozenset({f"mig:{address}/gi{one.gi}"})
-    return withheld(replace(device, identity=key, depends=device.depends | instance), unusable)
+    return withheld(replace(device, identity=identity, depends=device.depends | instance), unusable)

@@ -75,6 +75,8 @@ class Nvidia:
         )
         bare = gpu(function, (), attributes, uuid=gpu_uuid, identity=gpu_uuid)
         takers = [resource.spec.options for resource in self._resources if resource.might_take(bare)]
+        if _is_gkes(takers):  # whose IDs need no UUID, which may be learnt later
+            bare = replace(bare, key=function.address, identity=gpu_uuid or "")
         wanted = (*controls, *self._imex(takers), *own)
         told = {**attributes, **self._memory(function.address, takers), **nodes.numbers(wanted)}
         device = replace(bare, nodes=nodes.handed_out(wanted), attributes=told)
@@ -115,7 +117,7 @@ class Nvidia:
             return f"the NVIDIA driver has not started it: {procfs.GPUS / device.unit} is not there"
         if info.minor is None:
             return f"its node is not known: {procfs.GPUS / device.unit}/information does not say its Device Minor"
-        if device.key == device.unit:
+        if device.key == device.unit and not _is_gkes(takers):
             return "the NVIDIA driver does not know its UUID before its first use; nvidia-persistenced makes that"
         if why := self._fault(own):
             return why
@@ -221,6 +223,11 @@ class Nvidia:
         devices = list({grant.device.key: grant.device for grant in grants}.values())
         edits = _edits(options, devices)
         return edits.merge(mps.edits(resource, devices)) if mps.is_shared(resource) else edits
+
+
+def _is_gkes(takers: Sequence[GpuOptions]) -> bool:
+    """Is a GPU offered in GKE's way, and in no other?"""
+    return bool(takers) and all(options.style == "gke" for options in takers)
 
 
 def _edits(options: GpuOptions, devices: Sequence[Device]) -> ContainerEdits:

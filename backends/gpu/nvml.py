@@ -138,7 +138,7 @@ def drained(host: Host, roots: Sequence[HostPath] = ()) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=1)
 def _drained(path: str | None, addresses: tuple[str, ...], _moment: int) -> frozenset[str]:
-    with _opened(path) as library:
+    with _opened(path, attach=False) as library:
         return frozenset(address for address in addresses if _is_drained(library, address))
 
 
@@ -153,7 +153,8 @@ def _is_drained(library: Any, address: str) -> bool:
 
 
 @contextmanager
-def _opened(path: str | None) -> Iterator[Any]:
+def _opened(path: str | None, *, attach: bool = True) -> Iterator[Any]:
+    """The library, open; without `attach` it leaves the GPUs alone."""
     try:
         library = importlib.import_module("pynvml")
     except ImportError:
@@ -165,7 +166,10 @@ def _opened(path: str | None) -> Iterator[Any]:
         raise NvmlError("NVIDIA's management library (NVML) does not answer")
     try:
         _load(path)
-        library.nvmlInit()
+        if attach:
+            library.nvmlInit()
+        else:
+            library.nvmlInitWithFlags(library.NVML_INIT_FLAG_NO_ATTACH | library.NVML_INIT_FLAG_NO_GPUS)
         try:
             yield library
         finally:

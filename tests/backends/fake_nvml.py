@@ -51,6 +51,7 @@ class FakeNvml(ModuleType):
     NVML_NVLINK_MAX_LINKS = 36
     NVML_FEATURE_ENABLED = 1
     NVML_DEVICE_MIG_ENABLE = 1
+    NVML_INIT_FLAG_NO_GPUS, NVML_INIT_FLAG_NO_ATTACH = 1, 2
 
     def __init__(self, gpus: list[FakeGpu], fault: str = "") -> None:
         super().__init__("pynvml")
@@ -61,6 +62,11 @@ class FakeNvml(ModuleType):
         if self.fault:
             raise NVMLError(self.fault, 18 if "mismatch" in self.fault else 999)
         self.opened += 1
+
+    def nvmlInitWithFlags(self, flags: int) -> None:
+        """Without touching GPUs (3)."""
+        if self.fault or flags != 3:
+            raise NVMLError(self.fault or "touches GPUs")
 
     def nvmlShutdown(self) -> None:
         self.closed += 1

@@ -97,7 +97,7 @@ def test_gke_needs_nothing_but_proc(tmp_path: Path) -> None:
     own = ["nvidia0", "nvidia-caps/nvidia-cap5", "nvidia-caps/nvidia-cap6"]
     controls = ["nvidiactl", "nvidia-uvm", "nvidia-modeset", "nvidia-uvm-tools"]
     assert nodes(given(gpu, gke, "nvidia0/gi2")) == [f"/dev/{name} mrw" for name in (*own, *controls)]
-    assert devices(gpu)[f"{uuid(0)}/gi2"].depends == {f"pci:{ADDRESS}", f"mig:{ADDRESS}/gi2"}
+    assert devices(gpu)[f"{ADDRESS}/gi2"].depends == {f"pci:{ADDRESS}", f"mig:{ADDRESS}/gi2"}
     assert [list(gpu.ids(resource(style="gke", replicas=2), d)) for d in devices(gpu).values() if not d.unusable] == [
         ["nvidia0/gi1/vgpu0", "nvidia0/gi1/vgpu1"],
         ["nvidia0/gi2/vgpu0", "nvidia0/gi2/vgpu1"],
@@ -112,11 +112,11 @@ def test_without_mig_devices_a_divided_gpu_is_offered_whole(
     install_nvml(KNOWN)
     whole = resource(style=style, mig_devices=False, pass_device_specs=style == "vendor")
     gpu = backend(tmp_path, DIVIDED, whole)
-    assert offered(gpu) == [uuid(0)]
+    (key,) = offered(gpu)
     given_nodes = {node.partition(" ")[0] for node in nodes(given(gpu, whole, id_))}
     controls = {"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"}
     assert given_nodes == {f"/dev/{name}" for name in ("nvidia0", *controls)}
-    assert devices(gpu)[uuid(0)].hardware == {f"pci:{ADDRESS}", f"mig:{ADDRESS}/gi1", f"mig:{ADDRESS}/gi2"}
+    assert devices(gpu)[key].hardware == {f"pci:{ADDRESS}", f"mig:{ADDRESS}/gi1", f"mig:{ADDRESS}/gi2"}
 
 
 def test_a_mig_device_whose_nodes_are_not_made_yet_waits_for_them(tmp_path: Path, install_nvml: Install) -> None:

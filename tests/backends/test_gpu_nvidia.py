@@ -349,12 +349,25 @@ def test_gke_below_other_paths(h100s: Gpu) -> None:
     assert edits.mounts == tuple(Mount(HostPath(host), inside, read_only=True) for host, inside in pairs)
 
 
+def test_gke_needs_no_uuid(tmp_path: Path) -> None:
+    """A GPU that nobody has used yet has none, and would never be used."""
+    gke = resource(style="gke")
+    gpu = backend(tmp_path, CONTROLS + nvidia_gpu("0000:3b:00.0", 5), gke)
+    unknown = information(5, "H100", gpu_uuid="GPU-????????-????-????-????-????????????")
+    plant(tmp_path, f"proc/driver/nvidia/gpus/0000:3b:00.0/information = {unknown}")
+    (before,) = devices(gpu).values()
+    plant(tmp_path, f"proc/driver/nvidia/gpus/0000:3b:00.0/information = {information(5, 'H100')}")
+    (after,) = devices(gpu).values()
+    assert list(gpu.ids(gke, before)) == list(gpu.ids(gke, after)) == ["nvidia5"]
+    assert (before.key, before.identity, after.identity) == (after.key, "", uuid(5))
+
+
 @pytest.mark.parametrize("missing", ["nvidiactl", "nvidia-uvm"])
 def test_gke_waits_for_the_control_nodes(tmp_path: Path, missing: str) -> None:
     gpu = backend(tmp_path, hgx_h100(), resource(style="gke"))
     (tmp_path / "dev" / missing).unlink()
     assert offered(gpu) == []
-    assert devices(gpu)[GPU0].unusable == f"/dev/{missing} does not exist"
+    assert {device.unusable for device in devices(gpu).values()} == {f"/dev/{missing} does not exist"}
     plant(tmp_path, f"dev/{missing} c 195:255")
     assert len(offered(gpu)) == 8
 
