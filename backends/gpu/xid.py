@@ -92,11 +92,11 @@ def verdict(options: GpuOptions, xid: int, line: str = "") -> Verdict | None:
         return Verdict.NOW
     if ignored == "all" or (isinstance(ignored, list) and xid in ignored):
         return None
-    if critical != "all" and _in_set(options.xid_set, xid, line):
+    if critical == "all":
+        return None if ignored is None and xid in IGNORED else Verdict.NOW
+    if _in_set(options.xid_set, xid, line):
         return Verdict.NOW
-    if xid in IGNORED:
-        return None
-    return Verdict.NOW if critical == "all" else Verdict.INFO
+    return None if xid in IGNORED else Verdict.INFO
 
 
 def _in_set(name: str, xid: int, line: str) -> bool:

@@ -112,7 +112,7 @@ def test_the_catalog_asks_what_the_gpu_needs(number: int, rest: str, expected: l
     ("options", "critical", "ignored", "shown"),
     [
         ({"xid_critical": "all"}, [48, 154], [13, 109], []),
-        ({"xid_critical": "all", "xid_ignored": [154]}, [48], [13, 154], []),
+        ({"xid_critical": "all", "xid_ignored": [154]}, [13, 48], [154], []),
         ({"xid_ignored": "all"}, [], [13, 48, 79, 154], []),
         ({"xid_ignored": "all", "xid_critical": [79]}, [79], [13, 48, 154], []),
         ({"xid_critical": [13]}, [13, 48, 79], [31], []),
