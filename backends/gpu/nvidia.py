@@ -247,8 +247,9 @@ def _edits(options: GpuOptions, devices: Sequence[Device]) -> ContainerEdits:
     if "volume-mounts" in strategies:
         env[_DEVICES_ENV] = _VOLUMES
     passed = options.pass_device_specs and any(not strategy.startswith("cdi-") for strategy in strategies)
+    own = dict.fromkeys(n for device in devices for n in device.nodes if channels or n.path != IMEX_CHANNEL)
     return ContainerEdits(
-        nodes=tuple(_below(options.device_driver_root, devices)) if passed else (),
+        nodes=tuple(_below(options.device_driver_root, own)) if passed else (),
         mounts=tuple(
             Mount(HostPath("/dev/null"), f"{_VOLUMES}/{one}") for one in (*ids, *(f"imex/{one}" for one in channels))
         )
@@ -260,8 +261,8 @@ def _edits(options: GpuOptions, devices: Sequence[Device]) -> ContainerEdits:
     )
 
 
-def _below(root: str, devices: Iterable[Device]) -> Iterator[Node]:
-    for node in dict.fromkeys(node for device in devices for node in device.nodes):
+def _below(root: str, nodes: Iterable[Node]) -> Iterator[Node]:
+    for node in nodes:
         yield Node(HostPath(f"{root.rstrip('/')}{node.path}"), node.container_path, node.permissions)
 
 

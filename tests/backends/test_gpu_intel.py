@@ -89,6 +89,7 @@ def test_a_monitoring_resource_has_one_device_with_the_nodes_of_all_gpus(
     assert [key for key, device in found.items() if watcher.refuses(device) is None] == ["all"]
     assert nodes(given(gpu, watcher, "all")) == [f"/dev/{name} rw" for name in expected]
     assert found["all"].resource == watcher.name
+    assert all(node.shared for node in found["all"].nodes)
     assert not found["all"].hardware & found["0000:4d:00.0"].hardware
     known = Known({unit: it.devices for unit, it in look(gpu).items()})
     assert "intel-monitoring" in gpu.affects(PathChange(HostPath("/dev/dri/card7")), known)

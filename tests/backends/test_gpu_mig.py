@@ -260,8 +260,9 @@ def test_a_part_is_not_reset_by_itself(tmp_path: Path, install_nvml: Install) ->
 
 
 def test_a_gpu_that_nvidia_smi_drain_took_out_is_unhealthy_and_has_no_index(
-    tmp_path: Path, install_nvml: Install
+    tmp_path: Path, install_nvml: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(nvml, "_DRAINED_FOR", 1e9)
     gone = FakeGpu(f"0000:{H100[1]}.0", uuid(1), drained=True)
     library = install_nvml(FakeGpu(f"0000:{H100[0]}.0", uuid(0)), gone)
     by_index = resource(device_id_strategy="index")
@@ -270,7 +271,8 @@ def test_a_gpu_that_nvidia_smi_drain_took_out_is_unhealthy_and_has_no_index(
     said = {n: [s.reason for s in gpu.probe(found[uuid(n)]) if s.measure is None] for n in range(3)}
     assert said == {0: [], 1: ["nvidia-drained"], 2: []}
     assert given(gpu, by_index, uuid(0), uuid(2)).env == {"NVIDIA_VISIBLE_DEVICES": "0,1"}
-    assert library.asked_for_drains <= 16  # of eight GPUs, whoever looks: not eight times each
+    assert library.asked_for_drains == 8  # of each GPU once, whoever looks
+    assert library.opened == 1  # for the survey: to ask for drains must not start GPUs
 
 
 # --- the library itself ---

@@ -32,7 +32,8 @@ def test_a_container_gets_the_imex_channel_with_its_gpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("imex", "there"), [("none", True), ("optional", False)])
 def test_without_a_channel_or_the_wish_for_one_there_is_none(tmp_path: Path, imex: str, there: bool) -> None:
     wanted = resource(imex=imex, pass_device_specs=True, device_list_strategy=["envvar", "cdi-cri"])
-    gpu = backend(tmp_path, nvidia_gpu(GPU, 0) + (f"{CHANNEL} c 238:0" if there else ""), wanted)
+    other = resource("a.com/gpu", imex="optional")
+    gpu = backend(tmp_path, nvidia_gpu(GPU, 0) + (f"{CHANNEL} c 238:0" if there else ""), wanted, other)
     edits = given(gpu, wanted, uuid(0))
     assert (nodes(edits), edits.env) == (["/dev/nvidia0 rw"], {"NVIDIA_VISIBLE_DEVICES": uuid(0)})
     assert edits.cdi_devices == (f"k8s.device-plugin.nvidia.com/gpu={uuid(0)}",)
