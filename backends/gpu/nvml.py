@@ -45,7 +45,9 @@ _OTHER_VERSION: Final = 18  # NVML_ERROR_LIB_RM_VERSION_MISMATCH in nvml.h
 _asking: Final = threading.Lock()  # a GPU that hangs may hang the library: one thread is lost to it, not all of them
 _hangs: Final = threading.Event()
 _PATIENCE: Final = 2.0  # seconds that one look waits for another's survey, before all others wait for it no more
-_DRAINED_FOR: Final = 10.0  # seconds for which it is not asked again which GPUs are drained
+_KEPT_FOR: Final = (
+    10.0  # seconds for which it is not asked again what no event tells: a drained GPU, a library that came
+)
 
 
 class NvmlError(Exception):
@@ -100,10 +102,14 @@ def _is_installed() -> bool:
 
 def _library(host: Host, roots: Sequence[HostPath]) -> str | None:
     """The first library there is: this process's own, as a container's runtime puts it there, before the host's."""
-    return next(filter(os.path.exists, _candidates(host, tuple(roots))), None)
+    return _found(host, tuple(roots), int(time.monotonic() // _KEPT_FOR))
 
 
 @functools.lru_cache(maxsize=4)
+def _found(host: Host, roots: Sequence[HostPath], _moment: int) -> str | None:
+    return next(filter(os.path.exists, _candidates(host, roots)), None)
+
+
 def _candidates(host: Host, roots: Sequence[HostPath]) -> tuple[str, ...]:
     named = [Path(one) for one in os.environ.get("LD_LIBRARY_PATH", "").split(":") if one]
     below = [Path("/"), *(host.local(root) for root in (*roots, *_ROOTS))]
@@ -132,7 +138,7 @@ def drained(host: Host, roots: Sequence[HostPath] = ()) -> frozenset[str]:
     Raises:
         NvmlError: it cannot be asked.
     """
-    moment = int(time.monotonic() // _DRAINED_FOR)
+    moment = int(time.monotonic() // _KEPT_FOR)
     return _drained(_library(host, roots), tuple(procfs.addresses(host)), moment)
 
 

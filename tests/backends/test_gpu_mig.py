@@ -262,7 +262,7 @@ def test_a_part_is_not_reset_by_itself(tmp_path: Path, install_nvml: Install) ->
 def test_a_gpu_that_nvidia_smi_drain_took_out_is_unhealthy_and_has_no_index(
     tmp_path: Path, install_nvml: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nvml, "_DRAINED_FOR", 1e9)
+    monkeypatch.setattr(nvml, "_KEPT_FOR", 1e9)
     gone = FakeGpu(f"0000:{H100[1]}.0", uuid(1), drained=True)
     library = install_nvml(FakeGpu(f"0000:{H100[0]}.0", uuid(0)), gone)
     by_index = resource(device_id_strategy="index")
