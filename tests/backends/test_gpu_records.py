@@ -130,6 +130,25 @@ def test_the_sets_can_be_configured(
     assert [verdicts(n, wanted) for n in shown] == [[Verdict.INFO]] * len(shown)
 
 
+XIDS = st.integers(1, 200)
+WRITTEN = st.none() | st.just("all") | st.lists(XIDS, max_size=8)
+
+
+@given(XIDS, st.sampled_from(["vendor", "gke"]), st.sampled_from(["plugin", "catalog"]), WRITTEN, WRITTEN)
+def test_what_is_written_counts_before_any_set_and_critical_before_ignored(
+    number: int, style: str, xids: str, critical: Any, ignored: Any
+) -> None:
+    found = verdicts(number, resource(style=style, xids=xids, xid_critical=critical, xid_ignored=ignored))
+    if isinstance(critical, list) and number in critical:
+        assert found == [Verdict.NOW]
+    elif ignored == "all" or (ignored is not None and number in ignored):
+        assert found == []
+    elif critical == "all":
+        assert found == ([] if ignored is None and number in {13, 31, 43, 45, 68, 109} else [Verdict.NOW])
+    else:
+        assert found == verdicts(number, resource(style=style, xids=xids))
+
+
 def test_of_several_resources_that_might_have_the_gpu_the_strictest_decides() -> None:
     lax, strict = resource("a.com/lax", xid_ignored="all"), resource("a.com/strict")
     assert verdicts(154, lax, strict) == verdicts(154, strict, lax) == [Verdict.NOW]
