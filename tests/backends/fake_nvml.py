@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from backends.gpu import nvml
+from tests.backends.machines import CONTROLS, mig, nvidia_gpu, uuid
 
 
 class NVMLError(Exception):
@@ -42,6 +43,13 @@ class FakeGpu:
     """Bus ID of the other end (a switch's, for instance) → how many links."""
     dead: bool = False
     drained: bool = False
+
+
+ADDRESS = "0000:3b:00.0"
+MIG1, MIG2 = "MIG-11111111-0000-5000-8000-000000000001", "MIG-22222222-0000-5000-8000-000000000002"
+DIVIDED = CONTROLS + nvidia_gpu(ADDRESS, 0) + mig(0, [(1, 0), (2, 0)])
+KNOWN = FakeGpu(ADDRESS, uuid(0), mig=[FakeMig(MIG1, 1, 0), FakeMig(MIG2, 2, 0, "3g.40gb")])
+"""A GPU in two parts, as the driver and as the library tell of it."""
 
 
 class FakeNvml(ModuleType):
