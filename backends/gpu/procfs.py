@@ -94,7 +94,8 @@ def addresses(host: Host) -> list[str]:
 
 def counted(host: Host) -> list[str]:
     """The GPUs in the order in which NVIDIA's library numbers them (nvmlDeviceGetCount): without those excluded."""
-    return [address for address in addresses(host) if not (information(host, address) or Information()).excluded]
+    every = sorted(addresses(host), key=lambda address: (len(address), address))  # domains have four digits, or more
+    return [address for address in every if not (information(host, address) or Information()).excluded]
 
 
 def gpu_instances(host: Host, minor: int) -> list[int]:

@@ -157,6 +157,12 @@ def test_an_excluded_gpu_has_no_index(tmp_path: Path) -> None:
     assert given(gpu, by_index, GPU0, uuid(2), uuid(7)).env == {"NVIDIA_VISIBLE_DEVICES": "0,1,6"}
 
 
+def test_indices_follow_the_numbers_of_domains_not_their_letters(tmp_path: Path) -> None:
+    by_index = resource(device_id_strategy="index")
+    gpu = backend(tmp_path, nvidia_gpu("10000:3b:00.0", 0) + nvidia_gpu("2000:3b:00.0", 1), by_index)
+    assert given(gpu, by_index, GPU1).env == {"NVIDIA_VISIBLE_DEVICES": "0"}
+
+
 def test_volume_mounts(h100s: Gpu) -> None:
     edits = given(h100s, resource(device_list_strategy="volume-mounts"), GPU0)
     assert edits == ContainerEdits(
