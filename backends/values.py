@@ -244,6 +244,7 @@ PLACEHOLDER: Final = re.compile(r"\{([^{}\s]+)\}")
 
 Placement = Literal["spread", "pack"]
 PreStart = Literal["none", "check", "reset"]
+Edits = Literal["inline", "cdi", "both"]
 
 Options = TypeVar("Options", bound=msgspec.Struct)
 
@@ -263,6 +264,8 @@ class ResourceSpec(Generic[Options]):
     """Where several share: on the device with the most free replicas, or with the fewest."""
     pre_start: PreStart = "none"
     """What is done before a container starts: nothing; refuse hardware that is unhealthy now; also reset it."""
+    edits: Edits = "inline"
+    """How a container gets nodes and mounts: from the kubelet, by CDI from the container runtime, or both ways."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,6 +156,8 @@ def _gift(gift: Gift) -> Iterator[str]:
     for kind, pairs in (("env", gift.envs), ("annotation", gift.annotations)):
         yield from (wrapped(f"{kind} {name}={value}", 2, 4) for name, value in pairs.items())
     yield from (f"  CDI device {name}" for name in gift.cdi_devices)
+    if gift.cdi_spec:
+        yield f"  devices and mounts by {gift.cdi_spec}"
     if gift == Gift():
         yield "  nothing"
 

@@ -22,6 +22,7 @@ from backends.base import (
     TEXT,
     Attribute,
     Backend,
+    Edits,
     OptionsError,
     Placement,
     PreStart,
@@ -31,7 +32,17 @@ from backends.base import (
 )
 from backends.registry import BrokenBackendError, UnknownBackendError
 
-RESOURCE_KEYS: Final = ("name", "backend", "select", "exclude", "replicas", "placement", "pre_start", "options")
+RESOURCE_KEYS: Final = (
+    "name",
+    "backend",
+    "select",
+    "exclude",
+    "replicas",
+    "placement",
+    "pre_start",
+    "edits",
+    "options",
+)
 """What every resource may have; the rest are its backend's options."""
 
 RESOURCE_TYPES: Final[Mapping[str, Any]] = {
@@ -45,6 +56,7 @@ RESOURCE_TYPES: Final[Mapping[str, Any]] = {
     "replicas": Annotated[int, msgspec.Meta(ge=1)],
     "placement": Placement,
     "pre_start": PreStart,
+    "edits": Edits,
 }
 """Of those, the ones that are a single value."""
 _Value = TypeVar("_Value")
@@ -107,8 +119,10 @@ class _Table:
         replicas = self._common("replicas", RESOURCE_TYPES["replicas"], 1)
         placement: Placement = self._common("placement", Placement, "spread")
         pre_start: PreStart = self._common("pre_start", PreStart, "none")
+        edits: Edits = self._common("edits", Edits, "inline")
         if backend is not None and (options := self._options(backend)) is not None:
-            spec = ResourceSpec(str(self.table["backend"]), options, select, exclude, replicas, placement, pre_start)
+            common = select, exclude, replicas, placement, pre_start, edits
+            spec = ResourceSpec(str(self.table["backend"]), options, *common)
             resource = Resource(name, spec)
             self._check(backend, resource)
             self._check_reset(backend, resource)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from agent.cdi.answers import named
+from agent.cdi.names import file
 from agent.console import views
 from agent.console.control import NoSuchDeviceError
 from agent.discovery import backend_answers
@@ -289,18 +291,25 @@ def _gift(known: Knowledge, name: str, ids: Sequence[str]) -> tuple[views.Gift |
 
 def _edits(backend: Backend[Any], resource: Resource[Any], grant: Grant) -> tuple[views.Gift | None, str]:
     try:
-        return ask(lambda: _wrapped(backend_answers.edits(backend.edits(resource, [grant])))), ""
+        edits = backend_answers.edits(ask(lambda: backend.edits(resource, [grant])))
+        found = named(backend, resource, [grant], edits)
+        if found is None:
+            return _wrapped(edits), ""
+        # its nodes and mounts are a container's, too, whoever makes them
+        told = replace(found.edits, nodes=edits.nodes, mounts=edits.mounts)
+        return _wrapped(told, file(resource.name).text if resource.spec.edits == "cdi" else ""), ""
     except AllocationRefused as refusal:
         return None, refusal.sentence
     except Exception as error:  # noqa: BLE001  # a backend may raise anything, and Allocate would refuse
         return None, f"the backend {resource.spec.backend} failed: {shown(error)}"
 
 
-def _wrapped(edits: ContainerEdits) -> views.Gift:
+def _wrapped(edits: ContainerEdits, cdi_spec: str = "") -> views.Gift:
     return views.Gift(
         dict(edits.env),
         tuple(views.GivenMount(it.path.text, it.container_path, it.read_only) for it in edits.mounts),
         tuple(views.GivenNode(it.path.text, it.container_path, it.permissions) for it in edits.nodes),
         dict(edits.annotations),
         edits.cdi_devices,
+        cdi_spec,
     )

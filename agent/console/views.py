@@ -218,6 +218,8 @@ class Gift(msgspec.Struct, frozen=True):
     devices: tuple[GivenNode, ...] = ()
     annotations: Mapping[str, str] = {}
     cdi_devices: tuple[str, ...] = ()
+    cdi_spec: str = ""
+    """The file by which the container runtime makes the nodes and mounts; empty where the kubelet has it make them."""
 
 
 class Explanation(msgspec.Struct, frozen=True):

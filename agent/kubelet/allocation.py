@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import structlog
 
+from agent.cdi.specifications import Specifications
 from agent.discovery import backend_answers
 from agent.discovery.backend_answers import ask
 from agent.hardware.jobs import Jobs, Kind, broken
@@ -41,6 +42,7 @@ class Allocator:
         jobs: Jobs,
         record: Callable[[Sequence[Held]], Awaitable[None]],
         claim_deadline: float = CLAIM_DEADLINE,
+        specifications: Specifications | None = None,
     ) -> None:
         """Prepare.
 
@@ -50,11 +52,13 @@ class Allocator:
             jobs: makes backends act.
             record: told what is about to be given; what it cannot write down refuses nothing.
             claim_deadline: seconds until the hardware is ready.
+            specifications: where resources hand out by CDI.
         """
         self._inventory = inventory
         self._backends = backends
         self._jobs = jobs
         self._record = record
+        self._specifications = specifications
         self._claim = Kind("claim", _FAILED, "Create the pod again", claim_deadline)
 
     async def allocate(self, name: str, ids: Sequence[str], told: Callable[[str], bool]) -> wire.Encoded:
@@ -81,7 +85,10 @@ class Allocator:
         grants = [self._still(name, grant, told) for grant in grants]
         backend = self._backends[resource.spec.backend]
         with _blaming("edits", resource, grants):
-            return wire.encode_allocate([backend_answers.edits(ask(partial(backend.edits, resource, grants)))])
+            edits = backend_answers.edits(ask(partial(backend.edits, resource, grants)))
+            if self._specifications is not None:
+                edits = await self._specifications.answer(resource, grants, edits)
+            return wire.encode_allocate([edits])
 
     def _configured(self, name: str) -> Resource[Any]:
         if (resource := self._inventory.resource(name)) is None:

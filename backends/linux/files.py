@@ -75,6 +75,11 @@ def _open(path: Path, flags: int, mode: int = 0o600) -> tuple[int, os.stat_resul
     return file, found
 
 
+def unfinished(path: Path) -> Path:
+    """What `replace` writes to before the file has its name."""
+    return path.with_name(f".{path.name}.new")
+
+
 def replace(path: Path, data: bytes, mode: int = 0o600, *, synced: bool = False) -> None:
     """Put a file of ours in the place of whatever is there; a write that was cut off leaves one `.<name>.new` at most.
 
@@ -83,7 +88,7 @@ def replace(path: Path, data: bytes, mode: int = 0o600, *, synced: bool = False)
     Raises:
         OSError: what was there before is there still.
     """
-    fresh = path.with_name(f".{path.name}.new")
+    fresh = unfinished(path)
     fresh.unlink(missing_ok=True)
     file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:

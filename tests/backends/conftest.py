@@ -1,22 +1,29 @@
-"""Checks in every test here that devices have the attributes that their backend says they have."""
+"""Checks in every test here that devices have the attributes that their backend says they have, and that a container gets
+the same by CDI as from the kubelet."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from agent.cdi import names, spec
+from agent.cdi.answers import named
 from backends import registry
 from backends.attributes import mistake
-from backends.base import Backend, Discovery
+from backends.base import Backend, ContainerEdits, Discovery, Grant, Resource
+from tests.cdi.runtime import container
+
+KINDS = ("cex", "chardev", "gpu", "infiniband", "mdev", "solarflare", "sriov", "vfio")
 
 
 @pytest.fixture(autouse=True, scope="session")
 def attributes_as_declared() -> Iterator[None]:
     """A selector of what a device has must never be refused as a mistake."""
     with pytest.MonkeyPatch.context() as patch:
-        for kind in ("cex", "chardev", "gpu", "infiniband", "mdev", "solarflare", "sriov", "vfio"):
+        for kind in KINDS:
             backend = registry.load(kind)
             patch.setattr(backend, "discover", _checked(backend))
         yield
@@ -36,3 +43,41 @@ def _checked(backend: type[Backend[Any]]) -> Any:
         return found
 
     return checked
+
+
+@pytest.fixture(autouse=True, scope="session")
+def the_same_by_cdi() -> Iterator[None]:
+    """Each answer of a backend: by its specification a runtime makes the nodes and mounts that a kubelet would have."""
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in KINDS:
+            backend = registry.load(kind)
+            patch.setattr(backend, "edits", _by_cdi_too(backend))
+        yield
+
+
+def _by_cdi_too(backend: type[Backend[Any]]) -> Any:
+    edits = backend.edits
+    compared = set[str]()
+
+    def both(self: Backend[Any], resource: Resource[Any], grants: Sequence[Grant]) -> ContainerEdits:
+        inline = edits(self, resource, grants)
+        if (what := f"{resource.name} {[grant.id for grant in grants]} {inline}") not in compared:
+            compared.add(what)
+            _compare(self, replace(resource, spec=replace(resource.spec, edits="cdi")), grants, inline)
+        return inline
+
+    return both
+
+
+def _compare(backend: Backend[Any], resource: Resource[Any], grants: Sequence[Grant], inline: ContainerEdits) -> None:
+    found = named(backend, resource, grants, inline)
+    if found is None:
+        assert (inline.nodes, inline.mounts) == ((), ())  # all that is built in can go by CDI
+        return
+    assert (found.edits.env, found.edits.nodes, found.edits.mounts) == (inline.env, (), ())
+    written = spec.encode(names.kind(resource.name), {name: spec.edits(it) for name, it in found.devices.items()})
+    ours = [name for name in found.edits.cdi_devices if name not in inline.cdi_devices]
+    assert found.edits.annotations == {**inline.annotations, names.annotation(resource.name): ",".join(ours)}
+    nodes, mounts = container([written], ours)
+    assert nodes == {it.container_path: (it.path.text, it.permissions) for it in inline.nodes}
+    assert mounts == {it.container_path: (it.path.text, it.read_only) for it in inline.mounts}

@@ -292,6 +292,10 @@ class Gift(betterproto.Message):
         4, betterproto.TYPE_STRING, betterproto.TYPE_STRING
     )
     cdi_devices: List[str] = betterproto.string_field(5)
+    cdi_spec: str = betterproto.string_field(6)
+    """
+    The file by which the container runtime makes the nodes and mounts; empty where the kubelet has it make them.
+    """
 
 
 @dataclass(eq=False, repr=False)

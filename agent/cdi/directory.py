@@ -1,0 +1,112 @@
+"""Keeps our specifications on disk: whole or not at all, and each known to be ours before it is there.
+
+A record in `state_dir` names the resources that have one: it is written before the first specification of a resource is, and
+again after the last is gone. No other file is ever removed, whatever it is called. All of it blocks.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from agent.cdi import names, spec
+from backends.base import Host, HostPath
+from backends.linux import files
+from backends.linux.nodes import NoNodeError, device_node
+
+_RECORD: Final = "cdi.json"
+_MOST_RECORDED: Final = 1 << 20  # bytes
+_MOST_READ: Final = 16 << 20  # bytes of a specification: 10,000 devices have 5 MB
+
+Devices = Mapping[str, spec.Edits]
+"""What a specification says of each device, by its name."""
+
+
+class Directory:
+    """The specifications, and the record of them."""
+
+    def __init__(self, host: Host, state_dir: Path) -> None:
+        self._host = host
+        self._record = state_dir / _RECORD
+
+    def recorded(self) -> frozenset[str]:
+        """The resources that have a specification of ours, or nearly had one.
+
+        Raises:
+            OSError: nobody can tell.
+        """
+        try:
+            return frozenset(
+                msgspec.json.decode(files.read(self._record, _MOST_RECORDED, follow=False), type=list[str])
+            )
+        except (FileNotFoundError, msgspec.MsgspecError):  # written by nobody but us, and whole: a strange one is none
+            return frozenset()
+
+    def update(self, resource: str, change: Callable[[Devices], Devices]) -> bool:
+        """Make another of a resource's specification, and write it where it says something else; is there one then?
+
+        Args:
+            resource: its name.
+            change: from what it says to what it is to say; nothing: no specification.
+
+        Raises:
+            OSError: it cannot be written, and says what it said; or the file is somebody else's.
+        """
+        path, kind = self._host.local(names.file(resource)), names.kind(resource)
+        before = _read(path, kind)
+        after = {name: self._resolved(edits) for name, edits in change(before).items()}
+        if not after:
+            self.remove(resource)
+        elif after != before:
+            self._note(self.recorded() | {resource})
+            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            files.replace(path, spec.encode(kind, after), 0o644, synced=True)
+        return bool(after)
+
+    def remove(self, resource: str) -> bool:
+        """Remove a resource's specification, and what a write that was cut off left of it; was it there?
+
+        Raises:
+            OSError: it is there still; or the file is somebody else's.
+        """
+        path = self._host.local(names.file(resource))
+        files.unfinished(path).unlink(missing_ok=True)
+        if is_there := bool(_read(path, names.kind(resource))):
+            path.unlink()
+        self._note(self.recorded() - {resource})
+        return is_there
+
+    def _note(self, resources: frozenset[str]) -> None:
+        if resources != self.recorded():
+            self._record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files.replace(self._record, msgspec.json.encode(sorted(resources)))
+
+    def _resolved(self, edits: spec.Edits) -> spec.Edits:
+        """With the nodes that links lead to: a runtime takes a link for no node, where a kubelet's way follows it."""
+        return msgspec.structs.replace(edits, device_nodes=[self._real(node) for node in edits.device_nodes])
+
+    def _real(self, node: spec.DeviceNode) -> spec.DeviceNode:
+        try:
+            real = device_node(self._host, HostPath(node.host_path or node.path)).path.text
+        except NoNodeError:
+            return node  # not there now, or outside /dev: as its backend says
+        return msgspec.structs.replace(node, host_path="" if real == node.path else real)
+
+
+def _read(path: Path, kind: str) -> dict[str, spec.Edits]:
+    """What our specification says; nothing if there is none.
+
+    Raises:
+        OSError: it cannot be read, or is not ours.
+    """
+    try:
+        found = spec.decode(files.read(path, _MOST_READ, follow=False), kind)
+    except FileNotFoundError:
+        return {}
+    if found is None:
+        raise FileExistsError(errno.EEXIST, "It is not Fairlead's; move it away", str(path))
+    return found

@@ -1,0 +1,209 @@
+"""Has specifications say what their resources' devices are: in step with the lists, and before any container is given a name.
+
+An entry stays as long as a pod may have its name: a container that starts again is made from it. Only the agent that serves
+the node keeps them in step; an Allocate writes what it names by itself. What cannot be written is tried again, and reported
+once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import structlog
+
+from agent.cdi import names, spec
+from agent.cdi.answers import first_id, listed, named
+from agent.cdi.directory import Devices, Directory
+from agent.discovery.sources.paths import Change, DirectoryWatch
+from agent.inventory.inventory import Inventory
+from agent.model import Slot
+from agent.runtime import patience
+from agent.runtime.chunked_work import in_slices
+from agent.runtime.errors import words
+from agent.runtime.problems import Problems, Trouble
+from agent.runtime.workers import NoWorkerError, Workers
+from backends.base import AllocationRefused, Backend, ContainerEdits, Grant, Host, Resource
+
+WRITE_DEADLINE: Final = 10.0
+"""Seconds that an Allocate waits for the disk; the kubelet's sync loop waits meanwhile (kubelet contract: A4)."""
+RETRY: Final = 10.0
+"""Seconds before what could not be written is tried again."""
+
+log = structlog.get_logger()
+
+
+class Specifications:
+    """Those of all resources."""
+
+    def __init__(
+        self,
+        host: Host,
+        state_dir: Path,
+        inventory: Inventory,
+        backends: Mapping[str, Backend[Any]],
+        problems: Problems | None = None,
+    ) -> None:
+        """Prepare; `backends` are those in force now, by their kinds."""
+        self._host, self._directory = host, Directory(host, state_dir)
+        self._inventory, self._backends = inventory, backends
+        self._problems = problems = problems or Problems()
+        self._watch = DirectoryWatch(self._removed, lambda: self.changed(self._written), problems=problems)
+        self._watch.watch(frozenset({host.local(names.DIRECTORY)}))
+        self._troubles: dict[str, Trouble] = {}
+        self._written: set[str] = set()  # resources that have a specification
+        self._stale: set[str] = set()
+        self._changed = asyncio.Event()
+        self._turn = asyncio.Lock()
+        self._workers = Workers("cdi", 1)
+
+    # --- an Allocate ---
+
+    async def answer(self, resource: Resource[Any], grants: Sequence[Grant], edits: ContainerEdits) -> ContainerEdits:
+        """What the kubelet is told, once the specification says what that names.
+
+        Raises:
+            AllocationRefused: it cannot be written.
+            Exception: whatever the backend raises.
+        """
+        found = named(self._backends[resource.spec.backend], resource, grants, edits)
+        if found is None:
+            return edits
+        needed = {name: spec.edits(it) for name, it in found.devices.items()}
+        try:
+            async with patience.timeout(WRITE_DEADLINE), self._turn:
+                await self._update(resource.name, lambda before: {**before, **needed})
+        except (OSError, NoWorkerError, TimeoutError) as error:
+            why = self._report(resource.name, error)
+            if resource.spec.edits == "both":
+                return edits
+            raise AllocationRefused(
+                f"{names.file(resource.name)}, by which the container runtime knows "
+                f"{', '.join(grant.id for grant in grants)} of {resource.name}, cannot be written: {why}. Ask this node's "
+                'administrator to let Fairlead write there, or to set edits = "inline".'
+            ) from error
+        return found.edits
+
+    # --- in step with the lists ---
+
+    def changed(self, resources: Iterable[str]) -> None:
+        """These resources have other devices, other claims, or another configuration."""
+        if stale := [name for name in resources if self._is_kept(name)]:
+            self._stale.update(stale)
+            self._changed.set()
+
+    def _is_kept(self, name: str) -> bool:
+        resource = self._inventory.resource(name)
+        return name in self._written or (resource is not None and resource.spec.edits != "inline")
+
+    async def run(self) -> None:
+        """Keep them in step, for ever; those of an earlier run that nobody wants any more go first. At the end all stay."""
+        try:
+            await self._begin()
+            async with anyio.create_task_group() as tasks:
+                await tasks.start(self._watch.run)
+                while True:
+                    self._changed.clear()
+                    for name in sorted(self._stale):
+                        await self._try(name)
+                    with anyio.move_on_after(RETRY if self._stale else None):
+                        await self._changed.wait()
+        finally:
+            self._workers.close()
+
+    async def _begin(self) -> None:
+        """Wait until there is something to do; a node whose resources need no specification has no thread and no watch."""
+        self._written |= await self._workers.start(self._directory.recorded)
+        self._workers.close()
+        self.changed({*self._written, *self._inventory.names()})
+        if not self._stale:
+            await self._changed.wait()
+
+    def _removed(self, path: Path, change: Change) -> None:
+        """Something happened in the directory; what is gone is written again."""
+        if change is Change.REMOVED:
+            gone = [
+                it for it in self._written if self._host.local(names.file(it)) in (path, path / names.file(it).name)
+            ]
+            self.changed(gone)
+
+    async def _try(self, name: str) -> None:
+        """Write one that is stale; if it cannot be written, it stays so."""
+        self._stale.discard(name)
+        try:
+            async with self._turn:
+                await self._refresh(name)
+        except (OSError, NoWorkerError) as error:
+            self._report(name, error)
+            self._stale.add(name)
+        except Exception:  # anyone's code; an Allocate asks it again, and refuses
+            log.exception("backend-failed", backend=self._inventory.kind(name), call="edits", resource=name)
+
+    async def _refresh(self, name: str) -> None:
+        """Have a specification say what there is, and what pods may still name.
+
+        Raises:
+            OSError: it cannot be written.
+            Exception: whatever the backend raises.
+        """
+        if name not in self._inventory.names():
+            await self._update(name, lambda _: {})
+            return
+        slots, claims = dict(self._inventory.slots(name)), dict(self._inventory.claims(name))
+        resource = self._inventory.resource(name)
+        fresh: dict[str, spec.Edits] = {}
+        if resource is not None and resource.spec.edits != "inline":
+            backend = self._backends[resource.spec.backend]
+            devices = {id(slot.device): slot.device for slot in slots.values() if slot.device is not None}.values()
+            found = await in_slices(listed(backend, resource, device) for device in devices)
+            fresh = {it[0]: spec.edits(it[1]) for it in found if it is not None}
+        kept = self._kept_for_pods(resource, slots, claims)
+        await self._update(name, lambda before: {**{it: before[it] for it in before if kept(it)}, **fresh})
+
+    def _kept_for_pods(
+        self, resource: Resource[Any] | None, slots: Mapping[str, Slot], claims: Iterable[str]
+    ) -> Callable[[str], bool]:
+        """May a pod have been given this name? Of one whose device is gone nobody can tell which it was."""
+        theirs: set[str] = set()
+        for device_id in claims:
+            slot = slots.get(device_id)
+            if resource is None or slot is None or slot.device is None:
+                return lambda _: True
+            first = first_id(self._backends[resource.spec.backend], resource, slot.device)
+            theirs |= {names.device(device_id), names.device(first)}
+        return theirs.__contains__
+
+    # --- the disk ---
+
+    async def _update(self, name: str, change: Callable[[Devices], Devices]) -> None:
+        """Write a specification in the thread; whoever calls this has the turn.
+
+        Raises:
+            OSError: it cannot be written.
+            NoWorkerError: an earlier write hangs.
+        """
+        if await self._workers.start(partial(self._directory.update, name, change)):
+            self._written.add(name)
+        else:
+            self._written.discard(name)
+        if (trouble := self._troubles.pop(name, None)) is not None:
+            trouble.healed()
+
+    def _report(self, name: str, error: Exception) -> str:
+        """Report what keeps a specification from being written; the reason."""
+        if name not in self._troubles:
+            self._troubles[name] = self._problems.trouble(
+                "cdi",
+                f"{names.file(name)}, which tells container runtimes of {name}, is not written",
+                "cdi-not-written",
+                "cdi-written",
+                resource=name,
+                then="trying again",
+            )
+        why = words(error) if str(error) else f"not done within {WRITE_DEADLINE:g} s"
+        self._troubles[name].report_once(why)
+        return why

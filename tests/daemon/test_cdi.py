@@ -1,0 +1,73 @@
+"""CDI in the daemon: specifications follow what is plugged in, pods get names, and what stays when the daemon goes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from agent.console.views import Gift, GivenNode
+from agent.simulation.pods import Phase
+from backends.base import Resource, ResourceSpec
+from backends.chardev import CharDevOptions, PathOption
+from tests.cdi.runtime import container, specs
+from tests.daemon.test_supervisor import Node, come_of_age, hurry, pod
+from tests.nodes import make_node
+from tests.wait import until
+
+PORT = "example.com/port"
+PORTS = Resource(
+    PORT, ResourceSpec("chardev", CharDevOptions([PathOption("/dev/ttyUSB*", permissions="rw")]), edits="cdi")
+)
+FILE = "run/cdi/fairlead_example.com_port.json"
+
+
+@pytest.fixture
+async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
+    node = Node(tmp_path_factory.mktemp("n"))
+    await node.kubelet.start()
+    yield node
+    await node.kubelet.stop()
+    node.notified.close()
+
+
+def known(node: Node) -> set[str]:
+    return {device["name"] for data in specs(node.root) for device in json.loads(data)["devices"]}
+
+
+async def test_specifications_follow_what_is_plugged_in_and_outlive_the_daemon_as_pods_do(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurry(monkeypatch)
+    async with node.running(PORTS) as agent:
+        make_node(node.root / "dev/ttyUSB0", "c", 188, 0)
+        await node.has(PORT, healthy=1)
+        await until(lambda: known(node) == {"ttyUSB0"})
+        gift = agent.control.explain("ttyUSB0").gift
+        assert gift is not None
+        assert gift == Gift(
+            devices=(GivenNode("/dev/ttyUSB0", "/dev/ttyUSB0", "rw"),),
+            annotations=gift.annotations,
+            cdi_devices=("fairlead.example.com/port=ttyUSB0",),
+            cdi_spec="/run/cdi/fairlead_example.com_port.json",
+        )
+        assert [*gift.annotations.values()] == ["fairlead.example.com/port=ttyUSB0"]
+        status = await node.kubelet.admit(pod(resource=PORT))
+        assert status.phase is Phase.RUNNING, status.message
+        make_node(node.root / "dev/ttyUSB1", "c", 188, 1)
+        (node.root / "dev/ttyUSB0").unlink()
+        await node.has(PORT, healthy=1, unhealthy=1)
+        await until(lambda: known(node) == {"ttyUSB0", "ttyUSB1"})
+        assert container(specs(node.root), gift.cdi_devices)[0] == {"/dev/ttyUSB0": ("/dev/ttyUSB0", "rw")}
+    assert known(node) == {"ttyUSB0", "ttyUSB1"}
+    other = replace(PORTS, name="example.com/other")
+    async with node.running(other):  # the pod has what is configured no more
+        await node.has(PORT, healthy=0, unhealthy=1)
+        await until(lambda: (node.root / "run/cdi/fairlead_example.com_other.json").exists())
+        assert (node.root / FILE).exists()
+        come_of_age(monkeypatch)
+        node.kubelet.end(pod(resource=PORT))
+        await until(lambda: not (node.root / FILE).exists())
+    assert known(node) == {"ttyUSB1"}
