@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import stat
@@ -13,6 +12,7 @@ from typing import Final
 from agent.console.doctor.findings import Finding, Patient, failure, fine, warning
 from agent.console.doctor.host import filesystem
 from agent.kubelet.checkpoint import FILE_NAME
+from agent.kubelet.lock import holder
 from agent.runtime.limits import SOCKET_DIRECTORY
 from backends.errors import reason_of
 from backends.linux import files
@@ -95,7 +95,7 @@ def agent(patient: Patient) -> Iterator[Finding]:
     directory = patient.config.agent.plugin_dir
     lock = directory / SOCKET_DIRECTORY / "lock"
     try:
-        opened = os.open(lock, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        pid = holder(lock)
     except FileNotFoundError:
         if directory.is_dir():
             yield failure("agent", "No Fairlead has run on this plugin directory yet.", _START)
@@ -105,14 +105,10 @@ def agent(patient: Patient) -> Iterator[Finding]:
     except OSError as error:
         yield warning("agent", f"{lock} cannot be read: {reason_of(error)}.", "Run as root.")
         return
-    try:
-        fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)  # an agent that starts this instant looks again 0.1 s later
-    except BlockingIOError:
-        yield fine("agent", f"Fairlead runs as process {os.pread(opened, 32, 0).decode(errors='replace')}.")
+    if pid:
+        yield fine("agent", f"Fairlead runs as process {pid}.")
     else:
         yield failure("agent", "No Fairlead runs on this plugin directory.", _START)
-    finally:
-        os.close(opened)
 
 
 def _connection(name: str, path: Path, consequence: str, mend: str) -> Finding:
