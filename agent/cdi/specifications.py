@@ -19,6 +19,7 @@ import structlog
 from agent.cdi import names, spec
 from agent.cdi.answers import first_id, listed, named
 from agent.cdi.directory import Devices, Directory
+from agent.cdi.foreign_names import ForeignNames
 from agent.discovery.sources.paths import Change, DirectoryWatch
 from agent.inventory.inventory import Inventory
 from agent.model import Slot
@@ -52,6 +53,7 @@ class Specifications:
         self._host, self._directory = host, Directory(host, state_dir)
         self._inventory, self._backends = inventory, backends
         self._problems = problems = problems or Problems()
+        self._foreign_names = ForeignNames(host, problems)
         self._watch = DirectoryWatch(self._removed, lambda: self.changed(self._written), problems=problems)
         self._watch.watch(frozenset({host.local(names.DIRECTORY)}))
         self._troubles: dict[str, Trouble] = {}
@@ -70,6 +72,7 @@ class Specifications:
             AllocationRefused: it cannot be written.
             Exception: whatever the backend raises.
         """
+        edits = await self._foreign_names.checked(resource, edits)
         found = named(self._backends[resource.spec.backend], resource, grants, edits)
         if found is None:
             return edits

@@ -24,9 +24,12 @@ from agent.runtime.problems import Problems
 from backends.base import AllocationRefused, Backend, ContainerEdits, Edits, Grant, Resource
 from backends.cex import Cex
 from backends.chardev import CharDev
+from backends.gpu import Gpu
 from tests.backends.cex_trees import ZcryptKernel, machine
 from tests.backends.cex_trees import resource as cex_set
 from tests.backends.chardevs import configured
+from tests.backends.gpus import resource as of_gpus
+from tests.backends.machines import hgx_h100, uuid
 from tests.backends.trees import plant, planted_host
 from tests.cdi.runtime import Container, container, specs
 from tests.wait import at_once, limit, until
@@ -120,6 +123,14 @@ async def test_a_container_has_the_same_inline_by_cdi_and_both_ways(tmp_path: Pa
     # kubelets before 1.28 know no other way
     assert [*told["cdi"].annotations.items()] == [(names.annotation(PORT), ",".join(every))]
     assert not list((tmp_path / "inline/run").iterdir())
+
+
+async def test_a_gpu_goes_by_nvidias_names_only_once_these_are_defined(tmp_path: Path) -> None:
+    house = House(tmp_path, hgx_h100(), of_gpus(device_list_strategy="cdi-cri", cdi_vendor="nvidia.com"), Gpu)
+    with pytest.raises(AllocationRefused, match=f"No CDI specification in .* defines nvidia.com/gpu={uuid(0)}, which"):
+        await house.allocate(uuid(0))
+    plant(tmp_path, f'run/cdi/n.json = {{"kind": "nvidia.com/gpu", "devices": [{{"name": "{uuid(0)}"}}]}}')
+    assert [it.name for it in (await house.allocate(uuid(0))).cdi_devices] == [f"nvidia.com/gpu={uuid(0)}"]
 
 
 async def test_a_thousand_tokens_of_a_node_are_one_device(tmp_path: Path) -> None:

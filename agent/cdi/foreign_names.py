@@ -1,0 +1,86 @@
+"""Lets no container name a device that no CDI specification defines, where a backend names others' (`nvidia.com/gpu=…`).
+
+A runtime cannot make such a container, and says so to nobody but itself, again and again. A device of the pod's own that is
+not defined is a refusal; what belongs to all (`gds=all`) is left out, and reported once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from agent.cdi.definitions import Definitions
+from agent.runtime import patience
+from agent.runtime.problems import Problems, Trouble
+from agent.runtime.workers import NoWorkerError, Workers
+from backends.base import AllocationRefused, ContainerEdits, Host, Resource
+
+READ_DEADLINE: Final = 10.0
+"""Seconds that an Allocate waits for the disk; the kubelet's sync loop waits meanwhile (kubelet contract: A4)."""
+
+_KEY: Final = "cdi.k8s.io/"
+"""In the key of an annotation that names devices; NVIDIA's may have something before it."""
+_FOR_ALL: Final = "=all"
+
+
+class ForeignNames:
+    """The names in backends' answers."""
+
+    def __init__(self, host: Host, problems: Problems) -> None:
+        self._definitions = Definitions(host)
+        self._problems = problems
+        self._left_out: dict[str, Trouble] = {}
+        self._workers = Workers("cdi definitions")
+
+    async def checked(self, resource: Resource[Any], edits: ContainerEdits) -> ContainerEdits:
+        """What a backend answers, without the names that no specification defines.
+
+        Raises:
+            AllocationRefused: it is not worth anything without one of them, or nobody can tell.
+        """
+        if not (wanted := _named(edits)):
+            return edits
+        try:
+            async with patience.timeout(READ_DEADLINE):
+                undefined = await self._workers.start(partial(self._definitions.undefined, wanted))
+        except (NoWorkerError, TimeoutError) as error:
+            raise AllocationRefused(
+                f"Whether {', '.join(sorted(wanted))} is there for {resource.name} cannot be read. Create the pod again."
+            ) from error
+        if own := sorted(name for name in undefined if not name.endswith(_FOR_ALL)):
+            raise AllocationRefused(
+                f"No CDI specification in /etc/cdi or /run/cdi defines {', '.join(own)}, which a container with "
+                f"{resource.name} is to have. Ask this node's administrator to have it written, or another name given."
+            )
+        for name in wanted:
+            self._tell(resource.name, name, is_there=name not in undefined)
+        return _without(edits, undefined) if undefined else edits
+
+    def _tell(self, resource: str, name: str, *, is_there: bool) -> None:
+        """Report a name that is left out, and that it is not any more."""
+        if is_there:
+            if (trouble := self._left_out.pop(name, None)) is not None:
+                trouble.healed()
+            return
+        if name not in self._left_out:
+            what = f"containers with {resource} are not given {name}"
+            self._left_out[name] = self._problems.trouble(
+                "cdi", what, "cdi-name-left-out", "cdi-name-given", resource=resource, subject=name
+            )
+        self._left_out[name].report_once("no CDI specification in /etc/cdi or /run/cdi defines it")
+
+
+def _named(edits: ContainerEdits) -> frozenset[str]:
+    """The devices that a backend names by CDI, in either way."""
+    values = [value for key, value in edits.annotations.items() if _KEY in key]
+    return frozenset((*edits.cdi_devices, *(name for value in values for name in value.split(","))))
+
+
+def _without(edits: ContainerEdits, names: frozenset[str]) -> ContainerEdits:
+    """The same without these names."""
+    kept = {
+        key: ",".join(name for name in value.split(",") if name not in names) if _KEY in key else value
+        for key, value in edits.annotations.items()
+    }
+    return replace(edits, annotations=kept, cdi_devices=tuple(it for it in edits.cdi_devices if it not in names))
