@@ -7,7 +7,10 @@ again after the last is gone. No other file is ever removed, whatever it is call
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Mapping
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +22,7 @@ from backends.linux import files
 from backends.linux.nodes import NoNodeError, device_node
 
 _RECORD: Final = "cdi.json"
+_LOCK: Final = "cdi.lock"
 _MOST_RECORDED: Final = 1 << 20  # bytes
 _MOST_READ: Final = 16 << 20  # bytes of a specification: 10,000 devices have 5 MB
 
@@ -31,7 +35,7 @@ class Directory:
 
     def __init__(self, host: Host, state_dir: Path) -> None:
         self._host = host
-        self._record = state_dir / _RECORD
+        self._record, self._lock = state_dir / _RECORD, state_dir / _LOCK
 
     def recorded(self) -> frozenset[str]:
         """The resources that have a specification of ours, or nearly had one.
@@ -57,14 +61,15 @@ class Directory:
             OSError: it cannot be written, and says what it said; or the file is somebody else's.
         """
         path, kind = self._host.local(names.file(resource)), names.kind(resource)
-        before = _read(path, kind)
-        after = {name: self._resolved(edits) for name, edits in change(before).items()}
-        if not after:
-            self.remove(resource)
-        elif after != before:
-            self._note(self.recorded() | {resource})
-            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            files.replace(path, spec.encode(kind, after), 0o644, synced=True)
+        with self._alone():
+            before = _read(path, kind)
+            after = {name: self._resolved(edits) for name, edits in change(before).items()}
+            if not after:
+                self._remove(resource)
+            elif after != before:
+                self._note(self.recorded() | {resource})
+                path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+                files.replace(path, spec.encode(kind, after), 0o644, synced=True)
         return bool(after)
 
     def remove(self, resource: str) -> bool:
@@ -73,6 +78,10 @@ class Directory:
         Raises:
             OSError: it is there still; or the file is somebody else's.
         """
+        with self._alone():
+            return self._remove(resource)
+
+    def _remove(self, resource: str) -> bool:
         path = self._host.local(names.file(resource))
         files.unfinished(path).unlink(missing_ok=True)
         if is_there := bool(_read(path, names.kind(resource))):
@@ -80,9 +89,19 @@ class Directory:
         self._note(self.recorded() - {resource})
         return is_there
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Be the only one who writes: an agent that has handed the node over may hang in a write of its own."""
+        self._lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = files.open_ours(self._lock)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
     def _note(self, resources: frozenset[str]) -> None:
         if resources != self.recorded():
-            self._record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             files.replace(self._record, msgspec.json.encode(sorted(resources)))
 
     def _resolved(self, edits: spec.Edits) -> spec.Edits:

@@ -7,14 +7,16 @@ Two resources never have one kind, nor two IDs one name. Grammar: CDI specificat
 
 from __future__ import annotations
 
+import hashlib
 import re
-import uuid
 from typing import Final
 
 from backends.base import HostPath
 
 DIRECTORY: Final = HostPath("/run/cdi")
 """Of generated specifications (/var/run is a link to /run); runtimes prefer it to /etc/cdi."""
+
+_DIGEST: Final = 16  # bytes; with what is before it 41 of the 63 characters that a key's name may have
 
 _OUTSIDE_CLASS: Final = re.compile(r"[^A-Za-z0-9-]")
 _OUTSIDE_NAME: Final = re.compile(r"[^A-Za-z0-9.:-]")
@@ -44,7 +46,7 @@ def qualified(resource: str, name: str) -> str:
 
 def annotation(resource: str) -> str:
     """The key of the annotation that names a container's devices; each resource has its own, since a kubelet keeps one."""
-    return f"cdi.k8s.io/fairlead_{uuid.uuid5(uuid.NAMESPACE_URL, resource)}"
+    return f"cdi.k8s.io/fairlead_{hashlib.blake2b(resource.encode(), digest_size=_DIGEST).hexdigest()}"
 
 
 def _written(text: str, outside: re.Pattern[str], first: str) -> str:

@@ -172,11 +172,13 @@ class Specifications:
     ) -> Callable[[str], bool]:
         """May a pod have been given this name? Of one whose device is gone nobody can tell which it was."""
         theirs: set[str] = set()
+        firsts: dict[int, str] = {}  # of a device with a thousand IDs told once
         for device_id in claims:
             slot = slots.get(device_id)
             if resource is None or slot is None or slot.device is None:
                 return lambda _: True
-            first = first_id(self._backends[resource.spec.backend], resource, slot.device)
+            if (first := firsts.get(id(slot.device))) is None:
+                first = firsts[id(slot.device)] = first_id(self._backends[resource.spec.backend], resource, slot.device)
             theirs |= {names.device(device_id), names.device(first)}
         return theirs.__contains__
 

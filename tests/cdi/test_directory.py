@@ -71,13 +71,13 @@ class Disk(RuleBasedStateMachine):
         resource=st.sampled_from([GPU, NIC]),
         ids=st.sets(st.sampled_from(["a", "0000:3b:00.0", "x/y"])),
         major=st.integers(0, 2),
-        steps=st.sampled_from([None, *range(26)]),
+        steps=st.sampled_from([None, *range(30)]),
     )
     def write(self, resource: str, ids: set[str], major: int, steps: int | None) -> None:
         wanted = {names.device(one): node(f"/dev/{major}") for one in ids}
         self._do(resource, wanted, steps, lambda it: it.update(resource, lambda _: wanted))
 
-    @rule(resource=st.sampled_from([GPU, NIC]), steps=st.sampled_from([None, *range(16)]))
+    @rule(resource=st.sampled_from([GPU, NIC]), steps=st.sampled_from([None, *range(20)]))
     def remove(self, resource: str, steps: int | None) -> None:
         self._do(resource, {}, steps, lambda it: it.remove(resource))
 

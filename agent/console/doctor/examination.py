@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from agent.console.doctor import host, kubelet, other_plugins, process
+from agent.console.doctor.cdi import cdi
 from agent.console.doctor.findings import Check, Finding, Patient, warning
 from agent.console.doctor.http import http
 
@@ -27,6 +28,7 @@ CHECKS: Final[Mapping[str, Check]] = {
     "boot": process.boot,
     "capabilities": process.capabilities,
     "selinux": process.selinux,
+    "cdi": cdi,
     "http": http,
 }
 
