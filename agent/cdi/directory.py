@@ -17,11 +17,11 @@ from typing import Final
 import msgspec
 
 from agent.cdi import names, spec
+from agent.cdi.on_demand import RECORD
 from backends.base import Host, HostPath
 from backends.linux import files
 from backends.linux.nodes import NoNodeError, device_node
 
-_RECORD: Final = "cdi.json"
 _LOCK: Final = "cdi.lock"
 _MOST_RECORDED: Final = 1 << 20  # bytes
 _MOST_READ: Final = 16 << 20  # bytes of a specification: 10,000 devices have 5 MB
@@ -35,7 +35,7 @@ class Directory:
 
     def __init__(self, host: Host, state_dir: Path) -> None:
         self._host = host
-        self._record, self._lock = state_dir / _RECORD, state_dir / _LOCK
+        self._record, self._lock = state_dir / RECORD, state_dir / _LOCK
 
     def recorded(self) -> frozenset[str]:
         """The resources that have a specification of ours, or nearly had one.

@@ -19,7 +19,6 @@ import structlog
 from agent.cdi import names, spec
 from agent.cdi.answers import first_id, listed, named
 from agent.cdi.directory import Devices, Directory
-from agent.cdi.foreign_names import ForeignNames
 from agent.discovery.sources.paths import Change, DirectoryWatch
 from agent.inventory.inventory import Inventory
 from agent.model import Slot
@@ -47,13 +46,12 @@ class Specifications:
         state_dir: Path,
         inventory: Inventory,
         backends: Mapping[str, Backend[Any]],
-        problems: Problems | None = None,
+        problems: Problems,
     ) -> None:
         """Prepare; `backends` are those in force now, by their kinds."""
         self._host, self._directory = host, Directory(host, state_dir)
         self._inventory, self._backends = inventory, backends
-        self._problems = problems = problems or Problems()
-        self._foreign_names = ForeignNames(host, problems)
+        self._problems = problems
         self._watch = DirectoryWatch(self._removed, lambda: self.changed(self._written), problems=problems)
         self._watch.watch(frozenset({host.local(names.DIRECTORY)}))
         self._troubles: dict[str, Trouble] = {}
@@ -72,7 +70,6 @@ class Specifications:
             AllocationRefused: it cannot be written.
             Exception: whatever the backend raises.
         """
-        edits = await self._foreign_names.checked(resource, edits)
         found = named(self._backends[resource.spec.backend], resource, grants, edits)
         if found is None:
             return edits
@@ -106,7 +103,9 @@ class Specifications:
     async def run(self) -> None:
         """Keep them in step, for ever; those of an earlier run that nobody wants any more go first. At the end all stay."""
         try:
-            await self._begin()
+            async with self._turn:
+                self._written |= await self._workers.start(self._directory.recorded)
+            self.changed({*self._written, *self._inventory.names()})
             async with anyio.create_task_group() as tasks:
                 await tasks.start(self._watch.run)
                 while True:
@@ -117,14 +116,6 @@ class Specifications:
                         await self._changed.wait()
         finally:
             self._workers.close()
-
-    async def _begin(self) -> None:
-        """Wait until there is something to do; a node whose resources need no specification has no thread and no watch."""
-        self._written |= await self._workers.start(self._directory.recorded)
-        self._workers.close()
-        self.changed({*self._written, *self._inventory.names()})
-        if not self._stale:
-            await self._changed.wait()
 
     def _removed(self, path: Path, change: Change) -> None:
         """Something happened in the directory; what is gone is written again."""

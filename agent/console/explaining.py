@@ -6,8 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from agent.cdi.answers import named
-from agent.cdi.names import file
 from agent.console import views
 from agent.console.control import NoSuchDeviceError
 from agent.discovery import backend_answers
@@ -292,16 +290,21 @@ def _gift(known: Knowledge, name: str, ids: Sequence[str]) -> tuple[views.Gift |
 def _edits(backend: Backend[Any], resource: Resource[Any], grant: Grant) -> tuple[views.Gift | None, str]:
     try:
         edits = backend_answers.edits(ask(lambda: backend.edits(resource, [grant])))
-        found = named(backend, resource, [grant], edits)
-        if found is None:
-            return _wrapped(edits), ""
-        # its nodes and mounts are a container's, too, whoever makes them
-        told = replace(found.edits, nodes=edits.nodes, mounts=edits.mounts)
-        return _wrapped(told, file(resource.name).text if resource.spec.edits == "cdi" else ""), ""
+        return _wrapped(edits) if resource.spec.edits == "inline" else _by_cdi(backend, resource, grant, edits), ""
     except AllocationRefused as refusal:
         return None, refusal.sentence
     except Exception as error:  # noqa: BLE001  # a backend may raise anything, and Allocate would refuse
         return None, f"the backend {resource.spec.backend} failed: {shown(error)}"
+
+
+def _by_cdi(backend: Backend[Any], resource: Resource[Any], grant: Grant, edits: ContainerEdits) -> views.Gift:
+    """The same with names; nodes and mounts are a container's, whoever makes them."""
+    from agent.cdi import answers, names  # noqa: PLC0415  # which most nodes can do without
+
+    if (found := answers.named(backend, resource, [grant], edits)) is None:
+        return _wrapped(edits)
+    told = replace(found.edits, nodes=edits.nodes, mounts=edits.mounts)
+    return _wrapped(told, names.file(resource.name).text if resource.spec.edits == "cdi" else "")
 
 
 def _wrapped(edits: ContainerEdits, cdi_spec: str = "") -> views.Gift:

@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from agent.cdi.specifications import Specifications
+from agent.cdi.on_demand import Cdi
 from agent.daemon.device_log import LOGGED_AT_MOST, of_id, tell
 from agent.daemon.feature_file import FeatureFile
 from agent.daemon.list_warnings import ListWarnings
@@ -44,10 +44,10 @@ class Publisher:
         kubernetes: Faces,
         pod_claims: PodClaims,
         history: Recorder,
-        specifications: Specifications,
+        cdi: Cdi,
     ) -> None:
         """Prepare; these are told, `counts` counts what changed, and `pod_claims` knows which pods it concerns."""
-        self._history, self._specifications = history, specifications
+        self._history, self._cdi = history, cdi
         self._inventory, self._serving = inventory, serving
         self._adopter, self._list_warnings = adopter, list_warnings
         self._features, self._counts = features, counts
@@ -78,7 +78,7 @@ class Publisher:
         for snapshot in self._inventory.take(now):
             before = self._serving.publish(snapshot, since)
             self._adopter.listed(snapshot)
-            self._specifications.changed([snapshot.resource])
+            self._cdi.changed([snapshot.resource])
             # after the streams have sent it, which takes them two turns of the loop
             asyncio.get_running_loop().call_later(_TELL_AFTER, self._tell_soon, before, snapshot)
             self._list_warnings.tell_of_length(snapshot.resource)

@@ -20,7 +20,7 @@ import structlog
 from anyio import to_thread
 from anyio.abc import TaskGroup
 
-from agent.cdi.specifications import Specifications
+from agent.cdi.on_demand import Cdi
 from agent.claims.foreign_claims import Tracer
 from agent.claims.ledger import Ledger
 from agent.config import AgentConfig, Config
@@ -139,10 +139,8 @@ class Agent:
         self._features = None if features is None else FeatureFile(features, self._slots, problems=self.problems)
         self._preferences = Preferences(self.inventory, backends)
         specified = config.host, settings.state_dir, self.inventory, backends
-        self._specifications = Specifications(*specified, self.problems)
-        self._allocator = Allocator(
-            self.inventory, backends, self._jobs, self._record, specifications=self._specifications
-        )
+        self._cdi = Cdi(*specified, self.problems)
+        self._allocator = Allocator(self.inventory, backends, self._jobs, self._record, cdi=self._cdi)
         self._starter = self._make_starter(backends)
         self._pod_claims = self._make_pod_claims(settings)
         acting = self._reconciler, self._look_at, self._pod_claims.know
@@ -151,7 +149,7 @@ class Agent:
         self._serving = self._make_serving(settings)
         listeners = self._adopter, self._list_warnings, self._features, self.counts, self._kubernetes
         self.node.publisher = Publisher(
-            self.inventory, self._serving, *listeners, self._pod_claims, self._history, self._specifications
+            self.inventory, self._serving, *listeners, self._pod_claims, self._history, self._cdi
         )
         self._configuration_swap = self._make_configuration_swap(config)
         self._reloader = Reloader(
@@ -219,7 +217,7 @@ class Agent:
     def _released(self, ended: Sequence[Held]) -> None:
         self.node.released(ended)
         self._resumer.over(ended)
-        self._specifications.changed(held.resource for held in ended)
+        self._cdi.changed(held.resource for held in ended)
 
     def _make_kubernetes(self, config: Config) -> Faces:
         return Faces(
@@ -399,7 +397,7 @@ class Agent:
         """Put another configuration into force."""
         await self._configuration_swap.apply(change, SETTLE)
         self._kubernetes.configure(self.config.kubernetes)
-        self._specifications.changed(self.inventory.names())
+        self._cdi.changed(self.inventory.names())
         self._prepare_what_is_new()
 
     def _prepare_what_is_new(self) -> None:
@@ -441,7 +439,7 @@ class Agent:
                 tasks.start_soon(self._keep, "hardware", self._reconciler.run)
                 tasks.start_soon(self._keep, "history", partial(self._history.run, self._keeper.write_history))
                 tasks.start_soon(self._keep, "Kubernetes", self._kubernetes.run)
-                tasks.start_soon(self._keep, "CDI", self._specifications.run)
+                tasks.start_soon(self._keep, "CDI", self._cdi.run)
                 tasks.start_soon(self._prepare_hardware)
                 if self._features is not None:
                     tasks.start_soon(self._keep, "features", self._features.run)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import structlog
 
-from agent.cdi.specifications import Specifications
+from agent.cdi.on_demand import Cdi
 from agent.discovery import backend_answers
 from agent.discovery.backend_answers import ask
 from agent.hardware.jobs import Jobs, Kind, broken
@@ -42,7 +42,7 @@ class Allocator:
         jobs: Jobs,
         record: Callable[[Sequence[Held]], Awaitable[None]],
         claim_deadline: float = CLAIM_DEADLINE,
-        specifications: Specifications | None = None,
+        cdi: Cdi | None = None,
     ) -> None:
         """Prepare.
 
@@ -52,13 +52,13 @@ class Allocator:
             jobs: makes backends act.
             record: told what is about to be given; what it cannot write down refuses nothing.
             claim_deadline: seconds until the hardware is ready.
-            specifications: where resources hand out by CDI.
+            cdi: where resources hand out by CDI.
         """
         self._inventory = inventory
         self._backends = backends
         self._jobs = jobs
         self._record = record
-        self._specifications = specifications
+        self._cdi = cdi
         self._claim = Kind("claim", _FAILED, "Create the pod again", claim_deadline)
 
     async def allocate(self, name: str, ids: Sequence[str], told: Callable[[str], bool]) -> wire.Encoded:
@@ -86,8 +86,8 @@ class Allocator:
         backend = self._backends[resource.spec.backend]
         with _blaming("edits", resource, grants):
             edits = backend_answers.edits(ask(partial(backend.edits, resource, grants)))
-            if self._specifications is not None:
-                edits = await self._specifications.answer(resource, grants, edits)
+            if self._cdi is not None:
+                edits = await self._cdi.answer(resource, grants, edits)
             return wire.encode_allocate([edits])
 
     def _configured(self, name: str) -> Resource[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -146,3 +147,17 @@ def test_what_says_the_same_is_not_written_again(tmp_path: Path) -> None:
     before = (tmp_path / "run/cdi/fairlead_intel.com_sriov__net.json").stat().st_ino
     directory.update(NIC, lambda said: {**said, **mounts})
     assert (tmp_path / "run/cdi/fairlead_intel.com_sriov__net.json").stat().st_ino == before
+
+
+def test_two_agents_that_write_at_a_time_lose_nothing_of_each_other(tmp_path: Path) -> None:
+    host = planted_host(tmp_path)
+
+    def add(letter: str) -> None:
+        directory = Directory(host, tmp_path)
+        for n in range(20):
+            directory.update(GPU, lambda said, name=f"{letter}{n}": {**said, name: node("/dev/a")})  # type: ignore[misc]
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(add, "ab"))
+    (data,) = specs(tmp_path)
+    assert {it["name"] for it in checked(data)["devices"]} == {f"{letter}{n}" for letter in "ab" for n in range(20)}

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from agent.cdi import names
-from agent.cdi.specifications import Specifications
+from agent.cdi.on_demand import Cdi
 from agent.hardware.jobs import Jobs
 from agent.hardware.queue import HardwareQueue
 from agent.inventory.inventory import Inventory
@@ -51,22 +51,22 @@ class House:
         self.backend = kind(planted_host(root, tree), [resource])
         self.inventory = Inventory([resource], {resource.spec.backend: self.backend})
         self.problems = Problems()
-        self.specifications = self.another_run()
+        self.cdi = self.another_run()
         jobs = Jobs(HardwareQueue(), self._look)
         backends = {resource.spec.backend: self.backend}
-        self.allocator = Allocator(self.inventory, backends, jobs, self._record, specifications=self.specifications)
+        self.allocator = Allocator(self.inventory, backends, jobs, self._record, cdi=self.cdi)
         self.look()
 
-    def another_run(self, *resources: Resource[Any]) -> Specifications:
+    def another_run(self, *resources: Resource[Any]) -> Cdi:
         backends = {self.resource.spec.backend: self.backend}
         inventory = Inventory(resources, backends) if resources else self.inventory
-        return Specifications(self.backend.host, self.root / "state", inventory, backends, self.problems)
+        return Cdi(self.backend.host, self.root / "state", inventory, backends, self.problems)
 
     def look(self) -> None:
         kind = self.resource.spec.backend
         units = {*self.backend.units(), *(it.unit for it in self.inventory.devices(kind))}
         self.inventory.update(kind, {unit: self.backend.discover(unit).devices for unit in units})
-        self.specifications.changed([self.resource.name])
+        self.cdi.changed([self.resource.name])
 
     async def _look(self, _kind: str, _units: Set[str]) -> None:
         self.look()
@@ -82,7 +82,7 @@ class House:
     def end(self, *ids: str) -> None:
         """No pod has these any more."""
         self.inventory.unclaim([self.inventory.claims(self.resource.name)[one] for one in ids])
-        self.specifications.changed([self.resource.name])
+        self.cdi.changed([self.resource.name])
 
     def named(self) -> set[str]:
         """The devices that a runtime knows."""
@@ -95,7 +95,7 @@ class House:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.specifications.run)
+            tasks.start_soon(self.cdi.run)
             yield
             tasks.cancel_scope.cancel()
 
@@ -215,7 +215,7 @@ async def test_a_resource_that_goes_by_cdi_no_more_leaves_its_names_to_pods_that
     inline.update("chardev", {unit: house.backend.discover(unit).devices for unit in house.backend.units()})
     house.inventory.become(inline)
     async with house.running():
-        house.specifications.changed([PORT])
+        house.cdi.changed([PORT])
         await until(lambda: house.named() == {"ttyUSB1"})
         house.end("ttyUSB1")
         await until(lambda: not (tmp_path / FILE).exists())
@@ -226,7 +226,7 @@ async def test_the_next_run_removes_what_nobody_configures_or_holds_any_more_and
     await house.allocate("ttyUSB1")
     others = tmp_path / "run/cdi/fairlead_example.com_other.json"
     others.write_text("{}")
-    house.specifications = house.another_run(configured("example.com/kvm", paths=[{"path": "/dev/kvm"}]))
+    house.cdi = house.another_run(configured("example.com/kvm", paths=[{"path": "/dev/kvm"}]))
     async with house.running():
         await until(lambda: not (tmp_path / FILE).exists())
     assert others.exists()

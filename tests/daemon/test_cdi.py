@@ -7,15 +7,17 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from agent.console.views import Gift, GivenNode
+from agent.kubelet import lock
 from agent.simulation.pods import Phase
 from backends.base import Resource, ResourceSpec
 from backends.chardev import CharDevOptions, PathOption
 from tests.cdi.runtime import container, specs
-from tests.daemon.test_supervisor import Node, come_of_age, hurry, pod
+from tests.daemon.test_supervisor import NEVER, Node, come_of_age, hurry, pod
 from tests.nodes import make_node
-from tests.wait import until
+from tests.wait import settled, until
 
 PORT = "example.com/port"
 PORTS = Resource(
@@ -71,3 +73,18 @@ async def test_specifications_follow_what_is_plugged_in_and_outlive_the_daemon_a
         node.kubelet.end(pod(resource=PORT))
         await until(lambda: not (node.root / FILE).exists())
     assert known(node) == {"ttyUSB1"}
+
+
+async def test_an_agent_that_waits_for_another_writes_and_removes_nothing(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "_RETRY", NEVER)
+    make_node(node.root / "dev/ttyUSB0", "c", 188, 0)
+    async with node.running(PORTS):
+        await until(lambda: known(node) == {"ttyUSB0"})
+        with capture_logs() as lines:
+            async with node.running(replace(PORTS, name="example.com/other")):
+                await until(lambda: any(line["event"] == "another-agent-runs" for line in lines))
+                await settled()
+                files = {path.name for path in (node.root / "run/cdi").iterdir()}
+    assert files == {"fairlead_example.com_port.json"}
