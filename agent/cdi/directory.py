@@ -63,7 +63,8 @@ class Directory:
         path, kind = self._host.local(names.file(resource)), names.kind(resource)
         with self._alone():
             before = _read(path, kind)
-            after = {name: self._resolved(edits) for name, edits in change(before).items()}
+            wanted = change(before)
+            after = {name: it if it is before.get(name) else self._resolved(it) for name, it in wanted.items()}
             if not after:
                 self._remove(resource)
             elif after != before:
