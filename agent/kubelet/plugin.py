@@ -1,8 +1,8 @@
 """The device plugin service of one resource: what the kubelet calls.
 
-ListAndWatch is level-triggered: a stream remembers the generation it sent and sends the latest newer one,
-at once for the first change, then at most one message per `COALESCE` seconds (every message makes the
-kubelet rewrite its checkpoint: A3). All handlers are raw grpclib handlers: betterproto's servicer base hides
+ListAndWatch is level-triggered: a stream remembers the generation it sent and sends the latest newer one, at once
+for the first `CREDIT` changes, then at most one message per `COALESCE` seconds (every message makes the kubelet
+rewrite its checkpoint: A3). All handlers are raw grpclib handlers: betterproto's servicer base hides
 the stream, and an async-generator servicer leaks when the client dies while a send is blocked.
 """
 
@@ -40,7 +40,10 @@ if TYPE_CHECKING:
     from agent.model import Slot, Snapshot
 
 COALESCE: Final = 0.05
-"""Seconds between two messages of one stream."""
+"""Seconds between two messages of one stream, once its credit is spent."""
+
+CREDIT: Final = 3
+"""Messages that a stream may send at once: an event is often followed by a second one. `COALESCE` seconds earn one."""
 
 REMEMBERED: Final = 1.0
 """Seconds for which an ID that was missing from a list is not given out, though it is back (kubelet contract: A7.1).
@@ -229,13 +232,13 @@ class Plugin:
             self.on_call()
 
     async def _send_lists(self, stream: Stream[wire.EmptyCall, Any]) -> None:
-        sent, next_message = None, 0.0
+        sent, full = None, 0.0  # when the credit is whole again
         while not self._ending.is_set():
             snapshot = self._snapshot
             if snapshot is None or self._is_silent or (snapshot is sent and not self._sends_again):
                 self._news.clear()
                 await self._news.wait()
-            elif (wait := next_message - time.monotonic()) > 0:
+            elif (wait := full - (CREDIT - 1) * COALESCE - time.monotonic()) > 0:
                 await self._pause(wait)
             else:
                 while not self._list.encode(_AT_ONCE):  # noqa: ASYNC110  # others have their turn meanwhile
@@ -255,7 +258,7 @@ class Plugin:
                 self._sent, self._sending = snapshot.slots, None
                 self.sent_at = time.monotonic()
                 self.began = self.began or self.sent_at
-                sent, next_message = snapshot, self.sent_at + COALESCE
+                sent, full = snapshot, max(full, self.sent_at) + COALESCE
 
     async def _confirmed(self, snapshot: Snapshot) -> Snapshot:
         """The list to send: by now there may be a later one, with what is known to be held since."""

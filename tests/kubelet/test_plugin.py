@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 from unittest.mock import patch
 
 import h2.events
@@ -34,7 +36,7 @@ from agent.kubelet.api.v1beta1 import (
 )
 from agent.kubelet.api.v1beta1 import Device as ListedDevice
 from agent.kubelet.encoded_list import EncodedList
-from agent.kubelet.plugin import COALESCE, Plugin
+from agent.kubelet.plugin import COALESCE, CREDIT, Plugin
 from agent.kubelet.transport.server import SocketServer
 from agent.model import HEALTHY, Slot, Snapshot
 from backends.base import AllocationRefused
@@ -119,7 +121,7 @@ async def test_an_empty_list_is_a_list(stage: Stage) -> None:
         assert await listed(stream) == {}
 
 
-async def test_the_first_change_is_sent_at_once_and_further_ones_together(
+async def test_the_first_changes_are_sent_at_once_and_further_ones_together(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
@@ -127,9 +129,10 @@ async def test_the_first_change_is_sent_at_once_and_further_ones_together(
     stage.lists.put("first")
     async with stage.client.watch() as stream:
         await listed(stream)
-        clock.now += COALESCE
-        stage.lists.put("a0")
-        assert "a0" in await listed(stream)
+        clock.now += CREDIT * COALESCE
+        for n in range(CREDIT):
+            stage.lists.put(f"a{n}")
+            assert f"a{n}" in await listed(stream)
         assert not pauses
         counts = stage.plugin._counts
         for n in range(1, 4):
@@ -142,7 +145,7 @@ async def test_the_first_change_is_sent_at_once_and_further_ones_together(
             pass_time(COALESCE)
             await until(lambda: len(pauses) == 1)
             assert counts.updates == sent, "a moment too early"
-            clock.now += COALESCE * 0.2
+            clock.now += COALESCE * 0.1000001
             pass_time(COALESCE)
             assert {f"x{n}", f"y{n}", f"z{n}"} <= (await listed(stream)).keys()
             assert counts.updates == sent + 1
@@ -257,8 +260,11 @@ async def test_a_stream_that_is_ended_sends_trailers_and_no_other_is_accepted_un
     pauses = noted_pauses(stage.plugin, monkeypatch)
     stage.lists.put("a")
     async with stage.client.watch() as stream:
+        for device_id in "bcd"[: CREDIT - 1]:
+            await listed(stream)
+            stage.lists.put(device_id)
         await listed(stream)
-        stage.lists.put("b")
+        stage.lists.put("last")
         await until(lambda: bool(pauses))
         stage.plugin.end_stream()
         assert await received(stream) is None
@@ -268,7 +274,7 @@ async def test_a_stream_that_is_ended_sends_trailers_and_no_other_is_accepted_un
             await received(refused)
     stage.plugin.reopen()
     async with stage.client.watch() as stream:
-        assert await listed(stream) == healthy("ab")
+        assert "last" in await listed(stream)
 
 
 async def test_a_clients_death_is_seen_at_once(stage: Stage) -> None:
@@ -536,12 +542,14 @@ async def test_only_ids_in_the_last_list_sent_were_told(
             async with client.watch() as stream:
                 await listed(stream)
                 assert await ask(client, told, "a", "b", "x") == {"a": True, "b": True, "x": False}
-                clock.now += COALESCE
+                for n in range(CREDIT - 2):
+                    lists.put("b", numa_node=n)
+                    await listed(stream)
                 lists.drop("a")
                 assert await listed(stream) == healthy("b")
                 lists.put("a")  # back, but the message that says so waits for its turn
                 assert await ask(client, told, "a", "b") == {"a": False, "b": True}
-                clock.now += COALESCE
+                clock.now += COALESCE * 1.01
                 assert await listed(stream) == healthy("ba")
                 assert await ask(client, told, "a") == {"a": True}
     assert caplog.records == [], "an expected refusal is no news to grpclib"
@@ -598,6 +606,68 @@ async def test_an_id_that_is_back_is_given_once_the_kubelet_can_be_at_no_list_wi
             lists.drop("b")
             await listed(stream)
             assert plugin._left.keys() == {"b"}, "what is long past is forgotten"
+
+
+class Reader:
+    """A kubelet's end of a stream: the lists that it was sent, and when."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.lists: list[tuple[float, frozenset[str]]] = []
+        self._clock = clock
+
+    async def recv_message(self) -> wire.EmptyCall:
+        return wire.EmptyCall()
+
+    async def send_message(self, message: Any) -> None:
+        ids = frozenset(device_id for device_id, *_ in wire.DeviceList.parse(bytes(message)).devices)
+        self.lists.append((self._clock.now, ids))
+
+    def may_lack(self, device_id: str, now: float) -> bool:
+        """May the kubelet be at a list without this ID? It has read what took it away more than `REMEMBERED` ago."""
+        took_away = [
+            at
+            for (_, before), (at, after) in itertools.pairwise(self.lists)
+            if device_id in before and device_id not in after
+        ]
+        is_recent = any(now - at < plugin_module.REMEMBERED for at in took_away)
+        return is_recent or device_id not in self.lists[-1][1]
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from([0, 1, 2, 5, 60])), max_size=10))
+def test_no_id_is_given_that_a_list_the_kubelet_may_be_at_lacks_and_lists_never_come_too_often(
+    flips: list[tuple[str, int]],
+) -> None:
+    """However quickly what leaves the list comes back; the steps are fifths of the pause between lists."""
+
+    async def play() -> None:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            clock = Clock(monkeypatch)
+            plugin, reader = Plugin(TOY, nothing), Reader(clock)
+            lists = Lists(plugin)
+            lists.put("a", "b", "c")
+            stream = asyncio.ensure_future(plugin._list_and_watch(cast("Any", reader)))
+            await turns()
+            for device_id, steps in [*flips, ("c", 10)]:
+                (lists.drop if device_id in lists.listing.slots else lists.put)(device_id)
+                for _ in range(steps):
+                    await turns()
+                    for asked in "abc":
+                        assert plugin._was_told(asked) is not reader.may_lack(asked, clock.now)
+                    clock.now += 0.2 * COALESCE
+                    pass_time(0.2 * COALESCE)
+            assert reader.lists[-1][1] == lists.listing.slots.keys(), "the last list is right"
+            for (earlier, _), (later, _) in zip(reader.lists, reader.lists[CREDIT:], strict=False):
+                assert later - earlier >= COALESCE * 0.999
+            plugin.end_stream()
+            await stream
+
+    asyncio.run(play())
+
+
+async def turns() -> None:
+    """Nothing that is played here needs more turns of the loop."""
+    for _ in range(20):
+        await asyncio.sleep(0)
 
 
 async def test_an_id_that_leaves_again_while_an_allocate_waits_for_it_is_not_given(
