@@ -24,13 +24,11 @@ from pathlib import Path
 from typing import Final
 
 import anyio
-import betterproto
 import structlog
 from grpclib.client import UnaryUnaryMethod
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 from agent.kubelet import wire
-from agent.kubelet.api.v1beta1 import AllocateRequest, ContainerAllocateRequest, PreStartContainerRequest
 from agent.kubelet.lock import identity
 from agent.kubelet.transport.calling import apart
 from agent.kubelet.transport.server import listen
@@ -177,7 +175,7 @@ class Relay:
             AllocationRefused: with the standby's sentence for the pod's owner.
             StandbyLostError: nobody has answered.
         """
-        return await self._ask(resource, "Allocate", AllocateRequest([ContainerAllocateRequest(list(ids))]))
+        return await self._ask(resource, "Allocate", wire.encode_allocate_call(ids))
 
     async def pre_start(self, resource: str, ids: Sequence[str]) -> None:
         """See that a container may start with these IDs.
@@ -186,9 +184,9 @@ class Relay:
             AllocationRefused: with the standby's sentence for the pod's owner.
             StandbyLostError: nobody has answered.
         """
-        await self._ask(resource, "PreStartContainer", PreStartContainerRequest(list(ids)))
+        await self._ask(resource, "PreStartContainer", wire.encode_ids(ids))
 
-    async def _ask(self, resource: str, method: str, request: betterproto.Message) -> wire.Encoded:
+    async def _ask(self, resource: str, method: str, request: wire.Encoded) -> wire.Encoded:
         self.waiting[resource] += 1
         try:
             self.on_wait(resource)
@@ -201,7 +199,7 @@ class Relay:
                 self._channels[resource] = channel
             path = wire.PLUGIN_SERVICE + method
             call = UnaryUnaryMethod[wire.Encoded, wire.Encoded](channel, path, wire.Encoded, wire.Encoded)
-            return await apart(call(wire.Encoded(bytes(request))))
+            return await apart(call(request))
         except GRPCError as error:
             raise AllocationRefused(error.message or error.status.name) from None
         except (OSError, StreamTerminatedError, *wire.SENSELESS) as error:

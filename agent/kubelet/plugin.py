@@ -21,7 +21,6 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 
 from agent.kubelet import wire
-from agent.kubelet.api.v1beta1 import DevicePluginOptions, PreStartContainerResponse
 from agent.kubelet.encoded_list import EncodedList
 from agent.kubelet.handover import StandbyLostError
 from agent.kubelet.other_plugins import Offer
@@ -131,11 +130,10 @@ class Plugin:
     # --- for the daemon ---
 
     @property
-    def options(self) -> DevicePluginOptions:
+    def options(self) -> wire.PluginOptions:
         """What the kubelet is told to ask for; it reads them when the resource is registered (kubelet contract: A1)."""
-        return DevicePluginOptions(
-            pre_start_required=self._check_start is not None,
-            get_preferred_allocation_available=self._prefer_ids is not None,
+        return wire.PluginOptions(
+            pre_start=self._check_start is not None, preferred_allocation=self._prefer_ids is not None
         )
 
     @property
@@ -199,9 +197,7 @@ class Plugin:
             wire.PLUGIN_SERVICE + "GetPreferredAllocation": Handler(
                 self._prefer, unary, wire.PreferredCall, wire.Encoded
             ),
-            wire.PLUGIN_SERVICE + "PreStartContainer": Handler(
-                self._pre_start, unary, wire.IdsCall, PreStartContainerResponse
-            ),
+            wire.PLUGIN_SERVICE + "PreStartContainer": Handler(self._pre_start, unary, wire.IdsCall, wire.Encoded),
         }
 
     async def _options(self, stream: Stream[wire.EmptyCall, wire.Encoded]) -> None:
@@ -365,14 +361,14 @@ class Plugin:
         await stream.send_message(wire.encode_preferred(preferred))
         self._counts.preferring.observe(time.monotonic() - began)
 
-    async def _pre_start(self, stream: Stream[wire.IdsCall, PreStartContainerResponse]) -> None:
+    async def _pre_start(self, stream: Stream[wire.IdsCall, wire.Encoded]) -> None:
         call = await _receive(stream)
         if self._check_start is not None:
             try:
                 await self._let_start(self._check_start, call.ids)
             except AllocationRefused as refusal:
                 raise GRPCError(Status.FAILED_PRECONDITION, refusal.sentence) from None
-        await stream.send_message(PreStartContainerResponse())
+        await stream.send_message(wire.Encoded())  # PreStartContainerResponse has no fields
 
     async def _let_start(self, check: PreStart, ids: Sequence[str]) -> None:
         if self.relay is not None:

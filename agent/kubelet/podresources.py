@@ -11,7 +11,6 @@ from grpclib.client import UnaryUnaryMethod
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
-from agent.kubelet.api.v1 import AllocatableResourcesRequest, ListPodResourcesRequest
 from agent.kubelet.transport.calling import apart
 from agent.kubelet.transport.write_gathering import GatheringChannel
 from agent.kubelet.wire import SENSELESS, Allocatable, Codec, Encoded, PodList, allocatable_names, pod_devices
@@ -20,7 +19,6 @@ from agent.runtime.chunked_work import in_slices
 MOST_BYTES: Final = 16 << 20
 """Of an answer: what the kubelet's own clients take."""
 
-_Request = TypeVar("_Request")
 _Part = TypeVar("_Part")
 
 
@@ -40,7 +38,7 @@ async def list_pods(socket: Path, timeout: float) -> PodList:  # noqa: ASYNC109 
     Raises:
         PodResourcesError: no kubelet, no answer in time, or none that makes sense.
     """
-    return PodList(tuple(await _ask(socket, "List", ListPodResourcesRequest(), pod_devices, timeout)))
+    return PodList(tuple(await _ask(socket, "List", pod_devices, timeout)))
 
 
 async def list_allocatable(socket: Path, timeout: float) -> Allocatable:  # noqa: ASYNC109  # as above
@@ -49,14 +47,12 @@ async def list_allocatable(socket: Path, timeout: float) -> Allocatable:  # noqa
     Raises:
         PodResourcesError: as above, or the kubelet is older than 1.23.
     """
-    request = AllocatableResourcesRequest()
-    return Allocatable(frozenset(await _ask(socket, "GetAllocatableResources", request, allocatable_names, timeout)))
+    return Allocatable(frozenset(await _ask(socket, "GetAllocatableResources", allocatable_names, timeout)))
 
 
 async def _ask(
     socket: Path,
     method: str,
-    request: _Request,
     read: Callable[[bytes], Iterable[_Part]],
     timeout: float,  # noqa: ASYNC109  # as above
 ) -> list[_Part]:
@@ -64,8 +60,8 @@ async def _ask(
         raise PodResourcesError(f"{socket} is a symbolic link, which no kubelet makes: it is not followed; remove it")
     channel = GatheringChannel(path=str(socket), codec=Codec(), most_bytes=MOST_BYTES)
     try:
-        call = UnaryUnaryMethod[_Request, Encoded](channel, f"/v1.PodResourcesLister/{method}", type(request), Encoded)
-        return await in_slices(read(await apart(call(request, timeout=timeout))))
+        call = UnaryUnaryMethod[Encoded, Encoded](channel, f"/v1.PodResourcesLister/{method}", Encoded, Encoded)
+        return await in_slices(read(await apart(call(Encoded(), timeout=timeout))))  # neither request has fields
     except GRPCError as error:
         if error.status is Status.DEADLINE_EXCEEDED:  # it knows our deadline, and may see it pass a moment before us
             raise PodResourcesError(_silence(socket, timeout)) from error

@@ -25,7 +25,6 @@ from grpclib.client import UnaryUnaryMethod
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from agent.kubelet import wire
-from agent.kubelet.api.v1beta1 import DevicePluginOptions
 from agent.kubelet.transport.calling import apart
 from agent.kubelet.transport.server import SocketServer
 from agent.kubelet.transport.write_gathering import GatheringChannel
@@ -142,7 +141,7 @@ class Kubelet:
             finally:
                 self._attempts.discard(scope)
 
-    async def register(self, resource: str, endpoint: str, options: DevicePluginOptions) -> None:
+    async def register(self, resource: str, endpoint: str, options: wire.PluginOptions) -> None:
         """Announce our socket `endpoint` (relative to the plugin directory) as the plugin of `resource`.
 
         Returns when the kubelet has dialled back and opened ListAndWatch (A1).

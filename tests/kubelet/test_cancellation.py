@@ -13,12 +13,12 @@ from inotify_simple import INotify
 
 from agent.discovery.sources import paths
 from agent.discovery.sources.paths import DirectoryWatch
-from agent.kubelet.api.v1beta1 import DevicePluginOptions
 from agent.kubelet.lock import exclusive
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.podresources import list_pods
 from agent.kubelet.registration import Kubelet, Registrar
 from agent.kubelet.transport.server import SocketServer
+from agent.kubelet.wire import PluginOptions
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
 from tests.cancelling import cancelled_everywhere
 from tests.kubelet.plugins import TOY, Lists, nothing
@@ -90,7 +90,7 @@ async def test_a_registration_leaves_no_connection(tmp_path: Path) -> None:
             server = SocketServer([plugin], node.plugin_dir / "toy.sock")
             await server.open()
             try:
-                await it.register(TOY, "toy.sock", DevicePluginOptions())
+                await it.register(TOY, "toy.sock", PluginOptions())
             finally:
                 plugin.end_stream()
                 await server.shut_down(0.1)

@@ -28,7 +28,7 @@ from agent.kubelet.plugin import Plugin
 from agent.kubelet.preference import plain
 from agent.kubelet.registration import Kubelet, Registrar, RegistrationError
 from agent.kubelet.transport.server import SocketServer
-from agent.kubelet.wire import Encoded, PreferredRequest
+from agent.kubelet.wire import Encoded, PluginOptions, PreferredRequest
 from agent.simulation.changes import Change, Kind
 from agent.simulation.kubelet import DISCONNECT_DELAY
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
@@ -263,7 +263,7 @@ async def test_a_stream_that_has_ended_before_register_returns_is_not_waited_for
     original = Kubelet.register
     times = 0
 
-    async def slow(self: Kubelet, resource: str, endpoint: str, options: DevicePluginOptions) -> None:
+    async def slow(self: Kubelet, resource: str, endpoint: str, options: PluginOptions) -> None:
         nonlocal times
         await original(self, resource, endpoint, options)
         times += 1
@@ -389,13 +389,13 @@ async def test_a_new_kubelet_is_not_asked_over_the_connection_to_the_one_before(
     old = SocketServer([hanging := _Hanging()], kubelet.socket)
     await old.open()
     kubelet.look()
-    left = asyncio.ensure_future(kubelet.register("example.com/a", "a.sock", DevicePluginOptions()))
+    left = asyncio.ensure_future(kubelet.register("example.com/a", "a.sock", PluginOptions()))
     await until(lambda: hanging.asked == 1)
     new = SocketServer([_Accepting()], kubelet.socket)
     await new.open()
     kubelet.look()
     async with limit():
-        await kubelet.register("example.com/b", "b.sock", DevicePluginOptions())
+        await kubelet.register("example.com/b", "b.sock", PluginOptions())
     left.cancel()
     await asyncio.wait([left])
     await until(lambda: not old._connections)
@@ -432,7 +432,7 @@ async def test_an_answer_that_makes_no_sense_is_told_in_a_sentence(tmp_path: Pat
     server = SocketServer([Babbling()], kubelet.socket)
     await server.open()
     with pytest.raises(RegistrationError, match="the kubelet's answer makes no sense"):
-        await kubelet.register("example.com/a", "a.sock", DevicePluginOptions())
+        await kubelet.register("example.com/a", "a.sock", PluginOptions())
     await server.shut_down(0)
 
 
@@ -440,9 +440,11 @@ async def test_a_registration_says_what_the_plugin_wants_to_be_asked(tmp_path: P
     kubelet, accepting = Kubelet(tmp_path / "kubelet.sock"), _Accepting()
     server = SocketServer([accepting], kubelet.socket)
     await server.open()
-    options = DevicePluginOptions(get_preferred_allocation_available=True)
+    options = PluginOptions(preferred_allocation=True)
     await kubelet.register("example.com/a", "fairlead/a.sock", options)
-    assert accepting.asked == RegisterRequest("v1beta1", "fairlead/a.sock", "example.com/a", options)
+    assert accepting.asked == RegisterRequest(
+        "v1beta1", "fairlead/a.sock", "example.com/a", DevicePluginOptions(get_preferred_allocation_available=True)
+    )
     await server.shut_down(0)
 
 

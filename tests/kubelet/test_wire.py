@@ -17,6 +17,7 @@ from agent.kubelet.wire import (
     Codec,
     DeviceList,
     Encoded,
+    PluginOptions,
     PodDevices,
     PreferredCall,
     PreferredRequest,
@@ -24,6 +25,8 @@ from agent.kubelet.wire import (
     device_head,
     device_tail,
     encode_allocate,
+    encode_allocate_call,
+    encode_ids,
     encode_options,
     encode_preferred,
     encode_register,
@@ -110,11 +113,18 @@ def test_an_allocate_reply_is_written_as_betterproto_writes_it(containers: list[
 def test_a_registration_is_written_as_betterproto_writes_it(
     version: str, endpoint: str, resource: str, pre_start: bool, prefers: bool
 ) -> None:
-    options = api.DevicePluginOptions(pre_start, prefers)
-    assert encode_options(options) == bytes(options)
+    options, theirs = PluginOptions(pre_start, prefers), api.DevicePluginOptions(pre_start, prefers)
+    assert encode_options(options) == bytes(theirs)
     assert encode_register(version, endpoint, resource, options) == bytes(
-        api.RegisterRequest(version, endpoint, resource, options)
+        api.RegisterRequest(version, endpoint, resource, theirs)
     )
+
+
+@quick
+@given(st.lists(long_text, max_size=5))
+def test_what_is_handed_on_to_a_standby_is_written_as_betterproto_writes_it(ids: list[str]) -> None:
+    assert encode_allocate_call(ids) == bytes(api.AllocateRequest([api.ContainerAllocateRequest(ids)]))
+    assert encode_ids(ids) == bytes(api.PreStartContainerRequest(ids))
 
 
 @quick
