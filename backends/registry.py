@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from importlib import import_module
-from importlib.metadata import entry_points
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from backends.base import Attribute, Backend
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 ENTRY_POINT_GROUP: Final = "fairlead.backends"
 
@@ -37,7 +39,7 @@ class BrokenBackendError(Exception):
 
 def names() -> list[str]:
     """Every backend that a resource may name, without importing any."""
-    return sorted({*_BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
+    return sorted({*_BUILT_IN, *(point.name for point in _installed())})
 
 
 def load(name: str) -> type[Backend[Any]]:
@@ -51,7 +53,7 @@ def load(name: str) -> type[Backend[Any]]:
         module, _, attribute = target.partition(":")
         built_in: type[Backend[Any]] = getattr(import_module(module), attribute)
         return built_in
-    for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
+    for point in _installed(name=name):
         try:
             found = point.load()
         except Exception as error:
@@ -61,6 +63,12 @@ def load(name: str) -> type[Backend[Any]]:
         backend: type[Backend[Any]] = found
         return backend
     raise UnknownBackendError(name)
+
+
+def _installed(**wanted: str) -> EntryPoints:
+    from importlib.metadata import entry_points  # noqa: PLC0415  # a twentieth of a start without any
+
+    return entry_points(group=ENTRY_POINT_GROUP, **wanted)
 
 
 def _fault(found: Any) -> str | None:

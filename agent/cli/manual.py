@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from importlib.metadata import version
 from inspect import cleandoc
 from typing import Final
 
 import click
+
+from agent.runtime.version import version
 
 _FILES = (
     ("/etc/fairlead/config.toml", "The configuration; `fairlead schema` describes it."),
@@ -46,7 +47,7 @@ def manual(ctx: click.Context) -> None:
 
 
 def _page(root: click.Context, group: click.Group) -> Iterator[str]:
-    yield f'.TH FAIRLEAD 8 "" "fairlead {version("fairlead")}" "System Administration"'
+    yield f'.TH FAIRLEAD 8 "" "fairlead {version()}" "System Administration"'
     yield from (".SH NAME", r"fairlead \- offer a node's hardware to Kubernetes")
     yield from (".SH SYNOPSIS", ".B fairlead", r"\fICOMMAND\fR [\fIOPTIONS\fR]")
     yield from (".SH DESCRIPTION", *_paragraphs(group.help or ""))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any, TypeVar
 
 import structlog
@@ -33,6 +32,7 @@ from agent.model import Slot, SlotKey
 from agent.runtime.chunked_work import in_batches, in_slices
 from agent.runtime.errors import FairleadError
 from agent.runtime.problems import Problems
+from agent.runtime.version import version
 from backends.base import Backend, Device, Problem
 
 log = structlog.get_logger()
@@ -70,7 +70,6 @@ class AgentControl:
         """The daemon has started now."""
         self._parts = parts
         self._clock, self._wall_clock = clock, wall
-        self._version = version("fairlead")
         self._node = node_name()
         self._started = wall()
         self._drawn: dict[str, Drawn] = {}
@@ -85,7 +84,7 @@ class AgentControl:
         self._drawn = {name: drawn for name, drawn in self._drawn.items() if name in names}
         devices = {name: await self._devices(name) for name in names}
         return views.Status(
-            self._version,
+            version(),
             self._started,
             self._wall_clock(),
             self._kubelet(),

@@ -8,7 +8,6 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +30,7 @@ from agent.runtime.errors import words
 from agent.runtime.notify import Notifier
 from agent.runtime.problems import Problems
 from agent.runtime.supervision import supervise
+from agent.runtime.version import version
 from backends.errors import reason_of
 
 _DIRECTORY_RETRY: Final = 1.0  # seconds
@@ -95,7 +95,7 @@ class Serving:
         self._leaving: set[str] = set()
         self._awaited = self._owner = ""
         self.standbys = Standbys()
-        self.predecessor = Predecessor(self._ours, f"{os.getpid()} {version('fairlead')}")
+        self.predecessor = Predecessor(self._ours, lambda: f"{os.getpid()} {version()}")
         self._is_giving, self._giving, self._starts_over = False, asyncio.Lock(), asyncio.Event()
         self._scope, self._acting = anyio.CancelScope(), anyio.CancelScope()
         self._acts, self._reported = asyncio.Lock(), asyncio.Event()

@@ -65,6 +65,7 @@ from agent.runtime.counts import Counts
 from agent.runtime.notify import Notifier
 from agent.runtime.problems import Problems
 from agent.runtime.supervision import supervise
+from agent.runtime.version import version
 from agent.runtime.watchdog import Watchdog
 from backends.base import Backend, Clears
 
@@ -75,6 +76,7 @@ LEAVE: Final = 20.0
 """Seconds that an agent which was told to end waits for a standby that is there to take over; less than what ends it."""
 
 _REPLY: Final = 0.1  # seconds in which the answer to who asked has left
+_STARTED: Final = 1.0  # seconds in which the start is over
 
 log = structlog.get_logger()
 
@@ -295,6 +297,7 @@ class Agent:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._stop, scope, number)
             loop.add_signal_handler(signal.SIGHUP, self._reloader.request)
+            loop.call_later(_STARTED, version)  # later, what is installed may be another one
             await self.run(garbage.settle)
         log.info("stopped")
 

@@ -214,10 +214,10 @@ class Relay:
 class Predecessor:
     """The agent that serves the node before us, as long as it is there."""
 
-    def __init__(self, directory: Path, introduction: str) -> None:
-        """Prepare; `directory` is that of the sockets, and the introduction our process and version."""
+    def __init__(self, directory: Path, introduce: Callable[[], str]) -> None:
+        """Prepare; `directory` is that of the sockets, and `introduce` tells our process and version."""
         self._path = directory / SOCKET
-        self._introduction = introduction
+        self._introduce = introduce
         self._writer: asyncio.StreamWriter | None = None
         self._is_ready = self._is_over = False
         self._ended: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
@@ -293,7 +293,8 @@ class Predecessor:
     def ready(self) -> None:
         """We have looked at the hardware."""
         self._is_ready = True
-        self._say("ready", self._introduction)
+        if self._writer is not None:
+            self._say("ready", self._introduce())
 
     async def end(self, resource: str) -> None:
         """Have its stream end, and wait until the kubelet has seen that."""
