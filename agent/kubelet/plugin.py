@@ -26,6 +26,7 @@ from agent.kubelet.handover import StandbyLostError
 from agent.kubelet.other_plugins import Offer
 from agent.kubelet.preference import Prefer, plain
 from agent.runtime.counts import Counts
+from agent.runtime.credit import Credit
 from agent.runtime.errors import brief_list
 from agent.runtime.patience import STEP, Running
 from backends.base import AllocationRefused
@@ -228,13 +229,13 @@ class Plugin:
             self.on_call()
 
     async def _send_lists(self, stream: Stream[wire.EmptyCall, Any]) -> None:
-        sent, full = None, 0.0  # when the credit is whole again
+        sent, credit = None, Credit(CREDIT, COALESCE)
         while not self._ending.is_set():
             snapshot = self._snapshot
             if snapshot is None or self._is_silent or (snapshot is sent and not self._sends_again):
                 self._news.clear()
                 await self._news.wait()
-            elif (wait := full - (CREDIT - 1) * COALESCE - time.monotonic()) > 0:
+            elif (wait := credit.wait(time.monotonic())) > 0:
                 await self._pause(wait)
             else:
                 while not self._list.encode(_AT_ONCE):  # noqa: ASYNC110  # others have their turn meanwhile
@@ -254,7 +255,8 @@ class Plugin:
                 self._sent, self._sending = snapshot.slots, None
                 self.sent_at = time.monotonic()
                 self.began = self.began or self.sent_at
-                sent, full = snapshot, max(full, self.sent_at) + COALESCE
+                credit.spend(self.sent_at)
+                sent = snapshot
 
     async def _confirmed(self, snapshot: Snapshot) -> Snapshot:
         """The list to send: by now there may be a later one, with what is known to be held since."""

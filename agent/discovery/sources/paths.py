@@ -11,21 +11,23 @@ import asyncio
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import anyio
 from anyio import TASK_STATUS_IGNORED, to_thread
 from anyio.abc import TaskStatus
-from inotify_simple import INotify, flags, parse_events
+from inotify_simple import INotify, flags
 
 from agent.discovery.sources.base import Beat, Emit, Resync, nobody
 from agent.discovery.sources.entries import Change, Entries, differences, entries_of
+from agent.discovery.sources.turns import read_in_turns
 from agent.runtime.problems import Problems, Trouble
-from agent.runtime.watchdog import beating
 from backends.base import Host, HostPath, PathChange
 
 __all__ = ["POLL", "Change", "DirectoryWatch", "PathSource", "Trail", "trail"]
@@ -33,9 +35,13 @@ __all__ = ["POLL", "Change", "DirectoryWatch", "PathSource", "Trail", "trail"]
 
 _APPEARED: Final = int(flags.CREATE | flags.MOVED_TO)
 _VANISHED: Final = int(flags.DELETE | flags.MOVED_FROM)
+_OVERFLOW: Final = int(flags.Q_OVERFLOW)
+_IGNORED: Final = int(flags.IGNORED)
 _ON_THE_WAY: Final = _APPEARED | _VANISHED
 _WANTED: Final = _ON_THE_WAY | int(flags.ATTRIB | flags.CLOSE_WRITE)
 _OPTIONS: Final = int(flags.ONLYDIR | flags.MASK_ADD)  # one inode may be wanted and on the way: add, never replace
+_HEAD: Final = struct.Struct("iIII")  # struct inotify_event: wd, mask, cookie, len; the name follows (inotify(7))
+_EVENT_BYTES: Final = _HEAD.size + 256  # of the longest name, NAME_MAX
 _READ_BYTES: Final = 16 << 10  # some 300 events between two turns of the event loop: 2 ms
 _EVERYTHING: Final = "/"  # stands for all directories where there is no inotify instance
 POLL: Final = 5.0
@@ -136,19 +142,13 @@ class DirectoryWatch:
                 task_status.started()
 
         self._inotify = inotify = await self._instance(start)
-        loop = asyncio.get_running_loop()
-        failed: asyncio.Future[None] = loop.create_future()
         try:
             self._settle(inotify, self._wanted)
-            # not wait_readable: a task that is woken for each event takes 0.1 ms longer
-            loop.add_reader(inotify.fileno(), self._receive, inotify, failed)
-            start()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._poll_for_ever, inotify)
-                await beating(lambda: asyncio.wait([failed]), self._beat)  # which, cancelled, leaves it as it is
-                failed.result()
+                tasks.start_soon(read_in_turns, inotify.fileno(), partial(self._receive, inotify), self._beat)
+                start()
         finally:
-            loop.remove_reader(inotify.fileno())
             inotify.close()
             self._inotify = None
             self._watched = _Watched()
@@ -188,25 +188,23 @@ class DirectoryWatch:
             elif now is not None:
                 self._on_change(directory, Change.CREATED)
 
-    def _receive(self, inotify: INotify, failed: asyncio.Future[None]) -> None:
-        """Read one batch; if there is more, the loop calls again."""
+    def _receive(self, inotify: INotify) -> bool:
+        """Read one batch; True if more may be waiting."""
         try:
             data = os.read(inotify.fileno(), _READ_BYTES)
-            moved = [self._take(wd, mask, name) for wd, mask, _, name in parse_events(data)]
-            if any(moved):
-                self._settle(inotify, frozenset())
         except BlockingIOError:
-            pass
-        except Exception as error:  # noqa: BLE001  # `run` raises it
-            if not failed.done():
-                failed.set_exception(error)
+            return False
+        moved = [self._take(wd, mask, name) for wd, mask, name in _events(data)]
+        if any(moved):
+            self._settle(inotify, frozenset())
+        return len(data) > _READ_BYTES - _EVENT_BYTES
 
     def _take(self, wd: int, mask: int, name: str) -> bool:
         """Report one event; True if wanted names may lead elsewhere now."""
-        if mask & flags.Q_OVERFLOW:
+        if mask & _OVERFLOW:
             self._on_overflow()
             return True
-        if mask & flags.IGNORED:  # the directory is gone, or unmounted
+        if mask & _IGNORED:  # the directory is gone, or unmounted
             return wd in self._watched.on_the_way or wd in self._watched.aliases
         change = Change.CREATED if mask & _APPEARED else Change.REMOVED if mask & _VANISHED else Change.CHANGED
         if name:
@@ -294,6 +292,15 @@ class DirectoryWatch:
             with suppress(OSError):  # it vanished again: an event says so
                 for name in os.listdir(directory):  # noqa: PTH208  # strings are enough
                     self._on_change(directory / name, Change.CREATED)
+
+
+def _events(data: bytes) -> Iterator[tuple[int, int, str]]:
+    """Descriptor, mask and name of each event; inotify_simple makes objects of them, which takes as long as all the rest."""
+    at = 0
+    while at < len(data):
+        wd, mask, _, size = _HEAD.unpack_from(data, at)
+        at += _HEAD.size + size
+        yield wd, mask, os.fsdecode(data[at - size : at].rstrip(b"\0"))
 
 
 def _open() -> INotify:

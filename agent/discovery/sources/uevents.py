@@ -14,18 +14,18 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Literal
 
 import pyudev
-from anyio import TASK_STATUS_IGNORED, to_thread, wait_readable
+from anyio import TASK_STATUS_IGNORED, to_thread
 from anyio.abc import TaskStatus
-from anyio.lowlevel import checkpoint
 
 from agent.discovery.sources.base import Beat, Emit, Resync, boot_id, nobody
+from agent.discovery.sources.turns import read_in_turns
 from agent.runtime import shortage
 from agent.runtime.counts import Counts
 from agent.runtime.errors import words
-from agent.runtime.watchdog import beating
 from backends.base import ANY_SUBSYSTEM, Host, HostPath, Record, Uevent
 from backends.errors import ShortageError
 
@@ -91,11 +91,7 @@ class UeventSource:
                 self._emit(Resync("uevents are received again after an interruption"))
             self._ran_before = True
             task_status.started()
-            while True:
-                await beating(lambda: wait_readable(sock), self._beat)
-                while self._receive(sock):
-                    self._beat()
-                    await checkpoint()
+            await read_in_turns(sock.fileno(), partial(self._receive, sock), self._beat)
 
     def _receive(self, sock: socket.socket) -> bool:
         """Read one batch; True if more may be waiting."""
