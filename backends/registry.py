@@ -53,7 +53,7 @@ def load(name: str) -> type[Backend[Any]]:
         module, _, attribute = target.partition(":")
         built_in: type[Backend[Any]] = getattr(import_module(module), attribute)
         return built_in
-    for point in _installed(name=name):
+    for point in _installed().select(name=name):
         try:
             found = point.load()
         except Exception as error:
@@ -65,10 +65,10 @@ def load(name: str) -> type[Backend[Any]]:
     raise UnknownBackendError(name)
 
 
-def _installed(**wanted: str) -> EntryPoints:
+def _installed() -> EntryPoints:
     from importlib.metadata import entry_points  # noqa: PLC0415  # a twentieth of a start without any
 
-    return entry_points(group=ENTRY_POINT_GROUP, **wanted)
+    return entry_points(group=ENTRY_POINT_GROUP)
 
 
 def _fault(found: Any) -> str | None:

@@ -6,8 +6,10 @@ It is rewritten with every list that a plugin sends, and may be stale; podresour
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -25,6 +27,7 @@ from backends.linux import files
 FILE_NAME: Final = "kubelet_internal_checkpoint"
 
 _MOST_BYTES: Final = 64 << 20  # 16 resources of 4 MiB each
+_AT_ONCE_BYTES: Final = 64 << 10  # are parsed in 0.2 ms: a node's 110 pods with a device each
 _MOST_IDS: Final = 50_000  # that pods have; a list of 4 MiB has no more of them
 
 _DEADLINE: Final = 5.0  # seconds in which this process runs
@@ -156,6 +159,27 @@ def read(plugin_dir: Path) -> Checkpoint | None:
     return Checkpoint((found.st_ino, found.st_mtime_ns, found.st_size), entries, _held(entries))
 
 
+def read_at_once(plugin_dir: Path) -> Checkpoint | None:
+    """The same, of what the kernel has in memory, as it has what the kubelet wrote a moment ago (RWF_NOWAIT, preadv2(2)).
+
+    A thread would take three times as long.
+
+    Raises:
+        BlockingIOError: it must be waited for, is long, or makes no sense: `read` it.
+    """
+    try:
+        with files.opened(plugin_dir / FILE_NAME, follow=False) as (file, found):
+            data = bytearray(min(found.st_size, _AT_ONCE_BYTES) + 1)
+            if os.preadv(file, [data], 0, os.RWF_NOWAIT) == found.st_size == len(data) - 1:
+                entries = parse(bytes(data[:-1]))
+                return Checkpoint((found.st_ino, found.st_mtime_ns, found.st_size), entries, _held(entries))
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        pass  # in a thread it can be waited for, and its fault said
+    raise BlockingIOError
+
+
 def _held(entries: Iterable[CheckpointEntry]) -> Mapping[str, frozenset[str]]:
     held: defaultdict[str, set[str]] = defaultdict(set)
     for entry in entries:
@@ -179,7 +203,7 @@ def record(plugin_dir: Path) -> tuple[float, Mapping[str, frozenset[str]]]:
 
 
 class CheckpointReader:
-    """Reads it in a thread, once for all who ask at the same time."""
+    """Reads it, in a thread if it must be waited for, once for all who ask at the same time."""
 
     def __init__(self, plugin_dir: Path) -> None:
         self._plugin_dir = plugin_dir
@@ -201,6 +225,11 @@ class CheckpointReader:
         Raises:
             CheckpointError: it cannot be read, is damaged, or the reading hangs.
         """
+        if not self._reading.locked():
+            with suppress(BlockingIOError):
+                self._last = self._begun + 1, read_at_once(self._plugin_dir)
+                self._begun += 1
+                return self._last[1]
         wanted = self._begun + 1  # the next to begin; the one under way may have seen the file before
         async with self._reading:
             number, found = self._last

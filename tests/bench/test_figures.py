@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.figures import Figure, document, figure, percentile, table
-from bench.limits import LIMITS
+from bench.figures import Figure, _is_met, document, figure, percentile, table
+from bench.limits import LIMITS, Limit
 
 HOW = "in a test"
 
@@ -35,17 +35,30 @@ def test_a_percentile_is_reached_by_its_share_of_the_samples(samples: list[float
 
 
 def test_a_limit_in_milliseconds_is_compared_with_the_p50() -> None:
-    assert met("event_to_list", "8", 1.0, 0.1) is True
-    assert met("event_to_list", "8", 1.1, 5.0) is False
+    assert met("event_to_list", "10,000", 6.0, 0.1) is True
+    assert met("event_to_list", "10,000", 6.1, 50.0) is False
 
 
 def test_a_limit_that_is_a_ratio_is_compared_with_the_baseline() -> None:
-    assert met("allocate", "1", 1.5, 1.0) is True
-    assert met("allocate", "1", 1.6, 1.0) is False
+    limited = Limit("ms", ratio=1.5)
+    assert _is_met(limited, 9.9, 1.5, None) is True
+    assert _is_met(limited, 0.1, 1.6, 0.1) is False
 
 
 def test_a_figure_without_a_limit_is_neither_met_nor_missed() -> None:
     assert met("exec_to_registered", "1", 1e6, 1.0) is None
+
+
+def test_a_limit_beside_the_bare_plugin_is_compared_with_that() -> None:
+    def beside(bare: float) -> bool | None:
+        return figure("event_to_list", "8", "ms", [1.35], [0.1], HOW, [bare]).met
+
+    assert (beside(1.0), beside(0.9)) == (True, False)
+
+
+def test_a_p99_is_told_only_where_there_are_a_hundred_samples() -> None:
+    assert figure("flip", "x", "ms", [1.0] * 99, [1.0], HOW).p99 is None
+    assert figure("flip", "x", "ms", [1.0] * 100, [1.0], HOW).p99 == 1.0
 
 
 def test_there_is_no_ratio_to_nothing() -> None:
@@ -75,10 +88,12 @@ def test_the_table_has_a_line_for_each_figure_and_the_numbers_asked_for() -> Non
         "10,000",
         "ms",
         "0.25",
-        "0.5",
+        "-",
         "2",
-        "2",
+        "-",
         "0.125",
+        "-",
+        "-",
         "<=",
         "1",
         "ms",
@@ -96,7 +111,7 @@ def test_the_json_has_the_keys_that_tools_read() -> None:
 
 
 def test_every_limit_has_exactly_one_bound() -> None:
-    assert all((limit.p50 is None) is not (limit.ratio is None) for limit in LIMITS.values())
+    assert all([limit.p50, limit.ratio, limit.bare].count(None) == 2 for limit in LIMITS.values())
 
 
 def test_figures_are_values() -> None:

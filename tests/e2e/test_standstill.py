@@ -33,6 +33,9 @@ def slowly(directory):
         slow.read_text()
     return read(directory)
 checkpoint.read = slowly
+def must_be_waited_for(_):
+    raise BlockingIOError
+checkpoint.read_at_once = must_be_waited_for
 """
 
 

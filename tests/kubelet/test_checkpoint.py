@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.kubelet import checkpoint
-from agent.kubelet.checkpoint import CheckpointEntry, CheckpointError, parse, read
+from agent.kubelet.checkpoint import CheckpointEntry, CheckpointError, CheckpointReader, parse, read, read_at_once
 
 WRITTEN = {
     "Data": {
@@ -82,3 +83,40 @@ def test_an_unreadable_file_is_told_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / checkpoint.FILE_NAME).mkdir()
     with pytest.raises(CheckpointError, match="cannot be read: Is a directory"):
         read(tmp_path)
+
+
+def test_what_the_kernel_has_in_memory_is_read_as_a_thread_would_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / checkpoint.FILE_NAME
+    assert read_at_once(tmp_path) is None
+    path.write_text(json.dumps(WRITTEN))
+    monkeypatch.setattr(os, "preadv", lambda file, buffers, offset, _: os_preadv(file, buffers, offset))
+    assert read_at_once(tmp_path) == read(tmp_path)
+    path.write_text(json.dumps(WRITTEN) + " " * checkpoint._AT_ONCE_BYTES)
+    with pytest.raises(BlockingIOError):  # it takes too long for the event loop
+        read_at_once(tmp_path)
+    path.write_text("{")
+    with pytest.raises(BlockingIOError):  # a thread finds out that it is damaged, and says so
+        read_at_once(tmp_path)
+
+
+os_preadv = os.preadv
+
+
+@pytest.mark.parametrize("error", [errno.EAGAIN, errno.EOPNOTSUPP, None])
+async def test_a_checkpoint_that_must_be_waited_for_is_read_in_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int | None
+) -> None:
+    """Its disk is asked, its file system cannot tell, or only a part of it is in memory."""
+
+    def preadv(*_: object) -> int:
+        if error is None:
+            return 1
+        raise OSError(error, os.strerror(error))
+
+    (tmp_path / checkpoint.FILE_NAME).write_bytes(json.dumps(WRITTEN).encode())
+    monkeypatch.setattr(os, "preadv", preadv)
+    reader = CheckpointReader(tmp_path)
+    assert await reader.read() == read(tmp_path)
+    reader.close()

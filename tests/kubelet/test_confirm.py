@@ -23,6 +23,10 @@ TOY = "example.com/toy"
 KIND = "stub"
 
 
+def must_be_waited_for(_: Path) -> Checkpoint | None:
+    raise BlockingIOError
+
+
 class Readings:
     """Stands for the reading of a checkpoint: each waits until it is let go, and counts."""
 
@@ -33,6 +37,7 @@ class Readings:
         self.go = threading.Event()
         self.go.set()
         monkeypatch.setattr(checkpoint, "read", self._read)
+        monkeypatch.setattr(checkpoint, "read_at_once", must_be_waited_for)
 
     def hold(self, *ids: str) -> None:
         self.found = Checkpoint((1, 1, 1), (), {TOY: frozenset(ids)})

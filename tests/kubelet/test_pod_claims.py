@@ -25,6 +25,7 @@ from agent.simulation.kubelet import Kubelet as SimulatedKubelet
 from agent.simulation.pods import Container, Pod
 from backends.base import Device
 from tests.kubelet.plugins import TOY, device
+from tests.kubelet.test_confirm import must_be_waited_for
 from tests.kubelet.test_podresources import Lister
 from tests.simulation.manual_clock import ManualClock
 from tests.simulation.plugin import ToyPlugin, devices
@@ -286,6 +287,7 @@ async def test_a_checkpoint_whose_reading_hangs_ends_nothing_and_costs_two_threa
 ) -> None:
     let_go = threading.Event()
     monkeypatch.setattr(checkpoint, "read", lambda _: let_go.wait())
+    monkeypatch.setattr(checkpoint, "read_at_once", must_be_waited_for)
     house.ledger.allocate([held("a")], house.now)
     before = threading.active_count()
     for _ in range(5):

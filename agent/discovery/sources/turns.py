@@ -13,7 +13,7 @@ from agent.runtime.watchdog import beating
 AT_ONCE: Final = 8
 """Reads that need not wait: what happens once is often told in several events."""
 
-TURN: Final = 0.01
+TURN: Final = 0.02
 """Seconds between two reads after those: what came meanwhile costs one look at the hardware instead of one for each."""
 
 
