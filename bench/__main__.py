@@ -6,6 +6,7 @@ import argparse
 import os
 import platform
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # before grpcio is imported: i
 from bench import messages, processes
 from bench.figures import Figure, document, table
 from bench.measure_allocate import allocate, allocate_concurrent
+from bench.measure_bursts import second_event, storms
 from bench.measure_flip import flip
 from bench.measure_health import unhealthy_to_list, xid_to_list
 from bench.measure_idle import everything, idle, whole
@@ -32,6 +34,15 @@ def _event_to_list(quick: bool) -> Iterable[Figure]:
     yield uevent_to_list(8, 20 if quick else 200)
     yield event_to_list(1_000, 20 if quick else 200)
     yield event_to_list(10_000, 10 if quick else 100)
+
+
+def _second_event(quick: bool) -> Iterable[Figure]:
+    for milliseconds in (5, 30):
+        yield second_event(milliseconds, 10 if quick else 100)
+
+
+def _storms(quick: bool) -> Iterable[Figure]:
+    yield from storms(1.0 if quick else 10.0)
 
 
 def _unhealthy_to_list(quick: bool) -> Iterable[Figure]:
@@ -76,8 +87,8 @@ def _exec_to_whole(quick: bool) -> Iterable[Figure]:
 
 
 def _kubelet_to_registered(quick: bool) -> Iterable[Figure]:
-    for resources, restarts in ((1, 30), (16, 30), (100, 15)):
-        yield kubelet_to_registered(resources, 5 if quick else restarts)
+    for resources, restarts in ((1, 30), (16, 30), (100, 40)):
+        yield from kubelet_to_registered(resources, 5 if quick else restarts)
 
 
 def _idle(quick: bool) -> Iterable[Figure]:
@@ -97,6 +108,8 @@ def _loop_step_max(quick: bool) -> Iterable[Figure]:
 
 _MEASURES: Final[Mapping[str, Callable[[bool], Iterable[Figure]]]] = {
     "event_to_list": _event_to_list,
+    "second_event": _second_event,
+    "storms": _storms,
     "tokens_to_list": _tokens_to_list,
     "unhealthy_to_list": _unhealthy_to_list,
     "xid_to_list": _xid_to_list,
@@ -115,7 +128,8 @@ _MEASURES: Final[Mapping[str, Callable[[bool], Iterable[Figure]]]] = {
 
 def _machine() -> dict[str, Any]:
     return {
-        "python": platform.python_version(),
+        "python": f"{platform.python_implementation()} {platform.python_version()}, {platform.python_compiler()}",
+        "optimised": "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or ""),
         "kernel": platform.release(),
         "cpus": os.cpu_count(),
         "load_average": os.getloadavg()[0],
@@ -135,6 +149,7 @@ def main() -> None:
     for name in arguments.only or _MEASURES:
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
         figures += _MEASURES[name](arguments.quick)
+    print(", ".join(f"{key}: {value}" for key, value in machine.items()))
     print(table(figures))
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(document(figures, machine))

@@ -1,6 +1,7 @@
-"""Measures this checkout beside another, on the node that KubeVirt expects: `python -m bench.beside CHECKOUT`.
+"""Measures this checkout beside another, in turns: `python -m bench.beside CHECKOUT`.
 
-The start and the memory of the two, in turns: what is built for other nodes must not cost this one anything.
+Events, one and two and storms of them, with eight devices; start and memory on the node that KubeVirt expects: what is built
+for other nodes must not cost that one anything.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -15,8 +18,12 @@ from agent.config import kubevirt
 from bench import messages, processes
 from bench.figures import Figure, figure, table
 from bench.kubelet import Kubelet
-from bench.processes import Agent, Offer, resident
+from bench.measure_bursts import pair, second_events, storms_of
+from bench.measure_lists import Side, in_turn, running_with
+from bench.processes import Agent, Offer, many_nodes, resident
+from tests.e2e import hermetic
 
+_DEVICES: Final = 8
 _SETTLE: Final = 2.0  # seconds after the registration
 _EXEC: Final = "from before the process is made until the last resource's ListAndWatch is open"
 _RSS: Final = "VmRSS 2 s after the registration"
@@ -36,6 +43,32 @@ def beside(other: Path, starts: int) -> list[Figure]:
         figure("exec_to_registered", "KubeVirt", "ms", times[messages.ROOT], times[other], _EXEC),
         figure("rss", "KubeVirt", "MB", memory[messages.ROOT], memory[other], _RSS),
     ]
+
+
+def events_beside(other: Path, events: int, seconds: float) -> list[Figure]:
+    """One event, and another 5 ms after it; then uevents, so many seconds of each rate."""
+    with tempfile.TemporaryDirectory() as home, ExitStack() as running:
+        agents = [many_nodes(Path(home, name), _DEVICES, code) for name, code in (("a", messages.ROOT), ("b", other))]
+        plays = [pair(agent) for agent in agents]
+        for agent, (kubelet, _, _) in zip(agents, plays, strict=True):
+            running.enter_context(running_with(agent, kubelet))
+        last = [Side(kubelet, causes[0], lambda *_: None) for kubelet, causes, _ in plays]
+        one = in_turn(last, events - events % 2)
+        two = second_events(plays, 0.005, events)
+    steady, storm, after = hermetic.call("bench.beside:storms", str(other), seconds)
+    return [
+        figure("event_to_list", "8", "ms", one[0], one[1], "a node comes or goes"),
+        figure("second_event", "5 ms later", "ms", two[0], two[1], "another one, so long after that"),
+        figure("steady_cpu", "1,000 uevents/s", "%", steady[:1], steady[1:], "CPU time meanwhile"),
+        figure("storm_cpu", f"{seconds * 10_000:,.0f} uevents", "s", storm[:1], storm[1:], "10,000 a second"),
+        figure("storm_to_list", "right after it", "ms", after[:1], after[1:], "a change"),
+    ]
+
+
+def storms(other: str, seconds: float) -> list[list[float]]:
+    return storms_of(
+        [partial(many_nodes, devices=_DEVICES, code=code) for code in (messages.ROOT, Path(other))], seconds
+    )
 
 
 def _start(code: Path) -> tuple[float, float]:
@@ -63,13 +96,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.beside", description=__doc__)
     parser.add_argument("checkout", type=Path, help="the other one; it runs with this one's dependencies")
     parser.add_argument("--starts", type=int, default=20, help="of each (default: 20)")
+    parser.add_argument("--events", type=int, default=100, help="of each (default: 100)")
     arguments = parser.parse_args()
     other: Path = arguments.checkout.resolve()
     if not (other / "agent").is_dir():
         parser.error(f"{other} has no agent/: it is no checkout of Fairlead")
     processes.set_up()
     processes.compile_all(other)
-    print(table(beside(other, arguments.starts)))
+    print(table([*events_beside(other, arguments.events, 10.0), *beside(other, arguments.starts)]))
 
 
 if __name__ == "__main__":

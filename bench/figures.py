@@ -9,7 +9,21 @@ from typing import Any, Final
 
 from bench.limits import LIMITS, Limit
 
-_COLUMNS: Final = ("figure", "size", "unit", "p50", "p99", "baseline p50", "p99", "ratio", "limit", "", "n")
+_COLUMNS: Final = (
+    "figure",
+    "size",
+    "unit",
+    "p50",
+    "p99",
+    "grpcio p50",
+    "p99",
+    "ratio",
+    "bare p50",
+    "ratio",
+    "limit",
+    "",
+    "n",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,15 +34,19 @@ class Figure:
     size: str
     unit: str
     p50: float
-    p99: float
+    p99: float | None
+    """None where there are fewer than 100 samples: it would be their maximum."""
     baseline_p50: float
-    baseline_p99: float
+    baseline_p99: float | None
     ratio: float | None
     """Of the two p50; None where the baseline's is nothing."""
     samples: int
     how: str
     """What exactly was measured, in one sentence."""
     limit: str | None = None
+    bare_p50: float | None = None
+    """Of the second baseline, a plugin on bare grpclib, where it was measured."""
+    bare_ratio: float | None = None
     met: bool | None = None
     """None where the design sets no limit."""
     reason: str | None = None
@@ -42,22 +60,38 @@ def percentile(samples: Iterable[float], share: float) -> float:
     return ordered[max(0, int(rank) - 1)]
 
 
-def figure(name: str, size: str, unit: str, agent: Sequence[float], baseline: Sequence[float], how: str) -> Figure:
+def figure(
+    name: str,
+    size: str,
+    unit: str,
+    agent: Sequence[float],
+    baseline: Sequence[float],
+    how: str,
+    bare: Sequence[float] = (),
+) -> Figure:
     """The figure that these samples make, judged by its limit."""
     p50, baseline_p50 = percentile(agent, 0.50), percentile(baseline, 0.50)
     ratio = p50 / baseline_p50 if baseline_p50 else None
+    bare_p50 = percentile(bare, 0.50) if bare else None
+    bare_ratio = p50 / bare_p50 if bare_p50 else None
     limit = LIMITS.get((name, size))
-    met = None if limit is None else _is_met(limit, p50, ratio)
+    met = None if limit is None else _is_met(limit, p50, ratio, bare_ratio)
     return Figure(
-        name, size, unit, p50, percentile(agent, 0.99), baseline_p50, percentile(baseline, 0.99), ratio, len(agent), how,
+        name, size, unit, p50, _p99(agent), baseline_p50, _p99(baseline), ratio, len(agent), how,
+        bare_p50=bare_p50,
+        bare_ratio=bare_ratio,
         limit=None if limit is None else str(limit),
         met=met,
         reason=limit.missed_because if limit is not None and met is False else None,
     )  # fmt: skip
 
 
-def _is_met(limit: Limit, p50: float, ratio: float | None) -> bool:
-    found = p50 if limit.p50 is not None else ratio
+def _p99(samples: Sequence[float]) -> float | None:
+    return percentile(samples, 0.99) if len(samples) >= 100 else None
+
+
+def _is_met(limit: Limit, p50: float, ratio: float | None, bare_ratio: float | None) -> bool:
+    found = p50 if limit.p50 is not None else ratio if limit.ratio is not None else bare_ratio
     return found is not None and found <= limit.bound
 
 
@@ -71,7 +105,7 @@ def table(figures: Sequence[Figure]) -> str:
 
 
 def _row(it: Figure) -> tuple[str, ...]:
-    numbers = (it.p50, it.p99, it.baseline_p50, it.baseline_p99, it.ratio)
+    numbers = (it.p50, it.p99, it.baseline_p50, it.baseline_p99, it.ratio, it.bare_p50, it.bare_ratio)
     verdict = {None: "", True: "met", False: "MISSED"}[it.met]
     return (it.name, it.size, it.unit, *map(_number, numbers), it.limit or "", verdict, str(it.samples))
 

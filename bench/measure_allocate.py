@@ -18,7 +18,7 @@ from bench import messages
 from bench.figures import Figure, figure
 from bench.kubelet import Kubelet
 from bench.names import device_names, resource_names
-from bench.processes import Agent, Baseline, Offer, Process
+from bench.processes import Agent, Bare, Baseline, Offer, Process
 
 _PODS: Final = 110  # of a node, at most, as the kubelet comes (maxPods)
 _AT_ONCE: Final = 32
@@ -36,23 +36,25 @@ Measure = Callable[[Any, Sequence[bytes]], list[float]]
 def allocate(agents: int) -> Figure:
     """One after the other."""
     samples = _measure(agents, 1, _one_by_one)
-    return figure("allocate", "1", "ms", *samples, _HOW)
+    return figure("allocate", "1", "ms", samples[0], samples[1], _HOW, samples[2])
 
 
 def allocate_concurrent(agents: int) -> Figure:
     """Many at once."""
     samples = _measure(agents, _AT_ONCE, _at_once)
-    return figure("allocate_concurrent", f"{_AT_ONCE}", "ms", *samples, f"{_HOW}; {_AT_ONCE} at a time")
+    how = f"{_HOW}; {_AT_ONCE} at a time"
+    return figure("allocate_concurrent", f"{_AT_ONCE}", "ms", samples[0], samples[1], how, samples[2])
 
 
-def _measure(agents: int, batch: int, measure: Measure) -> tuple[list[float], list[float]]:
-    samples: tuple[list[float], list[float]] = [], []
+def _measure(agents: int, batch: int, measure: Measure) -> list[list[float]]:
+    samples: list[list[float]] = [[], [], []]
     for _ in range(agents):
         with tempfile.TemporaryDirectory() as home, ExitStack() as running:
             agent = Agent(Path(home, "a"), [Offer(resource_names(1)[0])])
             baseline = Baseline(Path(home, "b"), 1, 1)
-            sides = [running.enter_context(_connection(process)) for process in (agent, baseline)]
-            requests = [_request(name) for name in device_names(_WARM_UP + _PODS)]
+            every: list[Process] = [agent, baseline, Bare(Path(home, "c"), 1, 1)]
+            sides = [running.enter_context(_connection(process)) for process in every]
+            requests = [request(name) for name in device_names(_WARM_UP + _PODS)]
             for channel in sides:
                 _one_by_one(channel, requests[:_WARM_UP])
             for first in range(_WARM_UP, len(requests) - batch + 1, batch):
@@ -62,7 +64,7 @@ def _measure(agents: int, batch: int, measure: Measure) -> tuple[list[float], li
     return samples
 
 
-def _request(device_id: str) -> bytes:
+def request(device_id: str) -> bytes:
     pb: Any = messages.load()
     container = pb.ContainerAllocateRequest(device_ids=[device_id])
     data: bytes = pb.AllocateRequest(container_requests=[container]).SerializeToString()

@@ -61,10 +61,10 @@ def idle(seconds: float) -> list[Figure]:
         for process in sides:
             running.enter_context(_registered(process, 1 if process is sides[2] else _RESOURCES))
         time.sleep(_SETTLE)
-        before = [_cpu_seconds(process.pid) for process in sides]
+        before = [cpu_seconds(process.pid) for process in sides]
         time.sleep(seconds)
         shares = [
-            (_cpu_seconds(process.pid) - used) / seconds * 100 for process, used in zip(sides, before, strict=True)
+            (cpu_seconds(process.pid) - used) / seconds * 100 for process, used in zip(sides, before, strict=True)
         ]
         rss = [resident(process.pid) for process in (agent, baseline)]
         pss = size_of(agent.pid, "smaps_rollup", "Pss")
@@ -163,6 +163,6 @@ def _registered(process: Process, resources: int) -> Iterator[None]:
         kubelet.stop()
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     """User and system time of all its threads, to the nanosecond (clock_getcpuclockid(3))."""
     return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)

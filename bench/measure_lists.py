@@ -16,7 +16,7 @@ from bench import messages
 from bench.figures import Figure, figure
 from bench.kubelet import Kubelet
 from bench.names import device_names, resource_names
-from bench.processes import Agent, Baseline, Offer, Process, many_nodes
+from bench.processes import Agent, Bare, Baseline, Offer, OnNodes, Process, many_nodes
 from tests.e2e import hermetic
 
 _GAP: Final = 0.055  # seconds after each event: one side's events are at least 110 ms apart
@@ -32,7 +32,7 @@ _TOKENS: Final = "mknod or unlink of the node that all tokens are of; until the 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The agent or the baseline: how to cause its events, and where its lists arrive."""
+    """The agent or a baseline: how to cause its events, and where its lists arrive."""
 
     kubelet: Kubelet
     cause: Callable[[], None]
@@ -42,18 +42,20 @@ class Side:
     """Done before the clock starts."""
 
 
-Samples = tuple[list[float], list[float]]
-"""Milliseconds: the agent's, the baseline's."""
+Samples = list[list[float]]
+"""Milliseconds: the agent's, the baseline's, and those of the bare plugin where it takes part."""
 
 
 def event_to_list(devices: int, events: int) -> Figure:
     """One of many nodes comes and goes."""
 
-    def on_last_node(agent: Agent) -> Side:
-        return _comes_and_goes(agent, device_names(devices)[-1], devices - 1, devices)
+    def on_last_node(process: OnNodes) -> Side:
+        return comes_and_goes(process, device_names(devices)[-1], devices - 1, devices)
 
-    agent, baseline = in_turn_with_baseline(partial(many_nodes, devices=devices), on_last_node, devices, "one", events)
-    return figure("event_to_list", f"{devices:,}", "ms", agent, baseline, _MKNOD)
+    samples = in_turn_with_baseline(
+        partial(many_nodes, devices=devices), on_last_node, devices, "one", events, on_last_node
+    )
+    return figure("event_to_list", f"{devices:,}", "ms", samples[0], samples[1], _MKNOD, samples[2])
 
 
 def tokens_to_list(tokens: int, events: int) -> Figure:
@@ -65,39 +67,38 @@ def tokens_to_list(tokens: int, events: int) -> Figure:
         return agent
 
     agent, baseline = in_turn_with_baseline(
-        agent_in, partial(_comes_and_goes, name="bench", minor=0, devices=tokens), tokens, "all", events
+        agent_in, partial(comes_and_goes, name="bench", minor=0, devices=tokens), tokens, "all", events
     )
     return figure("tokens_to_list", f"{tokens:,}", "ms", agent, baseline, _TOKENS)
 
 
 def uevent_to_list(devices: int, events: int) -> Figure:
     """Kernel events, injected in a network namespace of its own; inotify has nothing to see."""
-    agent, baseline = hermetic.call(f"{__name__}:_uevents", devices, events, timeout=60 + events)
-    return figure("event_to_list", f"{devices:,} (uevent)", "ms", agent, baseline, _UEVENT)
+    samples = hermetic.call(f"{__name__}:_uevents", devices, events, timeout=60 + events)
+    return figure("event_to_list", f"{devices:,} (uevent)", "ms", samples[0], samples[1], _UEVENT, samples[2])
 
 
 def _uevents(devices: int, events: int) -> Samples:
-    return in_turn_with_baseline(
-        partial(many_nodes, devices=devices), partial(_moves, devices=devices), devices, "numa", events
-    )
+    moves_last = partial(moves, devices=devices)
+    return in_turn_with_baseline(partial(many_nodes, devices=devices), moves_last, devices, "numa", events, moves_last)
 
 
-def _comes_and_goes(agent: Agent, name: str, minor: int, devices: int) -> Side:
+def comes_and_goes(process: OnNodes, name: str, minor: int, devices: int) -> Side:
     present = [True]
 
     def cause() -> None:
         present[0] = not present[0]
         if present[0]:
-            agent.make_node(name, minor)
+            process.make_node(name, minor)
         else:
-            agent.node(name).unlink()
+            process.node(name).unlink()
 
-    return Side(Kubelet(agent.plugin_dir), cause, partial(_check, devices))
+    return Side(Kubelet(process.plugin_dir), cause, partial(_check, devices))
 
 
-def _moves(agent: Agent, devices: int) -> Side:
+def moves(process: OnNodes, devices: int) -> Side:
     name, injector = device_names(devices)[-1], hermetic.Injector()
-    numa_node = agent.numa_node(devices - 1)
+    numa_node = process.numa_node(devices - 1)
     numa_node.parent.mkdir(parents=True)
 
     def prepare() -> None:
@@ -106,24 +107,36 @@ def _moves(agent: Agent, devices: int) -> Side:
     def cause() -> None:
         injector.kernel("add", f"/devices/virtual/bench/{name}", "bench", DEVNAME=name)
 
-    return Side(Kubelet(agent.plugin_dir), cause, partial(_check, devices), prepare)
+    return Side(Kubelet(process.plugin_dir), cause, partial(_check, devices), prepare)
 
 
 def in_turn_with_baseline(
-    agent_in: Callable[[Path], Agent], side_of: Callable[[Agent], Side], devices: int, change: str, events: int
+    agent_in: Callable[[Path], Agent],
+    side_of: Callable[[Agent], Side],
+    devices: int,
+    change: str,
+    events: int,
+    bare_side_of: Callable[[OnNodes], Side] | None = None,
 ) -> Samples:
-    """Have the agent and a baseline of as many devices meet their events in turn; `change` is the baseline's."""
+    """Have the agent and a baseline of as many devices meet their events in turn; `change` is the baseline's.
+
+    With `bare_side_of` the plugin on bare grpclib takes part, and hears of its events as the agent does.
+    """
     with tempfile.TemporaryDirectory() as home, ExitStack() as running:
         agent, baseline = agent_in(Path(home, "a")), Baseline(Path(home, "b"), 1, devices, change)
-        sides = side_of(agent), Side(Kubelet(baseline.plugin_dir), baseline.change, partial(_check, devices))
-        processes: tuple[Process, Process] = agent, baseline
+        sides = [side_of(agent), Side(Kubelet(baseline.plugin_dir), baseline.change, partial(_check, devices))]
+        processes: list[Process] = [agent, baseline]
+        if bare_side_of is not None:
+            bare = Bare(Path(home, "c"), 1, devices)
+            processes.append(bare)
+            sides.append(bare_side_of(bare))
         for process, side in zip(processes, sides, strict=True):
-            running.enter_context(_running(process, side.kubelet))
-        return _in_turn(sides, events)
+            running.enter_context(running_with(process, side.kubelet))
+        return in_turn(sides, events)
 
 
 @contextmanager
-def _running(process: Process, kubelet: Kubelet) -> Iterator[None]:
+def running_with(process: Process, kubelet: Kubelet) -> Iterator[None]:
     """Until it is registered and its first list has come."""
     kubelet.start()
     try:
@@ -137,12 +150,12 @@ def _running(process: Process, kubelet: Kubelet) -> Iterator[None]:
         kubelet.stop()
 
 
-def _in_turn(sides: Sequence[Side], events: int) -> Samples:
-    samples: Samples = [], []
+def in_turn(sides: Sequence[Side], events: int) -> Samples:
+    samples: Samples = [[] for _ in sides]
     parse = messages.load().ListAndWatchResponse.FromString
     for event in range(events):
         for side, taken in zip(sides, samples, strict=True):
-            _forget(side.kubelet)
+            forget(side.kubelet)
             side.prepare()
             before = time.perf_counter()
             side.cause()
@@ -153,7 +166,7 @@ def _in_turn(sides: Sequence[Side], events: int) -> Samples:
     return samples
 
 
-def _forget(kubelet: Kubelet) -> None:
+def forget(kubelet: Kubelet) -> None:
     """Lists that had another cause."""
     while True:
         try:

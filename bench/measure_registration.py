@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -12,13 +12,14 @@ from typing import Final
 from bench import whole_node
 from bench.figures import Figure, figure
 from bench.kubelet import Kubelet
-from bench.processes import Baseline, Process, one_node_each
+from bench.processes import Bare, Baseline, Process, one_node_each, resident
 
 _GONE: Final = 0.2  # seconds without a kubelet: a real one takes longer to restart
 _SETTLE: Final = 0.2  # seconds between a registration and the next start
 
 _EXEC: Final = "from before the process is made until the last resource's ListAndWatch is open, the kubelet running"
 _WHOLE: Final = f"the same with every kind of hardware on the node, {whole_node.DEVICES:,} devices"
+_RESTARTED: Final = "VmRSS of the process after so many restarts of the kubelet"
 _KUBELET: Final = (
     "from before kubelet.sock is bound until the last resource's ListAndWatch is open; the baseline is told by a byte"
 )
@@ -27,22 +28,22 @@ _KUBELET: Final = (
 def exec_to_registered(resources: int, starts: int) -> Figure:
     """Our own start."""
     samples = _starts(_processes, resources, starts)
-    return figure("exec_to_registered", f"{resources}", "ms", *samples, _EXEC)
+    return figure("exec_to_registered", f"{resources}", "ms", samples[0], samples[1], _EXEC, samples[2])
 
 
 def whole_node_to_registered(starts: int) -> Figure:
     """Our own start on a node that has everything."""
     samples = _starts(_whole_nodes, whole_node.RESOURCES, starts)
-    return figure("exec_to_registered", whole_node.SIZE, "ms", *samples, _WHOLE)
+    return figure("exec_to_registered", whole_node.SIZE, "ms", samples[0], samples[1], _WHOLE)
 
 
-def _starts(
-    make: Callable[[str, int], tuple[Process, Process]], resources: int, starts: int
-) -> tuple[list[float], list[float]]:
-    samples: tuple[list[float], list[float]] = [], []
+def _starts(make: Callable[[str, int], Sequence[Process]], resources: int, starts: int) -> list[list[float]]:
+    samples: list[list[float]] = []
     for _ in range(starts):
         with tempfile.TemporaryDirectory() as home:
-            for process, taken in zip(make(home, resources), samples, strict=True):
+            processes = make(home, resources)
+            samples = samples or [[] for _ in processes]
+            for process, taken in zip(processes, samples, strict=True):
                 taken.append(_start(process, resources))
     return samples
 
@@ -60,9 +61,9 @@ def _start(process: Process, resources: int) -> float:
     return took * 1e3
 
 
-def kubelet_to_registered(resources: int, restarts: int) -> Figure:
-    """The kubelet's start, while we run."""
-    samples: tuple[list[float], list[float]] = [], []
+def kubelet_to_registered(resources: int, restarts: int) -> Iterator[Figure]:
+    """The kubelet's start, while we run; and the memory after all of them."""
+    samples: list[list[float]] = [[], [], []]
     with tempfile.TemporaryDirectory() as home, ExitStack() as running:
         processes = _processes(home, resources)
         kubelets = [Kubelet(process.plugin_dir) for process in processes]
@@ -77,18 +78,25 @@ def kubelet_to_registered(resources: int, restarts: int) -> Figure:
                 kubelet.stop()
                 time.sleep(_GONE)
                 before = kubelet.start()
-                if isinstance(process, Baseline):
+                if isinstance(process, Baseline | Bare):
                     process.register()
                 taken.append((kubelet.await_registered(resources) - before) * 1e3)
                 _see_lists(kubelet, resources)
                 time.sleep(_SETTLE)
+        memory = [resident(process.pid) for process in processes]
         for kubelet in kubelets:
             kubelet.stop()
-    return figure("kubelet_to_registered", f"{resources}", "ms", *samples, _KUBELET)
+    yield figure("kubelet_to_registered", f"{resources}", "ms", samples[0], samples[1], _KUBELET, samples[2])
+    size = f"{resources} resources, {restarts} restarts"
+    yield figure("rss", size, "MB", memory[:1], memory[1:2], _RESTARTED, memory[2:])
 
 
-def _processes(home: str, resources: int) -> tuple[Process, Process]:
-    return one_node_each(Path(home, "a"), resources), Baseline(Path(home, "b"), resources, 1)
+def _processes(home: str, resources: int) -> list[Process]:
+    return [
+        one_node_each(Path(home, "a"), resources),
+        Baseline(Path(home, "b"), resources, 1),
+        Bare(Path(home, "c"), resources, 1),
+    ]
 
 
 def _whole_nodes(home: str, resources: int) -> tuple[Process, Process]:

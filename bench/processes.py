@@ -73,7 +73,7 @@ class Process:
     def __init__(self, plugin_dir: Path, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.plugin_dir = plugin_dir
         plugin_dir.mkdir(parents=True, exist_ok=True)
-        self._command, self._environment = command, {**os.environ, **environment}
+        self.command, self._environment = list(command), {**os.environ, **environment}
         self._running: subprocess.Popen[bytes] | None = None
 
     @property
@@ -90,7 +90,7 @@ class Process:
         with self.plugin_dir.with_suffix(".log").open("ab") as log:
             before = time.perf_counter()
             self._running = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=log, stderr=log, bufsize=0, env=self._environment
+                self.command, stdin=subprocess.PIPE, stdout=log, stderr=log, bufsize=0, env=self._environment
             )
         return before
 
@@ -106,6 +106,11 @@ class Process:
                 process.kill()
         self._running = None
 
+    def order(self, order: bytes) -> None:
+        """For a baseline, on its standard input."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(order)
+
     def kill(self) -> None:
         """End it as `kill -9` does."""
         with self._process as process:
@@ -113,7 +118,45 @@ class Process:
         self._running = None
 
 
-class Agent(Process):
+class OnNodes(Process):
+    """One that hears by itself of what comes and goes in a /dev and a /sys of its own."""
+
+    def __init__(self, home: Path, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        super().__init__(home / "kubelet" / "device-plugins", command, environment)
+        self._dev, self._sys = home / "dev", home / "sys"
+        for tree in (self._dev, self._sys, home / "proc"):
+            tree.mkdir()
+
+    def node(self, name: str) -> Path:
+        """Where its `/dev/<name>` lies."""
+        return self._dev / name
+
+    def make_node(self, name: str, minor: int) -> None:
+        self.node(name).parent.mkdir(exist_ok=True)  # /dev/net
+        os.mknod(self.node(name), stat.S_IFCHR | 0o600, os.makedev(_MAJOR, minor))
+
+    def numa_node(self, minor: int) -> Path:
+        """The attribute from which it learns where a node's hardware is."""
+        return self._sys / "dev" / "char" / f"{_MAJOR}:{minor}" / "device" / "numa_node"
+
+
+class Bare(OnNodes):
+    """`bench.bare_server`: grpclib, without anything that Fairlead does beyond sending its list."""
+
+    def __init__(self, home: Path, resources: int, devices: int) -> None:
+        super().__init__(
+            home,
+            [sys.executable, "-m", "bench.bare_server", str(home), str(resources)],
+            {"PYTHONPATH": str(messages.ROOT)},
+        )
+        for minor, name in enumerate(device_names(devices)):
+            self.make_node(name, minor)
+
+    def register(self) -> None:
+        self.order(b"r")
+
+
+class Agent(OnNodes):
     """`fairlead run` with a /dev, a /sys and a /proc of its own."""
 
     def __init__(
@@ -126,28 +169,13 @@ class Agent(Process):
         config = home / "config.toml"
         command = [str(Path(sys.executable).with_name("fairlead")), "run", "--config", str(config)]
         path = os.pathsep.join(map(str, (_PLUGIN, code)))
-        super().__init__(home / "kubelet" / "device-plugins", command, {"PYTHONPATH": path})
-        self._dev, self._sys = home / "dev", home / "sys"
-        for tree in (self._dev, self._sys, home / "proc"):
-            tree.mkdir()
+        super().__init__(home, command, {"PYTHONPATH": path})
         config.write_text(
             f'[agent]\nplugin_dir = "{self.plugin_dir}"\nkubelet_root = "{home}/kubelet"\n'
             f'state_dir = "{home}/state"\nadmin_socket = "{home}/admin.sock"\nresync = "{resync}"\n{more}'
             f'[host]\ndev = "{self._dev}"\nsys = "{self._sys}"\n'
             f'proc = "{home}/proc"\n' + "".join(offer.toml() for offer in offers)
         )
-
-    def node(self, name: str) -> Path:
-        """Where this agent's `/dev/<name>` lies."""
-        return self._dev / name
-
-    def make_node(self, name: str, minor: int) -> None:
-        self.node(name).parent.mkdir(exist_ok=True)  # /dev/net
-        os.mknod(self.node(name), stat.S_IFCHR | 0o600, os.makedev(_MAJOR, minor))
-
-    def numa_node(self, minor: int) -> Path:
-        """The attribute from which the agent learns where a node's hardware is."""
-        return self._sys / "dev" / "char" / f"{_MAJOR}:{minor}" / "device" / "numa_node"
 
 
 class Baseline(Process):
@@ -159,14 +187,10 @@ class Baseline(Process):
         super().__init__(home, command, {"PYTHONPATH": str(messages.ROOT)})
 
     def change(self) -> None:
-        self._order(b"c")
+        self.order(b"c")
 
     def register(self) -> None:
-        self._order(b"r")
-
-    def _order(self, order: bytes) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(order)
+        self.order(b"r")
 
 
 def one_node_each(home: Path, resources: int) -> Agent:
@@ -177,9 +201,9 @@ def one_node_each(home: Path, resources: int) -> Agent:
     return agent
 
 
-def many_nodes(home: Path, devices: int) -> Agent:
+def many_nodes(home: Path, devices: int, code: Path = messages.ROOT) -> Agent:
     """An agent with one resource of many devices."""
-    agent = Agent(home, [Offer(resource_names(1)[0], "/dev/bench*")])
+    agent = Agent(home, [Offer(resource_names(1)[0], "/dev/bench*")], code=code)
     for n, name in enumerate(device_names(devices)):
         agent.make_node(name, n)
     return agent
