@@ -16,7 +16,7 @@ import h2.events
 import pytest
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent.inventory.slots import Listing
@@ -633,6 +633,7 @@ class Reader:
         return is_recent or device_id not in self.lists[-1][1]
 
 
+@example([("a", 60), *[("b", 1)] * 5])
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from([0, 1, 2, 5, 60])), max_size=10))
 def test_no_id_is_given_that_a_list_the_kubelet_may_be_at_lacks_and_lists_never_come_too_often(
     flips: list[tuple[str, int]],
