@@ -24,7 +24,12 @@ from bench.measure_idle import everything, idle, whole
 from bench.measure_lists import event_to_list, tokens_to_list, uevent_to_list
 from bench.measure_metrics import metrics
 from bench.measure_prefer import prefer_16, prefer_1000
-from bench.measure_registration import exec_to_registered, kubelet_to_registered, whole_node_to_registered
+from bench.measure_registration import (
+    cold_to_registered,
+    exec_to_registered,
+    kubelet_to_registered,
+    whole_node_to_registered,
+)
 from bench.measure_restart import exec_to_whole
 from bench.measure_steps import loop_step_max
 
@@ -79,6 +84,7 @@ def _prefer(quick: bool) -> Iterable[Figure]:
 def _exec_to_registered(quick: bool) -> Iterable[Figure]:
     for resources, starts in ((1, 20), (16, 20), (100, 10)):
         yield exec_to_registered(resources, 3 if quick else starts)
+    yield cold_to_registered(3 if quick else 10)
     yield whole_node_to_registered(3 if quick else 20)
 
 

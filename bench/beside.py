@@ -103,7 +103,7 @@ def main() -> None:
         parser.error(f"{other} has no agent/: it is no checkout of Fairlead")
     processes.set_up()
     processes.compile_all(other)
-    print(table([*events_beside(other, arguments.events, 10.0), *beside(other, arguments.starts)]))
+    print(table([*events_beside(other, arguments.events, 10.0), *beside(other, arguments.starts)], "other"))
 
 
 if __name__ == "__main__":

@@ -13,12 +13,14 @@ _COLUMNS: Final = (
     "figure",
     "size",
     "unit",
+    "min",
     "p50",
     "p99",
-    "grpcio p50",
+    "{} p50",
     "p99",
     "ratio",
-    "bare p50",
+    "bare min",
+    "p50",
     "ratio",
     "limit",
     "",
@@ -44,6 +46,9 @@ class Figure:
     how: str
     """What exactly was measured, in one sentence."""
     limit: str | None = None
+    least: float | None = None
+    """What a busy machine hardly changes."""
+    bare_least: float | None = None
     bare_p50: float | None = None
     """Of the second baseline, a plugin on bare grpclib, where it was measured."""
     bare_ratio: float | None = None
@@ -78,6 +83,8 @@ def figure(
     met = None if limit is None else _is_met(limit, p50, ratio, bare_ratio)
     return Figure(
         name, size, unit, p50, _p99(agent), baseline_p50, _p99(baseline), ratio, len(agent), how,
+        least=min(agent),
+        bare_least=min(bare, default=None),
         bare_p50=bare_p50,
         bare_ratio=bare_ratio,
         limit=None if limit is None else str(limit),
@@ -95,9 +102,9 @@ def _is_met(limit: Limit, p50: float, ratio: float | None, bare_ratio: float | N
     return found is not None and found <= limit.bound
 
 
-def table(figures: Sequence[Figure]) -> str:
-    """For people: one line a figure, then why limits were missed."""
-    rows = [_COLUMNS, *(_row(it) for it in figures)]
+def table(figures: Sequence[Figure], baseline: str = "grpcio") -> str:
+    """For people: one line a figure, then why limits were missed; `baseline` is what the first one is called."""
+    rows = [tuple(name.format(baseline) for name in _COLUMNS), *(_row(it) for it in figures)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     missed = [f"{it.name} ({it.size}) misses {it.limit}: {it.reason}" for it in figures if it.met is False]
@@ -105,7 +112,17 @@ def table(figures: Sequence[Figure]) -> str:
 
 
 def _row(it: Figure) -> tuple[str, ...]:
-    numbers = (it.p50, it.p99, it.baseline_p50, it.baseline_p99, it.ratio, it.bare_p50, it.bare_ratio)
+    numbers = (
+        it.least,
+        it.p50,
+        it.p99,
+        it.baseline_p50,
+        it.baseline_p99,
+        it.ratio,
+        it.bare_least,
+        it.bare_p50,
+        it.bare_ratio,
+    )
     verdict = {None: "", True: "met", False: "MISSED"}[it.met]
     return (it.name, it.size, it.unit, *map(_number, numbers), it.limit or "", verdict, str(it.samples))
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from bench import whole_node
+from bench import messages, whole_node
 from bench.figures import Figure, figure
 from bench.kubelet import Kubelet
 from bench.processes import Bare, Baseline, Process, one_node_each, resident
@@ -18,6 +21,7 @@ _GONE: Final = 0.2  # seconds without a kubelet: a real one takes longer to rest
 _SETTLE: Final = 0.2  # seconds between a registration and the next start
 
 _EXEC: Final = "from before the process is made until the last resource's ListAndWatch is open, the kubelet running"
+_COLD: Final = "the same, after the kernel was told to forget all files of Python and its packages (posix_fadvise), not its own tables"
 _WHOLE: Final = f"the same with every kind of hardware on the node, {whole_node.DEVICES:,} devices"
 _RESTARTED: Final = "VmRSS of the process after so many restarts of the kubelet"
 _KUBELET: Final = (
@@ -29,6 +33,34 @@ def exec_to_registered(resources: int, starts: int) -> Figure:
     """Our own start."""
     samples = _starts(_processes, resources, starts)
     return figure("exec_to_registered", f"{resources}", "ms", samples[0], samples[1], _EXEC, samples[2])
+
+
+def cold_to_registered(starts: int) -> Figure:
+    """The same, of files that have to be read from the disk."""
+    samples: list[list[float]] = [[], [], []]
+    for _ in range(starts):
+        with tempfile.TemporaryDirectory() as home:
+            for process, taken in zip(_processes(home, 1), samples, strict=True):
+                _evict()
+                taken.append(_start(process, 1))
+    return figure("exec_to_registered", "1, cold", "ms", samples[0], samples[1], _COLD, samples[2])
+
+
+def _evict() -> None:
+    """Have the kernel forget the files of Python and its packages; what some process has mapped stays."""
+    os.sync()  # what is not written stays, too
+    for tree in {
+        sys.prefix,
+        sysconfig.get_path("stdlib"),
+        str(messages.ROOT / "agent"),
+        str(messages.ROOT / "backends"),
+    }:
+        for place, _, names in os.walk(tree):
+            for name in names:
+                if name.endswith((".pyc", ".py", ".so")):
+                    file = os.open(f"{place}/{name}", os.O_RDONLY)
+                    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+                    os.close(file)
 
 
 def whole_node_to_registered(starts: int) -> Figure:

@@ -46,7 +46,7 @@ def test_a_limit_that_is_a_ratio_is_compared_with_the_baseline() -> None:
 
 
 def test_a_figure_without_a_limit_is_neither_met_nor_missed() -> None:
-    assert met("exec_to_registered", "1", 1e6, 1.0) is None
+    assert met("exec_to_registered", "100", 1e6, 1.0) is None
 
 
 def test_a_limit_beside_the_bare_plugin_is_compared_with_that() -> None:
@@ -88,10 +88,12 @@ def test_the_table_has_a_line_for_each_figure_and_the_numbers_asked_for() -> Non
         "10,000",
         "ms",
         "0.25",
+        "0.25",
         "-",
         "2",
         "-",
         "0.125",
+        "-",
         "-",
         "-",
         "<=",
