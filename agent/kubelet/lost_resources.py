@@ -169,7 +169,7 @@ class LostResources:
         A list of ours that goes out now may hide it: within milliseconds of its registration nothing else betrays it.
         """
         for registrar in self.registrars():
-            if registrar.plugin.resource == resource and (offer := self._offer_of(registrar)) and held - offer.listed:
+            if registrar.plugin.resource == resource and (offer := self._offer_of(registrar)) and offer.lacks(held):
                 self._doubts.setdefault(resource, (self._clock(), _STRANGERS))
                 self._sign.set()
 

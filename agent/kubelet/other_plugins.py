@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from agent.kubelet.checkpoint import record
 from agent.runtime.errors import some
+
+if TYPE_CHECKING:
+    from agent.model import Slot
 
 SETTLED: Final = 1.0
 """Seconds after a list in which the kubelet takes it in."""
@@ -28,15 +31,25 @@ SocketId = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a resource's open stream has told the kubelet."""
+    """What a resource's open stream has told the kubelet; asked before each list, so that nothing is counted in vain."""
 
-    healthy: frozenset[str]
-    listed: frozenset[str]
-    """Every ID that the kubelet may know from us."""
+    slots: Mapping[str, Slot]
+    """Of the last list."""
+    former: Container[str]
+    """IDs that others had."""
     began: float
     """When its first list was sent, in seconds on some clock."""
     sent: float
     """When its last list was sent."""
+
+    @property
+    def healthy(self) -> frozenset[str]:
+        """What the last list had as healthy."""
+        return frozenset(device_id for device_id, slot in self.slots.items() if slot.health.offered)
+
+    def lacks(self, ids: Set[str]) -> bool:
+        """Is one of these none that the kubelet may know from us?"""
+        return any(device_id not in self.former for device_id in ids - self.slots.keys())
 
     def on_wall_clock(self, ahead: float) -> Offer:
         """The same in seconds since 1970, of which the clock is so many behind."""
@@ -74,7 +87,7 @@ def strange(offer: Offer, observed: Observation, resource: str, now: float) -> f
 
 def is_doubtful(offer: Offer, observed: Observation, resource: str) -> bool:
     """Has the kubelet, since our first list, written IDs that were never ours? As yet that list may be what it takes in."""
-    return bool(observed.registered.get(resource, frozenset()) - offer.listed) and observed.written > offer.began
+    return observed.written > offer.began and offer.lacks(observed.registered.get(resource, frozenset()))
 
 
 def ended(before: Observation, now: Observation) -> frozenset[str]:

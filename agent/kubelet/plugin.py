@@ -147,9 +147,7 @@ class Plugin:
         """What the open stream has told the kubelet; None as long as it is nothing."""
         if not self.began:
             return None
-        healthy = frozenset(device_id for device_id, slot in self._sent.items() if slot.health.offered)
-        listed = frozenset(self._sent.keys() | self._former.keys())
-        return Offer(healthy, listed, self.began, self.sent_at)
+        return Offer(self._sent, self._former, self.began, self.sent_at)
 
     def silence(self, silent: bool) -> None:  # what it says is its name
         """Send no list until told otherwise or a new stream opens; then send the list, whether it changed or not."""

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from agent.kubelet.other_plugins import SETTLED, Observation, Offer, ended, observe, sentence, strange
+from agent.model import HEALTHY, Slot
+from tests.kubelet.plugins import SICK
 
 TOY = "example.com/toy"
 SENT = 1000.0
-OFFER = Offer(frozenset({"a"}), frozenset({"a", "b"}), SENT - 100, SENT)
+A, B = Slot("a", None, HEALTHY), Slot("b", None, SICK)
+OFFER = Offer({"a": A, "b": B}, (), SENT - 100, SENT)
 
 
 def record(*ids: str, written: float) -> Observation:
@@ -37,7 +40,7 @@ def test_the_kubelets_record(observed: Observation, now: float, told: bool) -> N
 
 
 def test_a_record_from_before_the_kubelet_took_in_our_first_list_is_not_believed_at_once() -> None:
-    first = Offer(frozenset({"a"}), frozenset({"a"}), SENT, SENT)
+    first = Offer({"a": A}, (), SENT, SENT)
     theirs = record("x", written=SENT + 0.1)
     assert strange(first, theirs, TOY, SENT + 0.5) is None
     assert strange(first, theirs, TOY, SENT + SETTLED) == frozenset({"x"})
