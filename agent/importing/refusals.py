@@ -80,11 +80,12 @@ def _directories(part: Part) -> _Refusals:
 
 
 def _directory(draft: Draft, group: DraftGroup) -> Remark | None:
-    for index, path in enumerate(group.items("paths")):
-        if path.get("type") != "mount" and path["path"] in _DIRECTORIES:
+    paths = group.items("paths")
+    for index, path in enumerate(paths):
+        if len(paths) > 1 and path.get("type") != "mount" and path["path"] in _DIRECTORIES:
             sentence = (
-                f"{draft.name}: {path['path']} is a directory, and Fairlead hands out nodes, not all that is below "
-                f"a directory; name the nodes that are needed, {_what(draft)} is left out"
+                f"{draft.name}: {path['path']} is a directory, which Fairlead hands out alone, not beside other paths; "
+                f"name the nodes that are needed, {_what(draft)} is left out"
             )
             return Remark(group.line_of(f"paths[{index}]"), sentence)
     return None

@@ -87,7 +87,9 @@ def _overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     if other.get("type") == "mount":
         return False
     ours, theirs = one["path"], other["path"]
-    return ours == theirs or _takes(ours, theirs) or _takes(theirs, ours)
+    return ours == theirs or any(
+        _takes(one, two) or two.startswith(f"{one}/") for one, two in ((ours, theirs), (theirs, ours))
+    )
 
 
 def _takes(glob: str, path: str) -> bool:

@@ -1,4 +1,4 @@
-"""Single nodes by path or glob; many tokens of one node where it can be shared.
+"""Single nodes by path or glob; many tokens of one node where it can be shared. A path's directory counts as one node.
 
 A unit is the host path of a node. The IDs of a resource's only path are KubeVirt's, `kvm0`, `kvm1`, …; those of a
 glob are the node's path below /dev as it is, slashes included: readable, and no two nodes share one (the kubelet takes
@@ -26,14 +26,17 @@ from backends.base import (
     Uevent,
     Watches,
 )
+from backends.chardev import whole_directories
 from backends.chardev.groups import Group
 from backends.chardev.paths import (
     MOST_MATCHES,
     WantedPaths,
+    above,
     container_node,
     first_matches,
     node_attributes,
     node_signal,
+    numbers,
     tokens,
     too_many,
 )
@@ -85,6 +88,8 @@ class Nodes:
         try:
             node = device_node(self.host, HostPath(unit))
         except NoNodeError as error:
+            if error.fault is Fault.DIRECTORY:
+                return self._directory(unit, problems)
             if self._is_missed(unit, error.fault):
                 problems.append(Problem(unit, error.sentence))
             return Discovery(problems=tuple(problems))
@@ -93,6 +98,15 @@ class Nodes:
             self._device(group, unit, node, numa) for group in takers if not self._has_own_name(group, unit, node)
         ]
         return Discovery(tuple(devices), problems=tuple(problems))
+
+    def _directory(self, unit: str, problems: list[Problem]) -> Discovery:
+        """One device for each resource that names the directory: one that only a glob matches is not meant."""
+        takers = _first_of_each(self._wanted.literals.get(unit, ()))
+        try:
+            devices = tuple(whole_directories.device(self.host, group, unit) for group in takers)
+        except NoNodeError as error:
+            return Discovery(problems=(*problems, Problem(unit, error.sentence)))
+        return Discovery(devices, problems=tuple(problems))
 
     def _complaints(self, unit: str) -> Iterator[str]:
         if self._wanted.leads_through(unit) and (why := self._wanted.cannot_list(self.host, unit)):
@@ -103,9 +117,7 @@ class Nodes:
     def _is_missed(self, unit: str, fault: Fault) -> bool:
         """Is it a problem that there is no node at this path?"""
         named = self._wanted.literals.get(unit, ())
-        if fault is Fault.MISSING:
-            return not all(group.options.paths[0].optional for group in named)
-        return fault is not Fault.DIRECTORY or bool(named)
+        return fault is not Fault.MISSING or not all(group.options.paths[0].optional for group in named)
 
     def _has_own_name(self, group: Group, unit: str, node: DeviceNode) -> bool:
         """Is the path an alias of a node that the same resource takes under the node's own name?"""
@@ -139,10 +151,14 @@ class Nodes:
     def watches(self, known: Known) -> Watches:
         """All uevents, and the directories of all paths, for nodes and links that are made by hand or by udev."""
         listed = (path for unit in known for path in (unit, unit.rpartition("/")[0]))
-        return Watches(frozenset({ANY_SUBSYSTEM}), frozenset(self._wanted.directories(listed)))
+        named = (device for unit in self._wanted.literals if unit in known for device in known[unit])
+        whole = {path for device in named for path in whole_directories.directories(device)}
+        return Watches(frozenset({ANY_SUBSYSTEM}), frozenset(self._wanted.directories(listed) | whole))
 
     def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
-        """The path itself, if a resource takes it, and the links that lead to it; for a directory what is below.
+        """The path itself, if a resource takes it, the links that lead to it, and directories above it that are devices.
+
+        For a directory also what is below.
 
         `change` events are passed over: a node stays what it is, and each virtual machine causes two on kvm.
         """
@@ -155,7 +171,9 @@ class Nodes:
             return ()
         else:
             path, below = hint.node.text, ()
-        links = known.minding(f"path:{path}")
+        links = [*known.minding(f"path:{path}")]
+        for directory in above(path):
+            links += (*known.minding(f"path:{directory}"), *([directory] if directory in self._wanted.literals else ()))
         if not self._wanted.takers(path):
             return (*below, *links)
         if path not in known and len(known) >= MOST_MATCHES:  # once this has been said, only full looks help
@@ -163,10 +181,11 @@ class Nodes:
         return (*below, path, *links)
 
     def probe(self, device: Device) -> Iterable[Signal]:
-        """Is the node there, and still the same?"""
-        (hardware,) = device.hardware
-        if signal := node_signal(self.host, hardware, device.key, device.identity):
-            yield signal
+        """Is the node there, and still the same? So for each of a directory."""
+        hardware = min(device.hardware)  # the one that it has, or the directory itself
+        for node, number in zip(device.nodes, numbers(device.attributes), strict=True):
+            if signal := node_signal(self.host, hardware, node.path.text, number):
+                yield signal
 
 
 def _first_of_each(takers: Iterable[Group]) -> list[Group]:

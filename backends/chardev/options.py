@@ -27,7 +27,7 @@ class PathOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which nodes or files, and how a container gets them."""
 
     path: str
-    """On the host; may be a glob. Nodes lie below /dev, a mount anywhere."""
+    """On the host; may be a glob. Nodes lie below /dev, a mount anywhere. A group's only path may be a directory of nodes."""
     permissions: str | None = None
     """Of a node: r, w, m; by default KubeVirt's: "rw" on a host with cgroup v1, "rwm" with v2."""
     mount_path: str | None = None
@@ -182,7 +182,7 @@ def _place_complaint(option: PathOption) -> str | None:
     if path.endswith("/") and option.type == "mount":
         return f"{path!r} ends with a slash; leave it out"
     if path.endswith("/"):
-        return f"{path!r} is a directory; name a node in it, or {path + '*'!r} for all of them"
+        return f"{path!r} ends with a slash; {path[:-1]!r} is all nodes below it as one device, {path + '*'!r} one each"
     if "**" in path:
         return f"{path!r} has '**'; write one '*' for each directory between"
     return None

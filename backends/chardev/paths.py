@@ -78,6 +78,12 @@ def _upwards(directory: HostPath) -> Iterator[str]:
         yield directory.text
 
 
+def above(path: str) -> Iterator[str]:
+    """The directories that a path lies in, up to /dev, and without it."""
+    while (path := path.rpartition("/")[0]) not in ("", "/dev"):
+        yield path
+
+
 def first_matches(glob: Glob, host: Host, most: int) -> tuple[list[str], bool]:
     """What a glob matches, by name, at most so many; and whether that is not all."""
     found = list(islice(glob.matches(host), most + 1))

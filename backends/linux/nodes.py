@@ -10,7 +10,8 @@ import enum
 import os
 import posixpath
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -80,8 +81,7 @@ def device_node(host: Host, path: HostPath) -> DeviceNode:
     if kind not in (stat.S_IFCHR, stat.S_IFBLK):
         fault = Fault.DIRECTORY if kind == stat.S_IFDIR else Fault.OTHER
         raise NoNodeError(fault, f"{_led(path, via)} is {_KINDS.get(kind, 'something else')}, not a device node")
-    device = status.st_rdev
-    return DeviceNode(real, kind == stat.S_IFBLK, os.major(device), os.minor(device), frozenset(via))
+    return _node(real, status, via)
 
 
 def links_to_file(host: Host, path: HostPath) -> frozenset[HostPath]:
@@ -106,6 +106,34 @@ def directory(host: Host, path: HostPath, *, anywhere: bool = False) -> HostPath
             return None
         raise
     return real if stat.S_ISDIR(status.st_mode) else None
+
+
+def nodes_below(host: Host, path: HostPath, most: int) -> list[tuple[HostPath, DeviceNode]]:
+    """The nodes in the directory that `path`, in the host's /dev, leads to, and in those below it, by name.
+
+    Links in it are passed over, as container runtimes do.
+
+    Raises:
+        NoNodeError: there is no such directory, it cannot be listed, or it has more than `most` entries.
+    """
+
+    def fail(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise _fault(error, path, []) from None
+
+    if (real := directory(host, path)) is None:
+        raise NoNodeError(Fault.MISSING, f"{path} does not exist")
+    top, seen, found = _local(host, real.text.split("/")[1:]), 0, list[tuple[HostPath, DeviceNode]]()
+    for at, directories, names in os.walk(top, onerror=fail):
+        if (seen := seen + len(directories) + len(names)) > most:
+            raise NoNodeError(Fault.OTHER, f"{path} has more than {most:,} entries; name the nodes that are needed")
+        for name in names:
+            with suppress(FileNotFoundError):
+                status = os.lstat(f"{at}/{name}")
+                if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
+                    below = f"{at[len(top) :]}/{name}"
+                    found.append((HostPath(f"{path}{below}"), _node(HostPath(f"{real}{below}"), status)))
+    return sorted(found, key=lambda one: one[0])
 
 
 def numa_node(host: Host, node: DeviceNode) -> int | None:
@@ -153,6 +181,11 @@ def _follow(host: Host, path: HostPath, *, anywhere: bool = False) -> tuple[os.s
     if not anywhere and at[:1] != ["dev"]:
         raise NoNodeError(Fault.OTHER, f"{_led(path, via)} leads out of /dev")
     return status or _ask(os.stat, _local(host, at), path, via), HostPath("/" + "/".join(at)), via
+
+
+def _node(real: HostPath, status: os.stat_result, via: Iterable[HostPath] = ()) -> DeviceNode:
+    device = status.st_rdev
+    return DeviceNode(real, stat.S_ISBLK(status.st_mode), os.major(device), os.minor(device), frozenset(via))
 
 
 def _local(host: Host, at: list[str]) -> str:

@@ -143,13 +143,6 @@ def test_what_is_no_node_is_a_problem_with_a_sentence(tmp_path: Path, tree: str,
     assert words in sentence
 
 
-def test_a_directory_is_a_problem_for_a_path_and_not_meant_by_a_glob(tmp_path: Path) -> None:
-    tree = "dev/snd/\ndev/sound -> snd"
-    backend = chardev(tmp_path, tree, resource("/dev/snd"), resource("/dev/s[o]*"))
-    assert problems(backend, "/dev/snd") == ["/dev/snd is a directory, not a device node"]
-    assert problems(backend, "/dev/sound") == []
-
-
 def test_a_directory_that_cannot_be_listed_is_a_problem(tmp_path: Path) -> None:
     backend = chardev(tmp_path, "dev/serial -> /run/serial", resource("/dev/serial/by-id/*"))
     assert list(backend.units()) == ["/dev/serial/by-id"]

@@ -121,8 +121,11 @@ def test_what_is_possible_passes(table: dict[str, Any]) -> None:
         (paths("/sys/kvm"), ("paths", 0, "path"), "not below /dev"),
         (paths("/device"), ("paths", 0, "path"), "not below /dev"),
         (paths("/dev"), ("paths", 0, "path"), "not below /dev"),
-        (paths("/dev/"), ("paths", 0, "path"), "is a directory"),
-        (paths("/dev/net/"), ("paths", 0, "path"), "'/dev/net/*' for all of them"),
+        (
+            paths("/dev/net/"),
+            ("paths", 0, "path"),
+            "'/dev/net' is all nodes below it as one device, '/dev/net/*' one each",
+        ),
         (paths("/dev/../etc/passwd"), ("paths", 0, "path"), "'..'"),
         (paths("/dev/net/.."), ("paths", 0, "path"), "'..'"),
         (paths("/dev/./kvm"), ("paths", 0, "path"), "'.'"),

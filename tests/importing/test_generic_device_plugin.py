@@ -160,7 +160,7 @@ def test_of_several_groups_only_those_that_cannot_be_had_are_left_out() -> None:
             groups:
               - paths: [{path: /dev/a}]
               - paths: [{path: /tmp/b}]
-              - paths: [{path: /dev/snd}]
+              - paths: [{path: /dev/snd}, {path: /dev/b}]
               - count: ten
                 paths: [{path: /dev/c}]
               - count: 99999999
@@ -172,7 +172,7 @@ def test_of_several_groups_only_those_that_cannot_be_had_are_left_out() -> None:
     assert [group["paths"][0]["path"] for group in resource["groups"]] == ["/dev/a", "/dev/e"]
     assert [line.partition(";")[0] for line in said(found)] == [
         "5: squat.ai/a: path: '/tmp/b' is not below /dev, where the nodes are",
-        "6: squat.ai/a: /dev/snd is a directory, and Fairlead hands out nodes, not all that is below a directory",
+        "6: squat.ai/a: /dev/snd is a directory, which Fairlead hands out alone, not beside other paths",
         "7: squat.ai/a: 'count' is 'ten' and should be a whole number",
         "9: squat.ai/a: count: is 99999999",
         "10: squat.ai/a: path: '/tmp/d' is not below /dev, where the nodes are",
@@ -206,6 +206,18 @@ def test_sticks_that_two_resources_take_are_lost_to_the_second() -> None:
         "3: squat.ai/b: squat.ai/a takes the same sticks; each stick belongs to the first that does",
         "5: squat.ai/d: squat.ai/a takes the same sticks; each stick belongs to the first that does",
     ]
+
+
+def test_a_directory_of_dev_is_a_device_and_shared_with_who_names_a_node_in_it() -> None:
+    assert _path(path="/dev/snd")["path"] == "/dev/snd"
+    found = imported("""\
+        devices:
+          - {name: a, groups: [{paths: [{path: /dev/snd}]}]}
+          - {name: b, groups: [{paths: [{path: /dev/snd/timer}]}]}
+          - {name: c, groups: [{paths: [{path: /dev/sndx}]}]}
+        """)
+    shared = [path.get("shared") for resource in _resources(found.toml) for path in resource["paths"]]
+    assert shared == [True, True, None]
 
 
 def test_a_directory_of_dev_can_be_mounted() -> None:
@@ -280,7 +292,7 @@ def test_what_is_wrong_with_a_file_or_a_device_is_said_with_its_line(text: str, 
         ("{paths: [{path: /dev/b, permissions: rx}]}", "4: squat.ai/a: permissions: 'rx' has 'x'; only r (read)"),
         ("{paths: [{path: /dev/b, mountPath: b}]}", "4: squat.ai/a: mount_path: 'b' is not an absolute path; the res"),
         ("{paths: [{path: /dev/../b}]}", "4: squat.ai/a: path: '/dev/../b' has '..' or '.' in it"),
-        ("{paths: [{path: /dev/snd}]}", "4: squat.ai/a: /dev/snd is a directory, and Fairlead hands out nodes"),
+        ("{paths: [{path: /dev/snd}, {path: /dev/b}]}", "4: squat.ai/a: /dev/snd is a directory, which Fairlead hands"),
         ("{usb: [{vendor: '1234'}]}", "4: squat.ai/a: product of a stick is missing; the group is left out"),
         ("{usb: [{vendor: [], product: '1'}]}", "4: squat.ai/a: 'vendor' is a list and should be a text; this is"),
         (

@@ -26,9 +26,9 @@ def test_a_plain_name_is_a_resource_of_that_node_and_nothing_is_lost() -> None:
 
 
 def test_a_pattern_of_few_names_is_a_resource_of_each_and_nothing_is_lost() -> None:
-    found = imported("- devicematch: ^ttyUSB[0-3]$\n  nummaxdevices: 1\n")
+    found = imported("- devicematch: ^ttyUSB[0-3]$\n  nummaxdevices: 1\n- devicematch: ^snd$\n  nummaxdevices: 20\n")
     assert found.lossless
-    assert loads(found) == [f"smarter-devices/ttyUSB{n}" for n in range(4)]
+    assert loads(found) == [*(f"smarter-devices/ttyUSB{n}" for n in range(4)), "smarter-devices/snd"]
 
 
 def test_a_pattern_that_a_glob_says_is_one_resource_and_that_is_said() -> None:
@@ -55,7 +55,6 @@ def test_a_pattern_that_no_glob_says_is_a_suggestion_only() -> None:
         ("{devicematch: ^a$, nummaxdevices: -1}", "2: ^a$: 'nummaxdevices' is '-1' and should be a whole number"),
         ("{devicematch: (a|b), nummaxdevices: 1}", "2: (a|b): what this regular expression matches cannot be said"),
         ("{devicematch: nvidia-gpu, nummaxdevices: 1}", "2: nvidia-gpu: Jetson boards' GPUs are no PCI GPUs"),
-        ("{devicematch: ^snd$, nummaxdevices: 1}", "2: smarter-devices/snd: /dev/snd is a directory"),
         ("{devicematch: ^a..$, nummaxdevices: 1}", "2: ^a..$: smarter-device-manager makes a resource of every node"),
         ("{devicematch: ^fuse$, nummaxdevices: 1}", "2: smarter-devices/fuse: name: resource[0] has the name"),
         ("{devicematch: ^/$, nummaxdevices: 1}", "2: smarter-devices/devices: path: '/dev//'"),
