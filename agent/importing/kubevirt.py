@@ -25,6 +25,7 @@ _PLACES: Final = (
 )
 _PCI_ID: Final = re.compile("[0-9a-f]{4}:[0-9a-f]{4}", re.IGNORECASE)
 _PERMISSIONS: Final = "mrw"  # as KubeVirt's own plugin gives a stick
+_QEMU: Final = 107  # the user of virtual machines, to whom it gives a stick's node (pkg/util: NonRootUID)
 _EXTERNAL: Final = "say externalResourceProvider: true here when Fairlead offers it, or KubeVirt's own plugin does too"
 _SOURCE: Final = (
     "From KubeVirt's permittedHostDevices. The IDs of the devices are other ones: they stay when a stick is plugged in "
@@ -137,15 +138,10 @@ def _sticks(table: Table) -> Part:
             fields.lost("selectors", "it has no selectors, and so no devices; it is left out")
         return Part(tuple(remarks))
     if not external:
-        fields.lost(
-            "resourceName",
-            "KubeVirt's own plugin makes the node of a stick belong to the user of virtual machines, 107; Fairlead "
-            "leaves nodes as they are: let a udev rule do it",
-        )
         fields.note("resourceName", _EXTERNAL)
     usb: list[Value] = [selector for _, selector in selectors if selector is not None]
     lines = {f"usb[{index}]": line for index, (line, _) in enumerate(selectors)}
-    options: dict[str, Value] = {"usb": usb, "permissions": _PERMISSIONS}
+    options: dict[str, Value] = {"usb": usb, "permissions": _PERMISSIONS, "owner": _QEMU}
     if len(usb) > 1:
         options["together"] = "each"
     line = fields.line("resourceName")

@@ -1,4 +1,4 @@
-"""Marks nodes that several groups name: to Fairlead a node belongs to the first one, if it is not said to be shared."""
+"""Marks nodes and sticks that several groups name: to Fairlead they are the first one's, if they are not said to be shared."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Place:
 
 
 def share(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """The parts, with `shared` nodes; a stick cannot be shared, and is reported as lost to all but the first."""
+    """The parts, with `shared` nodes and sticks."""
     groups = [(part.draft.name, group) for part in parts if part.draft and part.offered for group in part.draft.groups]
     shared: list[Part] = []
     index = 0
@@ -37,8 +37,8 @@ def share(parts: Sequence[Part]) -> tuple[Part, ...]:
         remarks = list(part.remarks)
         for group in part.draft.groups:
             place = _Place(part.draft.name, group, groups[:index], groups[index + 1 :])
-            found.append(_with_shared_paths(place, remarks))
-            remarks += _sticks_of_others(place)
+            has_paths = "paths" in group.options
+            found.append((_with_shared_paths if has_paths else _with_shared_sticks)(place, remarks))
             index += 1
         shared.append(replace(part, draft=replace(part.draft, groups=tuple(found)), remarks=tuple(remarks)))
     return tuple(shared)
@@ -54,21 +54,30 @@ def _with_shared_paths(place: _Place, remarks: list[Remark]) -> DraftGroup:
                 f"{place.resource}: {other} names {path['path']} too; it is marked as shared, so that both offer it"
             )
             remarks.append(Remark(group.line_of(f"paths[{index}]"), sentence, lost=False))
-    return replace(group, options={**group.options, "paths": paths}) if paths else group
+    return replace(group, options={**group.options, "paths": paths})
 
 
-def _sticks_of_others(place: _Place) -> list[Remark]:
-    remarks = []
-    for index, stick in enumerate(place.group.items("usb")):
-        for resource, other in place.before:
-            if any(_same_sticks(stick, theirs) for theirs in other.items("usb")):
-                sentence = (
-                    f"{place.resource}: {place.called(resource)} takes the same sticks; each stick belongs to the "
-                    "first that does"
-                )
-                remarks.append(Remark(place.group.line_of(f"usb[{index}]"), sentence))
-                break
-    return remarks
+def _with_shared_sticks(place: _Place, remarks: list[Remark]) -> DraftGroup:
+    """The group, with its sticks shared if others take them too; those that have an owner belong to the first group."""
+    group = place.group
+    others = [*place.before, *(() if "owner" in group.options else place.after)]
+    for index, stick in enumerate(group.items("usb")):
+        for resource, other in others:
+            if not any(_same_sticks(stick, theirs) for theirs in other.items("usb")):
+                continue
+            if resource == place.resource and other.options == group.options:
+                continue  # the same device of the same resource: to both of us it is one
+            who, line = place.called(resource), group.line_of(f"usb[{index}]")
+            if "owner" in group.options:
+                sentence = f"{place.resource}: {who} takes the same sticks; each stick belongs to the first that does"
+                remarks.append(Remark(line, sentence))
+                return group
+            sentence = (
+                f"{place.resource}: {who} takes the same sticks; they are marked as shared, so that both offer them"
+            )
+            remarks.append(Remark(line, sentence, lost=False))
+            return replace(group, options={**group.options, "shared": True})
+    return group
 
 
 def _who(place: _Place, path: Mapping[str, Any]) -> str | None:

@@ -23,10 +23,11 @@ from backends.base import (
     Hint,
     Host,
     OptionsError,
+    Released,
     Signal,
     Watches,
 )
-from backends.chardev import paths, sticks
+from backends.chardev import owners, paths, sticks
 from backends.chardev.bundles import Bundles
 from backends.chardev.finder import Finder
 from backends.chardev.groups import Group, groups_of
@@ -149,18 +150,32 @@ class CharDev(Backend[CharDevOptions]):
         return any(not group.options.paths for group in self._groups[resource.configured])
 
     def claim(self, resource: CharDevResource, grants: Sequence[Grant]) -> None:
-        """Look once more whether the nodes are still those that were found.
+        """Look once more whether the nodes are still those that were found, and give them to the owner that is asked for.
 
         Raises:
-            AllocationRefused: they are not; the event that tells of it is under way, or was lost.
+            AllocationRefused: they are not, and the event that tells of it is under way, or was lost; or they cannot be
+                given.
         """
         for grant in grants:
-            if self._group(resource, grant.device).options.paths:
+            options = self._group(resource, grant.device).options
+            if options.paths:
                 continue
             if grant.device not in self.discover(grant.device.unit).devices:
                 raise AllocationRefused(
                     f"{grant.id} of {resource.name} was unplugged or plugged in again this moment. Create the pod again."
                 )
+            if options.owner is not None:
+                numbers = paths.numbers(grant.device.attributes)
+                nodes = zip(numbers, (node.path for node in grant.device.nodes), strict=True)
+                owners.give(self.host, options.owner, nodes)
+
+    def release(self, ended: Sequence[Released], idle: frozenset[str]) -> None:  # noqa: ARG002  # an interface's
+        """Give nodes back to whom they belonged; those that were not given away have no note.
+
+        Raises:
+            OSError: one cannot be given back.
+        """
+        owners.give_back(self.host, (name.removeprefix("node:") for name in sorted(idle) if name.startswith("node:")))
 
     def edits(self, resource: CharDevResource, grants: Sequence[Grant]) -> ContainerEdits:
         """Each node and mount once, however many of its tokens were granted.

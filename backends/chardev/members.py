@@ -29,9 +29,9 @@ def hardware(members: Iterable[Member]) -> frozenset[str]:
     return frozenset(f"node:{node.number}" for _, node in members)
 
 
-def container_nodes(members: Sequence[Member], permissions: str) -> tuple[Node, ...]:
+def container_nodes(members: Sequence[Member], permissions: str, *, shared: bool = False) -> tuple[Node, ...]:
     """As a container gets them, at the host's paths."""
-    return tuple(Node(path, path.text, permissions) for path, _ in members)
+    return tuple(Node(path, path.text, permissions, shared) for path, _ in members)
 
 
 def signals(host: Host, device: Device) -> Iterator[Signal]:

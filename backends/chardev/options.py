@@ -23,6 +23,10 @@ MOST_TOKENS: Final = 205_019
 """No kubelet accepts a list of more: it reads 4 MiB (kubelet contract: A1), in which so many of the shortest IDs fit."""
 
 
+_NOBODY: Final = (1 << 32) - 1
+"""chown(2) takes it for "as it is"."""
+
+
 class PathOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which nodes or files, and how a container gets them."""
 
@@ -63,6 +67,10 @@ class GroupOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of a USB device: what names it; by default its serial if it has one, else the port it is plugged in."""
     permissions: str | None = None
     """Of the nodes of USB devices, by default "rw", and of matches, by default as in `paths`."""
+    owner: int | None = None
+    """The user, and the group of the same number, to whom the nodes of USB devices belong while a pod holds them."""
+    shared: bool = False
+    """May other groups and resources take these USB devices too? Then nobody owns them; their health counts for all."""
 
 
 class CharDevOptions(GroupOptions, frozen=True, forbid_unknown_fields=True):
@@ -123,6 +131,14 @@ def _usb_key_complaints(options: GroupOptions) -> Iterator[tuple[_Path, str]]:
         yield ("id",), "is for usb; other devices are named by their node"
     if not options.usb and options.together is not None:
         yield ("together",), "is for usb; several paths are a bundle as they are"
+    if not options.usb and options.shared:
+        yield ("shared",), "is for usb; a path says it in its table: { path = …, shared = true }"
+    if options.owner is not None and not options.usb:
+        yield ("owner",), "is for usb; let a udev rule set the owner of other nodes"
+    elif options.owner is not None and not 0 <= options.owner < _NOBODY:
+        yield ("owner",), f"is {options.owner}; a user's number is from 0 to {_NOBODY - 1}"
+    if options.owner is not None and options.shared:
+        yield ("owner",), "is beside shared; a node belongs to one user, until no pod of one resource has it"
     selectors = listed("usb", options.usb)
     if options.together == "all" and options.id is not None:
         yield ("id",), 'is for single sticks; with together = "all" the device is named after what selects them'

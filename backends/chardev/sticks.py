@@ -104,15 +104,18 @@ def device(group: Group, unit: str, key: str, sticks: Sequence[Stick]) -> Device
     """The device that these sticks are together, or that one is alone."""
     nodes = [node for one in sticks for node in one.nodes]
     owned = members.hardware(nodes)
+    ports = frozenset(f"usb:{one.usb.port}" for one in sticks)
+    shared = group.options.shared
     numa_nodes = {one.usb.numa_node for one in sticks} - {None}
     return Device(
         key=key,
         unit=unit,
         resource=group.resource,
-        hardware=owned | {f"usb:{one.usb.port}" for one in sticks},
-        exclusive=owned,
+        hardware=frozenset({f"shared:{group.name}/{key}"}) if shared else owned | ports,
+        exclusive=frozenset() if shared else owned,
+        depends=owned | ports if shared else frozenset(),
         identity=" + ".join(":".join((one.usb.vendor, one.usb.product, one.usb.serial or "")) for one in sticks),
-        nodes=members.container_nodes(nodes, group.options.permissions or DEFAULT_PERMISSIONS),
+        nodes=members.container_nodes(nodes, group.options.permissions or DEFAULT_PERMISSIONS, shared=shared),
         numa_node=numa_nodes.pop() if len(numa_nodes) == 1 else None,
         attributes={**node_attributes(nodes), **_attributes([one.usb for one in sticks]), **group.attributes},
     )

@@ -106,6 +106,32 @@ def test_every_node_is_offered_by_one_device_at_most_and_whatever_is_not_has_a_r
 # --- what two groups take ---
 
 
+def test_sticks_that_are_shared_are_offered_by_every_group_and_resource_that_takes_them(tmp_path: Path) -> None:
+    camera, one, both = {"vendor": "046d"}, {"usb": FTDI}, "example.com/both"
+    tree = stick("1-2", 5, serial="A") + stick("1-3", 6, vendor="046d", serial="B")
+    pair = {"usb": [FTDI, camera], "together": "all"}
+    apart = Looked(tmp_path, tree, grouped(one, pair), configured(both, **pair))
+    assert (len(apart.listed()), len(apart.listed(both))) == (1, 0)
+    shared = [{**group, "shared": True} for group in (one, pair)]
+    node = Looked(tmp_path / "shared", tree, grouped(*shared), configured(both, **shared[1]))
+    assert (sorted(node.listed()), list(node.listed(both))) == (
+        ["0403:6001+046d:*", "0403:6001:A"],
+        ["0403:6001+046d:*"],
+    )
+    held = node.hold("0403:6001:A")
+    node.look()
+    assert {*node.listed(), *node.listed(both)} == {"0403:6001:A", "0403:6001+046d:*"}
+    assert node.state("0403:6001+046d:*") == ""
+    assert held.hardware.isdisjoint(node.grant("0403:6001+046d:*", both).device.hardware)
+    (signal,) = _without_node(node, "dev/bus/usb/001/005").probe(device := node.grant("0403:6001:A").device)
+    assert signal.hardware in device.depends
+
+
+def _without_node(node: Looked, path: str) -> CharDev:
+    (node.root / path).unlink()
+    return node.backend
+
+
 def test_a_node_that_two_groups_take_is_the_first_ones(tmp_path: Path) -> None:
     node = Looked(tmp_path, TTYS, grouped(paths("/dev/ttyUSB*", count=2), paths("/dev/tty*"), paths("/dev/ttyUSB0")))
     assert sorted(node.listed()) == ["ttyACM0", "ttyUSB0::0", "ttyUSB0::1", "ttyUSB1::0", "ttyUSB1::1"]

@@ -115,6 +115,11 @@ def test_what_is_possible_passes(table: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("table", "path", "words"),
     [
+        (usb(FTDI, owner=-1), ("owner",), "a user's number is from 0 to 4294967294"),
+        (usb(FTDI, owner=2**32 - 1), ("owner",), "a user's number is from 0 to 4294967294"),
+        (usb(FTDI, owner=107, shared=True), ("owner",), "is beside shared"),
+        ({**paths("/dev/a"), "owner": 107}, ("owner",), "is for usb"),
+        ({**paths("/dev/a"), "shared": True}, ("shared",), "is for usb; a path says it in its table"),
         # a path
         (paths(""), ("paths", 0, "path"), "not an absolute path"),
         (paths("dev/kvm"), ("paths", 0, "path"), "not an absolute path"),

@@ -140,16 +140,20 @@ def test_a_node_that_groups_of_one_resource_name_is_shared_by_their_bundles() ->
     )
 
 
-def test_a_stick_that_two_groups_take_is_lost_to_the_second() -> None:
+def test_a_stick_that_two_groups_take_is_shared_by_them() -> None:
     found = imported("""\
         devices:
           - name: a
             groups:
+              - usb: [{vendor: "1a6e", product: "089a", serial: x}, {vendor: "0403", product: "6001", serial: y}]
               - usb: [{vendor: "1a6e", product: "089a", serial: x}]
-              - usb: [{vendor: "1a6e", product: "089a", serial: x}]
+              - usb: [{vendor: "0403", product: "6001", serial: z}]
         """)
-    assert said(found) == [
-        "5: squat.ai/a: another group takes the same sticks; each stick belongs to the first that does"
+    (resource,) = _resources(found.toml)
+    assert [group.get("shared") for group in resource["groups"]] == [True, True, None]
+    assert [line for line in said(found) if "shared" in line] == [
+        f"{line}: note: squat.ai/a: another group takes the same sticks; they are marked as shared, so that both offer them"
+        for line in (4, 5)
     ]
 
 
@@ -194,7 +198,7 @@ def test_a_name_that_cannot_be_leaves_all_groups_out_and_is_said_once() -> None:
     assert "#[[resource.groups]]" in found.toml
 
 
-def test_sticks_that_two_resources_take_are_lost_to_the_second() -> None:
+def test_sticks_that_several_resources_take_are_shared_by_them() -> None:
     found = imported("""\
         devices:
           - {name: a, groups: [{usb: [{vendor: "1A6E", product: "89a", serial: x}]}]}
@@ -202,10 +206,8 @@ def test_sticks_that_two_resources_take_are_lost_to_the_second() -> None:
           - {name: c, groups: [{usb: [{vendor: "1a6e", product: "089a", serial: y}]}]}
           - {name: d, groups: [{usb: [{vendor: "1a6e", product: "089a"}]}]}
         """)
-    assert [line for line in said(found) if "note" not in line] == [
-        "3: squat.ai/b: squat.ai/a takes the same sticks; each stick belongs to the first that does",
-        "5: squat.ai/d: squat.ai/a takes the same sticks; each stick belongs to the first that does",
-    ]
+    assert found.lossless
+    assert [resource.get("shared") for resource in _resources(found.toml)] == [True, True, True, True]
 
 
 def test_a_directory_of_dev_is_a_device_and_shared_with_who_names_a_node_in_it() -> None:
