@@ -62,7 +62,8 @@ class Device:
     exclusive: frozenset[str] = frozenset()
     """Of its hardware, what no other device of the same resource may have at a time."""
     parts: tuple[frozenset[str], ...] = ()
-    """Its hardware, where it can do with some of it (a pool): unhealthy once all parts are, degraded while some are."""
+    """Its hardware, or of what it depends on, where it can do with some of it (a pool): unhealthy once all parts are,
+    degraded while some are."""
     numa_node: int | None = None
     """None where the kernel says -1 or nothing (kubelet contract: A5)."""
     ancestry: tuple[str, ...] = ()

@@ -46,11 +46,11 @@ class Conditions:
 def condition(device: Device, health_of: Callable[[str], Health]) -> Health:
     """The worst of its own hardware and of what it depends on.
 
-    One that can do with some of its hardware is unhealthy once all its parts are, and degraded while some are.
+    One that can do with some of it is unhealthy once all its parts are, and degraded while some are.
     """
     if not device.parts:
         return _worst(device.hardware | device.depends, health_of)
-    depends = _worst(device.depends, health_of)
+    depends = _worst(device.depends.difference(*device.parts), health_of)
     if depends.state is State.UNHEALTHY:
         return depends
     parts = [_worst(part, health_of) for part in device.parts]

@@ -116,7 +116,7 @@ def _is_called(name: str, device: Device, *, is_number: bool) -> bool:
         if is_number or not any(name in values for values in device.attributes.values()):
             return False
     if device.parts:
-        parts = ", ".join(sorted(device.hardware))
+        parts = ", ".join(sorted(frozenset[str]().union(*device.parts)))
         raise AmbiguousError(f"{name!r} is a part of {device.key!r}, which is {parts}; name the one you mean")
     return True
 

@@ -97,7 +97,7 @@ class InfiniBand(Backend[InfiniBandOptions]):
                 yield Problem(device.key, f"{hca.name} has no port {number}, which {taker.name} asks for")
 
     def _pool(self, resource: InfiniBandResource) -> Discovery:
-        members, problems = [], []
+        members, problems, kept = [], [], dict[str, str]()
         for place in rdma.places(self.host):
             try:
                 adapter = rdma.read(self.host, place)
@@ -108,8 +108,18 @@ class InfiniBand(Backend[InfiniBandOptions]):
             if adapter is not None:
                 function = adapters.function_of(self.host, adapter)
                 device = adapters.device(self.host, adapter, function, (), self.resources)
-                if pools.is_taken_by(resource, device, self.resources):
+                if resource.refuses(device) is not None:
+                    continue
+                if (other := pools.kept_from(resource, device, self.resources)) is None:
                     members.append(device)
+                else:
+                    kept[device.key] = other
+        if kept and not members:
+            by = " and ".join(f"{key} to {other}" for key, other in kept.items())
+            why = (
+                f"what it selects belongs to resources above it: {by}. Pools that all say overlap = true share adapters"
+            )
+            problems.append(Problem(resource.name, f"{resource.name} has no adapters and no tokens, because {why}"))
         if members and rdma.is_exclusive(self.host):
             why = "RDMA devices are in one network namespace at a time here: only pods in the host's network can use it"
             problems.append(Problem(resource.name, f"{resource.name} is shared, but {why}"))

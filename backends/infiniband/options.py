@@ -39,6 +39,10 @@ class InfiniBandOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     shared: int | None = None
     """Tokens, each of which gives all adapters of the resource together; None: an adapter is a device of its own."""
+    overlap: bool = False
+    """Of `shared`: may other pools that say so have the same adapters?"""
+    topology: bool = True
+    """Of `shared`: is the kubelet told the NUMA node that all its adapters are on?"""
     umad: bool = True
     """Are the management datagram nodes handed out, of every port?"""
     issm: bool = True
@@ -80,6 +84,11 @@ def complaints(resource: InfiniBandResource) -> Iterator[tuple[_Path, str]]:
         yield ("name",), f"asks for {unseen[0]}, {sentence}"
     if options.shared is not None:
         yield from _pool_complaints(resource, options.shared)
+        return
+    if options.overlap:
+        yield ("overlap",), "is for resources with shared; an adapter of its own is one resource's"
+    if not options.topology:
+        yield ("topology",), "is for resources with shared; a pod is to have an adapter near its CPUs"
 
 
 def _port_complaints(ports: str | list[int]) -> Iterator[tuple[_Path, str]]:

@@ -22,18 +22,26 @@ def unit(resource: InfiniBandResource) -> str:
     return f"{PREFIX}{resource.name}"
 
 
-def is_taken_by(resource: InfiniBandResource, device: Device, resources: Iterable[InfiniBandResource]) -> bool:
-    """Is this the first resource that selects the adapter, or may do so by what only its firmware knows?"""
+def kept_from(resource: InfiniBandResource, device: Device, resources: Iterable[InfiniBandResource]) -> str | None:
+    """The resource above this one that has the adapter, or may by what only its firmware knows; None: the pool has it.
+
+    Pools that say `overlap` keep nothing from each other.
+    """
+    overlaps = resource.spec.options.overlap
     for other in resources:
+        if other is resource:
+            break
         may_be = assumed(device.attributes, FROM_FIRMWARE, (other,))
-        if other.refuses(replace(device, attributes=may_be)) is None:
-            return other is resource
-    return False
+        if not (overlaps and other.spec.options.overlap) and other.refuses(replace(device, attributes=may_be)) is None:
+            return other.name
+    return None
 
 
 def pool(resource: InfiniBandResource, members: Sequence[Device]) -> Device:
     """The one device that all tokens of the resource are of."""
-    hardware = frozenset[str]().union(*(member.hardware for member in members))
+    options = resource.spec.options
+    adapters = frozenset[str]().union(*(member.hardware for member in members))
+    hardware = frozenset({unit(resource)}) if options.overlap else adapters
     numa_nodes = {member.numa_node for member in members}
     return Device(
         key="pool",
@@ -41,9 +49,9 @@ def pool(resource: InfiniBandResource, members: Sequence[Device]) -> Device:
         resource=resource.name,
         hardware=hardware,
         parts=tuple(member.hardware for member in members),
-        depends=frozenset[str]().union(*(member.depends for member in members)) - hardware,
+        depends=adapters.union(*(member.depends for member in members)) - hardware,
         nodes=ContainerEdits.of(Grant(member.key, member) for member in members).nodes,
-        numa_node=numa_nodes.pop() if len(numa_nodes) == 1 else None,
+        numa_node=numa_nodes.pop() if options.topology and len(numa_nodes) == 1 else None,
         attributes=_attributes(resource, members),
     )
 

@@ -107,9 +107,11 @@ def test_every_node_is_offered_by_one_device_at_most_and_whatever_is_not_has_a_r
 
 
 def test_sticks_that_are_shared_are_offered_by_every_group_and_resource_that_takes_them(tmp_path: Path) -> None:
-    camera, one, both = {"vendor": "046d"}, {"usb": FTDI}, "example.com/both"
+    both = "example.com/both"
+    camera: dict[str, Any] = {"vendor": "046d"}
+    one: dict[str, Any] = {"usb": FTDI}
     tree = stick("1-2", 5, serial="A") + stick("1-3", 6, vendor="046d", serial="B")
-    pair = {"usb": [FTDI, camera], "together": "all"}
+    pair: dict[str, Any] = {"usb": [FTDI, camera], "together": "all"}
     apart = Looked(tmp_path, tree, grouped(one, pair), configured(both, **pair))
     assert (len(apart.listed()), len(apart.listed(both))) == (1, 0)
     shared = [{**group, "shared": True} for group in (one, pair)]

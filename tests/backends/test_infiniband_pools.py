@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -143,3 +144,64 @@ def test_a_pool_that_grows_or_shrinks_is_still_the_one_that_a_pod_has(tmp_path: 
     assert held.device is not None
     assert held.device.hardware == {f"pci:{A}", f"rdma:{A}"}
     assert held.health.state is State.HEALTHY
+
+
+# --- pools that have the same adapters ---
+
+
+def overlapping(name: str, **more: Any) -> InfiniBandResource:
+    return resource(name, shared=2, overlap=True, **more)
+
+
+ALL_OF_THEM, FABRIC = overlapping("rdma/all"), overlapping("rdma/fabric", select=[{"link_layer": ("InfiniBand",)}])
+
+
+def test_pools_that_overlap_have_the_same_adapters_and_no_other_resource_has(tmp_path: Path) -> None:
+    found = backend(tmp_path, ALL_OF_THEM, FABRIC, resource("example.com/hca"), SHARED)
+    made = inventory(found)
+    pooled = {name: slot.device for name in made.names() if (slot := made.slots(name).get("0"))}
+    assert {name: pool.attributes["pool"] for name, pool in pooled.items() if pool} == {
+        "rdma/all": ("mlx5_0", "mlx5_1", "mlx5_2"),
+        "rdma/fabric": ("mlx5_0", "mlx5_1"),
+    }
+    assert not made.slots("example.com/hca")
+    assert not any(problem for name in pooled for problem in found.discover(f"pool:{name}").problems)
+    above = inventory(
+        backend(tmp_path / "above", resource("a.com/x", select=[{"hca": ("mlx5_0",)}]), FABRIC, ALL_OF_THEM)
+    )
+    of_two = [above.slots(name)["0"].device for name in ("rdma/fabric", "rdma/all")]
+    assert [pool and pool.attributes["pool"] for pool in of_two] == [("mlx5_1",), ("mlx5_1", "mlx5_2")]
+
+
+def test_each_of_two_pools_is_as_well_as_its_adapters_whoever_holds_the_other(tmp_path: Path) -> None:
+    made = inventory(backend(tmp_path, ALL_OF_THEM, FABRIC))
+    held = made.slots("rdma/fabric")["1"].device
+    assert held
+    made.claim([Held("rdma/fabric", "1", "infiniband", held.hardware, held.identity)])
+
+    def states() -> list[State]:
+        return [made.slots(name)["1"].health.state for name in ("rdma/all", "rdma/fabric")]
+
+    assert states() == [State.HEALTHY, State.HEALTHY]
+    made.set_health({f"rdma:{A}": unhealthy("a")})
+    assert states() == [State.DEGRADED, State.DEGRADED]
+    made.set_health({f"pci:{B}": unhealthy("b")})
+    assert states() == [State.DEGRADED, State.UNHEALTHY]
+
+
+def test_a_pool_whose_adapters_all_belong_to_resources_above_says_so(tmp_path: Path) -> None:
+    found = backend(tmp_path, resource("example.com/ib", select=[{"hca": ("mlx5_0",)}]), SHARED, FABRIC)
+    (problem,) = found.discover("pool:rdma/fabric").problems
+    assert problem.sentence == (
+        "rdma/fabric has no adapters and no tokens, because what it selects belongs to resources above it: 0000:3b:00.0 to "
+        "example.com/ib and 0000:5e:00.0 to rdma/hca_shared. Pools that all say overlap = true share adapters"
+    )
+    assert not found.discover("pool:rdma/hca_shared").problems
+
+
+def test_the_kubelet_is_not_told_a_pools_numa_node_where_that_is_not_wanted(tmp_path: Path) -> None:
+    select = [{"hca": ("mlx5_0",)}]
+    for topology, numa_node in ((True, 0), (False, None)):
+        found = backend(tmp_path / str(topology), resource("rdma/one", shared=1, topology=topology, select=select))
+        (pool,) = found.discover("pool:rdma/one").devices
+        assert pool.numa_node == numa_node

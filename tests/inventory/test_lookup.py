@@ -159,7 +159,7 @@ def test_a_part_of_a_pool_is_not_taken_for_the_whole_pool() -> None:
     pool = placed("pool", parts=(frozenset({"pci:a"}), frozenset({"pci:b"})), hca="mlx5_0 mlx5_1")
     with pytest.raises(AmbiguousError) as refused:
         find("mlx5_0", [pool])
-    assert refused.value.sentence == "'mlx5_0' is a part of 'pool', which is pci:pool; name the one you mean"
+    assert refused.value.sentence == "'mlx5_0' is a part of 'pool', which is pci:a, pci:b; name the one you mean"
 
 
 def test_on_a_node_without_devices_there_is_none() -> None:
