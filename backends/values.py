@@ -290,6 +290,13 @@ class Resource(Generic[Options]):
         return tuple(dict.fromkeys(PLACEHOLDER.findall(self.name)))
 
     @property
+    def asks_for(self) -> frozenset[str]:
+        """The attributes that its selectors and its name ask for: what costs much is read only for who asks."""
+        return frozenset(
+            (*self.named_by, *(name for table in (*self.spec.select, *self.spec.exclude) for name in table))
+        )
+
+    @property
     def is_template(self) -> bool:
         """Does it stand for a resource for each value of an attribute?"""
         return bool(self.named_by)

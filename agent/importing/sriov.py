@@ -28,6 +28,7 @@ _LISTS: Final = {
     "acpiIndexes": "acpi_index",
     "pKeys": "pkey",
     "linkTypes": "link_layer",
+    "ddpProfiles": "ddp_profile",
 }
 """Selector there → attribute here."""
 
@@ -35,7 +36,7 @@ _NUMBERED: Final = {"pfNames": "pf", "rootDevices": "physical"}
 """The same, of those that may have numbers behind a `#`."""
 
 _FLAGS: Final = {"isRdma": "rdma", "needVhostNet": "vhost_net"}
-_SELECTORS: Final = (*_LISTS, *_NUMBERED, *_FLAGS, "vdpaType", "auxTypes", "ddpProfiles")
+_SELECTORS: Final = (*_LISTS, *_NUMBERED, *_FLAGS, "vdpaType", "auxTypes")
 _LAYERS: Final = {"ether": "Ethernet", "infiniband": "InfiniBand"}
 
 
@@ -129,6 +130,8 @@ def _one(table: Table, kind: str, of: Fields, selection: _Selection, remarks: li
             )
             if key == "linkTypes" and len(values) > 1:
                 fields.note(key, "several linkTypes: functions of any of them are offered")
+            if key == "ddpProfiles":
+                fields.note(key, "the profile is asked for by devlink; a card that only ddptool knows has none here")
     number = "sfnum" if kind == "auxNetDevice" else "vf"
     choices = [list(_numbered(fields.texts(key), attribute, number)) or [{}] for key, attribute in _NUMBERED.items()]
     for pf, root in product(*choices):
@@ -136,12 +139,6 @@ def _one(table: Table, kind: str, of: Fields, selection: _Selection, remarks: li
             fields.lost("rootDevices", "pfNames and rootDevices both choose numbers; here those of rootDevices count")
             selection.same = False
         selection.tables.append({**base, **pf, **root})
-    if fields.texts("ddpProfiles"):
-        fields.lost(
-            "ddpProfiles",
-            "Fairlead does not ask cards for DDP profiles; without them it would offer more, so it is left out",
-        )
-        selection.same = False
     if [value for value in fields.texts("auxTypes") if value != "sf"]:
         fields.lost("auxTypes", "there are no auxTypes but sf; it is left out")
         selection.same = False

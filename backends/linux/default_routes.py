@@ -12,37 +12,29 @@ import socket
 import struct
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 from backends.base import Host, HostPath
 from backends.errors import not_short
+from backends.linux import netlink
 
-ROUTES: Final = HostPath("/proc/1/net/route")
-"""The host's own, not those of the container that we may be in."""
 _ROUTES_6: Final = HostPath("/proc/1/net/ipv6_route")
-_OURS: Final = Path("/proc/self/net/route")  # in this process's own /proc, wherever the host's is seen
 
 _ANYWHERE: Final = "00000000"
 _ANYWHERE_6: Final = "0" * 32
 _UP: Final = 0x1  # RTF_UP in include/uapi/linux/route.h
 _REJECT: Final = 0x200  # RTF_REJECT
 
-_ASK, _ROUTE, _ERROR, _DONE = 26, 24, 2, 3  # RTM_GETROUTE, RTM_NEWROUTE, NLMSG_ERROR, NLMSG_DONE
-_DUMP: Final = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
+_ASK, _ROUTE = 26, 24  # RTM_GETROUTE, RTM_NEWROUTE
 _UNICAST: Final = 1  # RTN_UNICAST: neither local nor one that rejects
 _INTERFACE, _HOPS = 4, 9  # RTA_OIF, RTA_MULTIPATH
-_HEADER: Final = struct.Struct("=IHHII")  # struct nlmsghdr: length, type, flags, sequence, port
 _MESSAGE: Final = struct.Struct("=BBBBBBBBI")  # struct rtmsg: family, length of the destination, …, type, flags
-_ATTRIBUTE: Final = struct.Struct("=HH")  # struct rtattr: length, type
 _HOP: Final = struct.Struct("=HBBi")  # struct rtnexthop: length, flags, weight, interface
-_BATCH_BYTES: Final = 32 << 10  # as the kernel makes them at most
-_PATIENCE: Final = 2.0  # seconds for one batch; the kernel has it ready
 
 
 def default_interfaces(host: Host) -> frozenset[str] | None:
     """The interfaces that any default route leads through; None if the routes cannot be read."""
-    if (lines := _lines(host, ROUTES)) is None:
+    if (lines := _lines(host, netlink.ROUTES)) is None:
         return None
     return frozenset((*_of_ipv4(lines), *_of_ipv6(_lines(host, _ROUTES_6) or ()), *_told_by_kernel(host)))
 
@@ -77,42 +69,31 @@ def _lines(host: Host, path: HostPath) -> list[str] | None:
 
 
 def _told_by_kernel(host: Host) -> frozenset[str]:
-    """Every next hop of every table, if we are where the host is; what the kernel does not tell, /proc has told.
-
-    Each network namespace has inodes of its own in every /proc. To compare /proc/1/ns/net would take CAP_SYS_PTRACE.
-    """
+    """Every next hop of every table, if we are where the host is; what the kernel does not tell, /proc has told."""
     try:
-        if host.local(ROUTES).stat().st_ino != _OURS.stat().st_ino:
-            return frozenset()
-        numbers = {number for message in _dumped() for number in _interfaces(message)}
+        numbers = {number for message in _dumped(host) for number in _interfaces(message)}
     except OSError as error:
         not_short(error)
         return frozenset()
     return frozenset(name for number in numbers if (name := _name(number)) is not None)
 
 
-def _dumped() -> Iterator[memoryview]:
+def _dumped(host: Host) -> Iterator[memoryview]:
     """Each default route there is, as the kernel's message without its header.
 
     Raises:
         OSError: the kernel does not tell.
     """
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE) as asked:
-        asked.settimeout(_PATIENCE)
-        request = _MESSAGE.pack(socket.AF_UNSPEC, 0, 0, 0, 0, 0, 0, 0, 0)
-        asked.sendto(_HEADER.pack(_HEADER.size + len(request), _ASK, _DUMP, 1, 0) + request, (0, 0))
-        while True:
-            batch = memoryview(asked.recv(_BATCH_BYTES))
-            for kind, body in _parts(batch, _HEADER):
-                if kind in (_DONE, _ERROR):
-                    return
-                if kind == _ROUTE and len(body) >= _MESSAGE.size and (body[1], body[7]) == (0, _UNICAST):
-                    yield body
+    request = _MESSAGE.pack(socket.AF_UNSPEC, 0, 0, 0, 0, 0, 0, 0, 0)
+    told = netlink.answers(socket.NETLINK_ROUTE, _ASK, netlink.DUMP, request) if netlink.is_of_host(host) else ()
+    for kind, body in told:
+        if kind == _ROUTE and len(body) >= _MESSAGE.size and (body[1], body[7]) == (0, _UNICAST):
+            yield body
 
 
 def _interfaces(message: memoryview) -> Iterator[int]:
     """The numbers of the interfaces that a route leads through."""
-    for kind, value in _parts(message[_MESSAGE.size :], _ATTRIBUTE):
+    for kind, value in netlink.parts(message[_MESSAGE.size :]):
         if kind == _INTERFACE and len(value) == 4:
             yield int.from_bytes(value, sys.byteorder)
         elif kind == _HOPS:
@@ -123,21 +104,7 @@ def _hops(value: memoryview) -> Iterator[int]:
     while len(value) >= _HOP.size:
         length, _, _, number = _HOP.unpack_from(value)
         yield number
-        value = value[_aligned(max(length, _HOP.size)) :]
-
-
-def _parts(data: memoryview, header: struct.Struct) -> Iterator[tuple[int, memoryview]]:
-    """Type and content, one after the other: messages and attributes begin alike, with length and type."""
-    while len(data) >= header.size:
-        length, kind, *_ = header.unpack_from(data)
-        if length < header.size:
-            return
-        yield kind, data[header.size : length]
-        data = data[_aligned(length) :]
-
-
-def _aligned(length: int) -> int:
-    return length + 3 & ~3  # NLMSG_ALIGN, RTA_ALIGN
+        value = value[netlink.aligned(max(length, _HOP.size)) :]
 
 
 def _name(number: int) -> str | None:

@@ -14,7 +14,7 @@ from typing import Final
 
 from backends.base import Host, HostPath
 from backends.errors import not_short
-from backends.linux import default_routes, pci, sysfs
+from backends.linux import default_routes, netlink, pci, sysfs
 
 _BLOCK: Final = HostPath("/sys/class/block")
 _NET: Final = HostPath("/sys/class/net")
@@ -170,9 +170,7 @@ def route(host: Host, names: Sequence[str], *, sure: bool = False) -> str | None
     routed = default_routes.default_interfaces(host)
     if routed is None:
         return (
-            None
-            if sure
-            else f"has the network interface {names[0]}, and the routes cannot be read in {default_routes.ROUTES}"
+            None if sure else f"has the network interface {names[0]}, and the routes cannot be read in {netlink.ROUTES}"
         )
     for name in names:
         if through := next((above for above in (name, *_above(host, name)) if above in routed), None):

@@ -9,10 +9,13 @@ from typing import Final
 
 from backends.attributes import assumed
 from backends.base import NUMBER, NUMBERS, TEXT, Attribute, Device, Host, HostPath, Node, Problem, one_of
-from backends.linux import host_uses, netdevs, pci, rdma, sysfs
+from backends.linux import devlink, host_uses, netdevs, pci, rdma, sysfs
 from backends.sriov import nodes
 from backends.sriov.nodes import VdpaDevice
 from backends.sriov.options import UNSEEN_WHEN_AWAY, DeviceType, SriovResource
+
+PROFILE: Final = "ddp_profile"
+_RUNNING_PROFILE: Final = "fw.app.name"  # Documentation/networking/devlink/ice.rst
 
 ATTRIBUTES: Final[Mapping[str, Attribute]] = {
     **pci.ATTRIBUTES,
@@ -23,7 +26,7 @@ ATTRIBUTES: Final[Mapping[str, Attribute]] = {
     "link_layer": one_of("Ethernet", "InfiniBand"),
     "pkey": Attribute("a partition key, as in '0x8001'", "0x[0-9a-f]{1,4}"),
     "vdpa": one_of("virtio", "vhost"),
-    **dict.fromkeys(("pf", "ifname", "hca", "vdpa_device"), TEXT),
+    **dict.fromkeys(("pf", "ifname", "hca", "vdpa_device", PROFILE), TEXT),
 }
 
 _NETWORK: Final = "02"  # PCI base class
@@ -74,6 +77,8 @@ def look(host: Host, resources: Sequence[SriovResource], address: str) -> Seen |
     adapter = rdma.read(host, address) if any(options.rdma for options in mine) else None
     vdpa = nodes.vdpa(host, function) if any(options.vdpa for options in mine) else None
     attributes = {name: values for name, values in _attributes(host, function, adapter, vdpa) if values}
+    if any(PROFILE in resource.asks_for for resource in resources):
+        attributes.update(_profile(host, function))
     device = Device(
         key=address,
         unit=address,
@@ -127,6 +132,12 @@ def of_interfaces(host: Host, path: HostPath, above: HostPath | None) -> Attribu
     yield "pf", (uplink,) if uplink else ()
     layer = next((netdevs.link_layer(host, name) for name in (*own, uplink) if name), None)
     yield "link_layer", (layer,) if layer else ()
+
+
+def _profile(host: Host, function: pci.Function) -> Attributes:
+    """The profile by which a card's parser takes packets apart (Dynamic Device Personalization); it is the whole card's."""
+    if profile := devlink.running(host, function.physical or function.address).get(_RUNNING_PROFILE):
+        yield PROFILE, (profile,)
 
 
 def _number(host: Host, function: pci.Function, above: HostPath) -> int | None:
