@@ -37,6 +37,7 @@ from backends.vfio import binding, finding, health, vgpu
 from backends.vfio.binding import Binder, BindError
 from backends.vfio.options import VfioOptions, VfioResource, complaints
 from backends.vfio.planning import plan
+from backends.vfio.vgpu_types import VgpuTypes
 
 _MOVING = frozenset({"add", "remove", "bind", "unbind"})
 
@@ -52,7 +53,8 @@ class Vfio(Backend[VfioOptions]):
 
     def __init__(self, host: Host, resources: Sequence[VfioResource], kernel: Kernel | None = None) -> None:
         super().__init__(host, resources)
-        self._binder = Binder(host, kernel or Kernel(host))
+        kernel = kernel or Kernel(host)
+        self._binder, self._vgpu_types = Binder(host, kernel), VgpuTypes(host, kernel)
 
     @classmethod
     def check(cls, resource: VfioResource) -> None:
@@ -78,8 +80,10 @@ class Vfio(Backend[VfioOptions]):
         """Nothing of what cannot be used anyway: the reason is told, and the hardware may be another's."""
         if device.unusable:
             return
-        yield from vgpu.signals(self.host, device, finding.depends(device.unit))
-        if (found := self._look(device)) is not None:
+        found = self._look(device)
+        wanted = found[2].vgpu_type if found is not None else None
+        yield from vgpu.signals(self.host, device, finding.depends(device.unit), wanted)
+        if found is not None:
             group, functions, options = found
             yield from health.signals(self.host, device, group, functions, options)
 
@@ -188,12 +192,17 @@ class Vfio(Backend[VfioOptions]):
             raise BindError(why)
         give_back = options.release == "restore"
         self._binder.bind(planned.bind, options.force, give_back=give_back)
-        if planned.bind:
+        given = [
+            function.address
+            for function in functions
+            if options.vgpu_type is not None and self._vgpu_types.give(function.address, options.vgpu_type)
+        ]
+        if planned.bind or given:
             group, functions = self._current(resource, device)
         if not iommu.is_vfio(functions[0]):
             raise BindError(f"{device.key} is on no vfio driver")
         nodes = tuple(finding.nodes(self.host, group, functions, options.iommu))
-        self._binder.settle(nodes, since if planned.bind else 0.0)
+        self._binder.settle(nodes, since if planned.bind or given else 0.0)
         return bool(planned.bind)
 
     def _current(self, resource: VfioResource, device: Device) -> tuple[Group, Sequence[pci.Function]]:
@@ -233,13 +242,17 @@ class Vfio(Backend[VfioOptions]):
                 yield function.hardware
 
     def release(self, ended: Sequence[Released], idle: frozenset[str]) -> None:  # noqa: ARG002
-        """Give back what we noted to give back when we bound it, whatever the configuration says by now.
+        """Undo what we noted to undo when we bound it or gave it a vGPU type, whatever the configuration says by now.
 
         Raises:
             ExceptionGroup: of what could not be given back.
         """
         named = (hardware.removeprefix("pci:") for hardware in sorted(idle))
-        each(self._binder.restore, filter(pci.ADDRESS.fullmatch, named), BindError, "not given back")
+        each(self._restore, filter(pci.ADDRESS.fullmatch, named), BindError, "not given back")
+
+    def _restore(self, address: str) -> None:
+        self._vgpu_types.take_back(address)
+        self._binder.restore(address)
 
 
 def _having(known: Known, hardware: str) -> list[str]:

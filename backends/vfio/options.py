@@ -29,6 +29,8 @@ class VfioOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which other functions of the group may be bound with it: those of the same card, or all."""
     release: Literal["keep", "restore"] = "keep"
     """What happens to what was bound for a pod when no pod holds it: it stays bound, or gets its own driver back."""
+    vgpu_type: int | None = None
+    """The vGPU type that a virtual function of an NVIDIA GPU is given for a pod, and loses after it; None: others do that."""
     force: list[str] = []
     """Addresses of functions that may be taken although the host needs them."""
 
@@ -52,6 +54,8 @@ def complaints(resource: VfioResource) -> Iterator[OptionsError]:
             )
     if options.bind != "never" and "driver" in resource.named_by:
         yield OptionsError(("name",), "asks for the driver, which bind would change, and the name with it")
+    if options.vgpu_type is not None:
+        yield from _vgpu_complaints(resource, options.vgpu_type)
     if resource.spec.replicas != 1:
         yield OptionsError(("replicas",), "is not for vfio: a function serves one virtual machine at a time")
     if options.release == "restore" and options.bind != "allocate":
@@ -63,3 +67,18 @@ def complaints(resource: VfioResource) -> Iterator[OptionsError]:
     for index, address in enumerate(options.force):
         if not pci.ADDRESS.fullmatch(address):
             yield OptionsError(("force", index), f"{address!r} is no PCI address; write it as in '0000:3b:00.0'")
+
+
+def _vgpu_complaints(resource: VfioResource, wanted: int) -> Iterator[OptionsError]:
+    if wanted < 1:
+        yield OptionsError(("vgpu_type",), f"is {wanted}; the numbers of types are in nvidia/creatable_vgpu_types")
+    if resource.spec.options.bind != "never":
+        yield OptionsError(("vgpu_type",), "is beside bind; what has a vGPU type is never bound to vfio-pci")
+    if resource.spec.pre_start == "reset":
+        yield OptionsError(
+            ("vgpu_type",), 'is beside pre_start = "reset"; the driver alone resets what has a vGPU type'
+        )
+    if "vgpu_type" in resource.asks_for:
+        yield OptionsError(
+            ("vgpu_type",), "is also what it is selected or named by, which it has only while a pod has it"
+        )

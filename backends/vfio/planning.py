@@ -10,7 +10,7 @@ from backends.linux import iommu, pci
 from backends.linux.host_uses import uses
 from backends.linux.iommu import Group, Member
 from backends.vfio.options import VfioOptions
-from backends.vfio.vgpu import untyped, vgpus
+from backends.vfio.vgpu import refusal, vgpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +87,12 @@ def _could_be_bound(member: Member, options: VfioOptions) -> bool:
 
 def _refusal(host: Host, function: pci.Function, options: VfioOptions) -> str:
     """Why a selected function that is not on a vfio driver cannot be had."""
+    if (of_vgpu := refusal(host, function, options.vgpu_type)) is not None:
+        return of_vgpu
+    if options.vgpu_type is not None:
+        return f"it can have no vGPU type, and {options.vgpu_type} is asked for"
     if iommu.is_vfio(function):
         return ""
-    if no_type := untyped(host, function):
-        return no_type
     if (why := vgpus(host, function)) is not None:
         return f"it {why}, which would go with another driver: offer it as what the driver made of it"
     if options.bind == "never":

@@ -13,16 +13,19 @@ from typing import Final
 from backends.base import Device, Host, Signal, Verdict
 from backends.linux import pci, sysfs
 
-_OWN: Final = "nvidia"
-_TYPE: Final = "current_vgpu_type"
+OWN: Final = "nvidia"
+"""The directory of a function in which NVIDIA's driver keeps what is its own."""
+TYPE: Final = "current_vgpu_type"
+_TYPES: Final = "creatable_vgpu_types"
+_DIGITS: Final = 18  # more than a number of a type can have
 _MEDIATED: Final = "mdev_supported_types"
 
 
 def vgpus(host: Host, function: pci.Function) -> str | None:
     """What a driver has made of the function, in words that follow its name; None: nothing. What hides counts as made."""
     try:
-        if _TYPE in sysfs.entries(host, function.path / _OWN):
-            number = sysfs.attribute(host, function.path / _OWN / _TYPE)
+        if TYPE in sysfs.entries(host, function.path / OWN):
+            number = sysfs.attribute(host, function.path / OWN / TYPE)
             if number != "0":
                 return f"has the vGPU type {number or '(unreadable)'} from the NVIDIA driver"
         types = sysfs.entries(host, function.path / _MEDIATED)
@@ -32,17 +35,44 @@ def vgpus(host: Host, function: pci.Function) -> str | None:
     return f"has the virtual GPU {made[0]} from the driver {function.driver}" if made else None
 
 
-def untyped(host: Host, function: pci.Function) -> str:
-    """Why a virtual function that NVIDIA's driver has given no type cannot be had; empty of any other function."""
-    if function.physical is None or sysfs.number(host, function.path / _OWN / _TYPE) != 0:
-        return ""
-    return f"it has no vGPU type: write one of {_OWN}/creatable_vgpu_types into {_OWN}/{_TYPE}, both in {function.path}"
+def refusal(host: Host, function: pci.Function, wanted: int | None) -> str | None:
+    """Why a virtual function cannot be had as a vGPU; None: NVIDIA's driver gives it no types.
+
+    Args:
+        host: where it is.
+        function: of any kind.
+        wanted: the type that it is given for a pod; None: it must have one.
+    """
+    if function.vgpu_type:
+        is_other = wanted is not None and function.vgpu_type != str(wanted)
+        return f"it has the vGPU type {function.vgpu_type} and not {wanted}" if is_other else ""
+    if function.physical is None or sysfs.number(host, function.path / OWN / TYPE) != 0:
+        return None
+    if wanted is None:
+        return f"it has no vGPU type: write one of {OWN}/{_TYPES} into {OWN}/{TYPE}, both in {function.path}"
+    if wanted not in _creatable(host, function):
+        return f"the NVIDIA driver can give it no vGPU type {wanted} now: {OWN}/{_TYPES} in {function.path} lacks it"
+    return ""
 
 
-def signals(host: Host, device: Device, hardware: str) -> Iterator[Signal]:
-    """Has the function another type than it was found with? The kernel may send no event of that."""
+def _creatable(host: Host, function: pci.Function) -> list[int]:
+    """The types that there is room for; the file has a heading, and a line for each: `558 : NVIDIA A40-2Q`."""
+    lines = (sysfs.attribute(host, function.path / OWN / _TYPES) or "").splitlines()
+    numbers = (line.partition(":")[0].strip() for line in lines)
+    return [int(number) for number in numbers if number.isdecimal() and len(number) < _DIGITS]
+
+
+def signals(host: Host, device: Device, hardware: str, wanted: int | None) -> Iterator[Signal]:
+    """Has the function another type than it was found with, or can it not be given one? The kernel sends no event of that.
+
+    One that is given a type for each pod has none between two.
+    """
     before = "".join(device.attributes.get("vgpu_type", ()))
-    function = pci.read(host, device.key) if before else None
-    if function is not None and function.vgpu_type != before:
-        why = f"{device.key} had the vGPU type {before} and has {function.vgpu_type or 'none'} now"
+    function = pci.read(host, device.key) if before or wanted is not None else None
+    if function is None:
+        return
+    if function.vgpu_type != before and (function.vgpu_type or wanted is None):
+        why = f"{device.key} had the vGPU type {before or 'none'} and has {function.vgpu_type or 'none'} now"
         yield Signal(hardware, "vgpu-type-changed", Verdict.NOW, why)
+    elif not function.vgpu_type and (why := refusal(host, function, wanted) or ""):
+        yield Signal(hardware, "no-room-for-vgpu", Verdict.NOW, why)

@@ -56,6 +56,15 @@ def test_what_is_not_bound_for_a_pod_is_not_given_back(bind: str) -> None:
     assert [path for path, _ in complaints(bind=bind, release="restore")] == [("release",)]
 
 
+def test_a_vgpu_type_that_cannot_be_given_is_refused() -> None:
+    assert complaints(vgpu_type=558) == []
+    assert [path for path, _ in complaints(vgpu_type=0)] == [("vgpu_type",)]
+    assert "never bound" in complaints(vgpu_type=558, bind="start")[0][1]
+    assert "selected or named by" in complaints({"vgpu_type": ("558",)}, vgpu_type=558)[0][1]
+    wanted = Resource("a/x", ResourceSpec("vfio", VfioOptions(vgpu_type=558), select=(T4,), pre_start="reset"))
+    assert "the driver alone resets" in raised(wanted)[0][1]
+
+
 def test_force_is_for_what_is_bound_and_names_addresses() -> None:
     assert [path for path, _ in complaints(force=["0000:3b:00.0"])] == [("force",)]
     assert [path for path, _ in complaints(bind="start", force=["0000:3b:00.0", "3b:00.0"])] == [("force", 1)]
