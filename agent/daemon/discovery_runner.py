@@ -104,6 +104,7 @@ class DiscoveryRunner:
         for discoverer in self.discoverers.values():
             self._watches[discoverer.kind] = discoverer.watches()
         self.listen()
+        heard = self._uevents is not None and self._uevents.listen()
         for name, source in {
             _INOTIFY: self._paths.run,
             _KMSG: self.kmsg.run,
@@ -111,7 +112,7 @@ class DiscoveryRunner:
         }.items():
             tasks.start_soon(self._keep, name, source, self._pulses[name])
         if self._uevents is not None:
-            tasks.start_soon(self._keep, _UEVENTS, self._run_uevents, self._pulses[_UEVENTS])
+            tasks.start_soon(self._keep, _UEVENTS, partial(self._run_uevents, heard=heard), self._pulses[_UEVENTS])
         self._tasks = tasks
         for discoverer in self.discoverers.values():
             self._start(discoverer)
@@ -124,11 +125,12 @@ class DiscoveryRunner:
         with scope:
             await self._keep(f"discovery of {discoverer.kind}", discoverer.run)
 
-    async def _run_uevents(self) -> None:
+    async def _run_uevents(self, *, heard: bool) -> None:
         assert self._uevents is not None
         async with anyio.create_task_group() as tasks:
             await tasks.start(self._uevents.run)
-            self._rescan()  # opening the socket took 30 ms, in which the first scan was under way
+            if not heard:  # opening the socket took 30 ms, in which the first scan was under way
+                self._rescan()
 
     async def looked(self) -> None:
         """Wait until every backend has had its first scan."""

@@ -38,6 +38,7 @@ CASES: dict[str, Sequence[object]] = {
     "overflow": (5000, 4096),
     "burst": (10_000,),
     "impostors": (),
+    "early": (),
     "run_again": (),
     "udev_without_udevd": (),  # from here on /dev and /run are others
     "udev": (),
@@ -145,6 +146,9 @@ class TestInjected:
     def test_a_missing_udevd_is_told_in_a_sentence(self, cases: dict[str, Any]) -> None:
         (sentence,) = cases["udev_without_udevd"]
         assert "no udevd runs here" in sentence
+
+    def test_what_happens_while_the_socket_is_being_made_is_told(self, cases: dict[str, Any]) -> None:
+        assert cases["early"] == {"emitted": ["add", "remove"], "open sockets": 0}
 
     def test_running_again_asks_for_a_full_look_and_leaves_no_socket(self, cases: dict[str, Any]) -> None:
         assert cases["run_again"] == {"emitted": [["resync"]], "open sockets": 0}

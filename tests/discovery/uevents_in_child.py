@@ -216,6 +216,23 @@ def udev() -> Any:
     return _run(body, mode="udev").emitted
 
 
+def early() -> Any:
+    async def run() -> Case:
+        case = Case()
+        case.watch("block")
+        assert case.source.listen()
+        case.inject.kernel("add", "/devices/virtual/block/loop9", "block", DEVNAME="loop9")
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(case.source.run)
+            case.inject.kernel("remove", "/devices/virtual/block/loop9", "block", DEVNAME="loop9")
+            await case.end()
+            tasks.cancel_scope.cancel()
+        return case
+
+    case = anyio.run(run)
+    return {"emitted": [action for action, *_ in case.emitted], "open sockets": len(_ports())}
+
+
 def run_again() -> Any:
     async def run() -> Case:
         case = Case()

@@ -14,6 +14,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Final, Literal
 
@@ -34,6 +35,7 @@ Mode = Literal["kernel", "udev"]
 BUFFER_BYTES: Final = 16 << 20
 """Of the socket, doubled by the kernel: some 35,000 events (0.9 kB each). It takes memory only while they wait."""
 
+_UEVENTS, _FROM_KERNEL = 15, 1  # NETLINK_KOBJECT_UEVENT; the group to which the kernel sends (UDEV_MONITOR_KERNEL)
 _SO_RCVBUFFORCE: Final = 33  # asm-generic/socket.h; Python has no name for it
 _MESSAGE_BYTES: Final = 8192  # an event's environment is at most 2,048 bytes (UEVENT_BUFFER_SIZE in kobject.h)
 _CREDENTIALS: Final = struct.Struct("=iII")  # struct ucred: pid, uid, gid
@@ -68,6 +70,7 @@ class UeventSource:
         self._facts: frozenset[str] = frozenset()
         self._dropped = False
         self._ran_before = False
+        self._early: socket.socket | None = None
 
     def watch(self, subsystems: frozenset[str], facts: frozenset[str] = frozenset()) -> None:
         """From now on hand on these subsystems' events; `ANY_SUBSYSTEM` among them stands for all.
@@ -78,6 +81,16 @@ class UeventSource:
         a change takes effect with the next message read and loses nothing.
         """
         self._wanted, self._facts = subsystems, facts
+
+    def listen(self) -> bool:
+        """Have the kernel keep the events of from now on, until `run` has its own socket and hands them on; does it?
+
+        libudev takes 30 ms, and this no time. What udevd says cannot be had so.
+        """
+        if self._mode == "kernel":
+            with suppress(OSError):
+                self._early = _early_socket()
+        return self._early is not None
 
     async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
         """Receive until cancelled; `started` once no later event can be missed.
@@ -90,8 +103,17 @@ class UeventSource:
             if self._ran_before:
                 self._emit(Resync("uevents are received again after an interruption"))
             self._ran_before = True
+            self._hand_on_early()
             task_status.started()
             await read_in_turns(sock.fileno(), partial(self._receive, sock), self._beat)
+
+    def _hand_on_early(self) -> None:
+        """Hand on what came before there was a socket; an event that both have is handed on twice."""
+        if (early := self._early) is not None:
+            self._early = None
+            with early:
+                while self._receive(early):
+                    pass
 
     def _receive(self, sock: socket.socket) -> bool:
         """Read one batch; True if more may be waiting."""
@@ -167,6 +189,21 @@ def _is_genuine(mode: Mode, sender: tuple[int, int], ancillary: list[tuple[int, 
         level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and _CREDENTIALS.unpack_from(data)[1] == 0
         for level, kind, data in ancillary
     )
+
+
+def _early_socket() -> socket.socket:
+    """A socket that receives what the kernel sends to the same group as libudev's monitor.
+
+    Raises:
+        OSError: it cannot be had.
+    """
+    sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, _UEVENTS)
+    try:
+        sock.bind((0, _FROM_KERNEL))
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 def _library() -> pyudev.Context:
