@@ -9,6 +9,7 @@ import enum
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final, Generic, Literal, TypeVar
 
 import msgspec
@@ -230,11 +231,16 @@ _MOST_NAMED: Final = 8
 """Values of a selector that a sentence names; a range may have hundreds."""
 
 
+@lru_cache(maxsize=1024)  # a selector's are asked for with every device, and a range may have hundreds
+def _folded(wanted: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(value.lower() for value in wanted)
+
+
 def _matches(selector: Selector, attributes: Mapping[str, tuple[str, ...]]) -> str | None:
     """Why the selector does not match, or None if it does."""
     for name, wanted in selector.items():
         found = attributes.get(name, ())
-        if not {w.lower() for w in wanted} & {f.lower() for f in found}:
+        if _folded(wanted).isdisjoint(value.lower() for value in found):
             meant = " or ".join(wanted) if len(wanted) <= _MOST_NAMED else f"any of the {len(wanted)} that are selected"
             return f"{name} is {' or '.join(found) or 'unknown'}, not {meant}"
     return None

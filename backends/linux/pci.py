@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from backends.base import (
@@ -104,6 +104,8 @@ class Function:
     device then, on its own driver (NVIDIA's vGPU user guide: vendor-specific VFIO framework)."""
     boot_display: bool = False
     """`boot_vga`: the firmware's screen."""
+    entries: frozenset[str] = field(default=frozenset(), repr=False)
+    """The names of all that lies in its directory: what is not among them need not be looked for."""
     problems: tuple[Problem, ...] = ()
 
     @property
@@ -166,8 +168,8 @@ def read(host: Host, address: str) -> Function | None:
     if path is None:
         return None
     try:
-        inode = host.local(path).stat().st_ino
-        entries = set(os.listdir(host.local(path)))  # noqa: PTH208  # iterdir makes a Path of each of its 60 names
+        inode = os.stat(host.spell(path)).st_ino  # noqa: PTH116  # as `Host.spell`
+        entries = frozenset(os.listdir(host.spell(path)))  # noqa: PTH208  # iterdir makes a Path of each of its 60 names
     except OSError as error:
         not_short(error)
         return None
@@ -196,6 +198,7 @@ def read(host: Host, address: str) -> Function | None:
         net=_children(host, path, "net", entries),
         vfio=_children(host, path, "vfio-dev", entries),
         vgpu_type=_vgpu_type(host, path, entries) if driver == "nvidia" else "",
+        entries=entries,
         boot_display="boot_vga" in entries and sysfs.number(host, path / "boot_vga") == 1,
         problems=tuple(problems),
     )
@@ -357,7 +360,7 @@ def _kind(said: Mapping[str, str], address: str, problems: list[Problem]) -> str
 
 def _inode(host: Host, path: HostPath) -> int:
     try:
-        return host.local(path).lstat().st_ino
+        return os.lstat(host.spell(path)).st_ino
     except OSError:
         return 0
 

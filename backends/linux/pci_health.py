@@ -35,13 +35,13 @@ _TOTAL: Final = re.compile(rb"TOTAL_ERR_\w+ ([0-9]{1,18})")
 _SPEED: Final = re.compile(rb"([0-9]{1,3}(?:\.[0-9])?) GT/s")
 
 
-def signals(host: Host, address: str) -> Iterator[Signal]:
-    """What is wrong with the function; of one that is gone, nothing."""
+def signals(host: Host, address: str, *, has_link: bool = True) -> Iterator[Signal]:
+    """What is wrong with the function; of one that is gone, nothing. A virtual one's link is its physical one's."""
     with suppress(OSError), directories.opened(f"{host.sys}/bus/pci/devices/{address}") as directory:
-        yield from _signals(directory, f"pci:{address}", address)
+        yield from _signals(directory, f"pci:{address}", address, has_link=has_link)
 
 
-def _signals(directory: int, hardware: str, address: str) -> Iterator[Signal]:
+def _signals(directory: int, hardware: str, address: str, *, has_link: bool) -> Iterator[Signal]:
     yield from _errors(directory, hardware, address)
     if text(directory, "power_state") == b"error":
         yield Signal(hardware, "power-error", Verdict.NOW, f"{address} cannot be powered: its power_state is error")
@@ -56,7 +56,8 @@ def _signals(directory: int, hardware: str, address: str) -> Iterator[Signal]:
         why = f"{address} has fallen off the bus: its configuration space reads 0xff throughout"
         yield Signal(hardware, "off-bus", Verdict.NOW, why)
         return  # and what its link says is as hollow
-    yield from _link(directory, hardware, address)
+    if has_link:
+        yield from _link(directory, hardware, address)
 
 
 def driver_signals(host: Host, address: str, expected: Collection[str]) -> Iterator[Signal]:

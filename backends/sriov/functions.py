@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from backends.attributes import assumed
@@ -15,6 +15,7 @@ from backends.sriov.nodes import VdpaDevice
 from backends.sriov.options import UNSEEN_WHEN_AWAY, DeviceType, SriovResource
 
 PROFILE: Final = "ddp_profile"
+_INTEL: Final = "8086"  # whose cards have such profiles
 _RUNNING_PROFILE: Final = "fw.app.name"  # Documentation/networking/devlink/ice.rst
 
 ATTRIBUTES: Final[Mapping[str, Attribute]] = {
@@ -30,6 +31,7 @@ ATTRIBUTES: Final[Mapping[str, Attribute]] = {
 }
 
 _NETWORK: Final = "02"  # PCI base class
+_INFINIBAND: Final = "0207"  # PCI class
 _TYPES: Final[Mapping[str, DeviceType]] = {_NETWORK: "netDevice", "12": "accelerator"}
 _PKEY: Final = re.compile(r"0x[0-9a-f]{1,4}", re.IGNORECASE)
 
@@ -71,13 +73,13 @@ def look(host: Host, resources: Sequence[SriovResource], address: str) -> Seen |
     """
     function = pci.read(host, address)
     kind = device_type(function.kind) if function is not None else None
-    mine = [resource.spec.options for resource in resources if resource.spec.options.device_type == kind]
+    mine = [resource for resource in resources if resource.spec.options.device_type == kind]
     if function is None or kind is None or not mine:
         return None
-    adapter = rdma.read(host, address) if any(options.rdma for options in mine) else None
-    vdpa = nodes.vdpa(host, function) if any(options.vdpa for options in mine) else None
-    attributes = {name: values for name, values in _attributes(host, function, adapter, vdpa) if values}
-    if any(PROFILE in resource.asks_for for resource in resources):
+    own = _interfaces(host, function)
+    vdpa = nodes.vdpa(host, function) if any(it.spec.options.vdpa for it in mine) else None
+    attributes = {name: values for name, values in _attributes(host, function, own, vdpa) if values}
+    if function.vendor == _INTEL and any(PROFILE in resource.asks_for for resource in mine):
         attributes.update(_profile(host, function))
     device = Device(
         key=address,
@@ -90,45 +92,63 @@ def look(host: Host, resources: Sequence[SriovResource], address: str) -> Seen |
         ancestry=function.ancestry,
         attributes=assumed(attributes, UNSEEN_WHEN_AWAY, resources),
     )
-    needed, own = _needed(host, function), tuple(nodes.of_function(host, function))
-    has_driver, virtual = function.driver is not None, len(function.virtual)
-    return Seen(device, kind, has_driver, needed, virtual, own, adapter, vdpa, function.problems)
+    wants_rdma = any(it.spec.options.rdma and it.might_take(device) for it in mine)
+    adapter = rdma.read(host, address) if wants_rdma else None
+    if adapter is not None:
+        device = replace(device, attributes={**device.attributes, "hca": adapter.names})
+    return Seen(
+        device,
+        kind,
+        function.driver is not None,
+        _needed(host, function, own),
+        len(function.virtual),
+        tuple(nodes.of_function(host, function)),
+        adapter,
+        vdpa,
+        function.problems,
+    )
 
 
-def _needed(host: Host, function: pci.Function) -> str:
-    """Why a function is nobody's to have."""
+def _needed(host: Host, function: pci.Function, interfaces: Sequence[str]) -> str:
+    """Why a function is nobody's to have. No route leads through an interface that nobody has set up."""
     if function.virtual:
         return f"it has {len(function.virtual)} virtual functions, which would go with it"
+    is_virtual = function.physical is not None
     if not function.kind.startswith(_NETWORK):
         return ""
-    why = host_uses.route(host, netdevs.names(host, function.path), sure=function.physical is not None)
+    if is_virtual and not any(netdevs.is_enabled(host, name) for name in interfaces):
+        return ""
+    why = host_uses.route(host, interfaces, sure=is_virtual)
     return f"it {why}" if why else ""
 
 
-def _attributes(
-    host: Host, function: pci.Function, adapter: rdma.Adapter | None, vdpa: VdpaDevice | None
-) -> Attributes:
+def _interfaces(host: Host, function: pci.Function) -> tuple[str, ...]:
+    """Its interfaces; none are looked for where its directory shows that it has none, or has named the only one."""
+    if len(function.net) == 1:
+        return function.net
+    has_any = any(name == "net" or name.startswith("virtio") for name in function.entries)
+    return netdevs.names(host, function.path) if has_any else ()
+
+
+def _attributes(host: Host, function: pci.Function, interfaces: Sequence[str], vdpa: VdpaDevice | None) -> Attributes:
     yield from function.attributes().items()
-    acpi_index = sysfs.number(host, function.path / "acpi_index")
-    yield "acpi_index", (str(acpi_index),) if acpi_index is not None else ()
+    if "acpi_index" in function.entries and (number := sysfs.number(host, function.path / "acpi_index")) is not None:
+        yield "acpi_index", (str(number),)
     above = sysfs.device(host, pci.FUNCTIONS / function.physical) if function.physical is not None else None
-    yield from of_interfaces(host, function.path, above)
-    if above is not None:
-        number = _number(host, function, above)
-        yield "vf", (str(number),) if number is not None else ()
-    yield "pkey", tuple(_pkeys(host, function))
-    if adapter is not None:
-        yield "hca", adapter.names
+    yield from of_interfaces(host, interfaces, above)
+    if above is not None and (number := _number(host, function, above)) is not None:
+        yield "vf", (str(number),)
+    if function.kind.startswith(_INFINIBAND):
+        yield "pkey", tuple(_pkeys(host, function))
     if vdpa is not None:
         yield "vdpa", (vdpa.kind,)
         yield "vdpa_device", (vdpa.name,)
 
 
-def of_interfaces(host: Host, path: HostPath, above: HostPath | None) -> Attributes:
-    """What the interfaces say of what is at `path`, and of the physical function above, if there is one."""
-    own = netdevs.names(host, path)
+def of_interfaces(host: Host, own: Sequence[str], above: HostPath | None) -> Attributes:
+    """What a function's or subfunction's own interfaces say, and the physical function's above, if there is one."""
     uplink = netdevs.uplink(host, above) if above is not None else None
-    yield "ifname", own
+    yield "ifname", tuple(own)
     yield "pf", (uplink,) if uplink else ()
     layer = next((netdevs.link_layer(host, name) for name in (*own, uplink) if name), None)
     yield "link_layer", (layer,) if layer else ()

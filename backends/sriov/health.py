@@ -6,10 +6,11 @@ The link of a virtual function's own interface says nothing: it is down until a 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final
 
 from backends.base import Device, Host, Signal, Verdict
-from backends.linux import iommu, netdevs, pci, pci_health
+from backends.linux import iommu, netdevs, pci, pci_health, sysfs
 from backends.linux.nodes import NoNodeError, device_node
 from backends.sriov import nodes
 from backends.sriov.functions import link
@@ -33,11 +34,13 @@ def signals(host: Host, device: Device, options: SriovOptions) -> Iterator[Signa
     if device.attributes.get("function") == ("physical",) and _is_away(host, device):
         why = f"the interface of {device.key} cannot be seen: another network namespace has it, or Fairlead is in one"
         yield Signal(hardware, "in-another-namespace", Verdict.NOW, why, unless_held=True)
-    for physical in (*device.attributes.get("address", ()), *device.attributes.get("physical", ())):
-        yield from pci_health.signals(host, physical)
-    for physical in device.attributes.get("physical", ()):
+    physical = device.attributes.get("physical", ())
+    for address in device.attributes.get("address", ()):
+        yield from pci_health.signals(host, address, has_link=not physical)
+    for address in physical:
+        yield from pci_health.signals(host, address)
         for name in device.attributes.get("pf", ()):
-            yield from _link(host, physical, name, options)
+            yield from _link(host, address, name, options)
 
 
 def _is_away(host: Host, device: Device) -> bool:
@@ -52,7 +55,11 @@ def _group(host: Host, device: Device, hardware: str) -> Iterator[Signal]:
     """On a vfio driver it can be opened only where all of its IOMMU group can be handed out."""
     if all(node.path.parent != nodes.VFIO for node in device.nodes):
         return
-    group = iommu.read(host, next(iter(device.attributes.get("iommu_group", ())), ""))
+    number = next(iter(device.attributes.get("iommu_group", ())), "")
+    with suppress(OSError):
+        if sysfs.entries(host, iommu.GROUPS / number / "devices") == [device.key]:
+            return  # it is alone, as virtual functions are
+    group = iommu.read(host, number)
     for member in group.members if group is not None else ():
         if not member.is_viable:
             why = f"{group.name if group else ''} cannot be opened while {member.name}, in it, is on {member.driver}"

@@ -69,6 +69,6 @@ def _attributes(
     yield "physical", (function.physical or function.address,)
     yield "sfnum", () if number is None else (str(number),)
     above = sysfs.device(host, pci.FUNCTIONS / (function.physical or function.address))
-    yield from of_interfaces(host, path, above)
+    yield from of_interfaces(host, netdevs.names(host, path), above)
     if adapter is not None:
         yield "hca", adapter.names

@@ -30,7 +30,7 @@ def test_functions_are_chosen_by_the_profile_that_their_card_runs(
     every = offered(found)
     assert every["intel.com/os"] == []
     assert every["intel.com/comms"]
-    assert set(asked) == {E810.address, CONNECTX.address}
+    assert set(asked) == {E810.address}
     asked.clear()
     assert offered(backend(tmp_path / "unasked", small(E810).tree()))["intel.com/sriov_net"] == every["intel.com/comms"]
     assert not asked
