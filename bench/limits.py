@@ -39,8 +39,7 @@ _REPLY: Final = "two thirds are grpclib's and h2's; the claim is in the state fi
 _REGISTRATION: Final = "1.4 ms of our CPU and 1.5 ms of the measuring kubelet's go into each registration"
 _IMPORTS: Final = "four fifths of it is importing, some 500 modules; `python -m bench.stages` has the rest"
 _FIRST_LOOK: Final = (
-    "each of 256 VFs costs 0.7 ms of CPU to read, some 50 files; a second look at all of them, once events are heard, "
-    "runs beside the registrations"
+    "each of 256 VFs costs 0.46 ms of CPU to read, some 35 files; half of the time is imports and registrations"
 )
 _LIBRARIES: Final = "before the first device the interpreter is 11 MB, the libraries are 23 and our own code is 4"
 
