@@ -131,7 +131,7 @@ class Bundles:
             except NoNodeError as error:
                 silent = option.optional and error.fault is Fault.MISSING
                 return [], [] if silent else [Problem(option.path, error.sentence)]
-        glob = Glob(option.path, files=option.type == "mount")
+        glob = Glob(option.path, files=option.type == "mount", pattern=option.pattern)
         matches, more = first_matches(glob, self.host, MOST_MATCHES)
         problems = [Problem(glob.text, too_many(glob.text))] if more else []
         members: list[_Member] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final, Literal, TypeAlias, TypeVar
 
@@ -15,6 +16,7 @@ from backends.chardev.selectors import (
     may_take_one_stick,
     usb_complaints,
 )
+from backends.linux.globs import is_glob
 
 _Item = TypeVar("_Item")
 _Path: TypeAlias = tuple[str | int, ...]
@@ -44,6 +46,8 @@ class PathOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Is there a device also where this path matches nothing?"""
     limit: int = 1
     """In how many bundles one match may be, if another path matches more."""
+    pattern: str | None = None
+    """Of a glob's matches, those in whose path below /dev this regular expression finds something."""
     shared: bool = False
     """May other resources name this node too? Then nobody owns it; its health counts for all."""
 
@@ -189,6 +193,19 @@ def _complaints(option: PathOption) -> Iterator[tuple[str, str]]:
         yield "shared", "is for nodes; a mount is nobody's own as it is"
     if option.limit < 1:
         yield "limit", f"is {option.limit}; it must be 1 or more"
+    if option.pattern is not None and (why := _pattern_complaint(option)):
+        yield "pattern", why
+
+
+def _pattern_complaint(option: PathOption) -> str | None:
+    assert option.pattern is not None
+    if option.type == "mount" or not is_glob(option.path):
+        return "is for nodes whose path has wildcards; it chooses among what they match"
+    try:
+        re.compile(option.pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        return f"{option.pattern!r} is no regular expression: {error}"
+    return None
 
 
 def _place_complaint(option: PathOption) -> str | None:

@@ -29,7 +29,7 @@ class WantedPaths(Generic[Taker]):
         self._ways: set[str] = set()  # the directories without a wildcard that globs lead through
         for option, taker in wanted:
             if is_glob(option.path):
-                glob = Glob(option.path, files=option.type == "mount")
+                glob = Glob(option.path, files=option.type == "mount", pattern=option.pattern)
                 self.globs.append((glob, taker))
                 self._ways.update(_upwards(glob.fixed))
             else:
@@ -116,7 +116,7 @@ def container_node(option: PathOption, path: HostPath, host: Host) -> Node:
 
 
 ATTRIBUTES: Final[Mapping[str, Attribute]] = {
-    **dict.fromkeys(("path", "name", "target"), TEXT),
+    **dict.fromkeys(("path", "name", "devname", "target"), TEXT),
     "type": one_of("block", "character"),
     "major": NUMBER,
     "minor": NUMBER,
@@ -129,6 +129,7 @@ def node_attributes(members: Sequence[tuple[HostPath, DeviceNode]]) -> Mapping[s
     attributes = {
         "path": tuple(path.text for path, _ in members),
         "name": tuple(path.name for path, _ in members),
+        "devname": tuple(path.text.removeprefix("/dev/") for path, _ in members),
         "type": tuple("block" if node.block else "character" for _, node in members),
         "major": tuple(str(node.major) for _, node in members),
         "minor": tuple(str(node.minor) for _, node in members),

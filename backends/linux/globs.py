@@ -26,14 +26,16 @@ def is_glob(path: str) -> bool:
 class Glob:
     """One pattern, an absolute path with wildcards in some of its components.
 
-    It means device nodes below /dev; with `files`, whatever lies anywhere on the host, directories included.
+    It means device nodes below /dev; with `files`, whatever lies anywhere on the host, directories included; with
+    `pattern`, only the paths in whose part below /dev the regular expression finds something.
     """
 
-    __slots__ = ("_files", "_parts", "deep", "fixed", "prefix", "text")
+    __slots__ = ("_files", "_parts", "_pattern", "deep", "fixed", "prefix", "text")
 
-    def __init__(self, text: str, *, files: bool = False) -> None:
+    def __init__(self, text: str, *, files: bool = False, pattern: str | None = None) -> None:
         self.text = text
         self._files = files
+        self._pattern = None if pattern is None else re.compile(pattern)
         parts = text.split("/")
         first = next(n for n, part in enumerate(parts) if is_glob(part))
         self.fixed = HostPath("/".join(parts[:first]) or "/")
@@ -46,7 +48,15 @@ class Glob:
 
     def takes(self, path: str) -> bool:
         """Is this path one of those that the glob means?"""
-        return path.startswith(self.prefix) and len(parts := path.split("/")) == len(self._parts) and self._fits(parts)
+        return (
+            path.startswith(self.prefix)
+            and len(parts := path.split("/")) == len(self._parts)
+            and self._fits(parts)
+            and self._found_in(path)
+        )
+
+    def _found_in(self, path: str) -> bool:
+        return self._pattern is None or self._pattern.search(path.removeprefix("/dev/")) is not None
 
     def leads_through(self, path: str) -> bool:
         """Could this path be a directory on the way to what the glob takes?"""
@@ -85,8 +95,8 @@ class Glob:
         for name, is_directory in sorted(entry for entry in names if fits(entry[0])):
             if rest:
                 yield from self._below(host, path / name, tuple(rest), wild=True)
-            elif self._files or not is_directory:
-                yield (path / name).text
+            elif (self._files or not is_directory) and self._found_in(text := (path / name).text):
+                yield text
 
 
 def cannot_list(host: Host, path: HostPath, *, anywhere: bool = False) -> str | None:

@@ -77,6 +77,7 @@ def test_a_bundle_is_one_device_with_all_its_nodes_and_mounts(tmp_path: Path) ->
         attributes={
             "path": ("/dev/ttyUSB0", "/dev/led"),
             "name": ("ttyUSB0", "led"),
+            "devname": ("ttyUSB0", "led"),
             "type": ("character", "character"),
             "major": ("188", "188"),
             "minor": ("0", "2"),

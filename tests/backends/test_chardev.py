@@ -25,7 +25,7 @@ from backends.base import (
 )
 from backends.chardev import CharDev, CharDevOptions, CharDevResource, PathOption
 from backends.known_devices import Known
-from tests.backends.chardevs import chardev, known, only, problems
+from tests.backends.chardevs import chardev, configured, known, only, problems, refused
 from tests.backends.trees import plant, planted_host
 from tests.nodes import make_node
 
@@ -64,6 +64,7 @@ def test_a_node_is_a_device(tmp_path: Path) -> None:
         attributes={
             "path": ("/dev/net/tun",),
             "name": ("tun",),
+            "devname": ("net/tun",),
             "type": ("character",),
             "major": ("10",),
             "minor": ("200",),
@@ -120,6 +121,18 @@ def test_a_link_is_a_device_of_its_own_name_that_depends_on_where_it_leads(tmp_p
 def test_a_glob_that_takes_a_node_and_its_alias_offers_it_once(tmp_path: Path) -> None:
     backend = chardev(tmp_path, "dev/ttyUSB0 c 188:0\ndev/ttyUSB_modem -> ttyUSB0", resource("/dev/ttyUSB*"))
     assert [d.key for unit in backend.units() for d in backend.discover(unit).devices] == ["/dev/ttyUSB0"]
+
+
+def test_a_pattern_chooses_among_what_a_glob_matches_by_the_path_below_dev(tmp_path: Path) -> None:
+    tree = "dev/video0 c 81:0\ndev/video12 c 81:1\ndev/video0-raw c 81:2\ndev/v4l/video7 c 81:3"
+    wanted = [{"path": path, "pattern": "^(v4l/)?video[0-9]+$"} for path in ("/dev/*", "/dev/*/*")]
+    backend = chardev(tmp_path, tree, configured(groups=[{"paths": [path]} for path in wanted]))
+    found = {d.key for unit in backend.units() for d in backend.discover(unit).devices}
+    assert found == {"/dev/video0", "/dev/video12", "/dev/v4l/video7"}
+    assert affected(backend, event("/dev/video0")) == {"/dev/video0"}
+    assert affected(backend, event("/dev/video0-raw")) == set()
+    assert refused(resource("/dev/*", pattern="(")).path == ("paths", 0, "pattern")
+    assert refused(resource("/dev/null", pattern="n")).path == ("paths", 0, "pattern")
 
 
 def test_a_path_that_is_absent_is_missed_and_a_globs_match_is_not(tmp_path: Path) -> None:

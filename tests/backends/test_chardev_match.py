@@ -55,6 +55,7 @@ def test_what_matches_is_a_device_named_by_udevs_lasting_link(tmp_path: Path) ->
             "id": (BY_ID,),
             "path": ("/dev/ttyUSB0",),
             "name": ("ttyUSB0",),
+            "devname": ("ttyUSB0",),
             "type": ("character",),
             "major": ("188",),
             "minor": ("0",),

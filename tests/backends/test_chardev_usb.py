@@ -64,6 +64,7 @@ def test_a_stick_is_a_device_with_its_node_in_dev_bus_usb(tmp_path: Path) -> Non
             "device": ("5",),
             "path": ("/dev/bus/usb/001/005",),
             "name": ("005",),
+            "devname": ("bus/usb/001/005",),
             "type": ("character",),
             "major": ("189",),
             "minor": ("4",),
