@@ -1,8 +1,7 @@
-"""Turns regular expressions over the names in /dev into names or globs, where these mean the same.
+"""Turns regular expressions over the paths below /dev into names, or into globs that take all that they might.
 
 Only what people write in smarter-device-manager's configuration is understood: characters, classes, `.`, quantifiers
-and anchors. A regular expression and a glob differ more than it seems: `[0-9]*` is any number of digits to the one,
-and a digit followed by anything to the other; `.` takes a `/`, and `?` does not.
+and anchors. What is not understood is still carried over where Python and Go read it alike.
 """
 
 from __future__ import annotations
@@ -10,12 +9,14 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 MOST_NAMES: Final = 16
 """A pattern that means no more names than this is written out."""
+
+DEEPEST: Final = 3
+"""Directories below /dev are looked at so far down: /dev/disk/by-id/*."""
 
 _ATOM: Final = re.compile(
     r"(?P<any>\.)|(?P<escaped>\\[^A-Za-z0-9])|\\(?P<digit>d)|(?P<literal>[^\\.\[\](){}*+?|^$])"
@@ -23,8 +24,8 @@ _ATOM: Final = re.compile(
 )
 _TIMES: Final = re.compile(r"(?P<sign>[*+?])|\{(?P<low>\d{1,3})(?P<more>,(?P<high>\d{1,3})?)?\}|")
 _SIGNS: Final[dict[str, tuple[int, int | None]]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
-_WILD_START: Final = re.compile(r"[*?]|\[(?![*?\[]\])")
-_IN_CLASS: Final = frozenset("]-!^\\[/")  # a glob's class writes them in another way, or not at all
+_UNLIKE: Final = re.compile(r"\\[pPQECzZ0-9]|\[[^\]]*(\[|--|&&|~~|\|\|)|\(\?[^:]|[*+?}]\+")
+"""What one of Go and Python does not have, or takes for something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,53 +39,61 @@ class _Piece:
     """None is any number."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pattern:
-    """A regular expression that was understood."""
-
-    pieces: tuple[_Piece, ...]
-    starts: bool
-    """Is it held to the start of a name?"""
-    ends: bool
-
-    def names(self) -> tuple[str, ...] | None:
-        """Every name it matches, if these are few."""
-        if not (self.starts and self.ends) or any(piece.negated or piece.high is None for piece in self.pieces):
-            return None
-        choices = [_choices(piece) for piece in self.pieces]
-        if any(choice is None for choice in choices):
-            return None
-        found = [choice for choice in choices if choice is not None]
-        if math.prod(map(len, found)) > MOST_NAMES:
-            return None
-        return tuple("".join(name) for name in itertools.product(*found))
-
-    def glob(self) -> tuple[str, bool]:
-        """The nearest glob, and whether it means the same."""
-        parts = [_glob(piece) for piece in self.pieces]
-        text = "".join(("" if self.starts else "*", *(part for part, _ in parts), "" if self.ends else "*"))
-        hidden = any(_WILD_START.match(part) for part in text.split("/"))  # `.name`, which no wildcard takes there
-        exact = bool(text) and self.starts and self.ends and not hidden and all(same for _, same in parts)
-        return re.sub(r"\*+", "*", text), exact
+def names(expression: str) -> tuple[str, ...] | None:
+    """Every path below /dev that an expression finds, if these are few and nothing else is found."""
+    pieces = _anchored(expression)
+    choices = [_choices(piece) for piece in pieces or ()]
+    known = [choice for choice in choices if choice is not None]
+    if not pieces or len(known) < len(choices) or math.prod(map(len, known)) > MOST_NAMES:
+        return None
+    return tuple("".join(name) for name in itertools.product(*known))
 
 
-def parse(expression: str) -> Pattern | None:
-    """The pattern, or None where it has more to it than is understood here."""
-    at, end = int(expression.startswith("^")), len(expression)
-    ends = expression.endswith("$") and not expression.endswith("\\$")
+def globs(expression: str) -> tuple[str, ...]:
+    """Globs below /dev that together take all that an expression may find, down to `DEEPEST`."""
+    pieces = _anchored(expression)
+    prefix = "".join(itertools.chain.from_iterable(p.members for p in itertools.takewhile(_is_literal, pieces or ())))
+    glob = re.sub(r"([*?\[])", r"[\1]", prefix) + "*"
+    rest = (pieces or ())[len(prefix) :]
+    if pieces is not None and not any(_may_take_slash(piece) for piece in rest if not _is_literal(piece)):
+        return (glob + "/*" * sum("/" in piece.members and not piece.negated for piece in rest),)
+    depth = glob.count("/") + 1
+    return tuple(glob + "/*" * below for below in range(max(1, DEEPEST + 1 - depth)))
+
+
+def is_understood(expression: str) -> bool:
+    """Do Python and Go read the expression alike?"""
+    if _UNLIKE.search(expression):
+        return False
+    try:
+        re.compile(expression)
+    except (re.error, OverflowError, RecursionError):
+        return False
+    return True
+
+
+def _anchored(expression: str) -> tuple[_Piece, ...] | None:
+    """The pieces of an expression that is held to both ends of a path; None where it is not, or has more to it."""
+    if not expression.startswith("^") or not expression.endswith("$") or expression.endswith("\\$"):
+        return None
     pieces: list[_Piece] = []
-    while at < end - ends:
-        atom = _ATOM.match(expression, at, end - ends)
-        if atom is None:
-            return None
-        times = _TIMES.match(expression, atom.end(), end - ends)
-        assert times is not None
-        piece = _piece(atom, times)
-        if piece is None:
+    at, end = 1, len(expression) - 1
+    while at < end:
+        atom = _ATOM.match(expression, at, end)
+        times = atom and _TIMES.match(expression, atom.end(), end)
+        if not atom or not times or (piece := _piece(atom, times)) is None:
             return None
         pieces.append(piece)
         at = times.end()
-    return Pattern(tuple(pieces), expression.startswith("^"), ends)
+    return tuple(pieces)
+
+
+def _is_literal(piece: _Piece) -> bool:
+    return not piece.negated and len(piece.members) == 1 and piece.low == piece.high == 1
+
+
+def _may_take_slash(piece: _Piece) -> bool:
+    return ("/" in piece.members) is not piece.negated
 
 
 def _piece(atom: re.Match[str], times: re.Match[str]) -> _Piece | None:
@@ -122,42 +131,10 @@ def _class(text: str) -> frozenset[str] | None:
 
 
 def _choices(piece: _Piece) -> list[str] | None:
-    assert piece.high is not None
+    """Every text that a piece takes, if these are few."""
+    if piece.negated or piece.high is None:
+        return None
     if sum(len(piece.members) ** times for times in range(piece.low, piece.high + 1)) > MOST_NAMES:
         return None
     repeated = (itertools.product(sorted(piece.members), repeat=n) for n in range(piece.low, piece.high + 1))
     return ["".join(name) for names in repeated for name in names]
-
-
-def _glob(piece: _Piece) -> tuple[str, bool]:
-    one, same = _glob_of_one(piece)
-    if piece.high == piece.low:
-        return one * piece.low, same
-    if piece.high is None and piece.negated and piece.members == {"/"}:
-        return "?" * piece.low + "*", True
-    return one * max(piece.low, 1) + "*" if one != "?" or piece.low else "*", False
-
-
-def _glob_of_one(piece: _Piece) -> tuple[str, bool]:
-    if piece.negated:
-        if piece.members == {"/"}:
-            return "?", True
-        inner = piece.members - {"/", "\n"}
-        if inner & _IN_CLASS or not inner:
-            return "?", False
-        return f"[!{_ranges(inner)}]", "/" in piece.members
-    if len(piece.members) == 1:
-        (character,) = piece.members
-        return (f"[{character}]" if character in "*?[" else character), True
-    if piece.members & _IN_CLASS:
-        return "?", False
-    return f"[{_ranges(piece.members)}]", True
-
-
-def _ranges(members: frozenset[str]) -> str:
-    return "".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else "".join(run) for run in _runs(sorted(members)))
-
-
-def _runs(characters: list[str]) -> Iterator[list[str]]:
-    for _, run in itertools.groupby(enumerate(characters), lambda pair: ord(pair[1]) - pair[0]):
-        yield [character for _, character in run]

@@ -6,7 +6,8 @@ It makes a resource of every node that matches, down to the tenth directory belo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from agent.importing import patterns
@@ -15,12 +16,14 @@ from agent.importing.model import Draft, DraftGroup, ImportRefusedError, Part, R
 from agent.importing.tree import Items, Table, Tree
 
 _PREFIX: Final = "smarter-devices/"
+_TEMPLATE: Final = f"{_PREFIX}{{devname}}"
+"""A resource for each node, named after its path below /dev."""
+
 _NVIDIA: Final = "nvidia-gpu"  # no pattern to it, but Jetson boards' GPUs in /sys/devices
-_UNNAMEABLE: Final = re.compile(r"[^A-Za-z0-9_.-]")
-_WILD: Final = re.compile(r"\[[^\]]*\]|[*?]")
+_UNNAMEABLE: Final = re.compile(r"[^A-Za-z0-9_-]")
 _SOURCE: Final = (
     "From smarter-device-manager's configuration. The IDs of the devices are other ones; no pod names them. A resource "
-    "is there on every node, with no devices where there is no such node in /dev."
+    "that is named by itself is there on every node, with no devices where there is no such node in /dev."
 )
 
 
@@ -32,7 +35,22 @@ def read(document: Tree) -> Sketch:
     """
     if not isinstance(document, Items):
         raise ImportRefusedError("smarter-device-manager's configuration is a list of devicematch and nummaxdevices", 1)
-    return Sketch(_SOURCE, tuple(part for item in document.items for part in _entry(item)))
+    parts = [part for item in document.items for part in _entry(item)]
+    return Sketch(_SOURCE, tuple(_one_template(parts)))
+
+
+def _one_template(parts: Iterable[Part]) -> Iterator[Part]:
+    """The parts; the groups that name resources after nodes are all of one template, for no two may give one name."""
+    parts = list(parts)
+    every = [part for part in parts if part.draft and part.draft.name == _TEMPLATE]
+    if not every:
+        yield from parts
+        return
+    remarks = tuple(remark for part in every for remark in part.remarks)
+    drafts = [part.draft for part in every if part.draft]
+    groups = tuple(group for draft in drafts for group in draft.groups)
+    yield from (part for part in parts if part not in every)
+    yield Part(remarks, replace(drafts[0], groups=groups))
 
 
 def _entry(item: Tree) -> Iterator[Part]:
@@ -62,31 +80,27 @@ def _entry(item: Tree) -> Iterator[Part]:
 
 
 def _resources(expression: str, line: int, count: int, remarks: list[Remark]) -> Iterator[Part]:
-    pattern = patterns.parse(expression)
-    if pattern is None:
-        sentence = f"{expression}: what this regular expression matches cannot be said in globs; it is left out"
+    if names := patterns.names(expression):
+        yield from (Part(tuple(remarks) if not n else (), _named(name, line, count)) for n, name in enumerate(names))
+    elif not patterns.is_understood(expression):
+        sentence = f"{expression}: this regular expression is not one that Python and Go read alike; it is left out"
         yield Part((*remarks, Remark(line, sentence)))
-    elif names := pattern.names():
-        yield from (Part(tuple(remarks) if not n else (), _draft(name, line, count)) for n, name in enumerate(names))
     else:
-        glob, same = pattern.glob()
-        draft = _draft(glob, line, count)
-        yield Part((*remarks, Remark(line, _changed(expression, draft.name, same=same))), draft, offered=same)
+        globs = patterns.globs(expression)
+        if len(globs) > 1:
+            sentence = f"{expression}: nodes are looked for in {patterns.DEEPEST - 1} directories below /dev, not in ten"
+            remarks.append(Remark(line, sentence, lost=False))
+        groups = tuple(_group(f"/dev/{glob}", line, count, pattern=expression) for glob in globs)
+        yield Part(tuple(remarks), Draft(_TEMPLATE, groups, line))
 
 
-def _changed(expression: str, name: str, *, same: bool) -> str:
-    sentence = f"{expression}: smarter-device-manager makes a resource of every node that matches, named after it; "
-    if same:
-        return f"{sentence}here all of them are devices of {name}, which pods have to ask for"
-    return (
-        f"{sentence}no glob matches the same, so it is left out; the nearest is commented out, one resource for all "
-        f"nodes, {name}"
-    )
+def _named(path: str, line: int, count: int) -> Draft:
+    name = _UNNAMEABLE.sub("_", path).strip("_-") or "devices"
+    return Draft(_PREFIX + name, (_group(f"/dev/{path}", line, count),), line)
 
 
-def _draft(path: str, line: int, count: int) -> Draft:
-    name = _UNNAMEABLE.sub("_", _WILD.sub("", path)).strip("_.-") or "devices"
-    options: dict[str, Value] = {"paths": [{"path": f"/dev/{path}", "permissions": "rw"}]}
+def _group(path: str, line: int, count: int, **how: str) -> DraftGroup:
+    options: dict[str, Value] = {"paths": [{"path": path, **how, "permissions": "rw"}]}
     if count > 1:
         options["count"] = count
-    return Draft(_PREFIX + name, (DraftGroup(options, line),), line)
+    return DraftGroup(options, line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator
 from typing import Final, Literal, TypeAlias, TypeVar
 
@@ -202,8 +203,9 @@ def _pattern_complaint(option: PathOption) -> str | None:
     if option.type == "mount" or not is_glob(option.path):
         return "is for nodes whose path has wildcards; it chooses among what they match"
     try:
-        re.compile(option.pattern)
-    except (re.error, OverflowError, RecursionError) as error:
+        with warnings.catch_warnings(action="error"):
+            re.compile(option.pattern)
+    except (re.error, OverflowError, RecursionError, FutureWarning) as error:
         return f"{option.pattern!r} is no regular expression: {error}"
     return None
 
