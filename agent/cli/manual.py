@@ -32,7 +32,7 @@ EXAMPLES: Final = (
     ("What happened in the last hours, and what happens:", "fairlead events --last 200 --follow"),
     ("Before a configuration is put in force:", "fairlead validate new.toml"),
     ("What it would offer on this node, without a daemon:", "fairlead discover --config new.toml"),
-    ("In place of generic-device-plugin:", "fairlead import --from generic-device-plugin devices.yaml"),
+    ("In place of generic-device-plugin:", "fairlead import --from generic devices.yaml"),
 )
 """For what, and how."""
 

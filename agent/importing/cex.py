@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from agent.importing.fields import Fields
+from agent.importing.inputs import Settings
 from agent.importing.model import Draft, DraftGroup, ImportRefusedError, Part, Remark, Sketch, Value
 from agent.importing.tree import Items, Scalar, Table, Tree
 
@@ -42,56 +43,31 @@ _DROPPED: Final = {
     "NODENAME": "see [kubernetes]",
 }
 
-Environment = Mapping[str, Scalar]
-"""What the plugin's own variables say."""
-
 
 def find(document: Tree) -> Table | None:
     """The document, if it has configuration sets."""
     return document if isinstance(document, Table) and isinstance(document.values.get(KEY), Items) else None
 
 
-def environment(documents: Iterable[Tree]) -> Environment:
-    """The plugin's variables in a DaemonSet's containers, or in a ConfigMap of theirs."""
-    return {
-        name: value for document in documents for name, value in _variables(document) if name in {*_LIMITS, *_DROPPED}
-    }
-
-
-def read(document: Tree, variables: Environment) -> Sketch:
+def read(document: Tree | None, settings: Settings) -> Sketch:
     """The resources that configuration sets mean.
 
     Raises:
         ImportRefusedError: there are none.
     """
-    table = find(document)
+    table = find(document) if document is not None else None
     if table is None:
         raise ImportRefusedError(f"there is no list {KEY!r}", 1)
     remarks: list[Remark] = []
     fields = Fields(table, KEY, remarks)
+    variables = {name: it for name, it in settings.environment.items() if name in {*_LIMITS, *_DROPPED}}
     common = _common(variables, remarks)
     parts = [_set(one, common) for one in fields.tables(KEY)]
     fields.end()
     return Sketch(_SOURCE, (Part(tuple(remarks)), *_compared(parts)))
 
 
-def _variables(tree: Tree) -> Iterator[tuple[str, Scalar]]:
-    """Whatever looks like a variable, in any table: `{name: X, value: "1"}`, or `X: "1"`."""
-    if isinstance(tree, Items):
-        for item in tree.items:
-            yield from _variables(item)
-    elif isinstance(tree, Table):
-        name, value = tree.values.get("name"), tree.values.get("value")
-        if isinstance(name, Scalar) and isinstance(value, Scalar):
-            yield name.text, value
-        for key, below in tree.values.items():
-            if isinstance(below, Scalar):
-                yield key, below
-            else:
-                yield from _variables(below)
-
-
-def _common(variables: Environment, remarks: list[Remark]) -> dict[str, Value]:
+def _common(variables: Mapping[str, Scalar], remarks: list[Remark]) -> dict[str, Value]:
     """The keys that the environment gives every set."""
     for name, value in variables.items():
         if name in _DROPPED:

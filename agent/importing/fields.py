@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
 from agent.importing.model import Remark
@@ -122,3 +122,14 @@ def _whole(tree: Tree) -> int | None:
 
 def _flag(tree: Tree) -> bool | None:
     return _BOOLS.get(tree.text.lower()) if isinstance(tree, Scalar) and tree.kind == "bool" else None
+
+
+def spelled(table: Table, keys: Sequence[str]) -> Table:
+    """The table with its keys as they are documented: Go takes them in upper case and lower."""
+    known = {key.lower(): key for key in keys}
+    spelled = {key: known.get(key.lower(), key) for key in table.values}
+    return Table(
+        table.line,
+        {spelled[key]: tree for key, tree in table.values.items()},
+        {spelled[key]: line for key, line in table.lines.items()},
+    )

@@ -9,6 +9,7 @@ from typing import Final
 
 from agent.importing import mediated
 from agent.importing.fields import Fields
+from agent.importing.inputs import Settings
 from agent.importing.model import Draft, DraftGroup, ImportRefusedError, Part, Remark, Sketch, Value
 from agent.importing.tree import Table, Tree
 from agent.importing.usb import usb_id
@@ -50,13 +51,13 @@ def _find(document: Tree) -> tuple[Table | None, Table | None]:
     return None, None
 
 
-def read(document: Tree) -> Sketch:
+def read(document: Tree | None, _settings: Settings) -> Sketch:
     """The resources that the permitted host devices mean.
 
     Raises:
         ImportRefusedError: there are none.
     """
-    permitted, beside = _find(document)
+    permitted, beside = _find(document) if document is not None else (None, None)
     if permitted is None:
         raise ImportRefusedError("there is no permittedHostDevices, nor a list that it would have", 1)
     remarks: list[Remark] = []

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from agent.importing.places import Places
 from agent.runtime.errors import ExitCode, FairleadError
 
 Value = str | int | bool | Sequence["Value"] | Mapping[str, "Value"]
@@ -94,6 +95,8 @@ class Imported:
 
     toml: str
     remarks: tuple[Remark, ...]
+    places: Places
+    """In which file each line is."""
 
     @property
     def lossless(self) -> bool:

@@ -1,114 +1,141 @@
-"""Recognises whose configuration a file is, and imports it."""
+"""Recognises whose configurations files have, and imports them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Final
 
-from agent.importing import cex, generic_device_plugin, kubevirt, smarter, solarflare, sriov
+from agent.importing import cex, generic, gke, intel, kubevirt, nvidia, rdma, rocm, smarter, solarflare, sriov
+from agent.importing.inputs import WORKLOADS, Configuration, Inputs, Settings, as_argument, gather
 from agent.importing.model import Imported, ImportRefusedError, Sketch
-from agent.importing.tree import Items, Scalar, Table, Tree, read_yaml
+from agent.importing.places import Places
+from agent.importing.tree import Scalar, Tree, read_yaml
 from agent.importing.writing import write
 
-FORMATS: Final = ("generic-device-plugin", "smarter", "kubevirt", "cex", "solarflare", "sriov")
+_READERS: Final[Mapping[str, Callable[[Tree | None, Settings], Sketch]]] = {
+    "nvidia": nvidia.read,
+    "gke": gke.read,
+    "rocm": rocm.read,
+    "intel": intel.read,
+    "kubevirt": kubevirt.read,
+    "generic": generic.read,
+    "smarter": smarter.read,
+    "rdma": rdma.read,
+    "sriov": sriov.read,
+    "cex": cex.read,
+    "solarflare": solarflare.read,
+}
+FORMATS: Final = tuple(_READERS)
 """Their names, as the command has them."""
 
+_BY_ARGUMENTS: Final = frozenset({"nvidia", "gke", "rocm", "intel"})
+"""These plugins run without a file."""
 
-def import_text(text: str, source: str | None = None, domain: str | None = None) -> Imported:
-    """What a configuration, of a source named in FORMATS or recognised, is as one of ours.
+_SHAPES: Final[Mapping[str, Callable[[Tree], bool]]] = {
+    "smarter": smarter.is_it,
+    "nvidia": nvidia.is_it,
+    "gke": gke.is_it,
+    "rdma": rdma.is_it,
+    "intel": intel.is_it,
+    "generic": generic.is_it,
+    "cex": lambda tree: cex.find(tree) is not None,
+    "solarflare": lambda tree: solarflare.find(tree) is not None,
+    "sriov": sriov.is_it,
+    "kubevirt": lambda tree: kubevirt.find(tree) is not None,
+}
+"""Whose configuration a tree is; the first that fits."""
 
-    `domain` is that of generic-device-plugin's resources, or the sriov-network-device-plugin's prefix.
+
+def import_files(
+    texts: Mapping[str, str],
+    source: str | None = None,
+    domain: str | None = None,
+    entry: str | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Imported:
+    """What the configurations in files are as one of ours.
+
+    Args:
+        texts: by the files' names.
+        source: of FORMATS, whose configuration alone is meant; None: all that are recognised.
+        domain: that of generic-device-plugin's resources, or the sriov-network-device-plugin's prefix.
+        entry: the key of the one that is meant, where a ConfigMap has several.
+        environment: variables of the plugin's, beside those that the files tell.
 
     Raises:
-        ImportRefusedError: it is no YAML, or no configuration that is known here.
+        ImportRefusedError: one is no YAML, or there is no configuration that is known here, or several of one plugin.
     """
-    documents = read_yaml(text)
+    places = Places.of(texts)
+    documents = [document for name, text in texts.items() for document in read_yaml(text, places.first[name])]
     if not documents or all(isinstance(document, Scalar) and not document.text for document in documents):
         raise ImportRefusedError("the file is empty")
-    every = [inner for document in documents for inner in _unwrapped(document)]
-    if source is None:
-        document, source = _recognised(every)
-    elif len(every) > 1:
-        document = next((document for document in every if _source(document) == source), every[0])
+    found = gather(documents, _source)
+    for name, value in environment.items():
+        found.settings[""].environment[name] = as_argument(value, 1)
+    if source is not None:
+        meant = {source: _configuration(source, found, entry, domain)}
+        if meant[source] is None and not _is_meant(source, found) and not found.kinds & WORKLOADS:
+            if source in _BY_ARGUMENTS:
+                raise ImportRefusedError(f"there is neither a configuration of {source} nor its DaemonSet here", 1)
+            meant[source] = Configuration("", documents[0], source)  # the reader says what it misses
     else:
-        document = every[0]
-    return write(_reader(source, domain, documents)(document))
-
-
-def _reader(source: str, domain: str | None, documents: Sequence[Tree]) -> Callable[[Tree], Sketch]:
-    match source:
-        case "cex":
-            return lambda document: cex.read(document, cex.environment(documents))
-        case "generic-device-plugin":
-            return lambda document: generic_device_plugin.read(document, domain)
-        case "smarter":
-            return smarter.read
-        case "solarflare":
-            return solarflare.read
-        case "sriov":
-            return lambda document: sriov.read(document, domain)
-        case _:
-            return kubevirt.read
-
-
-def _recognised(documents: list[Tree]) -> tuple[Tree, str]:
-    """The one document that is a configuration, and whose.
-
-    Raises:
-        ImportRefusedError: there is none, or more than one.
-    """
-    known = [(document, source) for document in documents if (source := _source(document))]
-    if len(known) > 1:
-        line = known[1][0].line
-        raise ImportRefusedError("here begins a second configuration; import them one by one", line)
-    if known:
-        return known[0]
-    kinds = {kind for document in documents if (kind := _kind(document))}
-    if "ConfigMap" in kinds:
-        raise ImportRefusedError("this is a ConfigMap; import what stands in it, as a file of its own")
-    if "DaemonSet" in kinds:
-        raise ImportRefusedError(
-            "this is a DaemonSet; for generic-device-plugin, write the values of its --device arguments as a list under "
-            "'devices:' and import that"
-        )
-    raise ImportRefusedError(
-        "this is no configuration of generic-device-plugin (a list 'devices'), smarter-device-manager (a list with "
-        "devicematch), KubeVirt (permittedHostDevices), Crypto Express (cryptoconfigsets), Solarflare (a ConfigMap with "
-        "onload-version) or sriov-network-device-plugin (resourceList); say --from if it is"
+        meant = {it: _configuration(it, found, entry, domain) for it in FORMATS if _is_meant(it, found)}
+    if not meant:
+        raise ImportRefusedError(_unknown(found))
+    return write(
+        [_READERS[it](which.document if which else None, found.of(it, domain)) for it, which in meant.items()], places
     )
 
 
-def _unwrapped(document: Tree) -> list[Tree]:
-    """The configurations that stand as texts in a ConfigMap, with their lines in the file; else the document itself."""
-    data = document.values.get("data") if isinstance(document, Table) and _kind(document) == "ConfigMap" else None
-    texts = data.values.values() if isinstance(data, Table) else ()
-    inner: list[Tree] = []
-    for text in texts:
-        if isinstance(text, Scalar):
-            first = text.line + ("\n" in text.text)  # a block begins in the next line
-            with suppress(ImportRefusedError):
-                inner += [it for it in read_yaml("\n" * (first - 1) + text.text) if _source(it)]
-    return inner or [document]
+def _is_meant(source: str, found: Inputs) -> bool:
+    if source == "nvidia" and len(nvidia.SETTINGS.keys() & found.settings[""].values.keys()) > 1:
+        return True  # the values of its Helm chart
+    return source in found.settings or any(it.source == source for it in found.configurations)
+
+
+def _configuration(source: str, found: Inputs, entry: str | None, domain: str | None) -> Configuration | None:
+    """The plugin's configuration; None if it has none beside its arguments.
+
+    Raises:
+        ImportRefusedError: it has several, and nothing says which.
+    """
+    every = [it for it in found.configurations if it.source == source]
+    entry = entry or _default(found, source, domain)
+    if len(every) < 2 and (entry is None or not every or every[0].name in ("", entry)):
+        return every[0] if every else None
+    if chosen := [it for it in every if it.name == entry]:
+        return chosen[0]
+    if len({it.name for it in every}) == len(every):
+        names = ", ".join(it.name or "one that has no name" for it in every)
+        raise ImportRefusedError(
+            f"there are {len(every)} configurations of {source}: {names}; choose one with --entry, node by node",
+            every[0].document.line,
+        )
+    raise ImportRefusedError("here begins a second configuration; import them one by one", every[1].document.line)
+
+
+def _default(found: Inputs, source: str, domain: str | None) -> str | None:
+    """The configuration that nodes have without a label that names another."""
+    settings = found.of(source, domain)
+    config = settings.values.get("config")
+    said = settings.environment.get("DEFAULT_CONFIG") or (getattr(config, "values", {}) or {}).get("default")
+    return said.text if isinstance(said, Scalar) and said.text else None
+
+
+def _unknown(found: Inputs) -> str:
+    if found.kinds & {"ConfigMap", "DaemonSet"}:
+        return (
+            f"there is no known plugin's configuration in this {' and '.join(sorted(found.kinds))}, nor a container of one; "
+            "say --from, or import the file that it has mounted"
+        )
+    return (
+        "this is no configuration of NVIDIA's plugin (version: v1), GKE's (GPUSharingConfig), generic-device-plugin (a "
+        "list 'devices'), smarter-device-manager (a list with devicematch), KubeVirt (permittedHostDevices), Crypto Express "
+        "(cryptoconfigsets), Solarflare (a ConfigMap with onload-version), k8s-rdma-shared-dev-plugin (configList) or "
+        "sriov-network-device-plugin (resourceList), nor a DaemonSet of one; say --from if it is"
+    )
 
 
 def _source(document: Tree) -> str | None:
-    if isinstance(document, Items):
-        matches = (isinstance(item, Table) and "devicematch" in item.values for item in document.items)
-        return "smarter" if any(matches) else None
-    if not isinstance(document, Table):
-        return None
-    if any(isinstance(document.values.get(key), Items) for key in ("devices", "device")):
-        return "generic-device-plugin"
-    if cex.find(document) is not None:
-        return "cex"
-    if solarflare.find(document) is not None:
-        return "solarflare"
-    if sriov.is_it(document):
-        return "sriov"
-    return "kubevirt" if kubevirt.find(document) is not None else None
-
-
-def _kind(document: Tree) -> str | None:
-    kind = document.values.get("kind") if isinstance(document, Table) else None
-    return kind.text if isinstance(kind, Scalar) else None
+    return next((source for source, is_it in _SHAPES.items() if is_it(document)), None)

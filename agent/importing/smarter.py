@@ -12,6 +12,7 @@ from typing import Final
 
 from agent.importing import patterns
 from agent.importing.fields import Fields
+from agent.importing.inputs import Settings
 from agent.importing.model import Draft, DraftGroup, ImportRefusedError, Part, Remark, Sketch, Value
 from agent.importing.tree import Items, Table, Tree
 
@@ -27,7 +28,14 @@ _SOURCE: Final = (
 )
 
 
-def read(document: Tree) -> Sketch:
+def is_it(document: Tree) -> bool:
+    """Is the document a list of patterns?"""
+    return isinstance(document, Items) and any(
+        isinstance(item, Table) and "devicematch" in item.values for item in document.items
+    )
+
+
+def read(document: Tree | None, _settings: Settings) -> Sketch:
     """The resources that a configuration means.
 
     Raises:
@@ -88,7 +96,9 @@ def _resources(expression: str, line: int, count: int, remarks: list[Remark]) ->
     else:
         globs = patterns.globs(expression)
         if len(globs) > 1:
-            sentence = f"{expression}: nodes are looked for in {patterns.DEEPEST - 1} directories below /dev, not in ten"
+            sentence = (
+                f"{expression}: nodes are looked for in {patterns.DEEPEST - 1} directories below /dev, not in ten"
+            )
             remarks.append(Remark(line, sentence, lost=False))
         groups = tuple(_group(f"/dev/{glob}", line, count, pattern=expression) for glob in globs)
         yield Part(tuple(remarks), Draft(_TEMPLATE, groups, line))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from agent.importing.fields import Fields
+from agent.importing.inputs import Settings
 from agent.importing.model import Draft, DraftGroup, ImportRefusedError, Part, Remark, Sketch, Value
 from agent.importing.tree import Table, Tree
 
@@ -23,13 +24,13 @@ def find(document: Tree) -> Table | None:
     return data if isinstance(data, Table) and data.values.keys() >= _KEYS else None
 
 
-def read(document: Tree) -> Sketch:
+def read(document: Tree | None, _settings: Settings) -> Sketch:
     """The resource that the ConfigMap means.
 
     Raises:
         ImportRefusedError: it is not that ConfigMap.
     """
-    if (data := find(document)) is None:
+    if (data := find(document) if document is not None else None) is None:
         raise ImportRefusedError("Solarflare's ConfigMap has the keys onload-version and resource-name in its data", 1)
     remarks: list[Remark] = []
     name = Fields(data, "", []).text("resource-name") or _NAME

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Final
 
-from agent.importing.fields import Fields
+from agent.importing.fields import Fields, spelled
+from agent.importing.inputs import Settings
 from agent.importing.model import Draft, DraftGroup, ImportRefusedError, Part, Remark, Sketch, Value
 from agent.importing.tree import Items, Scalar, Table, Tree
 
@@ -43,12 +44,12 @@ _LAYERS: Final = {"ether": "Ethernet", "infiniband": "InfiniBand"}
 def is_it(document: Tree) -> bool:
     """Does the document have a list of resources?"""
     return isinstance(document, Table) and isinstance(
-        _spelled(document, ("resourceList",)).values.get("resourceList"), Items
+        spelled(document, ("resourceList",)).values.get("resourceList"), Items
     )
 
 
-def read(document: Tree, prefix: str | None) -> Sketch:
-    """The resources that a configuration means; `prefix` is the plugin's --resource-prefix.
+def read(document: Tree | None, settings: Settings) -> Sketch:
+    """The resources that a configuration means.
 
     Raises:
         ImportRefusedError: it has no list of resources.
@@ -56,8 +57,14 @@ def read(document: Tree, prefix: str | None) -> Sketch:
     if not isinstance(document, Table) or not is_it(document):
         raise ImportRefusedError("the sriov-network-device-plugin's configuration has a list 'resourceList'", 1)
     remarks: list[Remark] = []
-    fields = Fields(_spelled(document, ("resourceList",)), "resourceList", remarks)
-    parts = [_resource(_spelled(entry, _ENTRY), prefix or PREFIX) for entry in fields.tables("resourceList")]
+    said = settings.arguments.get("resource-prefix")
+    prefix = settings.domain or (said.text if said else PREFIX)
+    fields = Fields(spelled(document, ("resourceList",)), "resourceList", remarks)
+    if cdi := settings.arguments.get("use-cdi"):
+        remarks.append(
+            Remark(cdi.line, "use-cdi: nodes are in the answer itself, not in CDI specs; pods get the same", lost=False)
+        )
+    parts = [_resource(spelled(entry, _ENTRY), prefix) for entry in fields.tables("resourceList")]
     fields.end()
     return Sketch(_SOURCE, (Part(tuple(remarks)), *parts))
 
@@ -107,7 +114,7 @@ def _selection(fields: Fields, kind: str, remarks: list[Remark]) -> _Selection |
         fields.lost("selectors", "it has no selectors, and so it had no devices; it is left out")
         return None
     selection = _Selection()
-    flags = [_one(_spelled(table, _SELECTORS), kind, fields, selection, remarks) for table in every]
+    flags = [_one(spelled(table, _SELECTORS), kind, fields, selection, remarks) for table in every]
     if {} in selection.tables:  # one that selects everything
         selection.tables = []
     selection.options = {key: value for of in flags for key, value in of.items()}
@@ -164,14 +171,3 @@ def _short(values: list[str]) -> Value:
 
 def _texts(table: Table) -> dict[str, Value]:
     return {key: tree.text for key, tree in table.values.items() if isinstance(tree, Scalar)}
-
-
-def _spelled(table: Table, keys: Sequence[str]) -> Table:
-    """The table with its keys as they are documented: Go takes them in upper case and lower."""
-    known = {key.lower(): key for key in keys}
-    spelled = {key: known.get(key.lower(), key) for key in table.values}
-    return Table(
-        table.line,
-        {spelled[key]: tree for key, tree in table.values.items()},
-        {spelled[key]: line for key, line in table.lines.items()},
-    )

@@ -23,7 +23,7 @@ def comment(text: str) -> Iterator[str]:
 
 def pair(key: str, value: Value) -> Iterator[str]:
     """`key = value`; a list of tables has one on each line if there are several."""
-    if isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 1:
+    if isinstance(value, Sequence) and len(value) > 1 and not isinstance(value, str) and isinstance(value[0], Mapping):
         yield f"{_key(key)} = ["
         for item in value:
             yield f"    {_value(item)},"

@@ -50,8 +50,8 @@ class Table:
 Tree = Scalar | Items | Table
 
 
-def read_yaml(text: str) -> list[Tree]:
-    """The documents of a YAML stream.
+def read_yaml(text: str, first: int = 1) -> list[Tree]:
+    """The documents of a YAML stream, whose first line has this number.
 
     Raises:
         ImportRefusedError: it is no YAML, or more of it than any device plugin needs.
@@ -59,13 +59,13 @@ def read_yaml(text: str) -> list[Tree]:
     if text.lstrip().startswith("{"):
         text = text.replace("\t", " ")  # JSON may be indented so, and YAML not
     try:
-        return [_Copy().tree(node, 0) for node in yaml.compose_all(text, yaml.SafeLoader)]
+        return [_Copy(first).tree(node, 0) for node in yaml.compose_all(text, yaml.SafeLoader)]
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = error.problem or error.context or "it cannot be read"
-        raise ImportRefusedError(f"this is no YAML: {what}", mark.line + 1 if mark else None) from error
+        raise ImportRefusedError(f"this is no YAML: {what}", mark.line + first if mark else None) from error
     except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
+        line = text.count("\n", 0, error.position) + first
         raise ImportRefusedError("this is no YAML: it has a character that YAML does not allow", line) from error
     except RecursionError as error:
         raise ImportRefusedError("the file has lists or tables that are nested too deeply") from error
@@ -74,11 +74,12 @@ def read_yaml(text: str) -> list[Tree]:
 class _Copy:
     """Copies one document out of PyYAML's nodes, within limits."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int) -> None:
+        self._first = first
         self._room = _MOST_NODES
 
     def tree(self, node: yaml.Node, depth: int) -> Tree:
-        line = node.start_mark.line + 1
+        line = node.start_mark.line + self._first
         self._room -= 1
         if self._room < 0 or depth > _DEEPEST:
             raise ImportRefusedError("the file's aliases make it too large; write out what they stand for", line)
@@ -96,7 +97,7 @@ class _Copy:
         values: dict[str, Tree] = {}
         lines: dict[str, int] = {}
         for key, value in node.value:
-            at = key.start_mark.line + 1
+            at = key.start_mark.line + self._first
             if not isinstance(key, yaml.ScalarNode):
                 raise ImportRefusedError("a key is a list or a table; only texts can be keys", at)
             if key.tag == f"{_CORE}merge":

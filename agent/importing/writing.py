@@ -6,31 +6,36 @@ from collections.abc import Iterator, Sequence
 
 from agent.importing import toml
 from agent.importing.model import Draft, Imported, Part, Remark, Sketch
+from agent.importing.places import Places
 from agent.importing.refusals import table, without_refused
 
 
-def write(sketch: Sketch) -> Imported:
-    """The document and everything that is to be said."""
-    parts = without_refused(sketch.parts)
+def write(sketches: Sequence[Sketch], places: Places) -> Imported:
+    """The document that all sketches make together, and everything that is to be said."""
+    parts = without_refused([part for sketch in sketches for part in sketch.parts])
     remarks = sorted((remark for part in parts for remark in part.remarks), key=_by_line)
-    return Imported("\n".join(_lines(sketch, parts)) + "\n", tuple(remarks))
+    return Imported("\n".join(_lines(sketches, parts, places)) + "\n", tuple(remarks), places)
 
 
 def _by_line(remark: Remark) -> int:
     return remark.line
 
 
-def _lines(sketch: Sketch, parts: Sequence[Part]) -> Iterator[str]:
-    yield from toml.comment(f"{sketch.source} Made by fairlead import; the lines named here are that file's.")
-    if sketch.agent:
+def _lines(sketches: Sequence[Sketch], parts: Sequence[Part], places: Places) -> Iterator[str]:
+    *above, last = (sketch.source for sketch in sketches)
+    for source in above:
+        yield from toml.comment(source)
+    whose = "that file's" if len(places.first) == 1 else "those files'"
+    yield from toml.comment(f"{last} Made by fairlead import; the lines named here are {whose}.")
+    if agent := {key: value for sketch in sketches for key, value in sketch.agent.items()}:
         yield from ("", "[agent]")
-        for key, value in sketch.agent.items():
+        for key, value in agent.items():
             yield from toml.pair(key, value)
     for part in parts:
         if part.remarks or part.draft is not None:
             yield ""
         for remark in sorted(part.remarks, key=_by_line):
-            yield from toml.comment(f"Line {remark.line}: {remark}.")
+            yield from toml.comment(f"{places.heading(remark.line)}: {remark}.")
         if part.draft is not None:
             yield from (line if part.offered else f"#{line}" for line in _resource(part.draft))
 

@@ -57,7 +57,7 @@ def test_what_is_only_good_to_know_ends_in_0(file: Path) -> None:
         (b"a\n\xff", ":2", "the file is not written in UTF-8"),
         (b"#" * (MOST_BYTES + 1), "", "the file has more than 256 KiB; no node's configuration does"),
         (b"- !!python/name:os.system x", ":1", "the tag '!!python/name:os.system' is not read"),
-        (b"devices: 3", "", "this is no configuration of generic-device-plugin"),
+        (b"devices: 3", "", "this is no configuration of NVIDIA's plugin"),
     ],
 )
 def test_a_file_that_cannot_be_imported_ends_in_2_and_prints_no_toml(
@@ -84,7 +84,7 @@ def test_a_byte_order_mark_is_no_matter(file: Path) -> None:
 def test_the_domain_and_the_format_can_be_said(file: Path) -> None:
     file.write_text("devices: [{name: fuse, groups: [{paths: [{path: /dev/fuse}]}]}]")
     assert 'name = "a.b/fuse"' in _import(file, "--domain", "a.b").stdout
-    assert _import(file, "--from", "generic-device-plugin").exit_code == 0
+    assert _import(file, "--from", "generic").exit_code == 0
     assert _import(file, "--from", "smarter").exit_code == 2
 
 

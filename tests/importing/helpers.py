@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.config import load
-from agent.importing import Imported, import_text
+from agent.importing import Imported, import_files
 
 
 def imported(text: str, **options: Any) -> Imported:
@@ -29,3 +29,10 @@ def loads(found: Imported) -> list[str]:
 def said(found: Imported) -> list[str]:
     """Every remark, as the command prints it after the file's name."""
     return [f"{remark.line}: {remark}" for remark in found.remarks]
+
+
+def import_text(
+    text: str, source: str | None = None, domain: str | None = None, entry: str | None = None, **environment: str
+) -> Imported:
+    """The import of one file."""
+    return import_files({"old.yaml": text}, source, domain, entry, environment)

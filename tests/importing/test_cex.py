@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.importing import import_text
-from tests.importing.helpers import imported, loads, said
+from tests.importing.helpers import import_text, imported, loads, said
 
 
 def sets(*every: Any, **more: Any) -> str:

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from agent.importing import Imported, import_text
-from tests.importing.helpers import loads, said
+from agent.importing import FORMATS
+from tests.importing.helpers import import_text, loads, said
 
 _GOLDEN = Path(__file__).parent / "golden"
-_FORMATS = ("generic-device-plugin", "smarter", "kubevirt", "cex", "solarflare", "sriov")
 
 
-@pytest.mark.parametrize("source", _FORMATS)
+@pytest.mark.parametrize("source", FORMATS)
 def test_the_import_of_a_whole_file_is_as_written_down(source: str) -> None:
     found = import_text((_GOLDEN / f"{source}.yaml").read_text())
     assert found.toml == (_GOLDEN / f"{source}.toml").read_text()
     assert said(found) == (_GOLDEN / f"{source}.txt").read_text().splitlines()
 
 
-@pytest.mark.parametrize("source", _FORMATS)
+@pytest.mark.parametrize("source", FORMATS)
 def test_what_is_commented_out_as_a_suggestion_would_load_too(source: str) -> None:
     found = import_text((_GOLDEN / f"{source}.yaml").read_text())
     everything = re.sub(r"^#(?! \S)", "", found.toml, flags=re.MULTILINE)
-    assert len(loads(Imported(everything, ()))) == everything.count("[[resource]]")
+    assert len(loads(replace(found, toml=everything))) == everything.count("[[resource]]")

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.importing import import_text
-from tests.importing.helpers import imported, loads, said
+from tests.importing.helpers import import_text, imported, loads, said
 
 _STICK = """\
 usb:

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.importing import import_text
-from tests.importing.helpers import imported, loads, said
+from tests.importing.helpers import import_text, imported, loads, said
 
 
 def test_a_plain_name_is_a_resource_of_that_node_and_nothing_is_lost() -> None:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent.importing import import_text
-from tests.importing.helpers import loads, said
+from tests.importing.helpers import import_text, loads, said
 
 
 def entry(**keys: Any) -> str:

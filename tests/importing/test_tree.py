@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.importing import ImportRefusedError, import_text
+from agent.importing import ImportRefusedError
 from agent.importing.tree import Items, Scalar, Table, read_yaml
-from tests.importing.helpers import loads
+from tests.importing.helpers import import_text, loads
 
 
 def test_everything_has_its_line() -> None:

@@ -12,15 +12,17 @@ from typing import Final
 
 from agent.config.model import parse_path
 from agent.importing.fields import Fields
+from agent.importing.inputs import Settings
 from agent.importing.model import Draft, DraftGroup, ImportRefusedError, Part, Remark, Sketch, Value
 from agent.importing.sharing import share
-from agent.importing.tree import Table, Tree
+from agent.importing.tree import Items, Table, Tree, read_yaml
 from agent.importing.usb import usb_id
 from agent.runtime.limits import plugin_directory_problem
 
 DOMAIN: Final = "squat.ai"
 """Its own default."""
 
+_ARGUMENTS: Final = ("domain", "plugin-directory", "listen", "log-level")
 _PLUGIN_DIRECTORY: Final = "/var/lib/kubelet/device-plugins"
 _PERMISSIONS: Final = "mrw"
 _TYPES: Final = {"Device": "device", "Mount": "mount"}
@@ -40,17 +42,25 @@ class _Group:
     """Does it say what it said?"""
 
 
-def read(document: Tree, domain: str | None) -> Sketch:
-    """The resources that a configuration means.
+def is_it(document: Tree) -> bool:
+    """Has the document a list of devices?"""
+    return isinstance(document, Table) and any(
+        isinstance(document.values.get(key), Items) for key in ("devices", "device")
+    )
+
+
+def read(document: Tree | None, settings: Settings) -> Sketch:
+    """The resources that a configuration means, or that the plugin's arguments --device do.
 
     Raises:
-        ImportRefusedError: it has no list of devices.
+        ImportRefusedError: there is no list of devices.
     """
+    document = document or _of_arguments(settings)
     if not isinstance(document, Table) or not document.values.keys() & {"devices", "device"}:
         raise ImportRefusedError("generic-device-plugin's configuration has a list 'devices', and there is none", 1)
     remarks: list[Remark] = []
     fields = Fields(document, "generic-device-plugin", remarks)
-    domain = domain or fields.text("domain") or DOMAIN
+    domain = settings.domain or fields.text("domain") or DOMAIN
     fields.scalar("domain")
     parts = [part for key in ("devices", "device") for table in fields.tables(key) for part in _device(table, domain)]
     agent = _agent(fields)
@@ -60,6 +70,17 @@ def read(document: Tree, domain: str | None) -> Sketch:
         fields.lost("log-level", "log-level is left out; it is said on the command line: fairlead run --log-level")
     fields.end()
     return Sketch(_SOURCE, (Part(tuple(remarks)), *share(parts)), agent)
+
+
+def _of_arguments(settings: Settings) -> Table | None:
+    """What the plugin's arguments say, as its file would; None if they name no device."""
+    said = [value for name, value in settings.repeated if name == "device"]
+    if not said:
+        return None
+    devices = tuple(tree for value in said for tree in read_yaml(value.text, value.line))
+    others: dict[str, Tree] = {key: settings.arguments[key] for key in _ARGUMENTS if key in settings.arguments}
+    values: dict[str, Tree] = {**others, "devices": Items(said[0].line, devices)}
+    return Table(said[0].line, values, {key: tree.line for key, tree in values.items()})
 
 
 def _agent(fields: Fields) -> Mapping[str, str]:

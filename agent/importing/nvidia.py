@@ -1,0 +1,186 @@
+"""Reads the configuration of NVIDIA's device plugin (`version: v1`), its arguments, environment and Helm values."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from agent.importing import nvidia_sharing
+from agent.importing.fields import Fields
+from agent.importing.inputs import Settings
+from agent.importing.model import ImportRefusedError, Part, Remark, Sketch, Value
+from agent.importing.tree import Items, Scalar, Table, Tree
+
+_KEYS: Final = frozenset({"version", "flags", "resources", "sharing", "imex", "health"})
+_SECTIONS: Final = frozenset({"flags", "sharing", "imex"})
+
+SETTINGS: Final = {
+    "migStrategy": ("mig-strategy", "MIG_STRATEGY"),
+    "failOnInitError": ("fail-on-init-error", "FAIL_ON_INIT_ERROR"),
+    "nvidiaDriverRoot": ("nvidia-driver-root", "NVIDIA_DRIVER_ROOT"),
+    "nvidiaDevRoot": ("nvidia-dev-root", "NVIDIA_DEV_ROOT"),
+    "gdrcopyEnabled": ("gdrcopy-enabled", "GDRCOPY_ENABLED"),
+    "gdsEnabled": ("gds-enabled", "GDS_ENABLED"),
+    "mofedEnabled": ("mofed-enabled", "MOFED_ENABLED"),
+    "deviceDiscoveryStrategy": ("device-discovery-strategy", "DEVICE_DISCOVERY_STRATEGY"),
+    "passDeviceSpecs": ("pass-device-specs", "PASS_DEVICE_SPECS"),
+    "deviceListStrategy": ("device-list-strategy", "DEVICE_LIST_STRATEGY"),
+    "deviceIDStrategy": ("device-id-strategy", "DEVICE_ID_STRATEGY"),
+    "cdiAnnotationPrefix": ("cdi-annotation-prefix", "CDI_ANNOTATION_PREFIX"),
+    "nvidiaCTKPath": ("nvidia-cdi-hook-path", "NVIDIA_CDI_HOOK_PATH"),
+    "containerDriverRoot": ("container-driver-root", "CONTAINER_DRIVER_ROOT"),
+    "sharedDevicesAllocationPolicy": ("shared-devices-allocation-policy", "SHARED_DEVICES_ALLOCATION_POLICY"),
+    "mpsRoot": ("mps-root", "MPS_ROOT"),
+    "useNodeFeatureAPI": ("use-node-feature-api", "USE_NODE_FEATURE_API"),
+    "compatWithCPUManager": ("", ""),  # of the Helm chart alone: passDeviceSpecs
+    "imexChannelIDs": ("imex-channel-ids", "IMEX_CHANNEL_IDS"),
+    "imexRequired": ("imex-required", "IMEX_REQUIRED"),
+    "gfd": ("", ""),
+    "plugin": ("", ""),
+}
+"""Key of the file → argument and variable; they win over the file."""
+
+_FLAGS: Final = {"gdrcopyEnabled": "gdrcopy_enabled", "gdsEnabled": "gds_enabled", "mofedEnabled": "mofed_enabled"}
+_NOT_NEEDED: Final = {
+    "failOnInitError": "Fairlead never exits for a GPU that cannot be read; it says so",
+    "nvidiaCTKPath": "it is for writing CDI specs, which nvidia-ctk does",
+    "useNodeFeatureAPI": "it is GPU Feature Discovery's",
+    "gfd": "it is GPU Feature Discovery's",
+    "mpsRoot": "it is where MPS's pipes are, and MPS is told of below",
+    "containerDriverRoot": "see [host]",
+}
+_IGNORED: Final = (13, 31, 43, 45, 68, 109)
+"""XIDs that the plugin takes for an application's mistake."""
+
+_XID: Final = re.compile("[1-9][0-9]{0,4}")
+_SOURCE: Final = (
+    "From the configuration of NVIDIA's device plugin. Names, IDs and answers are the same; a GPU that had an XID recovers "
+    "when it is reset. What is said by arguments and in the environment wins over the file; an import sees what it is given."
+)
+
+
+def is_it(document: Tree) -> bool:
+    """Is the document one of the plugin's?"""
+    if not isinstance(document, Table) or not document.values or document.values.keys() - _KEYS:
+        return False
+    version = document.values.get("version")
+    return bool(document.values.keys() & _SECTIONS) or (isinstance(version, Scalar) and version.text == "v1")
+
+
+def read(document: Tree | None, settings: Settings) -> Sketch:
+    """The resources that a configuration means, with the plugin's arguments, environment and values.
+
+    Raises:
+        ImportRefusedError: it is of another version, or none.
+    """
+    if document is not None and not is_it(document):
+        raise ImportRefusedError("the configuration of NVIDIA's plugin has version: v1, and flags or sharing", 1)
+    file = document if isinstance(document, Table) else Table(1, {}, {})
+    remarks: list[Remark] = []
+    above = Fields(file, "NVIDIA's device plugin", remarks)
+    if (version := above.text("version")) not in (None, "v1"):
+        raise ImportRefusedError(f"this is version {version!r} of the plugin's configuration; v1 is known", above.line("version"))  # fmt: skip
+    fields = Fields(_effective(file, settings), "NVIDIA's device plugin", remarks)
+    options = _options(fields)
+    options |= _xids(settings, remarks)
+    _imex(fields, above, remarks)
+    strategy = fields.text("migStrategy") or "none"
+    for key, why in _NOT_NEEDED.items():
+        if fields.tree(key) is not None:
+            fields.note(key, f"{key} is not needed: {why}")
+    for key in ("compatWithCPUManager", "plugin"):
+        fields.tree(key)
+    fields.end()
+    for key in ("flags", "imex", "health"):
+        above.tree(key)
+    if above.tree("resources") is not None:
+        above.note("resources", "resources: the plugin itself ignores patterns and names, and so does this")
+    parts = nvidia_sharing.resources(above.tree("sharing"), strategy, fields.line("migStrategy"), options)
+    above.end()
+    return Sketch(_SOURCE, (Part(tuple(remarks)), *parts))
+
+
+def _effective(file: Table, settings: Settings) -> Table:
+    """All flags: the file's, flat, below what arguments, the environment and values say."""
+    flags = file.values.get("flags")
+    said: dict[str, Tree] = dict(flags.values) if isinstance(flags, Table) else {}
+    plugin = said.pop("plugin", None)
+    said |= plugin.values if isinstance(plugin, Table) else {}
+    imex = file.values.get("imex")
+    for key, name in (("channelIDs", "imexChannelIDs"), ("required", "imexRequired")):
+        if isinstance(imex, Table) and key in imex.values:
+            said[name] = imex.values[key]
+    said |= settings.table(SETTINGS).values
+    said = {key: tree for key, tree in said.items() if not (isinstance(tree, Scalar) and tree.kind == "null")}
+    return Table(file.line, said, {key: tree.line for key, tree in said.items()})
+
+
+def _options(fields: Fields) -> dict[str, Value]:
+    options: dict[str, Value] = {}
+    strategy = fields.tree("deviceListStrategy")
+    if isinstance(strategy, Items):
+        options["device_list_strategy"] = list(fields.texts("deviceListStrategy"))
+    elif text := fields.text("deviceListStrategy"):
+        several = [one.strip() for one in text.split(",")]
+        options["device_list_strategy"] = several if len(several) > 1 else several[0]
+    if named := fields.text("deviceIDStrategy"):
+        options["device_id_strategy"] = named
+    if fields.flag("passDeviceSpecs") or fields.flag("compatWithCPUManager"):
+        options["pass_device_specs"] = True
+    if (root := fields.text("nvidiaDevRoot") or fields.text("nvidiaDriverRoot") or "/") != "/":
+        options["device_driver_root"] = root
+    fields.text("nvidiaDriverRoot")
+    options |= {option: True for key, option in _FLAGS.items() if fields.flag(key)}
+    if prefix := fields.text("cdiAnnotationPrefix"):
+        options["cdi_annotation_prefix"] = prefix
+    policy = fields.text("sharedDevicesAllocationPolicy") or "distributed"
+    if policy == "packed":
+        options["placement"] = "pack"
+    elif policy != "distributed":
+        fields.lost("sharedDevicesAllocationPolicy", f"there is no policy {policy!r}; 'distributed' is taken")
+    if (how := fields.text("deviceDiscoveryStrategy") or "auto") == "tegra":
+        fields.lost(
+            "deviceDiscoveryStrategy", "tegra: the GPUs of Tegra boards are no PCI GPUs; there will be no devices"
+        )
+    elif how not in ("auto", "nvml"):
+        fields.lost("deviceDiscoveryStrategy", f"there is no deviceDiscoveryStrategy {how!r}; 'auto' is taken")
+    return options
+
+
+def _imex(fields: Fields, above: Fields, remarks: list[Remark]) -> None:
+    channels = fields.tree("imexChannelIDs")
+    some = (
+        channels.items if isinstance(channels, Items) else channels.text.strip() if isinstance(channels, Scalar) else ()
+    )
+    if some:
+        fields.lost("imexChannelIDs", "IMEX channels are not handed out; pods that use them need NVIDIA's plugin")
+    if fields.flag("imexRequired") and not some:
+        fields.note("imexRequired", "required means nothing without channels")
+    imex = above.tree("imex")
+    if isinstance(imex, Table):
+        inner = Fields(imex, "imex", remarks)
+        for key in ("channelIDs", "required"):
+            inner.tree(key)
+        inner.end()
+
+
+def _xids(settings: Settings, remarks: list[Remark]) -> dict[str, Value]:
+    """All XIDs but six are critical; numbers that are enabled win over those that are disabled."""
+    off = _listed(settings.environment.get("DP_DISABLE_HEALTHCHECKS"), remarks)
+    on = _numbers(_listed(settings.environment.get("DP_ENABLE_HEALTHCHECKS"), remarks))
+    if {"all", "xids"} & set(off):
+        return {"xid_critical": on, "xid_ignored": "all"}
+    ignored = [xid for xid in sorted({*_IGNORED, *_numbers(off)}) if xid not in on]
+    return {"xid_critical": "all", "xid_ignored": ignored}
+
+
+def _listed(said: Scalar | None, remarks: list[Remark]) -> list[str]:
+    words = [word.strip().lower() for word in said.text.split(",") if word.strip()] if said else []
+    known = [word for word in words if word in ("all", "xids") or _XID.fullmatch(word)]
+    sentence = "is neither an XID nor all nor xids; it is left out"
+    remarks += [Remark(said.line, f"{word!r} {sentence}") for word in words if said and word not in known]
+    return known
+
+
+def _numbers(words: list[str]) -> list[int]:
+    return [int(word) for word in words if _XID.fullmatch(word)]
