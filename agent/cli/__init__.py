@@ -27,6 +27,7 @@ _COMMANDS: Final = {
     "doctor": "Look for what is wrong with this node.",
     "validate": "Check a configuration file and say what it means.",
     "import": "Turn another plugin's configuration into Fairlead's.",
+    "migrate": "Show what switching from another plugin to Fairlead means, and its steps.",
     "cdi": "Remove the CDI specifications that Fairlead has written.",
     "schema": "Print the JSON Schema of the configuration, for editors.",
     "completion": "Print a shell's completion script.",

@@ -33,6 +33,7 @@ EXAMPLES: Final = (
     ("Before a configuration is put in force:", "fairlead validate new.toml"),
     ("What it would offer on this node, without a daemon:", "fairlead discover --config new.toml"),
     ("In place of generic-device-plugin:", "fairlead import --from generic devices.yaml"),
+    ("Before another plugin is taken off a node:", "fairlead migrate configmap.yaml daemonset.yaml"),
 )
 """For what, and how."""
 

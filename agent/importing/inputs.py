@@ -77,6 +77,8 @@ class Inputs:
     """By plugin; under "" what may be any plugin's."""
     kinds: set[str] = field(default_factory=set)
     """Of Kubernetes' objects."""
+    workloads: list[str] = field(default_factory=list)
+    """Those that have containers, each with its namespace."""
 
     def of(self, source: str, domain: str | None) -> Settings:
         """What a plugin is told, by its own containers before what may be any plugin's."""
@@ -104,6 +106,7 @@ def gather(documents: Iterable[Tree], recognised: Callable[[Tree], str | None]) 
             if kind:
                 found.kinds.add(kind)
             if kind in WORKLOADS:
+                found.workloads.append(_called(one))
                 for container in _containers(one):
                     _read_container(container, found.settings)
             else:
@@ -203,6 +206,13 @@ def _values(tree: Tree) -> Mapping[str, Tree]:
     spec = tree.values.get("spec", tree) if isinstance(tree, Table) else None
     every = spec.values.items() if isinstance(spec, Table) else ()
     return {key: value for key, value in every if not (isinstance(value, Scalar) and value.kind == "null")}
+
+
+def _called(workload: Tree) -> str:
+    """`daemonset gpu-plugin of namespace kube-system`."""
+    metadata = workload.values.get("metadata") if isinstance(workload, Table) else None
+    name, space = ((_text(metadata, key) if metadata else None) for key in ("name", "namespace"))
+    return f"{(_text(workload, 'kind') or '').lower()} {name or 'without a name'} of namespace {space or 'default'}"
 
 
 def _scalars(tree: Tree | None) -> Iterator[Scalar]:

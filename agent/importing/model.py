@@ -97,6 +97,8 @@ class Imported:
     remarks: tuple[Remark, ...]
     places: Places
     """In which file each line is."""
+    peers: tuple[str, ...] = ()
+    """What has to go before Fairlead comes: `daemonset NAME of namespace NAMESPACE`."""
 
     @property
     def lossless(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
@@ -83,9 +84,15 @@ def import_files(
         meant = {it: _configuration(it, found, entry, domain) for it in FORMATS if _is_meant(it, found)}
     if not meant:
         raise ImportRefusedError(_unknown(found))
-    return write(
+    written = write(
         [_READERS[it](which.document if which else None, found.of(it, domain)) for it, which in meant.items()], places
     )
+    return replace(written, peers=_peers(found, "kubevirt" in meant))
+
+
+def _peers(found: Inputs, kubevirt: bool) -> tuple[str, ...]:
+    virt = ["KubeVirt's own plugins, by externalResourceProvider: true at each of these resources"] if kubevirt else []
+    return tuple(found.workloads + virt) or ("the plugin's DaemonSet",)
 
 
 def _is_meant(source: str, found: Inputs) -> bool:
