@@ -44,7 +44,7 @@ async def test_what_migrate_says_is_what_becomes_of_the_pods_of_another_plugin(n
     before = len(node.lists)
     async with node.agent(said["configuration"]):
         await node.shows(lambda k: len(k.resources[WIDGET].healthy) == 2)
-        given = set()
+        given: set[str] = set()
         for name in ("one", "two"):
             assert (await node.admit(one := pod(name))).phase == Phase.RUNNING
             given |= node.held(one)
