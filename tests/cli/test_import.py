@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -117,3 +118,26 @@ def test_no_other_command_imports_yaml() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
+
+
+_SECTION = re.compile(
+    r"^## (?P<title>.*)\n\n```\n(?P<get>(?:.*\n)*?)fairlead migrate (?P<file>\S+)\n```\n", re.MULTILINE
+)
+_MIGRATING = Path(__file__).parents[2].joinpath("docs", "migrating.md").read_text().split("\n## ")[2:]
+
+
+@pytest.mark.parametrize("section", _MIGRATING, ids=[section.partition("\n")[0] for section in _MIGRATING])
+def test_the_page_about_migrating_shows_what_an_import_prints(section: str, tmp_path: Path) -> None:
+    found = _SECTION.match(f"## {section}")
+    assert found is not None
+    theirs = re.search(r"Theirs:\n\n```\w+\n(.*?)```", section, re.DOTALL)
+    ours = re.search(r"prints it:\n\n```toml\n(.*?)```", section, re.DOTALL)
+    says = re.search(r"It says:\n\n```\n(.*?)```", section, re.DOTALL)
+    assert theirs is not None
+    assert ours is not None
+    file = tmp_path / found["file"]
+    file.write_text(theirs[1])
+    result = _import(file)
+    assert result.stdout.endswith(ours[1])
+    assert result.stderr.replace(f"{file}:", "") == (says[1] if says else "")
+    assert f"> {file.name}" in found["get"], "the command writes the file that is imported"
