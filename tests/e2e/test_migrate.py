@@ -46,7 +46,8 @@ async def test_what_migrate_says_is_what_becomes_of_the_pods_of_another_plugin(n
         await node.shows(lambda k: len(k.resources[WIDGET].healthy) == 2)
         given: set[str] = set()
         for name in ("one", "two"):
-            assert (await node.admit(one := pod(name))).phase == Phase.RUNNING
+            one = pod(name)
+            assert (await node.admit(one)).phase == Phase.RUNNING
             given |= node.held(one)
         assert given == {"w2", "w3"}
         assert (await node.admit(pod("late"))).phase == Phase.FAILED
