@@ -88,6 +88,10 @@ class Allocator:
             edits = backend_answers.edits(ask(partial(backend.edits, resource, grants)))
             if self._cdi is not None:
                 edits = await self._cdi.answer(resource, grants, edits)
+                if self._configured(name) != resource:
+                    raise AllocationRefused(f"{name} was configured anew a moment ago. Create the pod again.")
+                for grant in grants:  # a list may have gone out while the specification was written (A7.1)
+                    self._still(name, grant, told)
             return wire.encode_allocate([edits])
 
     def _configured(self, name: str) -> Resource[Any]:
