@@ -67,6 +67,20 @@ def listed(backend: Backend[Any], resource: Resource[Any], device: Device) -> tu
     return None if found is None or not (found.nodes or found.mounts) else (names.device(first), found)
 
 
+def claimed(
+    backend: Backend[Any], resource: Resource[Any], grant: Grant, device: tuple[str, ContainerEdits] | None
+) -> tuple[str, ContainerEdits] | None:
+    """What a pod's ID is in its resource's specification; None where it goes by its device's first ID, which `device` is.
+
+    Raises:
+        Exception: whatever the backend raises.
+    """
+    own = _alone(backend, resource, grant)
+    if own is None or not (own.nodes or own.mounts) or (device is not None and device[1] == own):
+        return None
+    return names.device(grant.id), own
+
+
 def first_id(backend: Backend[Any], resource: Resource[Any], device: Device) -> str:
     """The ID that names a device, however many it has."""
     return ask(lambda: backend_answers.ids(backend.ids(resource, device)))[0]

@@ -1,4 +1,4 @@
-"""Has specifications say what their resources' devices are: in step with the lists, and before any container is given a name.
+"""Keeps the CDI specifications of all resources in step with the lists, and writes a name before a container is given it.
 
 An entry stays as long as a pod may have its name: a container that starts again is made from it. Only the agent that serves
 the node keeps them in step; an Allocate writes what it names by itself. What cannot be written is tried again, and reported
@@ -8,7 +8,7 @@ once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +17,7 @@ import anyio
 import structlog
 
 from agent.cdi import names, spec
-from agent.cdi.answers import first_id, listed, named
+from agent.cdi.answers import claimed, first_id, listed, named
 from agent.cdi.directory import Devices, Directory
 from agent.discovery.sources.paths import Change, DirectoryWatch
 from agent.inventory.inventory import Inventory
@@ -79,6 +79,7 @@ class Specifications:
                 await self._update(resource.name, lambda before: {**before, **needed})
         except (OSError, NoWorkerError, TimeoutError) as error:
             why = self._report(resource.name, error)
+            self.changed([resource.name])  # that is what tries again
             if resource.spec.edits == "both":
                 return edits
             raise AllocationRefused(
@@ -152,8 +153,12 @@ class Specifications:
         fresh: dict[str, spec.Edits] = {}
         if resource is not None and resource.spec.edits != "inline":
             backend = self._backends[resource.spec.backend]
-            devices = {id(slot.device): slot.device for slot in slots.values() if slot.device is not None}.values()
-            found = await in_slices(listed(backend, resource, device) for device in devices)
+            devices = {id(slot.device): slot.device for slot in slots.values() if slot.device is not None}
+            found = await in_slices(listed(backend, resource, device) for device in devices.values())
+            first = dict(zip(devices, found, strict=True))
+            found += await in_slices(
+                claimed(backend, resource, grant, first.get(id(grant.device))) for grant in _grants(slots, claims)
+            )
             fresh = {it[0]: spec.edits(it[1]) for it in found if it is not None}
         kept = self._kept_for_pods(resource, slots, claims)
         await self._update(name, lambda before: {**{it: before[it] for it in before if kept(it)}, **fresh})
@@ -203,3 +208,10 @@ class Specifications:
         why = words(error) if str(error) else f"not done within {WRITE_DEADLINE:g} s"
         self._troubles[name].report_once(why)
         return why
+
+
+def _grants(slots: Mapping[str, Slot], claims: Iterable[str]) -> Iterator[Grant]:
+    """What pods hold whose devices are there."""
+    for device_id in claims:
+        if (slot := slots.get(device_id)) is not None and slot.device is not None:
+            yield Grant(device_id, slot.device)

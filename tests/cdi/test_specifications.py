@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import AsyncIterator, Callable, Sequence, Set
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -21,10 +23,11 @@ from agent.kubelet.allocation import Allocator
 from agent.kubelet.api.v1beta1 import AllocateResponse, ContainerAllocateResponse
 from agent.model import Held
 from agent.runtime.problems import Problems
-from backends.base import AllocationRefused, Backend, ContainerEdits, Edits, Grant, Resource
+from backends.base import AllocationRefused, Backend, ContainerEdits, Edits, Grant, Host, Resource
 from backends.cex import Cex
 from backends.chardev import CharDev
 from backends.gpu import Gpu
+from backends.linux import files
 from tests.backends.cex_trees import ZcryptKernel, machine
 from tests.backends.cex_trees import resource as cex_set
 from tests.backends.chardevs import configured
@@ -41,6 +44,10 @@ FILE = "run/cdi/fairlead_example.com_port.json"
 
 def by(edits: Edits, resource: Resource[Any]) -> Resource[Any]:
     return replace(resource, spec=replace(resource.spec, edits=edits))
+
+
+def with_zcrypt(host: Host, resources: Sequence[Resource[Any]]) -> Cex:
+    return Cex(host, resources, ZcryptKernel(host))
 
 
 class House:
@@ -142,11 +149,15 @@ async def test_a_thousand_tokens_of_a_node_are_one_device(tmp_path: Path) -> Non
 
 async def test_ids_of_one_queue_that_have_nodes_of_their_own_have_names_of_their_own(tmp_path: Path) -> None:
     wanted = by("cdi", cex_set(PORT, (1, 6), (1, 7), overcommit=2))
-    house = House(tmp_path, machine(), wanted, lambda host, resources: Cex(host, resources, ZcryptKernel(host)))
+    house = House(tmp_path, machine(), wanted, with_zcrypt)
     nodes = [got(tmp_path, await house.allocate(f"apqn-1-6-{n}"))[0]["/dev/z90crypt"] for n in (0, 1)]
     assert nodes == [(f"/dev/zcrypt-apqn-1-6-{n}", "rw") for n in (0, 1)]
     async with house.running():
         await until(lambda: house.named() == {"apqn-1-6-0", "apqn-1-6-1", "apqn-1-7-0"})
+        (tmp_path / FILE).unlink()  # as a reboot does: the containers are made again from their names
+        house.cdi.changed([PORT])
+        await until(lambda: (tmp_path / FILE).exists())
+        assert house.named() == {"apqn-1-6-0", "apqn-1-6-1", "apqn-1-7-0"}
         house.end("apqn-1-6-1")
         await until(lambda: house.named() == {"apqn-1-6-0", "apqn-1-7-0"})
 
@@ -187,6 +198,26 @@ async def test_what_cannot_be_written_is_refused_or_given_inline_and_reported_on
     (house.root / "run/cdi").unlink()
     await at_once(house.running_until(lambda: not house.problems.lasting()))
     assert house.named() == {"ttyUSB0", "ttyUSB1"}
+
+
+async def test_what_an_allocate_could_not_write_is_tried_again_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = House(tmp_path, machine(), by("both", cex_set(PORT, (1, 6), overcommit=2)), with_zcrypt)
+    really, failing = files.replace, [True]
+
+    def replace_file(path: Path, data: bytes, mode: int = 0o600, *, synced: bool = False) -> None:
+        if failing and path.name.startswith("fairlead_") and failing.pop():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        really(path, data, mode, synced=synced)
+
+    async with house.running():
+        await until(lambda: house.named() == {"apqn-1-6-0"})
+        monkeypatch.setattr(files, "replace", replace_file)
+        failing[:] = [True]
+        assert not (await house.allocate("apqn-1-6-1")).cdi_devices
+        await until(lambda: not failing and not house.problems.lasting())
+        assert house.named() == {"apqn-1-6-0", "apqn-1-6-1"}
 
 
 async def test_a_name_lasts_as_long_as_a_pod_may_have_it(tmp_path: Path) -> None:
