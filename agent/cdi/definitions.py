@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,9 @@ from backends.linux import files
 
 _DIRECTORIES: Final = (HostPath("/etc/cdi"), DIRECTORY)
 _MOST_READ: Final = 16 << 20  # bytes of a specification
+
+_NO_SPECIFICATION: Final = frozenset({errno.ENOENT, errno.EINVAL, errno.EISDIR, errno.EFBIG, errno.ELOOP})
+"""It vanished in this moment; or it is no regular file, or far too long."""
 
 _Stamp = tuple[int, int, int]
 
@@ -36,19 +40,30 @@ class Definitions:
         self._read: dict[Path, tuple[_Stamp, frozenset[str]]] = {}
 
     def undefined(self, names: Iterable[str]) -> frozenset[str]:
-        """Those of these names that no specification defines."""
-        before, self._read = self._read, {}
+        """Those of these names that no specification defines.
+
+        Raises:
+            OSError: one that might define them cannot be read.
+        """
+        before, read = self._read, dict[Path, tuple[_Stamp, frozenset[str]]]()  # two threads may be here at once
+        failed: OSError | None = None
         for path in self._files():
-            with suppress(OSError):  # it vanished in this moment; or is none that a runtime could read
+            try:
                 found = path.stat()
                 stamp = (found.st_ino, found.st_size, found.st_mtime_ns)
                 known = before.get(path)
-                self._read[path] = known if known and known[0] == stamp else (stamp, _defined(path))
-        return frozenset(names).difference(*(defined for _, defined in self._read.values()))
+                read[path] = known if known and known[0] == stamp else (stamp, _defined(path))
+            except OSError as error:
+                failed = failed if error.errno in _NO_SPECIFICATION else error
+        self._read = read
+        undefined = frozenset(names).difference(*(defined for _, defined in read.values()))
+        if undefined and failed is not None:
+            raise failed
+        return undefined
 
     def _files(self) -> Iterator[Path]:
         for directory in _DIRECTORIES:
-            with suppress(OSError):
+            with suppress(FileNotFoundError, NotADirectoryError):
                 yield from (it for it in self._host.local(directory).iterdir() if it.suffix in (".json", ".yaml"))
 
 
@@ -77,5 +92,5 @@ def _yaml(data: bytes) -> Any:
 
     try:
         return yaml.load(data, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506  # both are safe
-    except yaml.YAMLError as error:
+    except Exception as error:  # PyYAML also raises what its constructors meet: IndexError, KeyError, TypeError
         raise ValueError(str(error)) from error

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from agent.cdi.definitions import Definitions
 from agent.runtime import patience
+from agent.runtime.errors import words
 from agent.runtime.problems import Problems, Trouble
 from agent.runtime.workers import NoWorkerError, Workers
 from backends.base import AllocationRefused, ContainerEdits, Host, Resource
@@ -44,9 +45,11 @@ class ForeignNames:
         try:
             async with patience.timeout(READ_DEADLINE):
                 undefined = await self._workers.start(partial(self._definitions.undefined, wanted))
-        except (NoWorkerError, TimeoutError) as error:
+        except (OSError, NoWorkerError, TimeoutError) as error:
+            why = words(error) if str(error) else f"not done within {READ_DEADLINE:g} s"
             raise AllocationRefused(
-                f"Whether {', '.join(sorted(wanted))} is there for {resource.name} cannot be read. Create the pod again."
+                f"Whether a CDI specification defines {', '.join(sorted(wanted))} for {resource.name} cannot be read: "
+                f"{why}. Create the pod again; if it happens again, this node's administrator must look at /etc/cdi and /run/cdi."
             ) from error
         if own := sorted(name for name in undefined if not name.endswith(_FOR_ALL)):
             raise AllocationRefused(

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import threading
 from pathlib import Path
 
 import pytest
 
+from agent.cdi.definitions import Definitions
 from agent.cdi.foreign_names import ForeignNames
 from agent.runtime.problems import Problems
 from backends.base import AllocationRefused, ContainerEdits, Host
+from backends.linux import files
 from tests.backends.gpus import resource
 from tests.backends.trees import planted_host
 from tests.wait import limit
@@ -57,6 +62,7 @@ async def test_what_belongs_to_all_is_left_out_and_told_until_a_specification_de
         ("run/cdi/list.json", "[]"),
         ("run/cdi/deep.json", "[" * 100_000),
         ("run/cdi/odd.json", '{"kind": 1, "devices": "GPU-1"}'),
+        ("run/cdi/number.yaml", "kind: !!int ''"),  # PyYAML raises an IndexError
     ],
 )
 async def test_a_pod_whose_own_device_no_specification_defines_is_refused(
@@ -85,3 +91,60 @@ async def test_a_node_without_either_directory_defines_nothing_and_no_thread_is_
         await names.checked(resource(), NAMED)
     plain = ContainerEdits(env={"A": "b"}, annotations={"other": GDS})
     assert await names.checked(resource(), plain) is plain
+
+
+async def test_what_cannot_be_read_is_not_taken_for_a_node_that_defines_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, failing = Node(tmp_path), set[str]()
+    for name, content in (("gds", GPUS.replace("/gpu", "/gds").replace("GPU-1", "all")), ("gpu", GPUS)):
+        (tmp_path / f"run/cdi/{name}.yaml").write_text(content)
+    (tmp_path / "run/cdi/directory.json").mkdir()  # is none, and hides none
+    really = files.read
+
+    def read(path: Path, most: int) -> bytes:
+        if path.name in failing:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return really(path, most)
+
+    monkeypatch.setattr(files, "read", read)
+    failing.add("gds.yaml")
+    with pytest.raises(
+        AllocationRefused, match=r"cannot be read: Input/output error: .*/gds\.yaml\. Create the pod again"
+    ):
+        await node.given()
+    assert not node.problems.lasting()
+    failing.clear()
+    assert await node.given() == NAMED
+
+
+def test_two_pods_that_ask_at_once_are_both_told_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    definitions = Definitions(planted_host(tmp_path, "run/cdi/"))
+    wanted = [GPU, GPU.replace("1", "2")]
+    for name in "12":
+        (tmp_path / f"run/cdi/{name}.yaml").write_text(GPUS.replace("1", name))
+    really, read, asking, first_is_done = files.read, list[Path](), threading.Event(), threading.Event()
+    told = list[frozenset[str]]()
+    second = threading.Thread(target=lambda: told.append(definitions.undefined(wanted)), daemon=True)
+
+    def reads(path: Path, most: int) -> bytes:
+        if threading.current_thread() is second:
+            asking.set()
+            first_is_done.wait()
+        else:
+            read.append(path)
+            if (
+                len(read) == 2
+            ):  # the second pod asks while the first is half way; what that has read is another file now
+                content = read[0].read_bytes()
+                read[0].unlink()
+                read[0].write_bytes(content + b"# another\n")
+                second.start()
+                asking.wait()
+        return really(path, most)
+
+    monkeypatch.setattr(files, "read", reads)
+    told.append(definitions.undefined(wanted))
+    first_is_done.set()
+    second.join()
+    assert told == [frozenset(), frozenset()]
