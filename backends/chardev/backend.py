@@ -173,7 +173,7 @@ class CharDev(Backend[CharDevOptions]):
         """Give nodes back to whom they belonged; those that were not given away have no note.
 
         Raises:
-            OSError: one cannot be given back.
+            ExceptionGroup: of those that cannot be given back.
         """
         owners.give_back(self.host, (name.removeprefix("node:") for name in sorted(idle) if name.startswith("node:")))
 

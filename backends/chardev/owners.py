@@ -13,13 +13,12 @@ from typing import Final
 
 import msgspec
 
+from backends.attempts import each
 from backends.base import AllocationRefused, Host, HostPath
 from backends.errors import reason_of
-from backends.linux import files
+from backends.linux.notes import Notes
 
 NOTES: Final = HostPath("/run/fairlead/owners")
-
-_NOTE_BYTES: Final = 8192  # a path has 4,096 at most (PATH_MAX)
 
 
 class _Note(msgspec.Struct):
@@ -30,6 +29,8 @@ class _Note(msgspec.Struct):
     """As they were."""
     owner: int
     """As it is by us: user and group."""
+    earlier: list[int] = []
+    """By us too: a crash may have left it to one of these."""
 
 
 def give(host: Host, owner: int, nodes: Iterable[tuple[str, HostPath]]) -> None:
@@ -38,18 +39,19 @@ def give(host: Host, owner: int, nodes: Iterable[tuple[str, HostPath]]) -> None:
     Raises:
         AllocationRefused: one cannot be given; what was given before is noted, for the release.
     """
+    notes = Notes(host, NOTES)
     for number, path in nodes:
         node = host.local(path)
         try:
             status = node.lstat()
             if (status.st_uid, status.st_gid) == (owner, owner):
                 continue
-            note = _read(host, number)
+            note = _read(notes, number)
             if note is None or note.inode != status.st_ino:
                 note = _Note(path.text, status.st_ino, status.st_uid, status.st_gid, owner)
-            note.owner = owner
-            host.local(NOTES).mkdir(mode=0o755, parents=True, exist_ok=True)
-            files.replace(host.local(NOTES / number), msgspec.json.encode(note))
+            elif note.owner != owner:
+                note.earlier, note.owner = [*note.earlier, note.owner], owner
+            notes.write(number, msgspec.json.encode(note))
             os.chown(node, owner, owner, follow_symlinks=False)
         except OSError as error:
             raise AllocationRefused(
@@ -62,22 +64,27 @@ def give_back(host: Host, numbers: Iterable[str]) -> None:
     """Make the nodes of these numbers belong to whom they did, where we gave them away and nobody has since.
 
     Raises:
-        OSError: one cannot be given back; its note stays.
+        ExceptionGroup: of those that cannot be given back; their notes stay.
     """
-    for number in numbers:
-        if (note := _read(host, number)) is None:
-            continue
-        node = host.local(HostPath(note.path))
-        with suppress(FileNotFoundError):  # it was unplugged
-            status = node.lstat()
-            if (status.st_ino, status.st_uid, status.st_gid) == (note.inode, note.owner, note.owner):
-                os.chown(node, note.uid, note.gid, follow_symlinks=False)
-        host.local(NOTES / number).unlink(missing_ok=True)
+    notes = Notes(host, NOTES)
+    each(lambda number: _give_back(host, notes, number), numbers, OSError, "not given back")
 
 
-def _read(host: Host, number: str) -> _Note | None:
+def _give_back(host: Host, notes: Notes, number: str) -> None:
+    if (note := _read(notes, number)) is None:
+        return
+    node = host.local(HostPath(note.path))
+    with suppress(FileNotFoundError):  # it was unplugged
+        status = node.lstat()
+        ours = {(owner, owner) for owner in (note.owner, *note.earlier)}
+        if status.st_ino == note.inode and (status.st_uid, status.st_gid) in ours:
+            os.chown(node, note.uid, note.gid, follow_symlinks=False)
+    notes.drop(number)
+
+
+def _read(notes: Notes, number: str) -> _Note | None:
     """What is noted of a node, if anything; a note that is none is as good as none."""
     try:
-        return msgspec.json.decode(files.read(host.local(NOTES / number), _NOTE_BYTES, follow=False), type=_Note)
-    except (FileNotFoundError, msgspec.MsgspecError):
+        return None if (data := notes.read(number)) is None else msgspec.json.decode(data, type=_Note)
+    except msgspec.MsgspecError:
         return None

@@ -15,10 +15,11 @@ from typing import Final
 
 from backends.base import Host, HostPath, Node
 from backends.errors import reason_of
-from backends.linux import files, iommu, pci, udev
+from backends.linux import iommu, pci, udev
 from backends.linux.host_uses import busy_disks, uses
 from backends.linux.kernel import Kernel
 from backends.linux.nodes import NoNodeError, device_node
+from backends.linux.notes import Notes
 from backends.vfio.options import MODULE
 from backends.vfio.vgpu import vgpus
 
@@ -26,7 +27,6 @@ NOTES: Final = HostPath("/run/fairlead/vfio")
 
 _DRIVER: Final = HostPath(f"/sys/bus/pci/drivers/{MODULE}")
 _PROBE: Final = HostPath("/sys/bus/pci/drivers_probe")
-_NOTE_BYTES: Final = 4096
 _NOBODYS: Final = "\n"  # what ends an override
 _NODES_APPEAR: Final = 2.0  # seconds; devtmpfs has them at once, another /dev when its udev is done
 _NODES_SETTLE: Final = 1.0  # seconds that udev has to set owner and mode: container runtimes copy the mode
@@ -42,6 +42,7 @@ class Binder:
     def __init__(self, host: Host, kernel: Kernel) -> None:
         self._host = host
         self._kernel = kernel
+        self._notes = Notes(host, NOTES)
 
     def bind(self, functions: Sequence[pci.Function], forced: Sequence[str], *, give_back: bool) -> None:
         """Put each on vfio-pci, whatever has it.
@@ -84,18 +85,18 @@ class Binder:
         Raises:
             BindError: the kernel refuses; the note stays, for another time.
         """
-        note = self._host.local(NOTES / address)
         try:
-            before = files.read(note, _NOTE_BYTES, follow=False).decode(errors="replace").strip()
-        except FileNotFoundError:
-            return False
+            note = self._notes.read(address)
         except OSError as error:
             raise BindError(f"{NOTES / address} cannot be read: {reason_of(error)}") from error
+        if note is None:
+            return False
+        before = note.decode(errors="replace").strip()
         function = pci.read(self._host, address)
         if function is not None and pci.driver_override(self._host, address) == MODULE:  # else it is another's by now
             with _told(f"{address} cannot be given back to its own driver"):
                 self._give_back(function, before)
-        note.unlink(missing_ok=True)
+        self._notes.drop(address)
         return True
 
     # --- one function ---
@@ -151,7 +152,7 @@ class Binder:
         with _let_pass():
             if function is not None and not iommu.is_vfio(function):
                 self._give_back(function, before)
-            self._host.local(NOTES / address).unlink(missing_ok=True)
+            self._notes.drop(address)
 
     def _give_back(self, function: pci.Function, before: str) -> None:
         self._kernel.write(pci.FUNCTIONS / function.address / "driver_override", before or _NOBODYS)
@@ -165,10 +166,8 @@ class Binder:
         self._kernel.write(_PROBE, function.address)
 
     def _note(self, address: str, before: str) -> None:
-        path = NOTES / address
         try:
-            self._host.local(NOTES).mkdir(mode=0o755, parents=True, exist_ok=True)
-            files.replace(self._host.local(path), f"{before}\n".encode())
+            self._notes.write(address, f"{before}\n".encode())
         except OSError as error:
             raise BindError(
                 f"{address} cannot be noted in {NOTES} as one to give back: {reason_of(error)}; let Fairlead write there, "

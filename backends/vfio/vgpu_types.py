@@ -11,15 +11,15 @@ from typing import Final
 
 from backends.base import Host, HostPath
 from backends.errors import reason_of
-from backends.linux import files, pci, sysfs
+from backends.linux import pci, sysfs
 from backends.linux.kernel import Kernel
+from backends.linux.notes import Notes
 from backends.vfio.binding import BindError
 from backends.vfio.vgpu import OWN, TYPE
 
 NOTES: Final = HostPath("/run/fairlead/vgpu")
 
 _GROUPS: Final = HostPath("/dev/vfio")
-_NOTE_BYTES: Final = 64
 
 
 class VgpuTypes:
@@ -28,6 +28,7 @@ class VgpuTypes:
     def __init__(self, host: Host, kernel: Kernel) -> None:
         self._host = host
         self._kernel = kernel
+        self._notes = Notes(host, NOTES)
 
     def give(self, address: str, wanted: int) -> bool:
         """Give a virtual function this type, unless it has it; was anything done?
@@ -39,17 +40,15 @@ class VgpuTypes:
             return False
         if has != 0:
             raise BindError(f"{address} has the vGPU type {'(unreadable)' if has is None else has}, not {wanted}")
-        note = self._host.local(NOTES / address)
         try:
-            self._host.local(NOTES).mkdir(mode=0o755, parents=True, exist_ok=True)
-            files.replace(note, f"{wanted}\n".encode())
+            self._notes.write(address, f"{wanted}\n".encode())
         except OSError as error:
             why = f"{reason_of(error)}; let Fairlead write there"
             raise BindError(f"the vGPU type of {address} cannot be noted in {NOTES}: {why}") from error
         try:
             self._kernel.write(_file(address), str(wanted))
         except OSError as error:
-            note.unlink(missing_ok=True)
+            self._notes.drop(address)
             why = f"{reason_of(error)}; is there room for one more on its card?"
             raise BindError(f"the NVIDIA driver gives {address} no vGPU type {wanted}: {why}") from error
         return True
@@ -60,20 +59,20 @@ class VgpuTypes:
         Raises:
             BindError: a virtual machine has it open, or the driver refuses; the note stays, for another time.
         """
-        note = self._host.local(NOTES / address)
         try:
-            given = files.read(note, _NOTE_BYTES, follow=False).decode(errors="replace").strip()
-        except FileNotFoundError:
-            return
+            note = self._notes.read(address)
         except OSError as error:
             raise BindError(f"{NOTES / address} cannot be read: {reason_of(error)}") from error
+        if note is None:
+            return
+        given = note.decode(errors="replace").strip()
         if str(self._type(address)) == given:
             self._refuse_open(address)
             try:
                 self._kernel.write(_file(address), "0")
             except OSError as error:
                 raise BindError(f"{address} keeps the vGPU type {given}: {reason_of(error)}") from error
-        note.unlink(missing_ok=True)
+        self._notes.drop(address)
 
     def _type(self, address: str) -> int | None:
         return sysfs.number(self._host, _file(address))

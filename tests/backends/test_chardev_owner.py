@@ -87,18 +87,22 @@ def test_a_node_that_was_plugged_in_again_or_that_is_anothers_by_now_is_not_give
     assert [*node.notes.iterdir()] == []
 
 
-def test_another_owner_after_a_reload_forgets_not_whose_the_node_was(tmp_path: Path) -> None:
-    node = Node(tmp_path)
-    node.claim()
+def of_user_108(node: Node) -> None:
     node.resource = configured(usb=FTDI, owner=108)
     node.backend = CharDev(node.backend.host, [node.resource])
     node.claim()
+
+
+def test_another_owner_after_a_reload_forgets_not_whose_the_node_was(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.claim()
+    of_user_108(node)
     assert node.owner == (108, 108)
     node.release()
     assert node.owner == BEFORE
 
 
-@pytest.mark.parametrize("at", range(6))
+@pytest.mark.parametrize("at", range(10))
 def test_a_crash_at_any_step_is_undone_by_the_release(tmp_path: Path, monkeypatch: Any, at: int) -> None:
     node, fuse = Node(tmp_path), Fuse()
     fuse.steps = at
@@ -112,10 +116,11 @@ def test_a_crash_at_any_step_is_undone_by_the_release(tmp_path: Path, monkeypatc
         return acting
 
     with monkeypatch.context() as patched:
-        patched.setattr("backends.chardev.owners.files.replace", crashing(files.replace))
+        patched.setattr("backends.linux.notes.files.replace", crashing(files.replace))
         patched.setattr("backends.chardev.owners.os.chown", crashing(os.chown))
         with suppress(Crash):
             node.claim()
+            of_user_108(node)
             node.release()
             pytest.fail("it did not crash")
     node.release()
@@ -134,4 +139,13 @@ def test_a_node_that_cannot_be_given_refuses_the_pod_and_says_what_to_do(tmp_pat
         with pytest.raises(AllocationRefused, match=r"cannot be given to user 107: operation not permitted.*CHOWN"):
             node.claim()
     node.release()
+    assert node.owner == BEFORE
+
+
+def test_a_node_that_cannot_be_given_back_keeps_no_other_from_it(tmp_path: Path) -> None:
+    node, notes = Node(tmp_path), tmp_path / "run/fairlead/owners"
+    node.claim()
+    (notes / "1:1").mkdir()  # in the way
+    with pytest.raises(ExceptionGroup, match="not given back"):
+        node.backend.release([], frozenset({"node:1:1", *node.device.hardware}))
     assert node.owner == BEFORE

@@ -1,0 +1,48 @@
+"""Keeps notes of what is to be undone to hardware after a pod: one file for each piece, in a directory below /run.
+
+They end with the boot, as what they note does.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from backends.base import Host, HostPath
+from backends.linux import files
+
+_MOST: Final = 8192  # bytes; a path has 4,096 at most (PATH_MAX)
+
+
+class Notes:
+    """Those of one kind."""
+
+    def __init__(self, host: Host, directory: HostPath) -> None:
+        self._host, self._directory = host, directory
+
+    def read(self, name: str) -> bytes | None:
+        """What is noted of a piece of hardware; None if nothing is.
+
+        Raises:
+            OSError: nobody can tell.
+        """
+        try:
+            return files.read(self._host.local(self._directory / name), _MOST, follow=False)
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, data: bytes) -> None:
+        """Note this of a piece of hardware, in place of what was noted.
+
+        Raises:
+            OSError: what was noted before is noted still.
+        """
+        self._host.local(self._directory).mkdir(mode=0o755, parents=True, exist_ok=True)
+        files.replace(self._host.local(self._directory / name), data)
+
+    def drop(self, name: str) -> None:
+        """Note nothing of it any more.
+
+        Raises:
+            OSError: the note is there still.
+        """
+        self._host.local(self._directory / name).unlink(missing_ok=True)
