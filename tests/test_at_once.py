@@ -39,11 +39,19 @@ from backends.base import (
     Signal,
     Verdict,
 )
-from tests.daemon.test_supervisor import NEVER, Node, node, pod
+from tests.daemon.conftest import node_alone
+from tests.daemon.node import NEVER, Node, pod
 from tests.fakes import FakeOptions
 from tests.wait import limit, until
 
-__all__ = ["node"]  # a fixture
+__all__ = ["node_alone"]  # a fixture
+
+
+@pytest.fixture
+def node(node_alone: Node) -> Node:
+    """Its kubelet is started by the test."""
+    return node_alone
+
 
 KIND: Final = "cards"
 PLACES: Final = "12345"

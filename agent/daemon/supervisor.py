@@ -140,8 +140,7 @@ class Agent:
         features = settings.nfd_features.path
         self._features = None if features is None else FeatureFile(features, self._slots, problems=self.problems)
         self._preferences = Preferences(self.inventory, backends)
-        specified = config.host, settings.state_dir, self.inventory, backends
-        self._cdi = Cdi(*specified, self.problems)
+        self._cdi = Cdi(config.host, settings.state_dir, self.inventory, backends, self.problems)
         self._allocator = Allocator(self.inventory, backends, self._jobs, self._record, cdi=self._cdi)
         self._starter = self._make_starter(backends)
         self._pod_claims = self._make_pod_claims(settings)

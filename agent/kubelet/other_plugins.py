@@ -80,8 +80,8 @@ def strange(offer: Offer, observed: Observation, resource: str, now: float) -> f
         return None
     if is_doubtful(offer, observed, resource) and now - offer.began >= SETTLED:
         return theirs
-    if theirs and theirs != offer.healthy and observed.written > offer.sent and now - offer.sent >= SETTLED:
-        return theirs
+    if observed.written > offer.sent and now - offer.sent >= SETTLED and theirs and theirs != offer.healthy:
+        return theirs  # last, since it walks all IDs
     return None
 
 

@@ -3,6 +3,7 @@ the same by CDI as from the kubelet."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,18 +15,21 @@ from agent.cdi.answers import named
 from backends import registry
 from backends.attributes import mistake
 from backends.base import Backend, ContainerEdits, Discovery, Grant, Resource
+from tests.backends import fake_nvml
+from tests.backends.fake_nvml import Install
 from tests.cdi.runtime import container
 
 KINDS = ("cex", "chardev", "gpu", "infiniband", "mdev", "solarflare", "sriov", "vfio")
 
 
 @pytest.fixture(autouse=True, scope="session")
-def attributes_as_declared() -> Iterator[None]:
-    """A selector of what a device has must never be refused as a mistake."""
+def checked_backends() -> Iterator[None]:
+    """A selector of what a device has must never be refused as a mistake; a runtime makes what a kubelet would."""
     with pytest.MonkeyPatch.context() as patch:
         for kind in KINDS:
             backend = registry.load(kind)
             patch.setattr(backend, "discover", _checked(backend))
+            patch.setattr(backend, "edits", _by_cdi_too(backend))
         yield
 
 
@@ -37,22 +41,10 @@ def _checked(backend: type[Backend[Any]]) -> Any:
         found = discover(self, unit)
         for device in (*found.devices, *found.beside):
             for name, values in device.attributes.items():
-                assert [
-                    mistake(name, value, known[name]) for value in values if mistake(name, value, known[name])
-                ] == []
+                assert not any(mistake(name, value, known[name]) for value in values)
         return found
 
     return checked
-
-
-@pytest.fixture(autouse=True, scope="session")
-def the_same_by_cdi() -> Iterator[None]:
-    """Each answer of a backend: by its specification a runtime makes the nodes and mounts that a kubelet would have."""
-    with pytest.MonkeyPatch.context() as patch:
-        for kind in KINDS:
-            backend = registry.load(kind)
-            patch.setattr(backend, "edits", _by_cdi_too(backend))
-        yield
 
 
 def _by_cdi_too(backend: type[Backend[Any]]) -> Any:
@@ -81,3 +73,15 @@ def _compare(backend: Backend[Any], resource: Resource[Any], grants: Sequence[Gr
     nodes, mounts = container([written], ours)
     assert nodes == {it.container_path: (it.path.text, it.permissions) for it in inline.nodes}
     assert mounts == {it.container_path: (it.path.text, it.read_only) for it in inline.mounts}
+
+
+@pytest.fixture
+def install_nvml(monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Puts NVIDIA's library in place for one test."""
+    return functools.partial(fake_nvml.install, monkeypatch)
+
+
+@pytest.fixture
+def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the package is not installed, whether it is here or not."""
+    fake_nvml.forget(monkeypatch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -131,6 +131,9 @@ class FakeNvml(ModuleType):
     def nvmlDeviceGetNvLinkRemotePciInfo(self, gpu: FakeGpu, link: int) -> Any:
         ends = [bus_id for bus_id, links in gpu.peers.items() for _ in range(links)]
         return SimpleNamespace(busId=ends[link])
+
+
+Install = Callable[..., FakeNvml]
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *gpus: FakeGpu, fault: str = "") -> FakeNvml:

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from backends.base import AllocationRefused, Grant
-from tests.backends.fake_nvml import ADDRESS, DIVIDED, KNOWN, MIG1, MIG2, FakeGpu, FakeNvml, forget, install
+from tests.backends.fake_nvml import ADDRESS, DIVIDED, KNOWN, MIG1, MIG2, FakeGpu, Install
 from tests.backends.gpus import backend, devices, given, look, nodes, offered, resource
 from tests.backends.machines import CONTROLS, mig, nvidia_gpu, uuid
 from tests.backends.trees import plant
 
-Install = Callable[..., FakeNvml]
-
-
-@pytest.fixture
-def install_nvml(monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Puts a library in place for one test."""
-
-    return functools.partial(install, monkeypatch)
-
-
-@pytest.fixture(autouse=True)
-def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the package is not installed, whether it is here or not."""
-    forget(monkeypatch)
+pytestmark = pytest.mark.usefixtures("no_nvml")
 
 
 def test_mig_devices(tmp_path: Path, install_nvml: Install) -> None:

@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from backends.base import HostPath, Link
 from backends.gpu import nvml
-from tests.backends.fake_nvml import ADDRESS, DIVIDED, KNOWN, MIG1, MIG2, FakeGpu, FakeNvml, forget, install
+from tests.backends.fake_nvml import ADDRESS, DIVIDED, KNOWN, MIG1, MIG2, FakeGpu, FakeNvml, Install
 from tests.backends.gpus import backend, devices, given, look, offered, resource
 from tests.backends.machines import H100, hgx_h100, information, nvidia_gpu, uuid
 from tests.backends.trees import plant, planted_host
 from tests.wait import PATIENCE, settled
 
-Install = Callable[..., FakeNvml]
-
-
-@pytest.fixture
-def install_nvml(monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Puts a library in place for one test."""
-
-    return functools.partial(install, monkeypatch)
-
-
-@pytest.fixture(autouse=True)
-def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the package is not installed, whether it is here or not."""
-    forget(monkeypatch)
+pytestmark = pytest.mark.usefixtures("no_nvml")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -15,7 +14,7 @@ from agent.simulation.pods import Phase
 from backends.base import Resource, ResourceSpec
 from backends.chardev import CharDevOptions, PathOption
 from tests.cdi.runtime import container, specs
-from tests.daemon.test_supervisor import NEVER, Node, come_of_age, hurry, pod
+from tests.daemon.node import NEVER, Node, come_of_age, hurry, pod
 from tests.nodes import make_node
 from tests.wait import settled, until
 
@@ -24,15 +23,6 @@ PORTS = Resource(
     PORT, ResourceSpec("chardev", CharDevOptions([PathOption("/dev/ttyUSB*", permissions="rw")]), edits="cdi")
 )
 FILE = "run/cdi/fairlead_example.com_port.json"
-
-
-@pytest.fixture
-async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
-    node = Node(tmp_path_factory.mktemp("n"))
-    await node.kubelet.start()
-    yield node
-    await node.kubelet.stop()
-    node.notified.close()
 
 
 def known(node: Node) -> set[str]:

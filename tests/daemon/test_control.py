@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -16,19 +15,10 @@ from agent.daemon.supervisor import Agent
 from agent.history import recorder, timeline
 from agent.model import Health, Slot, Snapshot, State
 from backends.base import Discovery, Signal, Verdict
-from tests.daemon.test_supervisor import TOY, Node, pod, toys
+from tests.daemon.node import TOY, Node, pod, toys
 from tests.daemon.test_supervisor_health import CARDS, Cards, cards
 from tests.fakes import device
 from tests.wait import until
-
-
-@pytest.fixture
-async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
-    node = Node(tmp_path_factory.mktemp("n"))
-    await node.kubelet.start()
-    yield node
-    await node.kubelet.stop()
-    node.notified.close()
 
 
 async def shown(agent: Agent, name: str = TOY) -> Resource:

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 
 import pytest
 
 from agent.kubelet import plugin
 from agent.simulation.pods import Phase
-from tests.daemon.test_supervisor import TOY, Node, pod, toys
+from tests.daemon.node import TOY, Node, pod, toys
 from tests.wait import settled, until
-
-
-@pytest.fixture
-async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
-    node = Node(tmp_path_factory.mktemp("n"))
-    await node.kubelet.start()
-    yield node
-    await node.kubelet.stop()
-    node.notified.close()
 
 
 async def test_a_registration_and_its_first_list(node: Node) -> None:

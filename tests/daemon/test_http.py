@@ -22,16 +22,14 @@ from agent.kubelet import pod_claims
 from agent.runtime.notify import Notifier
 from tests.console.fakes import FakeDaemon
 from tests.console.http.serving import Answer, Served
-from tests.daemon.test_supervisor import NEVER, TOY, Node, ended, pod, toys
+from tests.daemon.node import NEVER, TOY, Node, ended, pod, toys
 from tests.wait import limit, until
 
 
 @pytest.fixture
-async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
-    node = Node(tmp_path_factory.mktemp("n"))
-    yield node
-    await node.kubelet.stop()
-    node.notified.close()
+def node(node_alone: Node) -> Node:
+    """Its kubelet is started by the tests."""
+    return node_alone
 
 
 @asynccontextmanager

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from agent.simulation.pods import Phase
@@ -13,7 +11,7 @@ from tests.backends import cex_trees, mdev_trees
 from tests.backends.cex_trees import ZcryptKernel
 from tests.backends.mdev_kernel import MdevKernel
 from tests.backends.trees import plant
-from tests.daemon.test_supervisor import Node, come_of_age, hurry, pod
+from tests.daemon.node import Node, come_of_age, hurry, pod
 from tests.daemon.test_vfio import given
 from tests.wait import until
 
@@ -22,13 +20,9 @@ SET = cex_trees.resource("cex.s390.ibm.com/set", (1, 6), (1, 7), overcommit=2)
 
 
 @pytest.fixture
-async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
-    node = Node(tmp_path_factory.mktemp("n"))
+def node(node: Node) -> Node:
     plant(node.root, mdev_trees.VFIO + mdev_trees.t4() + cex_trees.machine())
-    await node.kubelet.start()
-    yield node
-    await node.kubelet.stop()
-    node.notified.close()
+    return node
 
 
 def names(node: Node, directory: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from tests.backends.rdma_trees import adapter
 from tests.backends.test_infiniband import resource as rdma_resource
 from tests.backends.trees import plant
 from tests.backends.vfio_node import BUS, GPU, SOUND, gpu, sound
-from tests.daemon.test_supervisor import Node
+from tests.daemon.node import Node
 
 H100, HCA, SPARE = "0000:5e:00.0", "0000:86:00.0", "0000:af:00.0"
 H100S = gpus.resource("nvidia.com/gpu", select={"address": (H100,)})
@@ -28,13 +27,9 @@ HAD = {H100: H100S, GPU: T4S, SOUND: T4S, HCA: HCAS}
 
 
 @pytest.fixture
-async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
-    node = Node(tmp_path_factory.mktemp("n"))
+def node(node: Node) -> Node:
     plant(node.root, BUS + CONTROLS + gpu() + sound() + nvidia_gpu(H100, 0) + adapter("mlx5_0", HCA))
-    await node.kubelet.start()
-    yield node
-    await node.kubelet.stop()
-    node.notified.close()
+    return node
 
 
 def recovery(address: str, step: str) -> Record:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -12,22 +11,18 @@ from backends.sriov import Sriov
 from tests.backends.sriov_trees import ROUTES
 from tests.backends.test_sriov_creation import CARD, ActingKernel, making
 from tests.backends.trees import plant
-from tests.daemon.test_supervisor import Node, come_of_age, hurry, pod
+from tests.daemon.node import Node, come_of_age, hurry, pod
 from tests.wait import until
 
 NET = "intel.com/sriov_net"
 
 
 @pytest.fixture
-async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
-    node = Node(tmp_path_factory.mktemp("n"))
+def node(node: Node) -> Node:
     plant(node.root, ROUTES + CARD.tree() + "".join(CARD.virtual_function(number) for number in range(4)))
     for number in range(4):  # as a card has them that is not divided yet
         (node.root / "sys/bus/pci/devices" / CARD.vf(number)).unlink()
-    await node.kubelet.start()
-    yield node
-    await node.kubelet.stop()
-    node.notified.close()
+    return node
 
 
 class Dividing(ActingKernel):

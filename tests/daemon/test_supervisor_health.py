@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, MutableMapping, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -40,7 +40,7 @@ from backends.base import (
     Verdict,
     Watches,
 )
-from tests.daemon.test_supervisor import Node, ended, pod
+from tests.daemon.node import Node, ended, pod
 from tests.wait import settled, until
 
 CARDS = "example.com/card"
@@ -94,16 +94,6 @@ def xid(sequence: int = 1) -> Record:
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """A list goes out as soon as it is another."""
     monkeypatch.setattr(plugin, "COALESCE", 0.0)
-
-
-@pytest.fixture
-async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
-    node = Node(tmp_path_factory.mktemp("n"))
-    await node.kubelet.start()
-    yield node
-    await node.kubelet.stop()
-    node.notified.close()
-    assert node.kubelet.panics == []
 
 
 @contextmanager

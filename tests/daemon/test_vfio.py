@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import threading
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from backends.vfio import Vfio, VfioResource
 from tests.backends.pci_trees import function
 from tests.backends.trees import plant
 from tests.backends.vfio_node import BUS, GPU, SOUND, ActingKernel, acting, gpu, resource, sound
-from tests.daemon.test_supervisor import Node, come_of_age, hurry, pod
+from tests.daemon.node import Node, come_of_age, hurry, pod
 from tests.fakes import KIND, Fake, by_unit, device
 from tests.fakes import resource as fake_resource
 from tests.wait import settled, until
@@ -35,13 +34,9 @@ CARD = gpu("nvidia") + sound("snd_hda_intel")
 
 
 @pytest.fixture
-async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
-    node = Node(tmp_path_factory.mktemp("n"))
+def node(node: Node) -> Node:
     plant(node.root, BUS + CARD)
-    await node.kubelet.start()
-    yield node
-    await node.kubelet.stop()
-    node.notified.close()
+    return node
 
 
 def vfio(node: Node, made: VfioResource) -> dict[str, Backend[Any]]:

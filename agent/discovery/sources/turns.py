@@ -1,4 +1,4 @@
-"""Has a source read its file when there is something in it: at once, and in turns while more keeps coming."""
+"""Reads a source's file when events wait in it: at once, and in turns of 20 ms while more keep coming."""
 
 from __future__ import annotations
 
