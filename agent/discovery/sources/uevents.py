@@ -103,17 +103,17 @@ class UeventSource:
             if self._ran_before:
                 self._emit(Resync("uevents are received again after an interruption"))
             self._ran_before = True
-            self._hand_on_early()
+            await self._hand_on_early()
             task_status.started()
             await read_in_turns(sock.fileno(), partial(self._receive, sock), self._beat)
 
-    def _hand_on_early(self) -> None:
+    async def _hand_on_early(self) -> None:
         """Hand on what came before there was a socket; an event that both have is handed on twice."""
         if (early := self._early) is not None:
             self._early = None
             with early:
                 while self._receive(early):
-                    pass
+                    await asyncio.sleep(0)  # a boot's worth of them takes many steps
 
     def _receive(self, sock: socket.socket) -> bool:
         """Read one batch; True if more may be waiting."""
