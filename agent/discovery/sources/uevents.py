@@ -112,7 +112,9 @@ class UeventSource:
         if (early := self._early) is not None:
             self._early = None
             with early:
-                while self._receive(early):
+                more = True
+                while more:
+                    more = self._receive(early)
                     await asyncio.sleep(0)  # a boot's worth of them takes many steps
 
     def _receive(self, sock: socket.socket) -> bool:
