@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Hashable, Mapping
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
+
+from msgspec import Struct, field
 
 from backends.base import Device
 
@@ -18,8 +19,7 @@ class State(enum.Enum):
     UNHEALTHY = "Unhealthy"
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
+class Health(Struct, frozen=True):
     """The health of hardware, or of the slot that offers it."""
 
     state: State
@@ -69,8 +69,7 @@ class Slot(NamedTuple):
     health: Health
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """Everything that one resource advertises, at one generation."""
 
     resource: str
@@ -84,8 +83,7 @@ class Snapshot:
         return self.changed if self.changed is not None else before.keys() | self.slots.keys()
 
 
-@dataclass(frozen=True, slots=True)
-class Transition:
+class Transition(Struct, frozen=True):
     """A device (with all its IDs) that appeared, vanished, or changed its health."""
 
     resource: str
@@ -103,8 +101,7 @@ SlotKey = tuple[str, str]
 """Resource and ID: what the kubelet knows a slot by."""
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(Struct, frozen=True):
     """What a pod holds, or is being given: one ID of a resource."""
 
     resource: str

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True, order=True)
-class HostPath:
+
+class HostPath(Struct, frozen=True, order=True):
     """An absolute path as the host and the kubelet see it.
 
     It is deliberately no `os.PathLike`: to open it, ask `Host.local` where this process sees it.
@@ -36,8 +36,7 @@ class HostPath:
         return HostPath(self.text.rstrip("/").rpartition("/")[0] or "/")
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(Struct, frozen=True):
     """Where this process sees the host's trees."""
 
     root: Path = Path("/")

@@ -16,10 +16,10 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 import msgspec
+from msgspec import Struct, field
 
 from backends.base import (
     All,
@@ -70,8 +70,7 @@ class StubOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 StubResource = Resource[StubOptions]
 
 
-@dataclass(frozen=True, slots=True)
-class _States:
+class _States(Struct, frozen=True):
     """What a file says."""
 
     every: tuple[str, str] = ("healthy", "")

@@ -8,29 +8,36 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, Generic, Literal, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from backends.host import HostPath
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Struct, frozen=True):
     """A device node to hand to a container."""
 
     path: HostPath
     container_path: str
     permissions: str
     """Of "r", "w", "m" (DeviceSpec.permissions of the device plugin API)."""
-    shared: bool = field(default=False, compare=False)
-    """Other devices may have it, too: a pod that has it need not have this device."""
+    shared: bool = False
+    """Other devices may have it, too: a pod that has it need not have this device. It is the same node all the same."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Node) and self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash(self._identity())
+
+    def _identity(self) -> tuple[HostPath, str, str]:
+        return self.path, self.container_path, self.permissions
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class Mount(Struct, frozen=True):
     """A host path to mount into a container."""
 
     path: HostPath
@@ -38,8 +45,7 @@ class Mount:
     read_only: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(Struct, frozen=True):
     """One piece of hardware that can be offered, as one look at the node found it."""
 
     key: str
@@ -54,7 +60,7 @@ class Device:
     """Hardware it does not own but whose health counts for it (MIG → GPU, VF → PF)."""
     identity: str = ""
     """Tells another card at the same key; compared with what a pod was given. Empty if it cannot be told now."""
-    bindings: Mapping[str, str] = field(default_factory=dict, hash=False)
+    bindings: Mapping[str, str] = {}
     """Of its hardware that has a driver: what is another whenever a driver is bound to it anew, and the same to every
     backend that looks (`backends.linux.pci.Function.binding`). Ends latched signals that wait for `Clears.REBIND`."""
     nodes: tuple[Node, ...] = ()
@@ -73,12 +79,11 @@ class Device:
     """Why no resource can have it as it is, one sentence ("it has no driver"); it is shown as unclaimed."""
     no_reset: str = ""
     """Why no resource with `pre_start = "reset"` can have it, one sentence; may be empty where none is configured."""
-    attributes: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    attributes: Mapping[str, tuple[str, ...]] = {}
     """What selectors match, templates make names of, and `explain` prints."""
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(Struct, frozen=True):
     """A connection between two pieces of hardware that a backend knows (NVLink, XGMI), with its weight."""
 
     one: str
@@ -88,16 +93,14 @@ class Link:
     """How many links there are."""
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Struct, frozen=True):
     """Something an operator should know: about what, and one sentence."""
 
     subject: str
     sentence: str
 
 
-@dataclass(frozen=True, slots=True)
-class Discovery:
+class Discovery(Struct, frozen=True):
     """What one look at one unit found."""
 
     devices: tuple[Device, ...] = ()
@@ -135,8 +138,7 @@ class Trend(enum.Enum):
     BELOW_BEST = "below-best"  # it is lower than it has been
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
+class Measure(Struct, frozen=True):
     """A number behind a signal. A backend keeps no memory; health compares it with what it was."""
 
     name: str
@@ -145,8 +147,7 @@ class Measure:
     trend: Trend
 
 
-@dataclass(frozen=True, slots=True)
-class Signal:
+class Signal(Struct, frozen=True):
     """One observation about one piece of hardware."""
 
     hardware: str
@@ -168,8 +169,7 @@ class Signal:
     """It does not count while a pod holds the hardware: an HCA that went into the pod's network namespace."""
 
 
-@dataclass(frozen=True, slots=True)
-class Uevent:
+class Uevent(Struct, frozen=True):
     """A kernel object event: a hint where to look, never a fact (sysfs is the truth)."""
 
     action: str
@@ -178,7 +178,7 @@ class Uevent:
     """Below /sys, starting with `/devices/`."""
     node: HostPath | None = None
     """The device node the event names (DEVNAME)."""
-    properties: Mapping[str, str] = field(default_factory=dict, hash=False)
+    properties: Mapping[str, str] = {}
 
     @property
     def name(self) -> str:
@@ -186,15 +186,13 @@ class Uevent:
         return self.devpath.rpartition("/")[2]
 
 
-@dataclass(frozen=True, slots=True)
-class PathChange:
+class PathChange(Struct, frozen=True):
     """An entry of a watched directory appeared, vanished or changed."""
 
     path: HostPath
 
 
-@dataclass(frozen=True, slots=True)
-class LinkChange:
+class LinkChange(Struct, frozen=True):
     """A network interface appeared, vanished, went up or down (rtnetlink RTM_NEWLINK and RTM_DELLINK)."""
 
     name: str
@@ -205,8 +203,7 @@ class LinkChange:
 Hint = Uevent | PathChange | LinkChange
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Struct, frozen=True):
     """A fact from the kernel that sysfs does not keep (an XID line, WEDGED)."""
 
     source: str
@@ -219,7 +216,7 @@ class Record:
     """Seconds since boot, as the kernel stamped it; of an event, when it was received."""
     text: str
     """The line; of an event, its DEVPATH."""
-    properties: Mapping[str, str] = field(default_factory=dict, hash=False)
+    properties: Mapping[str, str] = {}
     """Of an event; of a line, what the kernel says it is about: SUBSYSTEM, DEVICE."""
 
 
@@ -256,8 +253,7 @@ Edits = Literal["inline", "cdi", "both"]
 Options = TypeVar("Options", bound=msgspec.Struct)
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceSpec(Generic[Options]):
+class ResourceSpec(Struct, Generic[Options], frozen=True):
     """How one resource is made: which backend, which hardware, with which options."""
 
     backend: str
@@ -275,8 +271,7 @@ class ResourceSpec(Generic[Options]):
     """How a container gets nodes and mounts: from the kubelet, by CDI from the container runtime, or both ways."""
 
 
-@dataclass(frozen=True, slots=True)
-class Resource(Generic[Options]):
+class Resource(Struct, Generic[Options], frozen=True):
     """A resource name and its spec."""
 
     name: str
@@ -326,16 +321,14 @@ class Resource(Generic[Options]):
         return not self.spec.select or any(_matches(selector, told) is None for selector in known)
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(Struct, frozen=True):
     """One ID that a pod asked for, with the device behind it."""
 
     id: str
     device: Device
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(Struct, frozen=True):
     """One ID that no pod holds any more. Neither its resource nor its device need exist by now."""
 
     resource: str
@@ -343,14 +336,13 @@ class Released:
     hardware: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerEdits:
+class ContainerEdits(Struct, frozen=True):
     """What a container gets with the devices it was given."""
 
     nodes: tuple[Node, ...] = ()
     mounts: tuple[Mount, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict, hash=False)
-    annotations: Mapping[str, str] = field(default_factory=dict, hash=False)
+    env: Mapping[str, str] = {}
+    annotations: Mapping[str, str] = {}
     cdi_devices: tuple[str, ...] = ()
 
     @classmethod
@@ -377,8 +369,7 @@ class ContainerEdits:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Watches:
+class Watches(Struct, frozen=True):
     """What a backend wants to hear of; the sources serve this and nothing else."""
 
     subsystems: frozenset[str] = frozenset()

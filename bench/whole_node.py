@@ -7,9 +7,10 @@ cards with 5 mediated devices each, of a type per card; kvm, tun and vhost-net.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
+
+from msgspec.structs import replace
 
 from bench.processes import Agent, Offer
 from tests.backends import cex_trees

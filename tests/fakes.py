@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import msgspec
+from msgspec.structs import replace
 
 from agent.inventory.found_devices import Facts
 from agent.inventory.inventory import Inventory

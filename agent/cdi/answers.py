@@ -8,8 +8,10 @@ request whose nodes and mounts are not those of its devices together is answered
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.cdi import names
 from agent.discovery import backend_answers
@@ -17,8 +19,7 @@ from agent.discovery.backend_answers import ask
 from backends.base import AllocationRefused, Backend, ContainerEdits, Device, Grant, Resource
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
+class Named(Struct, frozen=True):
     """An answer that names devices of ours."""
 
     edits: ContainerEdits

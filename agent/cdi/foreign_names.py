@@ -6,9 +6,10 @@ not defined is a refusal; what belongs to all (`gds=all`) is left out, and repor
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from agent.cdi.definitions import Definitions
 from agent.runtime import patience

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from agent.inventory.inventory import Inventory
 from agent.model import SlotKey
@@ -25,8 +26,7 @@ _OF_DRIVERS: Final = frozenset(
 """Nodes of a driver, not of one device."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(Struct, frozen=True):
     """What a container got with its devices."""
 
     nodes: frozenset[str] = frozenset()

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.model import Held, SlotKey
 from backends.base import Device
@@ -37,8 +39,7 @@ def names_of(slots: Iterable[SlotKey]) -> list[str]:
     return [f"{resource}/{device_id}" for resource, device_id in sorted(slots)[:_NAMED_AT_MOST]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Claim:
+class _Claim(Struct, frozen=True):
     held: Held
     since: float  # the last Allocate of it, or when we learnt of it
     absent_since: float | None = None  # when the first List without it was answered

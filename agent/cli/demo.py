@@ -8,7 +8,6 @@ import itertools
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +16,7 @@ from typing import Any, Final
 import anyio
 import click
 import msgspec
+from msgspec.structs import asdict
 
 from agent.cli import options
 from agent.config import load

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
 import anyio
 import click
+from msgspec.structs import asdict, replace
 
 from agent.cli import options, output
 from agent.cli.importing import arguments, imported_from

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import fields, replace
 
 from agent.config.model import Config
 from backends.base import Resource
@@ -13,8 +15,7 @@ APPLIED_AT_ONCE: Final = frozenset({"resync", "probe"})
 """The settings of `[agent]` that a running daemon takes over."""
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Struct, frozen=True):
     """From the configuration in force to another."""
 
     config: Config

@@ -6,9 +6,10 @@ import re
 import time
 import tomllib
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
+
+from msgspec.structs import replace
 
 from agent.config import kubevirt, typed
 from agent.config.model import AgentConfig, Config, HttpConfig, KubernetesConfig

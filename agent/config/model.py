@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Self
+
+from msgspec import Struct
 
 from agent.runtime.limits import SOCKET_PATH_LIMIT
 from backends.base import Host, Resource, Seconds
@@ -91,8 +92,7 @@ _NO_FILE: Final = PathOrOff("off")
 _NO_KUBECONFIG: Final = PathOrNone("")
 
 
-@dataclass(frozen=True, slots=True)
-class AgentConfig:
+class AgentConfig(Struct, frozen=True):
     """`[agent]`: the paths are as this process sees them."""
 
     plugin_dir: Path = Path("/var/lib/kubelet/device-plugins")
@@ -120,8 +120,7 @@ class AgentConfig:
         return self.kubelet_root / "pod-resources" / "kubelet.sock"
 
 
-@dataclass(frozen=True, slots=True)
-class HttpConfig:
+class HttpConfig(Struct, frozen=True):
     """`[http]`."""
 
     listen: Listen = _OFF
@@ -130,8 +129,7 @@ class HttpConfig:
     """Names of this node in requests, beside its own, its addresses and localhost."""
 
 
-@dataclass(frozen=True, slots=True)
-class KubernetesConfig:
+class KubernetesConfig(Struct, frozen=True):
     """`[kubernetes]`: what Kubernetes' API server is told and asked; nothing by default."""
 
     events: bool = False
@@ -149,12 +147,11 @@ class KubernetesConfig:
         return self.events or self.condition or self.drain_annotation
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
+class Config(Struct, frozen=True):
     """Everything that is configured, checked."""
 
     agent: AgentConfig = AgentConfig()
-    host: Host = field(default_factory=Host)
+    host: Host = Host()
     http_listen: str | None = None
     """`host:port` or `unix:/path`; None is off."""
     resources: tuple[Resource[Any], ...] = ()
@@ -164,5 +161,5 @@ class Config:
     http_hosts: tuple[str, ...] = ()
     """Names of this node in HTTP requests, beside its own."""
     kubernetes: KubernetesConfig = KubernetesConfig()
-    read_at: float = field(default=0.0, compare=False)
+    read_at: float = 0.0
     """When it was read, in seconds since 1970; 0 if it was not: it cannot be read again."""

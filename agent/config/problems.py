@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from agent.config.toml_lines import KeyPath, key_lines, line_of
 from agent.runtime.errors import ExitCode, FairleadError
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigProblem:
+class ConfigProblem(Struct, frozen=True):
     """One mistake in a configuration file."""
 
     file: Path

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Final, Protocol, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from agent.config import typed
 from agent.config.problems import Problems
@@ -98,8 +98,7 @@ def _refuse_duplicates(tables: Sequence[Mapping[str, object]], problems: Problem
             problems.add(("resource", index, "name"), f"{other!r} {sentence}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
+class _Table(Struct, frozen=True):
     """One `[[resource]]` on its way to a `Resource`."""
 
     at: KeyPath

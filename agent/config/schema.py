@@ -7,7 +7,6 @@ no null, so a key that may be None is one that may be left out.
 from __future__ import annotations
 
 import ast
-import dataclasses
 import functools
 import inspect
 import operator
@@ -153,7 +152,7 @@ def _written(wanted: Any) -> Any:
     """The type as TOML has it: texts in the place of what `agent.config.typed` reads from texts."""
     if wanted in _TEXTS:
         return _TEXTS[wanted]
-    if isinstance(wanted, type) and (dataclasses.is_dataclass(wanted) or issubclass(wanted, msgspec.Struct)):
+    if isinstance(wanted, type) and issubclass(wanted, msgspec.Struct):
         return _written_record(wanted)
     origin, parts = typing.get_origin(wanted), typing.get_args(wanted)
     if origin is typing.Annotated:
@@ -168,7 +167,7 @@ def _written(wanted: Any) -> Any:
 def _written_record(record: Any) -> type:
     hints = typing.get_type_hints(record, include_extras=True)
     described = msgspec.inspect.type_info(record)
-    assert isinstance(described, msgspec.inspect.StructType | msgspec.inspect.DataclassType)
+    assert isinstance(described, msgspec.inspect.StructType)
     fields = [(field.encode_name, _written(hints[field.name]), *_default(field)) for field in described.fields]
     return msgspec.defstruct(
         record.__name__, fields, kw_only=True, forbid_unknown_fields=True, namespace={"__doc__": record.__doc__}
@@ -237,7 +236,7 @@ def _parts(record: Any) -> Iterator[type]:
 
 def _below_fields(record: Any) -> Iterator[tuple[str, str]]:
     """The fields that a class itself defines, with what stands below them; nothing where there is no source."""
-    if not (dataclasses.is_dataclass(record) or issubclass(record, msgspec.Struct)) or record is msgspec.Struct:
+    if not issubclass(record, msgspec.Struct) or record is msgspec.Struct:
         return
     try:
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(record))).body

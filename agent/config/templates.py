@@ -8,8 +8,9 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from agent.runtime.limits import resource_name_problem
 from backends.base import PLACEHOLDER
@@ -23,8 +24,7 @@ class NamelessError(ValueError):
     """A template cannot name a device; the sentence says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
+class Named(Struct, frozen=True):
     """What a template makes of a device."""
 
     name: str

@@ -6,7 +6,6 @@ msgspec stops at the first error, so tables and lists are walked here and msgspe
 from __future__ import annotations
 
 import builtins
-import dataclasses
 import enum
 import functools
 import re
@@ -59,14 +58,8 @@ def convert(value: object, wanted: Any) -> tuple[Any, list[Mistake]]:
 
 
 def keys(record: Any) -> Mapping[str, bool]:
-    """The keys that a struct or dataclass has in TOML, and whether each must be there."""
-    if dataclasses.is_dataclass(record):
-        return {field.name: _is_required(field) for field in dataclasses.fields(record)}
+    """The keys that a struct has in TOML, and whether each must be there."""
     return {field.encode_name: field.required for field in msgspec.structs.fields(record)}
-
-
-def _is_required(field: dataclasses.Field[Any]) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _mistakes(value: object, wanted: Any) -> Iterator[Mistake]:
@@ -137,15 +130,13 @@ def _item_type(wanted: Any) -> Any:
 
 
 def _is_record(wanted: Any) -> bool:
-    return isinstance(wanted, type) and (dataclasses.is_dataclass(wanted) or issubclass(wanted, msgspec.Struct))
+    return isinstance(wanted, type) and issubclass(wanted, msgspec.Struct)
 
 
 @functools.cache
 def _types(record: Any) -> Mapping[str, Any]:
     """Key → type, with what `Annotated` adds to it."""
     hints = typing.get_type_hints(record, include_extras=True)
-    if dataclasses.is_dataclass(record):
-        return hints
     return {field.encode_name: hints[field.name] for field in msgspec.structs.fields(record)}
 
 

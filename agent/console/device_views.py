@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.console import views
@@ -17,8 +17,7 @@ from backends.base import Device
 _View = TypeVar("_View", views.Device, views.Unclaimed)
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(Struct, frozen=True):
     """The devices of a list as they are shown, without who holds them."""
 
     snapshot: Snapshot

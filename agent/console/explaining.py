@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from agent.console import views
 from agent.console.control import NoSuchDeviceError
@@ -26,8 +28,7 @@ def _nobody(_slot: SlotKey) -> tuple[views.Holder, ...]:
     return ()
 
 
-@dataclass(frozen=True, slots=True)
-class Knowledge:
+class Knowledge(Struct, frozen=True):
     """Where the answers are."""
 
     inventory: Inventory

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from agent.claims.foreign_claims import Tracer
 from agent.inventory.inventory import Inventory
@@ -16,8 +17,7 @@ from agent.kubelet.podresources import PodResourcesError, list_pods
 _PATIENCE: Final = 5.0  # seconds for the kubelet's answer
 
 
-@dataclass(frozen=True, slots=True)
-class Holding:
+class Holding(Struct, frozen=True):
     """What one container has of one resource."""
 
     resource: str
@@ -33,8 +33,7 @@ class Holding:
     """Is the resource one of the configuration's?"""
 
 
-@dataclass(frozen=True, slots=True)
-class Holders:
+class Holders(Struct, frozen=True):
     """All of them, as far as the kubelet tells."""
 
     holdings: tuple[Holding, ...] = ()

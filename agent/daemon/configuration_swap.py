@@ -8,11 +8,12 @@ what hung or was left over in the old house goes with it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
 import anyio
+from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.config import DEFAULT_PATH, Config, ConfigError, ConfigProblem, Difference
 from agent.daemon.discovery_runner import DiscoveryRunner
@@ -35,8 +36,7 @@ DECISION_DEADLINE: Final = 10.0
 """Seconds that it may take to decide who has what; 10,000 devices take less than one."""
 
 
-@dataclass(slots=True)
-class ConfigurationSwap:
+class ConfigurationSwap(Struct):
     """The parts of the daemon that have to know."""
 
     config: Config

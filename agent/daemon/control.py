@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import structlog
+from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.console import views
@@ -38,8 +38,7 @@ from backends.base import Backend, Device, Problem
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(Struct, frozen=True):
     """The parts of the daemon that know something, and what can be done."""
 
     configuration: Callable[[], views.Configuration]

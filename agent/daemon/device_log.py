@@ -5,10 +5,10 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import structlog
+from msgspec import Struct
 
 from agent.model import Health, Slot, Snapshot, State, Transition
 from agent.runtime.chunked_work import BATCH, in_batches
@@ -52,8 +52,7 @@ _Said = tuple[str, str, str]
 _Key = tuple[str, str, str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Transitions:
+class Transitions(Struct, frozen=True):
     """The transitions between two snapshots, one for each device and outcome; there may be 10,000."""
 
     resource: str

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Set
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import anyio
 import structlog
+from msgspec import Struct
 
 from agent.config import DEFAULT_PATH, Config, ConfigError, ConfigProblem, Difference, compare, load
 from agent.console.control import RefusedError
@@ -40,8 +40,7 @@ _CLOCK_TICK: Final = 0.01  # seconds by which the time of a file may lag behind 
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """What a new configuration asks for."""
 
     difference: Difference

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 
 class LookError(Exception):
     """A unit that somebody waits for cannot be looked at; the sentence says which and why."""
 
 
-@dataclass(eq=False, slots=True)
-class _Waiter:
+class _Waiter(Struct, eq=False):
     units: frozenset[str]
     answer: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     begun: bool = False

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
 from typing import Final
 
 import anyio
+from msgspec import Struct, field
 
 from backends.base import ALL, All
 
@@ -16,8 +16,7 @@ EVERY_UNIT: Final = ""
 """Stands for the backend as a whole where a unit's name is due."""
 
 
-@dataclass(slots=True)
-class Todo:
+class Todo(Struct):
     """What the next walk covers."""
 
     everything: bool = False

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Set
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from agent.discovery.unit_walk import Walk
 from agent.runtime.patience import STEP, Running
@@ -14,8 +15,7 @@ OVERTAKEN: Final = 0.1
 """Seconds that the other units wait for a slow read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slow:
+class Slow(Struct, frozen=True):
     """A slow read that has ended, or hangs."""
 
     unit: str

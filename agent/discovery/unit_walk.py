@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Set
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from agent.discovery import backend_answers
 from agent.runtime import garbage, shortage
@@ -19,8 +21,7 @@ Glance = tuple[object, ...]
 """What `Backend.glance` said of each of a unit's devices."""
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(Struct, frozen=True):
     """What was seen last, unit by unit, to compare with; a walk's thread only ever gets single units from it."""
 
     devices: Known = field(default_factory=Known)
@@ -67,8 +68,7 @@ class Seen:
                 last.pop(unit, None)
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(Struct, frozen=True):
     """What one look at one unit told."""
 
     discovery: Discovery
@@ -79,8 +79,7 @@ class Look:
     links_changed: bool
 
 
-@dataclass(slots=True)
-class Walk:
+class Walk(Struct):
     """A walk under way: written by its thread, read by the loop."""
 
     looks: dict[str, Look] = field(default_factory=dict)

@@ -10,10 +10,10 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Sequence, Set
 from contextlib import asynccontextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import structlog
+from msgspec import Struct
 
 from agent.discovery.scan_waiters import LookError
 from agent.hardware.queue import HardwareQueue, Turn
@@ -34,8 +34,7 @@ Look = Callable[[str, Set[str]], Awaitable[None]]
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(Struct, frozen=True):
     """A kind of job."""
 
     call: str

@@ -11,11 +11,11 @@ import heapq
 import itertools
 import math
 from collections.abc import Awaitable, Callable, Hashable
-from dataclasses import dataclass, field
 from typing import Final
 
 import anyio
 from anyio.abc import TaskGroup
+from msgspec import Struct, field
 
 from agent.hardware.queue import HangsError, HardwareQueue
 from agent.runtime.errors import words
@@ -30,8 +30,7 @@ _EXPLAINED: Final = AllocationRefused, NotReady, NoWorkerError, HangsError
 """Errors whose sentence is enough; of others the log says where they come from."""
 
 
-@dataclass(frozen=True, slots=True)
-class Want:
+class Want(Struct, frozen=True):
     """Something that is to be so."""
 
     lane: str
@@ -42,8 +41,7 @@ class Want:
     """What is reported when it fails for the first time."""
 
 
-@dataclass(slots=True, eq=False)
-class _Case:
+class _Case(Struct, eq=False):
     """A want that is not so yet."""
 
     want: Want
@@ -55,8 +53,7 @@ class _Case:
     under_way: bool = False
 
 
-@dataclass(slots=True)
-class _Lane:
+class _Lane(Struct):
     workers: Workers
     trouble: Trouble
     """All its threads hang."""

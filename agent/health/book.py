@@ -7,8 +7,9 @@ hardware whose health changed, with its new health. What happens at one moment m
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from types import MappingProxyType
+
+from msgspec.structs import replace
 
 from agent.health.deadlines import Deadlines
 from agent.health.drains import Drain

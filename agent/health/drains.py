@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from agent.health.words import clock
 from agent.model import Health, State
@@ -13,8 +14,7 @@ LOOK_AGAIN: Final = 60.0
 """Seconds after which a drain's end is compared with the wall clock again: that clock may have been set."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drain:
+class Drain(Struct, frozen=True):
     """One piece of hardware that an operator has taken out of service."""
 
     hardware: str

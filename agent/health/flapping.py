@@ -7,8 +7,10 @@ quarantine is twice as long.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.health.words import clock, span, times
 from agent.model import HEALTHY, Health
@@ -30,8 +32,7 @@ FORGOTTEN_AFTER: Final = 6 * 3600.0
 """Seconds after a quarantine's end until the next one is a first one again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Quarantine:
+class Quarantine(Struct, frozen=True):
     """One quarantine, over or not. The last one is remembered for its length."""
 
     hardware: str
@@ -55,8 +56,7 @@ class Quarantine:
         return self.until + FORGOTTEN_AFTER <= now
 
 
-@dataclass(frozen=True, slots=True)
-class _Failures:
+class _Failures(Struct, frozen=True):
     """How often hardware became Unhealthy or came back lately, with never more than a `WINDOW` in between."""
 
     first: float

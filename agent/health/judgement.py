@@ -7,7 +7,9 @@ matter; then quarantine, since what is said of flapping hardware is true for mom
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.health.drains import Drain
 from agent.health.flapping import Quarantine
@@ -20,8 +22,7 @@ DRAINED = "drained"
 FLAPPING = "flapping"
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
+class Statement(Struct, frozen=True):
     """One thing that is said of a piece of hardware, for a person: who says it, and what will end it."""
 
     source: str
@@ -41,8 +42,7 @@ class Statement:
     """It does not count while a pod holds the hardware."""
 
 
-@dataclass(frozen=True, slots=True)
-class Causes:
+class Causes(Struct, frozen=True):
     """All that makes the health of one piece of hardware."""
 
     said: tuple[Said, ...]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, field, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.health.statements import matured
 from backends.base import Clears, Record, Signal, Verdict
@@ -21,8 +23,7 @@ _REBOOT: Final = frozenset({Clears.BOOT, Clears.REBIND})
 """What a boot of the machine is: it binds every driver anew, too, perhaps with the inode numbers of last time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Latch:
+class Latch(Struct, frozen=True):
     """A signal of a record."""
 
     signal: Signal
@@ -32,7 +33,7 @@ class Latch:
     boot: str
     sequence: int
     """Of the last record that said so."""
-    bindings: Mapping[str, str] = field(default_factory=dict, hash=False)
+    bindings: Mapping[str, str] = {}
     """How its hardware was bound at that time, by the backends that had seen it so, or as it was seen first after that.
 
     Which backend saw it matters to nobody but agents from before `Device.bindings`, which may read what we keep."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Set
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from agent.health.flapping import WINDOW
 from agent.health.measures import Source
@@ -20,8 +21,7 @@ PLUGGED: Final = ("pci:", "usb:")
 """What the names of hardware begin with that can be pulled out."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Gone:
+class _Gone(Struct, frozen=True):
     since: float
     identities: frozenset[str]
     """As it was offered last."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Set
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.health.measures import Measures, Source
 from agent.health.statements import counts, matured
@@ -21,8 +23,7 @@ _Key = tuple[_Kind, str]
 """Tells signals about one piece of hardware apart: kind and message."""
 
 
-@dataclass(frozen=True, slots=True)
-class Active:
+class Active(Struct, frozen=True):
     """A signal of a probe, since when it is seen, and since when it is no longer seen."""
 
     signal: Signal

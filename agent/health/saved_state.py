@@ -8,17 +8,16 @@ they mean nothing, and nothing that is kept in them is needed any more. Drains, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
+from msgspec import Struct
 
 from agent.health.drains import Drain
 from agent.health.flapping import Quarantine
 from agent.health.latches import Latch
 
 
-@dataclass(frozen=True, slots=True)
-class Handled:
+class Handled(Struct, frozen=True):
     """How far a source's records have been read."""
 
     boot: str

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from agent.config.model import parse_path
 from agent.importing.fields import Fields
@@ -32,8 +33,7 @@ _SOURCE: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
+class _Group(Struct, frozen=True):
     """One group, and what is said about it."""
 
     draft: DraftGroup

@@ -10,8 +10,9 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from agent.importing.model import ImportRefusedError
 from agent.importing.tree import Items, Scalar, Table, Tree, read_yaml
@@ -35,8 +36,7 @@ WORKLOADS: Final = frozenset({"DaemonSet", "Deployment", "Pod"})
 _FLAG: Final = re.compile(r"--?(?P<name>[A-Za-z][A-Za-z0-9_.-]*)(=(?P<value>.*))?", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class Configuration:
+class Configuration(Struct, frozen=True):
     """One configuration among the documents."""
 
     name: str
@@ -45,8 +45,7 @@ class Configuration:
     source: str
 
 
-@dataclass(slots=True)
-class Settings:
+class Settings(Struct):
     """What a plugin is told beside its configuration; each value knows its line."""
 
     arguments: dict[str, Scalar] = field(default_factory=dict)
@@ -68,8 +67,7 @@ class Settings:
         return Table(1, found, {key: tree.line for key, tree in found.items()})
 
 
-@dataclass(slots=True)
-class Inputs:
+class Inputs(Struct):
     """All that was found."""
 
     configurations: list[Configuration] = field(default_factory=list)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from agent.importing.places import Places
 from agent.runtime.errors import ExitCode, FairleadError
@@ -24,8 +25,7 @@ class ImportRefusedError(FairleadError):
         """From 1; None where it is about the file as a whole."""
 
 
-@dataclass(frozen=True, slots=True)
-class Remark:
+class Remark(Struct, frozen=True):
     """Something a person has to know about one line of the imported file."""
 
     line: int
@@ -37,8 +37,7 @@ class Remark:
         return self.sentence if self.lost else f"note: {self.sentence}"
 
 
-@dataclass(frozen=True, slots=True)
-class DraftGroup:
+class DraftGroup(Struct, frozen=True):
     """One group of a `chardev` resource as it will be written; of another backend's, the resource's own keys."""
 
     options: Mapping[str, Value]
@@ -57,8 +56,7 @@ class DraftGroup:
         return self.lines.get(item or "", self.line)
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(Struct, frozen=True):
     """A resource as it will be written."""
 
     name: str
@@ -68,8 +66,7 @@ class Draft:
     backend: str = "chardev"
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """One paragraph of the configuration: what is said, and the resource it is said about, if there is one."""
 
     remarks: tuple[Remark, ...] = ()
@@ -78,8 +75,7 @@ class Part:
     """Is the resource in force, or commented out as a suggestion?"""
 
 
-@dataclass(frozen=True, slots=True)
-class Sketch:
+class Sketch(Struct, frozen=True):
     """What a format's reader makes of a file."""
 
     source: str
@@ -89,8 +85,7 @@ class Sketch:
     """Keys of `[agent]`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Imported:
+class Imported(Struct, frozen=True):
     """The result: a document that `agent.config.load` accepts, and everything that was said, by line."""
 
     toml: str

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from agent.importing.fields import Fields
 from agent.importing.model import Draft, DraftGroup, Part, Remark, Value
@@ -15,8 +16,7 @@ _GPU: Final = "nvidia.com/gpu"
 _MIG: Final = "nvidia.com/mig-"
 
 
-@dataclass(frozen=True, slots=True)
-class _Shared:
+class _Shared(Struct, frozen=True):
     """One resource that is shared."""
 
     replicas: int
@@ -24,8 +24,7 @@ class _Shared:
     remarks: tuple[Remark, ...]
 
 
-@dataclass(slots=True)
-class _Sharing:
+class _Sharing(Struct):
     """How all are."""
 
     kind: str = ""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 MOST_NAMES: Final = 16
 """A pattern that means no more names than this is written out."""
@@ -28,8 +29,7 @@ _UNLIKE: Final = re.compile(r"\\[pPQECzZ0-9]|\[[^\]]*(\[|--|&&|~~|\|\|)|\(\?[^:]
 """What one of Go and Python does not have, or takes for something else."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
+class _Piece(Struct, frozen=True):
     """Some characters, so many times."""
 
     members: frozenset[str]

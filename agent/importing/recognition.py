@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
+
+from msgspec.structs import replace
 
 from agent.importing import cex, generic, gke, intel, kubevirt, nvidia, rdma, rocm, smarter, solarflare, sriov
 from agent.importing.inputs import WORKLOADS, Configuration, Inputs, Settings, as_argument, gather

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import product
 from typing import Final
+
+from msgspec import Struct
 
 from agent.importing.fields import Fields, spelled
 from agent.importing.inputs import Settings
@@ -69,12 +70,11 @@ def read(document: Tree | None, settings: Settings) -> Sketch:
     return Sketch(_SOURCE, (Part(tuple(remarks)), *parts))
 
 
-@dataclass
-class _Selection:
+class _Selection(Struct):
     """What the selectors of a resource mean, as far as it can be said here."""
 
-    tables: list[Value] = field(default_factory=list)
-    options: dict[str, Value] = field(default_factory=dict)
+    tables: list[Value] = []
+    options: dict[str, Value] = {}
     same: bool = True
     """Does it select what it selected?"""
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import yaml
+from msgspec import Struct
 
 from agent.importing.model import ImportRefusedError
 
@@ -19,8 +19,7 @@ _CORE: Final = "tag:yaml.org,2002:"
 _SCALARS: Final = {f"{_CORE}{kind}" for kind in ("str", "int", "float", "bool", "null", "timestamp")}
 
 
-@dataclass(frozen=True, slots=True)
-class Scalar:
+class Scalar(Struct, frozen=True):
     """A text as it is written."""
 
     line: int
@@ -29,16 +28,14 @@ class Scalar:
     """What YAML takes it for: "str", "int", "float", "bool", "null" or "timestamp"."""
 
 
-@dataclass(frozen=True, slots=True)
-class Items:
+class Items(Struct, frozen=True):
     """A list."""
 
     line: int
     items: tuple[Tree, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(Struct, frozen=True):
     """A mapping with texts for keys."""
 
     line: int

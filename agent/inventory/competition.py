@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 from agent.model import Held
 from backends.base import Device
@@ -22,8 +23,7 @@ from backends.base import Device
 Ref = TypeVar("Ref", bound=tuple[str, ...])
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """A resource that selects a device, and the IDs it would have there."""
 
     resource: str
@@ -33,22 +33,20 @@ class Candidate:
     """Of which value a template made the resource's name; empty if none did."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(Struct, frozen=True):
     """The resource that a device joined, and its IDs there."""
 
     resource: str
     ids: tuple[str, ...]
-    value: str = field(default="", compare=False)
-    """As of its candidate; what is listed does not depend on it."""
+    value: str = ""
+    """As of its candidate."""
 
 
-@dataclass(slots=True)
-class Outcome(Generic[Ref]):
+class Outcome(Struct, Generic[Ref]):
     """Who joined which resource, and for each refusal the reason."""
 
-    placed: dict[Ref, Placed] = field(default_factory=dict)
-    rejected: dict[Ref, tuple[str, ...]] = field(default_factory=dict)
+    placed: dict[Ref, Placed] = {}
+    rejected: dict[Ref, tuple[str, ...]] = {}
 
 
 def assign(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from agent.inventory.competition import Candidate, Placed
 from agent.inventory.slots import size_of_all
@@ -16,8 +17,7 @@ Ref = tuple[str, str, str, str]
 """Names one found device: backend, unit, the resource it was built for or "", key."""
 
 
-@dataclass(slots=True)
-class Found:
+class Found(Struct):
     """A device that was found, and what became of it."""
 
     ref: Ref
@@ -42,8 +42,7 @@ class Found:
         return lost.get(resource, f"selects it, but {has} comes before it in the configuration and has it")
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(Struct, frozen=True):
     """Whatever an inventory is told; none of it changes."""
 
     units: Mapping[str, Mapping[str, tuple[Device, ...]]] = field(default_factory=dict)
@@ -56,8 +55,7 @@ class Facts:
     """By slot."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unclaimed:
+class Unclaimed(Struct, frozen=True):
     """A device that no resource has, or not a certain one, and why."""
 
     device: Device
@@ -68,8 +66,7 @@ class Unclaimed:
 _Index = dict[str, tuple[Ref, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class Indexes:
+class Indexes(Struct, frozen=True):
     """Where a piece of hardware, or an ID, leads."""
 
     owned: _Index = field(default_factory=dict)

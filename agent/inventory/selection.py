@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from agent.config.templates import NamelessError, fits, is_distinctive, name_of
 from agent.discovery import backend_answers

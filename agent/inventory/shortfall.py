@@ -6,11 +6,14 @@ or that another resource offers, is not missing.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass, field, replace
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.inventory.found_devices import Found
 from agent.inventory.inventory import Inventory
@@ -41,7 +44,7 @@ _MOST_GONE: Final = 1000
 """Devices; the first that went are forgotten before the others."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)  # noqa: TID251  # it compares by some of its fields
 class Missing:
     """A device that a resource is meant to have and no pod can get."""
 
@@ -52,7 +55,7 @@ class Missing:
     """One of `REASONS`."""
     message: str
     """One sentence for a person."""
-    seen: Device = field(compare=False)
+    seen: Device = dataclasses.field(compare=False)
     """As it was seen last."""
     since: float = 0.0
     """Monotonic seconds."""
@@ -68,8 +71,7 @@ class Missing:
         return self.seen.hardware
 
 
-@dataclass(frozen=True, slots=True)
-class Offered:
+class Offered(Struct, frozen=True):
     """A device as it was when it was offered last; kept over restarts, in which hardware may get lost."""
 
     resource: str
@@ -79,7 +81,7 @@ class Offered:
     depends: frozenset[str] = frozenset()
     numa_node: int | None = None
     ancestry: tuple[str, ...] = ()
-    attributes: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    attributes: Mapping[str, tuple[str, ...]] = {}
     """Those by which people know it."""
     went: float = 0.0
     """Seconds since the epoch; 0 while it is there."""
@@ -282,8 +284,8 @@ class Shortfall:
     def _dated(self, one: Missing, now: float) -> Missing:
         before = self._missing.get((one.backend, one.device))
         if before is None or before.reason != one.reason:
-            return replace(one, since=now)
-        dated = replace(one, since=before.since)
+            return dataclasses.replace(one, since=now)
+        dated = dataclasses.replace(one, since=before.since)
         return before if before == dated and before.hardware == dated.hardware else dated
 
     @staticmethod

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import anyio
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from agent.discovery.changes import Changes
 from agent.discovery.discoverer import Discoverer
@@ -20,8 +21,7 @@ PATIENCE: Final = 10.0
 """Seconds for each backend, where a person waits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Survey:
+class Survey(Struct, frozen=True):
     """What was found."""
 
     inventory: Inventory

@@ -10,11 +10,12 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field  # noqa: TID251  # it compares by some of its fields
 from pathlib import Path
 from typing import Final
 
 import msgspec
+from msgspec import Struct
 
 from agent.claims.foreign_claims import Trace
 from agent.kubelet.wire import SENSELESS, messages, strings
@@ -68,8 +69,7 @@ class CheckpointEntry:
         return Trace(frozenset(nodes + mounts), frozenset(values + cdi))
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Struct, frozen=True):
     """One writing of the file."""
 
     version: Version

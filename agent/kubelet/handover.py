@@ -19,14 +19,15 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import anyio
+import msgspec
 import structlog
 from grpclib.client import UnaryUnaryMethod
 from grpclib.exceptions import GRPCError, StreamTerminatedError
+from msgspec import Struct
 
 from agent.kubelet import wire
 from agent.kubelet.lock import identity
@@ -53,15 +54,14 @@ class StandbyLostError(Exception):
 # --- of the agent that serves ---
 
 
-@dataclass(eq=False)
-class Standby:
+class Standby(Struct, eq=False):
     """An agent that waits to take our place."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     who: str = ""
     """Its process and version, once it is ready."""
-    words: asyncio.Queue[tuple[str, str]] = field(default_factory=asyncio.Queue)
+    words: asyncio.Queue[tuple[str, str]] = msgspec.field(default_factory=asyncio.Queue)
     """What it says after that; two empty words where it is gone."""
 
     @property

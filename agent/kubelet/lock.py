@@ -6,9 +6,10 @@ import asyncio
 import fcntl
 import os
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from backends.linux import files
 
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
 _RETRY: Final = 0.1  # seconds; a flock cannot be waited for on an event loop
 
 
-@dataclass(frozen=True, slots=True)
-class Lock:
+class Lock(Struct, frozen=True):
     """A lock file that we have."""
 
     fd: int

@@ -12,13 +12,14 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import anyio
 import structlog
+from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.kubelet.checkpoint import FILE_NAME, record
 from agent.kubelet.other_plugins import SETTLED, Observation, Offer, ended, is_doubtful, observe, sentence, strange
@@ -48,8 +49,7 @@ _AGAIN: Final = "registering once more"
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class _Tried:
+class _Tried(Struct, frozen=True):
     """A resource was registered once more, and the kubelet has none of it so far."""
 
     delay: float

@@ -10,9 +10,11 @@ import os
 import socket
 import stat
 from collections.abc import Container, Iterable, Mapping, Set
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from agent.kubelet.checkpoint import record
 from agent.runtime.errors import some
@@ -29,8 +31,7 @@ SocketId = tuple[int, int]
 """Inode, and time of its last change in ns."""
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(Struct, frozen=True):
     """What a resource's open stream has told the kubelet; asked before each list, so that nothing is counted in vain."""
 
     slots: Mapping[str, Slot]
@@ -56,8 +57,7 @@ class Offer:
         return replace(self, began=self.began + ahead, sent=self.sent + ahead)
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(Struct, frozen=True):
     """What lies in the plugin directory."""
 
     written: float = 0.0

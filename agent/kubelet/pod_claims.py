@@ -15,12 +15,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import anyio
 import structlog
+from msgspec import Struct
 
 from agent.claims.foreign_claims import Trace, Tracer
 from agent.claims.ledger import Ledger, Pods, names_of
@@ -47,8 +47,7 @@ _CHECKPOINT, _PODRESOURCES = "checkpoint", "podresources"
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class _Traced:
+class _Traced(Struct, frozen=True):
     """What pods got, and the slots that they got it for; more than one pod, where the checkpoint has one that has ended."""
 
     pods: Pods

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import anyio
 import msgspec
+from msgspec import Struct
 
 from agent.inventory.shortfall import Missing
 from agent.kubernetes.api import STRATEGIC, Api, ApiError, pause
@@ -38,8 +38,7 @@ Resources = Mapping[str, Mapping[str, Slot]]
 """The slots of every resource."""
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(Struct, frozen=True):
     """What it says."""
 
     status: str

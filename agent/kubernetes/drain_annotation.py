@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import anyio
 import msgspec
 import structlog
+from msgspec import Struct
 
 from agent.health.drains import Drain
 from agent.inventory.inventory import Inventory
@@ -54,8 +54,7 @@ def named_by(drain: Drain) -> str | None:
     return drain.reason.removeprefix(_PREFIX) if drain.reason.startswith(_PREFIX) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """What is to be done."""
 
     drain: Mapping[str, frozenset[str]]

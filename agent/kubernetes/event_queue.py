@@ -6,8 +6,9 @@ A flapping device, or 10,000 that fail at once, must not flood the API server. P
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from agent.kubernetes import notices
 from agent.kubernetes.notices import Notice, Subject
@@ -29,8 +30,7 @@ def key_of(notice: Notice) -> _Key:
     return notice.subject, notice.reason, notice.device
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(Struct, frozen=True):
     """A notice that waits."""
 
     notice: Notice

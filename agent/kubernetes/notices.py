@@ -6,9 +6,10 @@ its UID (kubectl's describe.go), as the kubelet writes them, and for a Pod's by 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
+
+from msgspec import Struct
 
 from agent.health.judgement import DRAINED
 from agent.inventory.shortfall import Missing
@@ -24,8 +25,7 @@ EXPECTED: Final = (DRAINED, "held")
 _LONGEST: Final = 900  # characters of a message: events.k8s.io/v1 takes 1024 bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
+class Subject(Struct, frozen=True):
     """What an Event is about."""
 
     kind: str
@@ -35,8 +35,7 @@ class Subject:
     namespace: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(Struct, frozen=True):
     """What there is to say, once."""
 
     subject: Subject

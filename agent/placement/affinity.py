@@ -19,10 +19,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise, product
 from operator import eq, mul
 from typing import Final
+
+from msgspec import Struct
 
 from backends.base import Device, Link
 
@@ -36,8 +37,7 @@ Place = tuple[int, ...]
 """The groups that a device is in, from the widest: NUMA node, host bridge, root port, switch, board."""
 
 
-@dataclass(frozen=True, slots=True)
-class Topology:
+class Topology(Struct, frozen=True):
     """Where devices are, and their links; a device is its number in the order in which they were given."""
 
     places: tuple[Place, ...]

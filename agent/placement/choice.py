@@ -18,8 +18,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from agent.model import Slot, State
 from agent.placement.affinity import LINK, SAME, Topology, survey
@@ -70,8 +71,7 @@ def _ranked(slots: Mapping[str, Slot], ids: Iterable[str]) -> list[tuple[int, li
     return sorted(ranks.items())
 
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
+class _Choice(Struct, frozen=True):
     """A resource's devices by their order on the bus, and what each has."""
 
     device_of: Mapping[str, int]
@@ -120,8 +120,7 @@ class _Choice:
         return sorted(device_id for device, number in numbers.items() for device_id in ids_of[device][:number])
 
 
-@dataclass(frozen=True, slots=True)
-class _Worth:
+class _Worth(Struct, frozen=True):
     """All that counts as one number: what counts more is multiplied by more than all that counts less can add up to."""
 
     choice: _Choice

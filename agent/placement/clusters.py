@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 from typing import Final
+
+from msgspec import Struct
 
 from agent.placement.affinity import LEVELS, Topology
 
@@ -20,16 +21,14 @@ LINKED_MOST: Final = 128
 """Devices whose links are taken into account: all their pairs are looked at. A node has 16 GPUs, 64 with partitions."""
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(Struct, frozen=True):
     """Parts of which any two members of different ones are worth the same."""
 
     affinity: int
     parts: tuple[Part, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Web:
+class Web(Struct, frozen=True):
     """Parts that are near to some and far from others, in no order."""
 
     affinities: tuple[tuple[int, ...], ...]

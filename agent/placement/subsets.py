@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import accumulate
 from operator import add
+
+from msgspec import Struct, field
 
 from agent.placement.clusters import Group, Part
 from agent.placement.enumeration import are_few, enumerate_all
 from agent.placement.search import Search
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(Struct, frozen=True):
     """A device with slots of which any is as good as the others."""
 
     room: int
@@ -72,8 +72,7 @@ _Known = dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]]
 """The tables of two parts → that of both together: a machine has many parts that are alike."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Solver:
+class _Solver(Struct, frozen=True):
     members: Mapping[int, Member]
     worth: int
     size: int

@@ -8,8 +8,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds of every histogram's buckets, in seconds: from one list to the patience of a kubelet."""
@@ -32,8 +33,7 @@ class Histogram:
         self.total += seconds
 
 
-@dataclass(slots=True)
-class Counts:
+class Counts(Struct):
     """Everything since the start of the process. Whoever does a thing counts it."""
 
     transitions: Counter[tuple[str, str]] = field(default_factory=Counter)

@@ -6,12 +6,12 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Self
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Notifier:
+
+class Notifier(Struct, frozen=True):
     """Speaks to one notification socket; it never raises and never waits."""
 
     address: str | None

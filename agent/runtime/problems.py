@@ -9,15 +9,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import structlog
+from msgspec import Struct
 
 _logger = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class Lasting:
+class Lasting(Struct, frozen=True):
     """A problem that is not over."""
 
     part: str

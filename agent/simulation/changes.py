@@ -7,15 +7,15 @@ import enum
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from agent.kubelet.wire import HEALTHY, UNHEALTHY
 
 GONE = "gone"  # said of a device that left the list
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceView:
+class ResourceView(Struct, frozen=True):
     """One resource as the node's status reports it, with the IDs behind the numbers."""
 
     name: str
@@ -47,8 +47,7 @@ class Kind(enum.StrEnum):
     """A real kubelet would have crashed here (kubelet contract: A7)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """One event; `before` and `after` are the resource's views around it, where it has any."""
 
     kind: Kind

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
@@ -17,6 +16,7 @@ from grpclib.client import Channel, UnaryStreamMethod, UnaryUnaryMethod
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 from grpclib.protocol import H2Protocol
+from msgspec import Struct
 
 from agent.kubelet.api.v1beta1 import (
     AllocateRequest,
@@ -44,8 +44,7 @@ class PluginError(Exception):
     """The plugin cannot be reached, or has answered with an error."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(Struct, frozen=True):
     """A list as its bytes, and the `time.perf_counter()` at which the last of them had come."""
 
     at: float
@@ -57,8 +56,7 @@ class Arrival:
         return cls(time.perf_counter(), data)
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(Struct, frozen=True):
     """What GetDevicePluginOptions announces."""
 
     pre_start: bool
@@ -71,8 +69,7 @@ class Options:
         return cls(bool(found.get(1)), bool(found.get(2)))
 
 
-@dataclass(frozen=True, slots=True)
-class AllocateReply:
+class AllocateReply(Struct, frozen=True):
     """An AllocateResponse: each container's part as its bytes, for the checkpoint."""
 
     containers: tuple[bytes, ...]

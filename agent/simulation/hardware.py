@@ -6,9 +6,10 @@ import errno
 import fcntl
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 _CONTROL: Final = Path("/dev/loop-control")
 _LOOP_CTL_ADD: Final = 0x4C80  # linux/loop.h
@@ -18,8 +19,7 @@ _TRY_AGAIN: Final = 0.005  # seconds
 _NUMBERS: Final = range(100, 1000)  # far from those that losetup gives out
 
 
-@dataclass(frozen=True, slots=True)
-class LoopDevice:
+class LoopDevice(Struct, frozen=True):
     """One loop device of our own; adding takes the kernel half a millisecond, removing thirty."""
 
     number: int

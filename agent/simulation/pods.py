@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Container:
+class Container(Struct, frozen=True):
     """A container: resource → how many devices it asks for."""
 
     name: str
-    resources: Mapping[str, int] = field(default_factory=dict, hash=False)
+    resources: Mapping[str, int] = {}
     sidecar: bool = False
     """Of an init container: it goes on running (restartPolicy Always), so it keeps its devices."""
     long: bool = False
     """Of an init container: it runs until `Kubelet.finish_init`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pod:
+class Pod(Struct, frozen=True):
     """A pod as its owner wrote it."""
 
     name: str
@@ -56,8 +55,7 @@ class State(enum.StrEnum):
     TERMINATED = "terminated"
 
 
-@dataclass(slots=True)
-class ContainerStatus:
+class ContainerStatus(Struct):
     """What became of one container."""
 
     state: State = State.WAITING
@@ -66,8 +64,7 @@ class ContainerStatus:
     starts: int = 0
 
 
-@dataclass(slots=True)
-class PodStatus:
+class PodStatus(Struct):
     """What became of one pod; the reason and message are what its owner reads."""
 
     pod: Pod
@@ -75,7 +72,7 @@ class PodStatus:
     phase: Phase = Phase.PENDING
     reason: str = ""
     message: str = ""
-    containers: dict[str, ContainerStatus] = field(default_factory=dict)
+    containers: dict[str, ContainerStatus] = {}
 
     @property
     def active(self) -> bool:

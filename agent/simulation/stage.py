@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import anyio.to_thread
+from msgspec import Struct
 
 from agent.discovery.sources.paths import Change as PathEvent
 from agent.discovery.sources.paths import DirectoryWatch
@@ -17,8 +17,7 @@ from agent.simulation.kubelet import Kubelet
 _PATIENCE = 5.0  # seconds for a change to reach the kubelet
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """One device's change as the kubelet saw it."""
 
     resource: str
@@ -31,8 +30,7 @@ class Outcome:
     """Of that, until the kernel told of the change; the rest is ours."""
 
 
-@dataclass(slots=True)
-class _Cause:
+class _Cause(Struct):
     began: float
     told: float | None = None
 

@@ -6,8 +6,9 @@ Files: Documentation/arch/s390 and drivers/s390/crypto of the kernel (ap_card.c,
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from backends.base import Host, HostPath
 from backends.errors import not_short
@@ -31,8 +32,7 @@ _MACHINE: Final = tuple(
 """Anchored, and the first of each: the lines of LPARs and VMs below have such words too."""
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
+class Card(Struct, frozen=True):
     """A card, as one look found it."""
 
     name: str

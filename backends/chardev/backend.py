@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import reduce
 from operator import or_
 from typing import ClassVar
+
+from msgspec.structs import replace
 
 from backends.base import (
     ALL,

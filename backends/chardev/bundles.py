@@ -8,9 +8,11 @@ change, its identity does: a pod that holds the ID keeps it, as one whose device
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import islice
 from typing import ClassVar, Final, TypeAlias, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from backends.base import (
     ALL,
@@ -52,8 +54,7 @@ from backends.linux.nodes import DeviceNode, Fault, NoNodeError, device_node, li
 _TOLD: Final = 5  # of problems that are alike
 
 
-@dataclass(frozen=True, slots=True)
-class _Member:
+class _Member(Struct, frozen=True):
     """What lies at a path of a bundle: a node, or else a file that is mounted."""
 
     path: HostPath

@@ -8,14 +8,14 @@ the repeated lists has entries. Paths that are optional and match nothing do not
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 Match = TypeVar("Match", bound=Hashable)
 
 
-@dataclass(frozen=True, slots=True)
-class Matches(Generic[Match]):
+class Matches(Struct, Generic[Match], frozen=True):
     """What one path of a bundle matches, sorted."""
 
     found: Sequence[Match]
@@ -23,8 +23,7 @@ class Matches(Generic[Match]):
     optional: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Bundle(Generic[Match]):
+class Bundle(Struct, Generic[Match], frozen=True):
     """One match of every path; None where an optional path has none."""
 
     members: tuple[Match | None, ...]

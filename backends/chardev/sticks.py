@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from backends import kubevirt
 from backends.base import ANY_SUBSYSTEM, HEX4, NUMBER, TEXT, Attribute, Device, Grant, Hint, Host, Problem, Uevent
@@ -36,8 +37,7 @@ class NoNodesError(NotOfferedError):
     """Its nodes are not there, or not yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stick:
+class Stick(Struct, frozen=True):
     """A USB device that a group takes."""
 
     usb: UsbDevice

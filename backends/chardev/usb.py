@@ -8,8 +8,9 @@ the inventory offers one and refuses the other, by its duplicate ID, until the g
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import ClassVar
+
+from msgspec.structs import replace
 
 from backends.base import Device, Discovery, Hint, Host, Problem, Signal, Watches
 from backends.chardev import members, sticks

@@ -5,7 +5,7 @@ What is plugged in later joins the device, which stays the same to a pod that ha
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from backends.base import Device, Host, HostPath
 from backends.chardev import members

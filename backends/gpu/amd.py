@@ -6,8 +6,9 @@ A divided GPU is its own first partition; the others are platform devices (`amdg
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from backends.base import ContainerEdits, Device, Discovery, Grant, Host, HostPath, Signal
 from backends.gpu import functions, kfd, nodes

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import ClassVar, Final
+
+from msgspec.structs import replace
 
 from backends.base import (
     AllocationRefused,

@@ -8,8 +8,9 @@ selects by `monitoring`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from backends.base import ContainerEdits, Device, Discovery, Grant, Host, HostPath, Mount, Signal
 from backends.gpu import functions, nodes

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from backends.base import Host, HostPath, Link
 from backends.linux import sysfs
@@ -19,8 +20,7 @@ _XGMI: Final = 11  # CRAT_IOLINK_TYPE_XGMI in kfd_crat.h
 _LINE: Final = re.compile(r"^([a-z_]{1,40}) (\d{1,20})$", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class KfdNode:
+class KfdNode(Struct, frozen=True):
     """A GPU, or a partition of one, in the topology."""
 
     number: int

@@ -6,8 +6,9 @@ What there is, and which nodes it has, /proc says; under which UUID, only the ma
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from backends.base import Device, Discovery, Host, HostPath, Problem
 from backends.gpu import nodes, nvml, procfs

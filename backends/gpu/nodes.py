@@ -6,8 +6,9 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from backends.base import Device, Host, HostPath, Node, Signal, Verdict
 from backends.linux import sysfs
@@ -18,8 +19,7 @@ DRI: Final = HostPath("/dev/dri")
 _DRM: Final = re.compile(r"card\d+|renderD\d+")  # not controlD64, and not the connectors
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """A node that a GPU should have."""
 
     path: HostPath

@@ -21,9 +21,10 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from backends.base import Host, HostPath, Link
 from backends.gpu import procfs
@@ -58,8 +59,7 @@ class NvmlError(Exception):
         self.sentence = sentence
 
 
-@dataclass(frozen=True, slots=True)
-class MigDevice:
+class MigDevice(Struct, frozen=True):
     """A MIG device as the library knows it."""
 
     uuid: str
@@ -69,8 +69,7 @@ class MigDevice:
     """`1g.5gb`; `+me` and the like belong to it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(Struct, frozen=True):
     """A GPU as the library knows it."""
 
     uuid: str
@@ -81,8 +80,7 @@ class Gpu:
     """All of it, in bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Survey:
+class Survey(Struct, frozen=True):
     """All that the library was asked, once."""
 
     gpus: Mapping[str, Gpu]

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from backends.base import Host, HostPath, Problem
 from backends.errors import not_short, reason_of
@@ -28,8 +29,7 @@ _MINOR: Final = re.compile(r"[0-9]{1,7}")
 _ACCESS: Final = re.compile(r"DeviceFileMinor: ([0-9]{1,7})\n")
 
 
-@dataclass(frozen=True, slots=True)
-class Information:
+class Information(Struct, frozen=True):
     """A GPU as the driver knows it."""
 
     model: str | None = None
@@ -42,8 +42,7 @@ class Information:
     problems: tuple[Problem, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Instance:
+class Instance(Struct, frozen=True, order=True):
     """A MIG device: a compute instance of a GPU instance."""
 
     gpu: int

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Final, Protocol, TypeAlias
+
+from msgspec.structs import replace
 
 from backends.base import (
     NUMBER,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import ClassVar, Final
+
+from msgspec.structs import replace
 
 from backends.base import (
     All,

@@ -7,8 +7,9 @@ is told by their own units, so that one that hangs holds up nobody else. They jo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from backends.attributes import assumed
 from backends.base import ContainerEdits, Device, Grant

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from backends.base import Measure, Signal, Trend, Verdict
 from backends.infiniband.options import InfiniBandOptions
@@ -20,8 +21,7 @@ _DARK: Final[Mapping[Physical | None, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Fault:
+class _Fault(Struct, frozen=True):
     """Why a port carries no data."""
 
     reason: str

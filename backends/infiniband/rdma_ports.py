@@ -10,8 +10,9 @@ import errno
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Final, TypeVar
+
+from msgspec import Struct
 
 from backends.base import Host
 from backends.errors import reason_of
@@ -52,8 +53,7 @@ class Physical(enum.IntEnum):
     PHY_TEST = 7
 
 
-@dataclass(frozen=True, slots=True)
-class PortState:
+class PortState(Struct, frozen=True):
     """What one look at a port told; None is what is not known."""
 
     port: Port
@@ -64,7 +64,7 @@ class PortState:
     rate: int | None = None
     """Tenths of Gb/s."""
     lanes: int | None = None
-    counters: Mapping[str, int] = field(default_factory=dict, hash=False)
+    counters: Mapping[str, int] = {}
     fault: str = ""
     """Why its state cannot be read, if it is there and cannot."""
 

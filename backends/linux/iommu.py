@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from backends.base import Host, HostPath
 from backends.linux import pci, sysfs
@@ -25,8 +26,7 @@ _HARMLESS: Final = frozenset({"pci-stub", "pcieport"})  # both have `driver_mana
 _PCI_BRIDGES: Final = ("0604", "0609")  # to another PCI bus (pci_ids.h); vfio has always left these alone
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(Struct, frozen=True):
     """A device of a group."""
 
     name: str
@@ -48,8 +48,7 @@ class Member:
         return self.function is not None and is_vfio(self.function)
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(Struct, frozen=True):
     """What is handed out together, as one look found it."""
 
     number: str

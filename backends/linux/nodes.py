@@ -12,8 +12,9 @@ import posixpath
 import stat
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final, TypeVar
+
+from msgspec import Struct
 
 from backends.base import Host, HostPath
 from backends.errors import not_short, reason_of
@@ -33,8 +34,7 @@ _KINDS: Final = {
 _Answer = TypeVar("_Answer")
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceNode:
+class DeviceNode(Struct, frozen=True):
     """A device node as one look found it."""
 
     path: HostPath

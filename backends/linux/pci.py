@@ -12,8 +12,9 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct
 
 from backends.base import (
     HEX4,
@@ -65,8 +66,7 @@ ATTRIBUTES: Final[Mapping[str, Attribute]] = {
 """Those of `Function.attributes`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Function:
+class Function(Struct, frozen=True):
     """A PCI function, as one look at its directory found it."""
 
     address: str
@@ -104,7 +104,7 @@ class Function:
     device then, on its own driver (NVIDIA's vGPU user guide: vendor-specific VFIO framework)."""
     boot_display: bool = False
     """`boot_vga`: the firmware's screen."""
-    entries: frozenset[str] = field(default=frozenset(), repr=False)
+    entries: frozenset[str] = frozenset()
     """The names of all that lies in its directory: what is not among them need not be looked for."""
     problems: tuple[Problem, ...] = ()
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from backends.base import Host, HostPath, Problem
 from backends.linux import pci, sysfs
@@ -33,8 +34,7 @@ _GUID: Final = re.compile(r"(?:[0-9a-f]{4}:){3}[0-9a-f]{4}")
 _NO_GUID: Final = "0000:0000:0000:0000"  # of a VF that nobody has given one yet
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Port:
+class Port(Struct, frozen=True, order=True):
     """One port of an adapter."""
 
     hca: str
@@ -46,8 +46,7 @@ class Port:
         return f"{self.hca} port {self.number}"
 
 
-@dataclass(frozen=True, slots=True)
-class Hca:
+class Hca(Struct, frozen=True):
     """An adapter that this host can use."""
 
     name: str
@@ -60,8 +59,7 @@ class Hca:
     hca_type: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RdmaNode:
+class RdmaNode(Struct, frozen=True):
     """A character device of an adapter as the kernel names it: what should be in /dev, not what is."""
 
     kind: str
@@ -73,8 +71,7 @@ class RdmaNode:
     """"" if unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Adapter:
+class Adapter(Struct, frozen=True):
     """What is at one place."""
 
     place: str

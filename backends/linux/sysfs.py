@@ -11,8 +11,9 @@ import os
 import posixpath
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from backends.base import Host, HostPath
 from backends.errors import not_short
@@ -24,8 +25,7 @@ ATTRIBUTE_BYTES: Final = 4096
 _NUMBER: Final = re.compile(r"\d{1,10}:\d{1,10}")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class KernelNode:
+class KernelNode(Struct, frozen=True, order=True):
     """A device node as the kernel names it: what should be in /dev, not what is."""
 
     subsystem: str

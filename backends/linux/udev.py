@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from backends.base import Host, HostPath
 from backends.errors import not_short
@@ -25,8 +26,7 @@ _USB_FACTS: Final = {"ID_VENDOR_ID": "idVendor", "ID_MODEL_ID": "idProduct", "ID
 """What udev's usb_id copies from these files of a stick."""
 
 
-@dataclass(frozen=True, slots=True)
-class UdevDevice:
+class UdevDevice(Struct, frozen=True):
     """A device that has a node, as one look found it."""
 
     path: HostPath

@@ -7,8 +7,9 @@ number the buses otherwise after a reboot, so that a name which must last is bui
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from backends.base import Host, HostPath
 from backends.errors import reason_of
@@ -24,8 +25,7 @@ _LOOKS: Final = 3  # at a stick that changes while it is read
 _SERIAL_INDEX: Final = 16  # iSerialNumber in the device descriptor (USB 2.0, table 9-8); 0: it has none
 
 
-@dataclass(frozen=True, slots=True)
-class UsbDevice:
+class UsbDevice(Struct, frozen=True):
     """A stick, a hub or any other USB device, as one look found it; None or "" is what is not known."""
 
     port: str

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from backends.base import NUMBER, TEXT, Attribute, Device, Discovery, Host, HostPath, Node, Problem
 from backends.linux import pci, sysfs

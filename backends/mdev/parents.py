@@ -7,8 +7,9 @@ Files: Documentation/driver-api/vfio-mediated-device.rst, Documentation/ABI/test
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from backends.base import Host, HostPath
 from backends.linux import sysfs
@@ -21,8 +22,7 @@ UUID: Final = re.compile("[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """As the kernel names a mediated device (`%pUl` in drivers/vfio/mdev/mdev_core.c)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Type:
+class Type(Struct, frozen=True):
     """What a parent can be divided into."""
 
     id: str

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import ClassVar, Final
+
+from msgspec.structs import replace
 
 from backends.base import (
     ALL,

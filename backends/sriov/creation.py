@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from backends.attributes import assumed
 from backends.base import Device, Host, NotReady, Signal, Verdict

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from backends.attributes import assumed
 from backends.base import NUMBER, NUMBERS, TEXT, Attribute, Device, Host, HostPath, Node, Problem, one_of
@@ -38,8 +40,7 @@ _PKEY: Final = re.compile(r"0x[0-9a-f]{1,4}", re.IGNORECASE)
 Attributes = Iterator[tuple[str, tuple[str, ...]]]
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(Struct, frozen=True):
     """A function or subfunction, as yet nobody's, with what is read beside it."""
 
     device: Device

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from backends.base import Host, HostPath, Node
 from backends.linux import iommu, pci, rdma, sysfs
@@ -21,8 +22,7 @@ _VDPA_DRIVERS: Final[dict[str, Vdpa]] = {"virtio_vdpa": "virtio", "vhost_vdpa": 
 _VHOST_VDPA: Final = re.compile(r"vhost-vdpa-[0-9]+")
 
 
-@dataclass(frozen=True, slots=True)
-class VdpaDevice:
+class VdpaDevice(Struct, frozen=True):
     """A vDPA device of a function."""
 
     name: str

@@ -8,8 +8,9 @@ functions and has the attributes of that one; the inventory asks the selectors a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from backends.base import Device, Discovery, Host, HostPath, Node, Problem
 from backends.linux import iommu, pci, sysfs

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from backends.base import Host
 from backends.linux import iommu, pci
@@ -13,8 +14,7 @@ from backends.vfio.options import VfioOptions
 from backends.vfio.vgpu import refusal, vgpus
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """From a group as it is to one that can be handed out."""
 
     bind: tuple[pci.Function, ...] = ()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from backends.linux import pci
 from tests.backends.pci_trees import function
@@ -13,8 +15,7 @@ from tests.backends.rdma_trees import ETHERNET, RDMA_CM, hca
 ROUTES = "proc/1/net/route = Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
 
 
-@dataclass(frozen=True)
-class Card:
+class Card(Struct, frozen=True):
     """A physical function, and how its virtual ones lie behind it."""
 
     address: str

@@ -8,11 +8,11 @@ import io
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from backends.base import Backend, Device, Problem, Resource, ResourceSpec, Signal
 from backends.cex import Apqn

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from backends.base import AllocationRefused, Device, Grant, Host, HostPath, NotReady, OptionsError
 from backends.linux import pci

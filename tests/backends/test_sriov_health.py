@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from backends.base import ALL, Device, Host, HostPath, Known, LinkChange, PathChange, Uevent, Verdict
 from backends.sriov import Sriov

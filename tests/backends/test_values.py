@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from backends.base import ContainerEdits, Device, Grant, Host, HostPath, Mount, Node, Resource, ResourceSpec, Uevent
 from backends.stub import Stub, StubOptions

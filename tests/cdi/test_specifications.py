@@ -7,12 +7,12 @@ import json
 import os
 from collections.abc import AsyncIterator, Callable, Sequence, Set
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from agent.cdi import names
 from agent.cdi.on_demand import Cdi

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import fields, replace
 
 from agent.config import AgentConfig, Config, Difference, compare
 from agent.config.difference import APPLIED_AT_ONCE

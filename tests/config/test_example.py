@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import tomllib
 import typing
@@ -52,7 +51,7 @@ def test_what_is_commented_out_shows_the_defaults(everything: Config) -> None:
     [("agent", AgentConfig), ("host", Host), ("http", HttpConfig), ("kubernetes", KubernetesConfig)],
 )
 def test_the_example_names_every_key_of_a_table(table: str, record: Any) -> None:
-    assert list(tomllib.loads(_all_settings())[table]) == [field.name for field in dataclasses.fields(record)]
+    assert list(tomllib.loads(_all_settings())[table]) == [field.name for field in msgspec.structs.fields(record)]
 
 
 def test_the_example_names_every_key_of_a_resource() -> None:

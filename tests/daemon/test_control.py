@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from agent.console.control import NoSuchDeviceError, RefusedError
 from agent.console.device_views import draw

@@ -7,11 +7,11 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, MutableMapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import structlog
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.console.http import viewers

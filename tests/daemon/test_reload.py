@@ -7,11 +7,11 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from agent.config import load

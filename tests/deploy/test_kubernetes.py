@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import shutil
 import tomllib
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agent.config import AgentConfig, Config, load
@@ -106,7 +106,7 @@ def test_the_hardened_configuration_differs_only_in_where_things_are() -> None:
 
 def test_every_path_of_the_configuration_is_mounted(manifests: Manifests, config: Config) -> None:
     mounts = manifests.mounts()
-    paths = {field.name: getattr(config.agent, field.name) for field in dataclasses.fields(AgentConfig)}
+    paths = {field.name: getattr(config.agent, field.name) for field in msgspec.structs.fields(AgentConfig)}
     for name, path in paths.items():
         if not isinstance(path, Path):
             continue

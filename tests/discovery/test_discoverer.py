@@ -4,11 +4,12 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from agent.discovery import discoverer, schedule, unit_walk

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Set
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from agent.discovery.backend_answers import NonsenseError
 from agent.discovery.backend_answers import units as checked_units
@@ -268,25 +268,25 @@ NONSENSE: list[Any] = [
     Discovery(links=(Link("d", "e", "NV4"),)),  # type: ignore[arg-type]
     Discovery((replace(D, unit="another"),)),
     Discovery((replace(D, key=""),)),
-    Discovery((replace(D, key=7),)),  # type: ignore[arg-type]
-    Discovery((replace(D, hardware={"d"}),)),  # type: ignore[arg-type]
-    Discovery((replace(D, hardware=frozenset({7})),)),  # type: ignore[arg-type]
-    Discovery((replace(D, depends=["p"]),)),  # type: ignore[arg-type]
-    Discovery((replace(D, identity=None),)),  # type: ignore[arg-type]
-    Discovery((replace(D, bindings="driver"),)),  # type: ignore[arg-type]
-    Discovery((replace(D, bindings={"d": 7}),)),  # type: ignore[dict-item]
+    Discovery((replace(D, key=7),)),
+    Discovery((replace(D, hardware={"d"}),)),
+    Discovery((replace(D, hardware=frozenset({7})),)),
+    Discovery((replace(D, depends=["p"]),)),
+    Discovery((replace(D, identity=None),)),
+    Discovery((replace(D, bindings="driver"),)),
+    Discovery((replace(D, bindings={"d": 7}),)),
     Discovery((replace(D, bindings={"d": ""}),)),
-    Discovery((replace(D, resource=7),)),  # type: ignore[arg-type]
+    Discovery((replace(D, resource=7),)),
     Discovery((replace(D, numa_node=-1),)),
-    Discovery((replace(D, ancestry=["pci0000:00"]),)),  # type: ignore[arg-type]
-    Discovery((replace(D, numa_node="0"),)),  # type: ignore[arg-type]
-    Discovery((replace(D, attributes=None),)),  # type: ignore[arg-type]
-    Discovery((replace(D, attributes={"vendor": "10de"}),)),  # type: ignore[dict-item]
+    Discovery((replace(D, ancestry=["pci0000:00"]),)),
+    Discovery((replace(D, numa_node="0"),)),
+    Discovery((replace(D, attributes=None),)),
+    Discovery((replace(D, attributes={"vendor": "10de"}),)),
     Discovery((replace(D, hardware=frozenset()),)),
-    Discovery((replace(D, exclusive={"d"}),)),  # type: ignore[arg-type]
-    Discovery((replace(D, nodes=["/dev/d"]),)),  # type: ignore[arg-type]
-    Discovery((replace(D, nodes=("/dev/d",)),)),  # type: ignore[arg-type]
-    Discovery((replace(D, mounts=("/etc/d",)),)),  # type: ignore[arg-type]
+    Discovery((replace(D, exclusive={"d"}),)),
+    Discovery((replace(D, nodes=["/dev/d"]),)),
+    Discovery((replace(D, nodes=("/dev/d",)),)),
+    Discovery((replace(D, mounts=("/etc/d",)),)),
 ]
 
 

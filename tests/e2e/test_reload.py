@@ -399,7 +399,7 @@ from agent.daemon import reload, supervisor
 from agent import config
 from agent.config import AgentConfig
 from backends.base import Host
-from dataclasses import replace
+from msgspec.structs import replace
 default = Path({str(missing)!r})
 reload.Reloader.__init__.__defaults__ = (default,)
 paths = map(Path, {[str(path) for path in (node.plugin_dir, node.root, node.state, node.admin)]!r})

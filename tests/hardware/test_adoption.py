@@ -3,10 +3,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Set
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from agent.hardware import adoption, reconciler

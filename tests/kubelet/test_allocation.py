@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence, Set
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.discovery.scan_waiters import LookError
 from agent.hardware import jobs

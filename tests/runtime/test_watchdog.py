@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import anyio
 import pytest
@@ -32,10 +32,10 @@ class Clock:
         return self.now
 
 
-class Fed(Notifier):
+class Fed(Notifier, frozen=True):
     """Counts what systemd's watchdog is fed."""
 
-    times = 0
+    times: ClassVar[int] = 0
 
     def feed(self) -> None:
         Fed.times += 1

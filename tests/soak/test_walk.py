@@ -12,7 +12,7 @@ from tests.soak.world import WIDGET, World
 from tests.wait import PATIENCE, until
 
 FORGETFUL = """
-from dataclasses import replace
+from msgspec.structs import replace
 from agent.inventory.slots import Listing
 whole = Listing.snapshot
 def snapshot(self, now=0.0):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import enum
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from agent.config import Config
 
@@ -21,8 +22,7 @@ class Level(enum.IntEnum):
     """Something does not work."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """What one check found."""
 
     check: str
@@ -34,8 +34,7 @@ class Finding:
     """What to do; empty where all is well."""
 
 
-@dataclass(frozen=True, slots=True)
-class Patient:
+class Patient(Struct, frozen=True):
     """The node and the process that are looked at."""
 
     config: Config

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from backends.base import Hint, Host, HostPath, Record
 
 _BOOT_ID = HostPath("/proc/sys/kernel/random/boot_id")
 
 
-@dataclass(frozen=True, slots=True)
-class Resync:
+class Resync(Struct, frozen=True):
     """Hints were lost: look at everything again."""
 
     reason: str

@@ -16,13 +16,13 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import anyio
 import structlog
 from anyio.lowlevel import checkpoint
+from msgspec import Struct, field
 
 from agent.discovery.sources.base import Beat, Emit, boot_id, nobody
 from agent.runtime.watchdog import beating
@@ -54,8 +54,7 @@ _ESCAPE: Final = re.compile(rb"\\x([0-9a-fA-F]{2})")
 _log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(Struct, frozen=True):
     """One record of the kernel's log."""
 
     facility: int

@@ -14,7 +14,6 @@ import stat
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -23,6 +22,7 @@ import anyio
 from anyio import TASK_STATUS_IGNORED, to_thread
 from anyio.abc import TaskStatus
 from inotify_simple import INotify, flags
+from msgspec import Struct, field
 
 from agent.discovery.sources.base import Beat, Emit, Resync, nobody
 from agent.discovery.sources.entries import Change, Entries, differences, entries_of
@@ -50,8 +50,7 @@ POLL: Final = 5.0
 _MAX_LINKS: Final = 40  # symbolic links in one path, as the kernel's MAXSYMLINKS
 
 
-@dataclass(frozen=True, slots=True)
-class Trail:
+class Trail(Struct, frozen=True):
     """How a path is resolved now: every (directory, name) looked at, and the directory it leads to, if any."""
 
     steps: tuple[tuple[str, str], ...]
@@ -85,8 +84,7 @@ def trail(path: Path) -> Trail:
     return Trail(tuple(steps), here)
 
 
-@dataclass(frozen=True, slots=True)
-class _Watched:
+class _Watched(Struct, frozen=True):
     """What the watch descriptors stand for."""
 
     directories: Mapping[Path, int] = field(default_factory=dict)

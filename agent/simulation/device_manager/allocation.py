@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
 class AdmissionError(Exception):
     """A container cannot have its devices; the sentence ends up in the pod's status."""
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(Struct, frozen=True):
     """What a container holds of one resource: IDs by NUMA node, and the plugin's reply as it came."""
 
     by_node: Mapping[int, tuple[str, ...]]
@@ -69,8 +69,7 @@ class Reusable:
         self.of(resource).difference_update(ids)
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Struct, frozen=True):
     """An allocation half made: what is reused, and what the rest may be taken from."""
 
     count: int

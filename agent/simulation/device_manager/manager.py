@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 import anyio
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from agent.kubelet.wire import DeviceList
 from agent.simulation.changes import Change, Feed, Kind, ResourceView
@@ -29,15 +30,13 @@ class KubeletPanicError(Exception):
     """A real kubelet would have crashed here (kubelet contract: A7)."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Endpoint:
+class _Endpoint(Struct, frozen=True):
     client: PluginClient | None  # None: known from the checkpoint alone
     options: Options
     stopped: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class _InFlight:
+class _InFlight(Struct, eq=False):
     resource: str
     ids: frozenset[str]
     vanished: set[str] = field(default_factory=set)

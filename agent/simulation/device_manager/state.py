@@ -6,7 +6,9 @@ Kubelet contract: A3.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from agent.kubelet.wire import HEALTHY
 from agent.simulation.changes import ResourceView
@@ -14,8 +16,7 @@ from agent.simulation.changes import ResourceView
 NO_NODE = -1  # the key under which the checkpoint keeps devices without topology
 
 
-@dataclass(frozen=True, slots=True)
-class Resource:
+class Resource(Struct, frozen=True):
     """A resource's view, and the NUMA nodes of every device in its last list."""
 
     view: ResourceView

@@ -8,12 +8,12 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from agent.config import AgentConfig, Config
 from agent.console.doctor import examination, host, kubelet, process

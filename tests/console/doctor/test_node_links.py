@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from agent.console.doctor.findings import Finding, Level
 from agent.console.doctor.node_links import node_links

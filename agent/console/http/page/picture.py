@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from agent.console.http.page import sections
 from agent.console.http.page.html import Html
@@ -27,8 +28,7 @@ EVENTS: Final = 50
 _NOTHING: Final = Html("")
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """One part of the page: what is in the element of that name."""
 
     html: str

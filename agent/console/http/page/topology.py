@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from agent.console.views import Device, Unclaimed
 
@@ -17,8 +18,7 @@ _Rank = tuple[str, list[str | int]]
 _STATES: Final = ("Healthy", "Degraded", NOT_OFFERED, "Unhealthy")
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
+class Tile(Struct, frozen=True):
     """A device that is a resource's, or meant to be, with all its IDs, whatever states they are in."""
 
     resource: str
@@ -46,8 +46,7 @@ class Tile:
         return self.worst.state == NOT_OFFERED
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """A bridge that more than one device is below, with all that is below."""
 
     tiles: tuple[Tile, ...]
@@ -55,8 +54,7 @@ class Place:
     below: tuple[Place, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Struct, frozen=True):
     """A NUMA node; without a number, where the kernel names none."""
 
     number: int | None
@@ -90,8 +88,7 @@ def missing(unclaimed: Iterable[Unclaimed]) -> Iterator[Tile]:
             yield Tile(it.resource, (view,))
 
 
-@dataclass(slots=True)
-class _Growing:
+class _Growing(Struct):
     tiles: list[tuple[_Rank, Tile]] = field(default_factory=list)
     below: dict[str, _Growing] = field(default_factory=dict)
 

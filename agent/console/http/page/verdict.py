@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from agent.console.http.page.topology import Tile, badness
 from agent.console.http.readiness import unready
 from agent.console.views import Status
 
 
-@dataclass(frozen=True, slots=True)
-class Trouble:
+class Trouble(Struct, frozen=True):
     """Something that needs attention."""
 
     state: str
