@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import force_setattr
 from structlog.testing import capture_logs
 
 from agent.inventory.inventory import Inventory
@@ -59,7 +60,7 @@ async def test_the_resources_placement_counts() -> None:
     shared = resource(A)
     backend = Choosy()
     for placement, expected in (("spread", ("x::1", "y::0")), ("pack", ("x::1", "x::2"))):
-        object.__setattr__(shared.spec, "placement", placement)
+        force_setattr(shared.spec, "placement", placement)
         inventory = Inventory([shared], {KIND: backend})
         ids = {"x": ["x::0", "x::1", "x::2"], "y": ["y::0", "y::1", "y::2"]}
         inventory.update(KIND, by_unit(device(key, A, ids=of) for key, of in ids.items()))
