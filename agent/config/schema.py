@@ -32,7 +32,8 @@ _TEXTS: Final[Mapping[Any, Any]] = {
     Seconds: Annotated[
         str,
         msgspec.Meta(
-            pattern=r"^(?=.)(\d+h)?(\d+m)?(\d+(\.\d+)?s)?(\d+ms)?$",
+            pattern=r"^(\d+h)?(\d+m)?(\d+(\.\d+)?s)?(\d+ms)?$",  # no look-ahead: Go's and Rust's have none
+            min_length=1,
             extra_json_schema={"examples": ["250ms", "5s", "1h30m"]},
         ),
     ],

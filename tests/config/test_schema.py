@@ -54,6 +54,7 @@ def test_an_editor_shows_one_error_for_one_mistake(validator: Any) -> None:
         "[agnt]\n",
         "[agent]\nresync = 5\n",
         '[agent]\nresync = "five"\n',
+        '[agent]\nresync = ""\n',
         '[agent]\nuevents = "sometimes"\n',
         '[agent]\nplugin_dir = "relative"\n',
         f"[[resource]]\n{KVM}colour = 1\n",
