@@ -21,7 +21,7 @@ INSTALL := python -m pip --quiet --quiet --disable-pip-version-check install --n
 SUITES ?= bookworm trixie # Debian 12 and 13
 AS ?= root user
 .DEFAULT_GOAL := help
-.PHONY: help demo test pauses test-versions test-debian12 trees e2e lint types floors check-proto check soak bench proto wheel wheel-test container-test lock clean
+.PHONY: help demo test pauses test-versions test-debian12 trees e2e lint types floors check-proto check soak bench proto chart wheel wheel-test container-test lock clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -115,6 +115,14 @@ container-test: $(VENV)/.ready build/kustomize/.ready ## build the image on a ba
 build/kustomize/.ready: tests/deploy/fetch.sh tests/cache.sh
 	tests/deploy/fetch.sh build/kustomize
 	@touch $@
+
+# What renders deploy/helm, for tests/deploy.
+build/helm/.ready: tests/deploy/fetch-helm.sh | $(VENV)/.ready
+	tests/deploy/fetch-helm.sh $(BIN)/python build/helm
+	@touch $@
+
+chart: $(VENV)/.ready ## write the configuration's schema into that of the chart's values
+	$(BIN)/python deploy/helm/schema.py
 
 lock: $(VENV)/.ready ## pin requirements/*.in again, with hashes
 	for name in run build test dev; do \

@@ -82,6 +82,12 @@ def _kustomize() -> bool:
     return kustomize() is not None
 
 
+def _helm() -> bool:
+    from tests.deploy.manifests import helm
+
+    return helm() is not None
+
+
 def _mounts() -> bool:
     with tempfile.TemporaryDirectory() as place:
         command = ["unshare", "--mount", "mount", "--bind", place, place]
@@ -112,6 +118,7 @@ _TRIES: Final[Mapping[str, Callable[[], bool]]] = {
     "setpriv": lambda: shutil.which("setpriv") is not None,
     "systemd": lambda: shutil.which("systemd-analyze") is not None,
     "kustomize 5 (make build/kustomize/.ready)": _kustomize,
+    "helm (make build/helm/.ready)": _helm,
     "openssl 3": _openssl,
     "groff": lambda: shutil.which("groff") is not None,
     "chromium": CHROMIUM.exists,

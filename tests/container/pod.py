@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.container import inside
-from tests.deploy.manifests import KUSTOMIZATIONS, REPOSITORY, Manifests, kustomize
+from tests.deploy.manifests import CHART, KUSTOMIZATIONS, REPOSITORY, Manifests, kustomize
 from tests.wait import PATIENCE, block_until
 
 _THIS_MACHINES: Final = frozenset({"/dev", "/sys", "/proc", "/run/udev", "/lib/modules"})
@@ -178,6 +178,7 @@ def try_out(node: Node, root: Path, image: Mapping[str, Any]) -> None:
             for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
                 pod.probe(probe)
             check_status(wanted, pod)
+            pod.run("python3", "-c", (CHART / "registered.py").read_text())  # what `helm test` runs
             node.write_config("..2", _ADDED)
             until_registered({_NEW}, lines)
             version = pod.run("fairlead", "--version").strip()

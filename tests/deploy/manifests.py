@@ -1,4 +1,4 @@
-"""Builds a kustomization of deploy/kubernetes with whichever kustomize there is, and reads what comes of it."""
+"""Builds what deploy/ has for clusters: kustomizations with whichever kustomize there is, the chart with Helm."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,9 +16,13 @@ import yaml
 
 REPOSITORY: Final = Path(__file__).parents[2]
 KUBERNETES: Final = REPOSITORY / "deploy/kubernetes"
+CHART: Final = REPOSITORY / "deploy/helm/fairlead"
 KUSTOMIZATIONS: Final = ("base", "hardened", "openshift")
+OVERLAYS: Final = ("gke", "k0s", "microk8s", "nfd", "talos")
+"""The base on kinds of clusters."""
 
 _FETCHED: Final = REPOSITORY / "build/kustomize/usr/bin/kustomize"
+_FETCHED_HELM: Final = REPOSITORY / "build/helm/helm"
 _LEAST: Final = 5  # the major version from which `labels` reach templates
 
 
@@ -41,6 +46,39 @@ def kustomize() -> tuple[str, ...] | None:
         if int(version.removeprefix("v").partition(".")[0]) >= _LEAST:
             return kubectl, "kustomize"
     return None
+
+
+@cache
+def helm() -> str | None:
+    """What `make build/helm/.ready` fetched, or the machine's own."""
+    return str(_FETCHED_HELM) if _FETCHED_HELM.exists() else shutil.which("helm")
+
+
+def template(*arguments: str | Path, release: str = "fairlead") -> subprocess.CompletedProcess[str]:
+    """Run `helm template` on the chart."""
+    command = [helm() or "helm", "template", release, CHART, "--namespace", "fairlead", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def rendered(*arguments: str | Path, release: str = "fairlead") -> tuple[dict[str, Any], ...]:
+    """The chart's objects, without its tests."""
+    done = template("--skip-tests", *arguments, release=release)
+    assert done.returncode == 0, done.stderr
+    return tuple(one for one in yaml.safe_load_all(done.stdout) if one)
+
+
+def built(directory: Path, beneath: str, components: Sequence[str], namespace: str = "fairlead") -> Manifests:
+    """A kustomization of one's own, written into a directory that is empty: components on top of another kustomization."""
+    shutil.copytree(KUBERNETES, directory / "kubernetes")
+    named = ", ".join(f"kubernetes/{it}" for it in components)
+    text = f"namespace: {namespace}\nresources: [kubernetes/{beneath}]\ncomponents: [{named}]\n"
+    (directory / "kustomization.yaml").write_text(text)
+    return Manifests.of(directory, kustomize() or ())
+
+
+def built_in(objects: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of Kubernetes' own kinds, whose schemas are known."""
+    return [one for one in objects if not one["apiVersion"].partition("/")[0].endswith((".k8s-sigs.io", ".com"))]
 
 
 @dataclass(frozen=True, slots=True)

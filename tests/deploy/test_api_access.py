@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent.kubernetes.notices import COMPONENT
-from tests.deploy.manifests import KUBERNETES, REPOSITORY, Manifests, kustomize, run
+from tests.deploy.manifests import REPOSITORY, built, run
 from tests.needs import skip_without
 
 COMPONENTS = ("events", "condition", "drain-annotation")
@@ -26,12 +25,7 @@ class Built:
     """What components come to, on top of a kustomization."""
 
     def __init__(self, directory: Path, beneath: str, components: tuple[str, ...]) -> None:
-        self._tool = kustomize() or ()
-        shutil.copytree(KUBERNETES, directory / "kubernetes")
-        named = ", ".join(f"kubernetes/api-access/{it}" for it in components)
-        text = f"namespace: gpus\nresources: [kubernetes/{beneath}]\ncomponents: [{named}]\n"
-        (directory / "kustomization.yaml").write_text(text)
-        self.manifests = Manifests.of(directory, self._tool)
+        self.manifests = built(directory, beneath, [f"api-access/{it}" for it in components], namespace="gpus")
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [it for it in self.manifests.objects if it["kind"] == kind]
@@ -47,23 +41,23 @@ def beneath(request: pytest.FixtureRequest) -> str:
 def test_a_component_gives_the_rights_of_what_it_is_called_after_and_no_others(
     beneath: str, component: str, tmp_path: Path
 ) -> None:
-    built = Built(tmp_path, beneath, (component,))
-    (role,), (binding,) = built.of("ClusterRole"), built.of("ClusterRoleBinding")
+    made = Built(tmp_path, beneath, (component,))
+    (role,), (binding,) = made.of("ClusterRole"), made.of("ClusterRoleBinding")
     assert [(it["resources"], it["verbs"]) for it in role["rules"]] == RULES[component]
     assert all(it["apiGroups"] == [""] and it.keys() == {"apiGroups", "resources", "verbs"} for it in role["rules"])
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
-    account = {"kind": "ServiceAccount", "name": built.manifests.pod["serviceAccountName"], "namespace": "gpus"}
+    account = {"kind": "ServiceAccount", "name": made.manifests.pod["serviceAccountName"], "namespace": "gpus"}
     assert binding["subjects"] == [account]
-    assert built.manifests.pod["automountServiceAccountToken"] is True
-    assert all(it["metadata"]["labels"]["app.kubernetes.io/part-of"] == "fairlead" for it in built.manifests.objects)
+    assert made.manifests.pod["automountServiceAccountToken"] is True
+    assert all(it["metadata"]["labels"]["app.kubernetes.io/part-of"] == "fairlead" for it in made.manifests.objects)
 
 
 @pytest.mark.parametrize("version", [_POLICIES_SINCE, _NEWEST])
 def test_all_components_together_are_valid(beneath: str, version: str, tmp_path: Path) -> None:
-    built = Built(tmp_path, beneath, COMPONENTS)
-    assert len(built.of("ClusterRole")) == len(COMPONENTS)
+    made = Built(tmp_path, beneath, COMPONENTS)
+    assert len(made.of("ClusterRole")) == len(COMPONENTS)
     file = tmp_path / "built.yaml"
-    file.write_text(built.manifests.text)
+    file.write_text(made.manifests.text)
     run("kubernetes_validate", "--strict", "--kubernetes-version", version, file)
 
 
@@ -83,15 +77,15 @@ def test_where_a_network_policy_lets_nobody_out_the_way_to_the_api_server_is_ope
 
 
 def test_what_is_written_is_bound_to_the_node_that_the_pods_token_names(beneath: str, tmp_path: Path) -> None:
-    built = Built(tmp_path, beneath, COMPONENTS)
-    policies = {it["metadata"]["name"]: it["spec"] for it in built.of("ValidatingAdmissionPolicy")}
-    bindings = {it["spec"]["policyName"]: it["spec"] for it in built.of("ValidatingAdmissionPolicyBinding")}
+    made = Built(tmp_path, beneath, COMPONENTS)
+    policies = {it["metadata"]["name"]: it["spec"] for it in made.of("ValidatingAdmissionPolicy")}
+    bindings = {it["spec"]["policyName"]: it["spec"] for it in made.of("ValidatingAdmissionPolicyBinding")}
     assert policies.keys() == bindings.keys() == {"fairlead-events", "fairlead-condition"}
     assert all(it["validationActions"] == ["Deny"] for it in bindings.values())
     for spec in policies.values():
         assert spec["failurePolicy"] == "Fail"
         assert "authentication.kubernetes.io/node-name" in spec["variables"][0]["expression"]
-        assert f":{built.manifests.pod['serviceAccountName']}'" in spec["matchConditions"][0]["expression"]
+        assert f":{made.manifests.pod['serviceAccountName']}'" in spec["matchConditions"][0]["expression"]
     (rule,) = policies["fairlead-condition"]["matchConstraints"]["resourceRules"]
     assert (rule["resources"], rule["operations"]) == (["nodes/status"], ["UPDATE"])
     assert f"object.source.component == '{COMPONENT}'" in policies["fairlead-events"]["validations"][0]["expression"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import tomllib
@@ -14,7 +15,18 @@ from agent.config import AgentConfig, Config, load
 from agent.config.file import DEFAULT_PATH
 from agent.daemon import supervisor
 from backends.base import Host
-from tests.deploy.manifests import KUBERNETES, KUSTOMIZATIONS, REPOSITORY, Manifests, kustomize, run
+from backends.gpu import nvml
+from tests.deploy.manifests import (
+    KUBERNETES,
+    KUSTOMIZATIONS,
+    OVERLAYS,
+    REPOSITORY,
+    Manifests,
+    built,
+    built_in,
+    kustomize,
+    run,
+)
 from tests.needs import skip_without
 
 _OLDEST, _NEWEST = "1.25", "1.37"  # of those that kubernetes-validate knows
@@ -56,6 +68,14 @@ def test_the_sources_are_well_written_yaml() -> None:
 def test_every_object_is_valid_and_has_no_key_too_many(manifests: Manifests, version: str, tmp_path: Path) -> None:
     file = tmp_path / "built.yaml"
     file.write_text(manifests.text)
+    run("kubernetes_validate", "--strict", "--kubernetes-version", version, file)
+
+
+@pytest.mark.parametrize("version", [_OLDEST, _NEWEST])
+def test_every_object_of_the_overlays_is_valid(version: str, tool: tuple[str, ...], tmp_path: Path) -> None:
+    objects = [one for name in OVERLAYS for one in built_in(Manifests.of(name, tool).objects)]
+    file = tmp_path / "built.yaml"
+    file.write_text("\n---\n".join(map(json.dumps, objects)))
     run("kubernetes_validate", "--strict", "--kubernetes-version", version, file)
 
 
@@ -232,3 +252,80 @@ def test_everything_follows_into_another_namespace(tool: tuple[str, ...], tmp_pa
     assert {one["metadata"].get("namespace", one["metadata"]["name"]) for one in mine.objects} == {"gpus"}
     (subject,) = mine.one("RoleBinding")["subjects"]
     assert subject["namespace"] == "gpus"
+
+
+# --- kinds of clusters ---
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_an_overlay_is_the_base_but_for_what_the_cluster_has_elsewhere(name: str, tool: tuple[str, ...]) -> None:
+    base, overlay = (Manifests.of(one, tool) for one in ("base", name))
+    here, there = base.mounts(), overlay.mounts()
+    differ = {
+        str(where): there.get(where) for where in here.keys() | there.keys() if here.get(where) != there.get(where)
+    }
+    assert (
+        differ
+        == {
+            "gke": {"/home/kubernetes/bin/nvidia": ("/home/kubernetes/bin/nvidia", False)},
+            "k0s": {"/var/lib/kubelet/pod-resources": ("/var/lib/k0s/kubelet/pod-resources", False)},
+            "microk8s": {
+                "/var/lib/kubelet/pod-resources": ("/var/snap/microk8s/common/var/lib/kubelet/pod-resources", False)
+            },
+            "nfd": {},
+            "talos": {"/etc/cdi": None},
+        }[name]
+    )
+    changed = {key for key in base.pod if base.pod[key] != overlay.pod.get(key)}
+    assert changed <= {"containers", "volumes", "nodeSelector"}
+    assert {one["metadata"]["labels"]["app.kubernetes.io/part-of"] for one in overlay.objects} == {"fairlead"}
+
+
+def test_on_gke_the_pods_may_be_of_their_class(tool: tuple[str, ...]) -> None:
+    gke = Manifests.of("gke", tool)
+    (scope,) = gke.one("ResourceQuota")["spec"]["scopeSelector"]["matchExpressions"]
+    assert scope["values"] == [gke.pod["priorityClassName"]]
+
+
+def test_node_feature_discovery_chooses_the_nodes_and_reads_what_is_on_them(tool: tuple[str, ...]) -> None:
+    nfd = Manifests.of("nfd", tool)
+    (rule,) = nfd.one("NodeFeatureRule")["spec"]["rules"]
+    chosen = {f"feature.node.kubernetes.io/{label}": value for label, value in rule["labels"].items()}
+    assert nfd.pod["nodeSelector"] == {"kubernetes.io/os": "linux"} | chosen
+    written = Path(tomllib.loads(nfd.config)["agent"]["nfd_features"])
+    assert nfd.mounts()[written.parent] == (str(written.parent), True)
+    base = tomllib.loads((KUBERNETES / "base/config.toml").read_text())
+    assert tomllib.loads(nfd.config) == base | {"agent": {"nfd_features": str(written)}}
+
+
+@pytest.mark.parametrize("where", ["host", "operator", "cos"])
+def test_nvidias_driver_is_mounted_where_its_library_is_looked_for(where: str, tmp_path: Path) -> None:
+    skip_without("kustomize 5 (make build/kustomize/.ready)")
+    mine = built(tmp_path, "base", [f"components/nvidia/{where}"])
+    (mount,) = (one for one in mine.container["volumeMounts"] if one["name"] == "nvidia-driver")
+    assert mount["mountPropagation"] == "HostToContainer"
+    within = Path(mount["mountPath"])
+    candidates = [Path(one) for one in nvml._candidates(Host(), ())]
+    assert any(one.is_relative_to(within) for one in candidates)
+    assert not any(str(within).startswith(one) for one in ("/usr", "/lib", "/opt"))  # the image's own
+
+
+@pytest.mark.parametrize(
+    ("found", "scraped"),
+    [
+        ("10.0.0.1", "10.0.0.1:9440"), ("10.0.0.1:9440", "10.0.0.1:9440"),
+        ("fd00::1", "[fd00::1]:9440"), ("[fd00::1]:9440", "[fd00::1]:9440"),
+    ],
+)  # fmt: skip
+def test_prometheus_finds_the_port_on_the_nodes_network_and_on_the_pods_own(
+    found: str, scraped: str, tmp_path: Path
+) -> None:
+    skip_without("kustomize 5 (make build/kustomize/.ready)")
+    mine = built(tmp_path, "hardened", ["components/pod-monitor"])
+    (endpoint,) = mine.one("PodMonitor")["spec"]["podMetricsEndpoints"]
+    for rule in endpoint["relabelings"]:
+        if rule["sourceLabels"] == [rule["targetLabel"]] and (match := re.fullmatch(rule["regex"], found)):
+            found = rule["replacement"].replace("${1}", match[1])
+    assert found == scraped
+    selected = mine.one("PodMonitor")["spec"]["selector"]["matchLabels"]
+    assert selected.items() <= mine.one("DaemonSet")["spec"]["template"]["metadata"]["labels"].items()
