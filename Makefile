@@ -121,7 +121,7 @@ build/helm/.ready: tests/deploy/fetch-helm.sh | $(VENV)/.ready
 	tests/deploy/fetch-helm.sh $(BIN)/python build/helm
 	@touch $@
 
-chart: $(VENV)/.ready ## write the configuration's schema into that of the chart's values
+chart: $(VENV)/.ready ## write the configuration's schema into the chart's, and its values into the docs
 	$(BIN)/python deploy/helm/schema.py
 
 lock: $(VENV)/.ready ## pin requirements/*.in again, with hashes

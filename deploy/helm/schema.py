@@ -1,19 +1,27 @@
-"""Writes the configuration's schema into the chart's: schema.py [--check]. `make chart` runs it.
+"""Writes the configuration's schema into the chart's, and the values into the docs: schema.py, or `make chart`.
 
 values.schema.json is written by hand but for what lies below `$defs`, which is what `fairlead schema` prints: `config` in
-values.yaml is the configuration, so that Helm refuses a mistake in it before anything is rolled out.
+values.yaml is the configuration, so that Helm refuses a mistake in it before anything is rolled out. Its descriptions,
+with the defaults of values.yaml, are the table in docs/kubernetes.md.
 """
 
 from __future__ import annotations
 
 import json
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
+
 from agent.config.schema import schema
 
-FILE: Final = Path(__file__).parent / "fairlead/values.schema.json"
+CHART: Final = Path(__file__).parent / "fairlead"
+FILE: Final = CHART / "values.schema.json"
+DOCS: Final = Path(__file__).parents[2] / "docs/kubernetes.md"
+
+_BEGIN: Final = "| value | default | what it is |\n| --- | --- | --- |\n"
+_LONGEST: Final = 40  # characters of a default that the table shows; longer ones are read in values.yaml
 
 
 def definitions() -> dict[str, Any]:
@@ -34,14 +42,32 @@ def written(values: dict[str, Any]) -> str:
     return head.removesuffix("\n}") + ',\n  "$defs": {\n' + ",\n".join(lines) + "\n  }\n}\n"
 
 
+def rows(values: dict[str, Any], defaults: Any, prefix: str = "") -> Iterator[str]:
+    """The table's rows, one for each value."""
+    for name, one in values["properties"].items():
+        if name not in defaults:
+            continue
+        if "description" not in one:
+            yield from rows(one, defaults[name], f"{prefix}{name}.")
+            continue
+        default = json.dumps(defaults[name])
+        shown = f"`{default}`" if len(default) <= _LONGEST else "in `values.yaml`"
+        yield f"| `{prefix}{name}` | {shown} | {one['description']} |"
+
+
+def documented(text: str, values: dict[str, Any]) -> str:
+    """The page's text, with the table as it is to be."""
+    before, _, after = text.partition(_BEGIN)
+    _, blank, rest = after.partition("\n\n")
+    table = "\n".join(rows(values, yaml.safe_load((CHART / "values.yaml").read_text())))
+    return f"{before}{_BEGIN}{table}{blank}{rest}"
+
+
 def main() -> None:
     """The command."""
-    there = FILE.read_text()
-    text = written(json.loads(there))
-    if "--check" not in sys.argv[1:]:
-        FILE.write_text(text)
-    elif text != there:
-        sys.exit(f"{FILE} differs from the configuration's schema: make chart")
+    values = json.loads(FILE.read_text())
+    FILE.write_text(written(values))
+    DOCS.write_text(documented(DOCS.read_text(), values))
 
 
 if __name__ == "__main__":

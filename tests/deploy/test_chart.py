@@ -200,14 +200,15 @@ def test_a_mistake_is_refused_before_anything_is_rolled_out(
     assert sentence in done.stderr
 
 
-def test_its_schema_has_that_of_the_configuration() -> None:
+def test_its_schema_has_that_of_the_configuration_and_the_docs_have_its_values() -> None:
     spec = importlib.util.spec_from_file_location("chart_schema", REPOSITORY / "deploy/helm/schema.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    text = module.FILE.read_text()
+    text, page = module.FILE.read_text(), module.DOCS.read_text()
     assert module.written(json.loads(text)) == text, "make chart"
+    assert module.documented(page, json.loads(text)) == page, "make chart"
 
 
 # --- the chart itself ---
@@ -216,6 +217,19 @@ def test_its_schema_has_that_of_the_configuration() -> None:
 def test_helm_finds_no_fault_in_it() -> None:
     done = subprocess.run([helm() or "helm", "lint", "--strict", CHART], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_value_is_in_its_schema_and_has_a_description() -> None:
+    defaults, schema = (
+        yaml.safe_load((CHART / "values.yaml").read_text()),
+        json.loads((CHART / "values.schema.json").read_text()),
+    )
+    described = schema["properties"]
+    assert defaults.keys() == described.keys() - {"global"}
+    for name, one in described.items():
+        if "description" not in one:
+            assert one["properties"].keys() == defaults[name].keys()
+            assert all("description" in value for value in one["properties"].values())
 
 
 def test_it_is_of_the_programs_version() -> None:
