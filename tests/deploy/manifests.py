@@ -60,6 +60,7 @@ def template(*arguments: str | Path, release: str = "fairlead") -> subprocess.Co
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@cache
 def rendered(*arguments: str | Path, release: str = "fairlead") -> tuple[dict[str, Any], ...]:
     """The chart's objects, without its tests."""
     done = template("--skip-tests", *arguments, release=release)

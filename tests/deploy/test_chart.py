@@ -186,6 +186,7 @@ def test_the_probes_ask_where_the_configuration_listens() -> None:
         ({"configText": "[host]\nproc ="}, "configText is no TOML"),
         ({"configText": "[http]\nlisten = '0.0.0.0:1'"}, "[host] proc is"),
         ({"hardened": True, "configText": "[host]\nproc = '/host/proc'"}, "[host] dev is"),
+        ({"podMonitor": True}, "which Prometheus cannot reach"),
         ({"maxSurge": 0}, "/maxSurge"),
         ({"image": {"tag": 1.5}}, "/image/tag"),
         ({"hardend": True}, "'hardend'"),
