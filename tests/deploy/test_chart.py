@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -15,6 +16,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
+from agent.config import AgentConfig
 from tests.config.test_schema import ALL_SETTINGS
 from tests.deploy.manifests import (
     CHART,
@@ -199,6 +201,16 @@ def test_a_mistake_is_refused_before_anything_is_rolled_out(
     done = template("--values", tmp_path / "values.json")
     assert done.returncode != 0
     assert sentence in done.stderr
+
+
+@pytest.mark.parametrize("key", [it.name for it in dataclasses.fields(AgentConfig) if isinstance(it.default, Path)])
+def test_a_path_that_the_pod_has_not_is_refused_whichever_way_it_is_written(key: str) -> None:
+    for value in (
+        f"config.agent.{key}=/elsewhere",
+        f"configText=[host]\nproc = '/host/proc'\n[agent]\n{key} = '/elsewhere'",
+    ):
+        done = template("--set", value)
+        assert f'[agent] {key} is "/elsewhere", which is not in the pod' in done.stderr
 
 
 def test_its_schema_has_that_of_the_configuration_and_the_docs_have_its_values() -> None:

@@ -35,6 +35,13 @@
     {{- fail (printf "[host] %s is %q: the pod has the node's /%s at %q, so write that" $key (get $where $key) $key $value) }}
   {{- end }}
 {{- end }}
+{{- $paths := dict "plugin_dir" "/var/lib/kubelet/device-plugins" "kubelet_root" "/var/lib/kubelet"
+  "state_dir" "/var/lib/fairlead" "admin_socket" "/run/fairlead/admin.sock" }}
+{{- range $key, $value := pick ($tables.agent | default dict) "plugin_dir" "kubelet_root" "state_dir" "admin_socket" }}
+  {{- if ne $value (get $paths $key) }}
+    {{- fail (printf "[agent] %s is %q, which is not in the pod: leave it out (the kubelet's --root-dir is the value kubeletRoot)" $key $value) }}
+  {{- end }}
+{{- end }}
 {{- $listen := ($tables.http | default dict).listen | default "off" }}
 {{- if not (regexMatch "^(\\[.*\\]|[^:/]+):[0-9]+$" $listen) }}
   {{- fail (printf "[http] listen is %q: the kubelet's probes need an address and a port, such as %q" $listen $http.listen) }}
