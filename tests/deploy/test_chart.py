@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import json
 import os
@@ -13,6 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pytest
 import yaml
 
@@ -203,7 +203,7 @@ def test_a_mistake_is_refused_before_anything_is_rolled_out(
     assert sentence in done.stderr
 
 
-@pytest.mark.parametrize("key", [it.name for it in dataclasses.fields(AgentConfig) if isinstance(it.default, Path)])
+@pytest.mark.parametrize("key", [it.name for it in msgspec.structs.fields(AgentConfig) if isinstance(it.default, Path)])
 def test_a_path_that_the_pod_has_not_is_refused_whichever_way_it_is_written(key: str) -> None:
     for value in (
         f"config.agent.{key}=/elsewhere",
