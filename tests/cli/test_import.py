@@ -101,7 +101,7 @@ def test_the_readme_tells_the_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     example = readme.partition("### Coming from another plugin")[2]
     conf, says = (
         example.partition("```yaml\n")[2].split("```")[0],
-        example.split("and says\n\n```\n")[1].split("```")[0],
+        example.split("and says\n\n```text\n")[1].split("```")[0],
     )
     monkeypatch.chdir(tmp_path)
     Path("conf.yaml").write_text(conf)
@@ -121,7 +121,7 @@ def test_no_other_command_imports_yaml() -> None:
 
 
 _SECTION = re.compile(
-    r"^## (?P<title>.*)\n\n```\n(?P<get>(?:.*\n)*?)fairlead migrate (?P<file>\S+)\n```\n", re.MULTILINE
+    r"^## (?P<title>.*)\n\n```sh cluster\n(?P<get>(?:.*\n)*?)fairlead migrate (?P<file>\S+)\n```\n", re.MULTILINE
 )
 _MIGRATING = Path(__file__).parents[2].joinpath("docs", "migrating.md").read_text().split("\n## ")[2:]
 
@@ -132,7 +132,7 @@ def test_the_page_about_migrating_shows_what_an_import_prints(section: str, tmp_
     assert found is not None
     theirs = re.search(r"Theirs:\n\n```\w+\n(.*?)```", section, re.DOTALL)
     ours = re.search(r"prints it:\n\n```toml\n(.*?)```", section, re.DOTALL)
-    says = re.search(r"It says:\n\n```\n(.*?)```", section, re.DOTALL)
+    says = re.search(r"It says:\n\n```text\n(.*?)```", section, re.DOTALL)
     assert theirs is not None
     assert ours is not None
     file = tmp_path / found["file"]
