@@ -7,6 +7,7 @@ SUFFIX := -$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2
 endif
 VENV ?= .venv$(SUFFIX)
 DEMO ?= .venv-demo$(SUFFIX)
+DOCS ?= .venv-docs$(SUFFIX)
 # What the virtual environment holds: dev has all, test what most tests need.
 LOCK ?= dev
 # What another Python might do in its own way: parsers, the event loop, annotations; and the way from a device to a pod.
@@ -21,7 +22,7 @@ INSTALL := python -m pip --quiet --quiet --disable-pip-version-check install --n
 SUITES ?= bookworm trixie # Debian 12 and 13
 AS ?= root user
 .DEFAULT_GOAL := help
-.PHONY: help demo test pauses test-versions test-debian12 trees e2e lint types floors check-proto check soak bench proto chart wheel wheel-test container-test lock clean
+.PHONY: help demo test pauses test-versions test-debian12 trees e2e lint types floors check-proto check soak bench proto chart wheel wheel-test container-test lock clean site generated release audit
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -101,12 +102,33 @@ bench: $(VENV)/.ready ## measure; writes build/bench.json
 proto: $(VENV)/.ready ## generate agent/*/api from proto/
 	$(BIN)/python proto/generate.py
 
+$(DOCS)/.ready: requirements/docs.txt
+	@echo "-- installing requirements/docs.txt into $(DOCS), once"
+	@$(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/$(INSTALL) --require-hashes --requirement requirements/docs.txt
+	@touch $@
+
+# Not --quiet: mkdocs would not count its warnings then, and none would fail it.
+site: $(DOCS)/.ready ## build the documentation as a site into build/site; checks its links, and that it loads nothing from elsewhere
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build
+	@$(DOCS)/bin/python tools/site_check.py build/site
+
+generated: $(VENV)/.ready ## write docs/configuration.md and docs/licences.md anew
+	$(BIN)/python -m tools.configuration_page
+	$(BIN)/python -m tools.licences_page
+
 wheel: $(VENV)/.ready ## build dist/fairlead-*.whl
 	@rm -rf build/lib build/bdist.* dist
 	$(BIN)/python -m pip --quiet --quiet --disable-pip-version-check wheel --no-deps --no-build-isolation --wheel-dir dist .
 
 wheel-test: wheel ## does the wheel hold everything, and does requirements/run.txt suffice?
 	tests/wheel/check.sh $(BIN)/python dist/*.whl
+
+release: $(VENV)/.ready ## make a release's files in dist/ from a clean export of HEAD; ARGS=--rehearse to try it
+	tools/release.sh $(BIN)/python $(ARGS)
+
+audit: $(VENV)/.ready ## ask the index which pinned requirements were yanked and which are outdated
+	@$(BIN)/python -m tools.audit $(ARGS)
 
 container-test: $(VENV)/.ready build/kustomize/.ready ## build the image on a base made here and try it; needs root, buildah and mmdebstrap
 	tests/container/build.sh $(BIN)/python
@@ -125,7 +147,7 @@ chart: $(VENV)/.ready ## write the configuration's schema into the chart's, and 
 	$(BIN)/python deploy/helm/schema.py
 
 lock: $(VENV)/.ready ## pin requirements/*.in again, with hashes
-	for name in run build test dev; do \
+	for name in run build test dev docs; do \
 		$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 			--custom-compile-command 'make lock' requirements/$$name.in --output-file requirements/$$name.txt || exit; \
 	done
