@@ -30,7 +30,6 @@ class Terminals:
         directory: where they are.
         path: where commands are looked for before all other places.
         environment: what they have beyond this process's.
-        places: what a page writes → where it is in this test.
     """
 
     def __init__(
@@ -38,7 +37,6 @@ class Terminals:
         directory: Path,
         path: Sequence[Path] = (),
         environment: Mapping[str, str] | None = None,
-        places: Mapping[str, str] | None = None,
     ) -> None:
         self._directory = directory
         self._exports = ""
@@ -50,7 +48,6 @@ class Terminals:
             "PYTHONUNBUFFERED": "1",
             **(environment or {}),
         }
-        self._places = places or {}
         self._servers: list[Process] = []
 
     async def __aenter__(self) -> Self:
@@ -66,8 +63,6 @@ class Terminals:
     async def follow(self, command: Command) -> None:
         """Do what the page says; what is printed must be what it shows, if it shows anything."""
         text = command.text
-        for written, there in self._places.items():
-            text = text.replace(written, there)
         if text.startswith("export "):
             self._exports += text + "\n"
         elif not text:
