@@ -20,7 +20,7 @@ from agent.config import load
 from tests.docs.pages import LANGUAGES, MARKS, PAGES, REPOSITORY, Block, blocks, every, text
 
 _BUILT_IN: Final = re.compile(r"[a-z0-9]+(/[a-z0-9]+)?")  # an apiVersion without a domain is Kubernetes' own
-_KUBERNETES: Final = "1.34"
+_KUBERNETES: Final = "1.37"
 _COMMAND: Final = re.compile(r"(?:[$#] )?(?:fairlead|kubectl|helm|systemctl|podman|make|pip|apt|curl) [a-z-]")
 _TARGETS: Final = set(re.findall(r"^([a-z0-9-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
 _MEANT: Final = re.compile(r"\b[A-Z]{2,}\b")  # NAME: what a reader puts there
