@@ -27,6 +27,7 @@ _SLOW: Final = (
     "soak",
     "console/http/test_page_in_browser.py",
     "docs/test_commands.py",
+    "docs/test_security.py",
     "docs/test_writing_a_backend.py",
     "kubelet/test_cancellation.py",
     "test_at_once.py",
