@@ -108,6 +108,7 @@ $(DOCS)/.ready: requirements/docs.txt
 	@$(DOCS)/bin/$(INSTALL) --require-hashes --requirement requirements/docs.txt
 	@touch $@
 
+.PHONY: site generated release audit
 # Not --quiet: mkdocs would not count its warnings then, and none would fail it.
 site: $(DOCS)/.ready ## build the documentation as a site into build/site; checks its links, and that it loads nothing from elsewhere
 	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build
@@ -117,18 +118,18 @@ generated: $(VENV)/.ready ## write docs/configuration.md and docs/licences.md an
 	$(BIN)/python -m tools.configuration_page
 	$(BIN)/python -m tools.licences_page
 
+release: $(VENV)/.ready ## make a release's files in dist/ from a clean export of HEAD; ARGS=--rehearse to try it
+	tools/release.sh $(BIN)/python $(ARGS)
+
+audit: $(VENV)/.ready ## ask the index which pinned requirements were yanked and which are outdated
+	@$(BIN)/python -m tools.audit $(ARGS)
+
 wheel: $(VENV)/.ready ## build dist/fairlead-*.whl
 	@rm -rf build/lib build/bdist.* dist
 	$(BIN)/python -m pip --quiet --quiet --disable-pip-version-check wheel --no-deps --no-build-isolation --wheel-dir dist .
 
 wheel-test: wheel ## does the wheel hold everything, and does requirements/run.txt suffice?
 	tests/wheel/check.sh $(BIN)/python dist/*.whl
-
-release: $(VENV)/.ready ## make a release's files in dist/ from a clean export of HEAD; ARGS=--rehearse to try it
-	tools/release.sh $(BIN)/python $(ARGS)
-
-audit: $(VENV)/.ready ## ask the index which pinned requirements were yanked and which are outdated
-	@$(BIN)/python -m tools.audit $(ARGS)
 
 container-test: $(VENV)/.ready build/kustomize/.ready ## build the image on a base made here and try it; needs root, buildah and mmdebstrap
 	tests/container/build.sh $(BIN)/python

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +20,7 @@ PAGE: Final = Path(__file__).resolve().parents[1] / "docs/configuration.md"
 
 _Schema = Mapping[str, Any]
 _REF: Final = "#/$defs/"
+_NOTES: Final = re.compile(r" \(kubelet contract: \w+\)")  # ours, which no reader has
 _INTRODUCTION: Final = """\
 # Configuration reference
 
@@ -175,7 +177,7 @@ def _title(record: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+    return _NOTES.sub("", text).replace("|", "\\|").replace("\n", " ")
 
 
 if __name__ == "__main__":
