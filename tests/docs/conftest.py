@@ -12,6 +12,7 @@ from tests.backends import machines
 from tests.backends.trees import plant
 from tests.docs.pages import REPOSITORY
 from tests.docs.terminals import Terminals
+from tests.e2e.kmsg import KernelLog
 from tests.e2e.node import Node, pod
 from tests.e2e.process import MAIN
 
@@ -41,7 +42,8 @@ async def terminals(tmp_path: Path) -> AsyncIterator[Terminals]:
     shim.chmod(0o755)
     environment = {"FAIRLEAD_OF_THIS_TEST": str(node.root / "config.toml")}
     sys_, proc = str(node.root / "sys"), str(node.root / "proc")
-    async with node.kubelet, node.agent(_GPUS, sys=sys_, proc=proc):
-        await node.admit(pod("trainer", "nvidia.com/gpu"))
-        async with Terminals(reading, [shim.parent], environment) as terminals:
-            yield terminals
+    with KernelLog(node.dev / "kmsg"):
+        async with node.kubelet, node.agent(_GPUS, sys=sys_, proc=proc):
+            await node.admit(pod("trainer", "nvidia.com/gpu"))
+            async with Terminals(reading, [shim.parent], environment) as terminals:
+                yield terminals
