@@ -8,10 +8,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from agent.importing import cex, generic, gke, intel, kubevirt, nvidia, rdma, rocm, smarter, solarflare, sriov
 from agent.importing.inputs import WORKLOADS, Configuration, Inputs, Settings, as_argument, gather
 from agent.importing.model import Imported, ImportRefusedError, Sketch
 from agent.importing.places import Places
+from agent.importing.readers import cex, generic, gke, intel, kubevirt, nvidia, rdma, rocm, smarter, solarflare, sriov
 from agent.importing.tree import Scalar, Tree, read_yaml
 from agent.importing.writing import write
 

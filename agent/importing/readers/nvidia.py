@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from agent.importing import nvidia_sharing
 from agent.importing.fields import Fields
 from agent.importing.inputs import Settings
 from agent.importing.model import ImportRefusedError, Part, Remark, Sketch, Value
+from agent.importing.readers import nvidia_sharing
 from agent.importing.tree import Items, Scalar, Table, Tree
 
 _KEYS: Final = frozenset({"version", "flags", "resources", "sharing", "imex", "health"})

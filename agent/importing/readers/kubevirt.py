@@ -8,10 +8,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from agent.importing import mediated
 from agent.importing.fields import Fields
 from agent.importing.inputs import Settings
 from agent.importing.model import Draft, DraftGroup, ImportRefusedError, Part, Remark, Sketch, Value
+from agent.importing.readers import mediated
 from agent.importing.tree import Table, Tree
 from agent.importing.usb import usb_id
 
