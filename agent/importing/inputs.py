@@ -15,7 +15,7 @@ from typing import Final
 from msgspec import Struct, field
 
 from agent.importing.model import ImportRefusedError
-from agent.importing.tree import Items, Scalar, Table, Tree, read_yaml
+from agent.importing.tree import Items, Scalar, Table, Tree, below, read_yaml, text_at
 
 _IMAGES: Final = {
     "rocm": re.compile(r"(rocm|amdgpu)[/-]k8s-device-plugin|amdgpu-device-plugin"),
@@ -100,7 +100,7 @@ def gather(documents: Iterable[Tree], recognised: Callable[[Tree], str | None]) 
     found = Inputs()
     for document in documents:
         for one in _objects(document):
-            kind = _text(one, "kind")
+            kind = text_at(one, "kind")
             if kind:
                 found.kinds.add(kind)
             if kind in WORKLOADS:
@@ -122,8 +122,8 @@ def as_argument(text: str, line: int) -> Scalar:
 
 def _objects(document: Tree) -> Iterator[Tree]:
     """The document, or the objects of a list as kubectl prints it."""
-    items = document.values.get("items") if isinstance(document, Table) else None
-    if isinstance(items, Items) and (_text(document, "kind") or "").endswith("List"):
+    items = below(document, "items")
+    if isinstance(items, Items) and (text_at(document, "kind") or "").endswith("List"):
         yield from items.items
     else:
         yield document
@@ -159,7 +159,7 @@ def _containers(tree: Tree) -> Iterator[Table]:
 
 def _read_container(container: Table, settings: Mapping[str, Settings]) -> None:
     words = [item for key in ("command", "args") for item in _scalars(container.values.get(key))]
-    called = " ".join([_text(container, "image") or "", *(word.text for word in words[:3])])
+    called = " ".join([text_at(container, "image") or "", *(word.text for word in words[:3])])
     of = settings[next((source for source, image in _IMAGES.items() if image.search(called)), "")]
     of.environment.update(_variables(container.values.get("env", Items(0, ()))))
     for name, value in _arguments(words):
@@ -208,16 +208,10 @@ def _values(tree: Tree) -> Mapping[str, Tree]:
 
 def _called(workload: Tree) -> str:
     """`daemonset gpu-plugin of namespace kube-system`."""
-    metadata = workload.values.get("metadata") if isinstance(workload, Table) else None
-    name, space = ((_text(metadata, key) if metadata else None) for key in ("name", "namespace"))
-    return f"{(_text(workload, 'kind') or '').lower()} {name or 'without a name'} of namespace {space or 'default'}"
+    name, space = (text_at(workload, "metadata", key) for key in ("name", "namespace"))
+    return f"{(text_at(workload, 'kind') or '').lower()} {name or 'without a name'} of namespace {space or 'default'}"
 
 
 def _scalars(tree: Tree | None) -> Iterator[Scalar]:
     if isinstance(tree, Items):
         yield from (item for item in tree.items if isinstance(item, Scalar))
-
-
-def _text(tree: Tree, key: str) -> str | None:
-    found = tree.values.get(key) if isinstance(tree, Table) else None
-    return found.text if isinstance(found, Scalar) else None

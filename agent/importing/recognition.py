@@ -12,7 +12,7 @@ from agent.importing.inputs import WORKLOADS, Configuration, Inputs, Settings, a
 from agent.importing.model import Imported, ImportRefusedError, Sketch
 from agent.importing.places import Places
 from agent.importing.readers import cex, generic, gke, intel, kubevirt, nvidia, rdma, rocm, smarter, solarflare, sriov
-from agent.importing.tree import Scalar, Tree, read_yaml
+from agent.importing.tree import Scalar, Tree, read_yaml, text_at
 from agent.importing.writing import write
 
 _READERS: Final[Mapping[str, Callable[[Tree | None, Settings], Sketch]]] = {
@@ -126,9 +126,8 @@ def _configuration(source: str, found: Inputs, entry: str | None, domain: str | 
 def _default(found: Inputs, source: str, domain: str | None) -> str | None:
     """The configuration that nodes have without a label that names another."""
     settings = found.of(source, domain)
-    config = settings.values.get("config")
-    said = settings.environment.get("DEFAULT_CONFIG") or (getattr(config, "values", {}) or {}).get("default")
-    return said.text if isinstance(said, Scalar) and said.text else None
+    said = settings.environment.get("DEFAULT_CONFIG")
+    return (said.text if said else text_at(settings.values.get("config"), "default")) or None
 
 
 def _unknown(found: Inputs) -> str:

@@ -47,6 +47,19 @@ class Table(Struct, frozen=True):
 Tree = Scalar | Items | Table
 
 
+def below(tree: Tree | None, *keys: str) -> Tree | None:
+    """What stands under these keys, each in the table of the one before it; None where one is missing."""
+    for key in keys:
+        tree = tree.values.get(key) if isinstance(tree, Table) else None
+    return tree
+
+
+def text_at(tree: Tree | None, *keys: str) -> str | None:
+    """The text that stands under these keys, as it is written; None where there is none."""
+    found = below(tree, *keys)
+    return found.text if isinstance(found, Scalar) else None
+
+
 def read_yaml(text: str, first: int = 1) -> list[Tree]:
     """The documents of a YAML stream, whose first line has this number.
 

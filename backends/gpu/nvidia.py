@@ -7,8 +7,8 @@ sends an event. The control nodes (`/dev/nvidiactl`, …) belong to all GPUs, an
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
@@ -46,6 +46,7 @@ _DEVICES_ENV: Final = "NVIDIA_VISIBLE_DEVICES"
 _CHANNELS_ENV: Final = "NVIDIA_IMEX_CHANNELS"
 _VOLUMES: Final = "/var/run/nvidia-container-devices"  # accept-nvidia-visible-devices-as-volume-mounts
 _FEATURES: Final = ("gdrcopy", "gds", "mofed")
+_Answer = TypeVar("_Answer")
 
 
 class Nvidia:
@@ -135,11 +136,16 @@ class Nvidia:
         return known.uuid if known else None
 
     def _surveyed(self, address: str) -> nvml.Gpu | None:
+        survey = self._asked(nvml.survey)
+        return survey.gpus.get(address) if survey else None
+
+    def _asked(self, question: Callable[[Host, Sequence[HostPath]], _Answer]) -> _Answer | None:
+        """What NVIDIA's library answers, if it is there; that it fails is told once, by `together`."""
         if not nvml.is_there(self.host, self.roots):
             return None
         try:
-            return nvml.survey(self.host, self.roots).gpus.get(address)
-        except nvml.NvmlError:  # told once, by `together`
+            return question(self.host, self.roots)
+        except nvml.NvmlError:
             return None
 
     def _memory(self, address: str, takers: Sequence[GpuOptions]) -> Attributes:
@@ -157,12 +163,7 @@ class Nvidia:
         return str(listed.index(address)) if address in listed else None
 
     def _drained(self) -> frozenset[str]:
-        if not nvml.is_there(self.host, self.roots):
-            return frozenset()
-        try:
-            return nvml.drained(self.host, self.roots)
-        except nvml.NvmlError:  # told once, by `together`
-            return frozenset()
+        return self._asked(nvml.drained) or frozenset()
 
     def together(self) -> Discovery:
         """The NVLinks, where the management library can be asked; of a machine without PCI its one device."""

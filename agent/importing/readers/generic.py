@@ -17,7 +17,7 @@ from agent.importing.inputs import Settings
 from agent.importing.model import Draft, DraftGroup, ImportRefusedError, Part, Remark, Sketch, Value
 from agent.importing.sharing import share
 from agent.importing.tree import Items, Table, Tree, read_yaml
-from agent.importing.usb import usb_id
+from agent.importing.values import usb_id
 from agent.runtime.limits import plugin_directory_problem
 
 DOMAIN: Final = "squat.ai"

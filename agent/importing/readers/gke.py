@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from agent.importing.fields import Fields, spelled
 from agent.importing.inputs import Settings
 from agent.importing.model import Draft, DraftGroup, Part, Remark, Sketch, Value
 from agent.importing.tree import Table, Tree
+from agent.importing.values import is_xid
 
 _SIZE, _CLIENTS, _SHARING, _XIDS, _DIVISOR = (
     "GPUPartitionSize",
@@ -93,7 +93,7 @@ def _xids(fields: Fields, settings: Settings, remarks: list[Remark]) -> list[int
     texts = fields.texts(_XIDS)
     if said is not None:
         texts = [text.strip() for text in said.text.split(",") if text.strip()]
-    found = [text for text in texts if re.fullmatch("[1-9][0-9]{0,4}", text)]
+    found = [text for text in texts if is_xid(text)]
     for text in texts:
         if text not in found:
             line = said.line if said is not None else fields.line(_XIDS)

@@ -7,7 +7,7 @@ from typing import Final
 from agent.importing.fields import Fields
 from agent.importing.inputs import Settings, as_argument
 from agent.importing.model import Draft, DraftGroup, Part, Remark, Sketch, Value
-from agent.importing.tree import Scalar, Table, Tree
+from agent.importing.tree import Scalar, Table, Tree, below, text_at
 
 _KIND: Final = "GpuDevicePlugin"
 _SOURCE: Final = (
@@ -32,8 +32,7 @@ _PLACEMENTS: Final = {"none": "", "balanced": "", "packed": "pack"}
 
 def is_it(document: Tree) -> bool:
     """Is the document the operator's resource?"""
-    kind = document.values.get("kind") if isinstance(document, Table) else None
-    return isinstance(kind, Scalar) and kind.text == _KIND
+    return text_at(document, "kind") == _KIND
 
 
 def read(document: Tree | None, settings: Settings) -> Sketch:
@@ -71,7 +70,7 @@ def read(document: Tree | None, settings: Settings) -> Sketch:
 
 def _said(document: Tree | None, settings: Settings) -> Table:
     """The arguments; what the operator's resource says, by their names."""
-    spec = document.values.get("spec") if isinstance(document, Table) and is_it(document) else None
+    spec = below(document, "spec") if document is not None and is_it(document) else None
     values = dict(spec.values) if isinstance(spec, Table) else {}
     said: dict[str, Tree] = {}
     for key, argument in _OF_THE_OPERATOR.items():

@@ -12,8 +12,8 @@ from agent.importing.fields import Fields
 from agent.importing.inputs import Settings
 from agent.importing.model import Draft, DraftGroup, ImportRefusedError, Part, Remark, Sketch, Value
 from agent.importing.readers import mediated
-from agent.importing.tree import Table, Tree
-from agent.importing.usb import usb_id
+from agent.importing.tree import Table, Tree, below
+from agent.importing.values import usb_id
 
 KEYS: Final = frozenset({"pciHostDevices", "mediatedDevices", "usb", "usbHostDevices"})
 """What `permittedHostDevices` may have; `usbHostDevices` is HyperConverged's name for `usb`."""
@@ -43,12 +43,9 @@ def find(document: Tree) -> Table | None:
 def _find(document: Tree) -> tuple[Table | None, Table | None]:
     """The same, and the table in which they stand."""
     for place in _PLACES:
-        above, found = None, document if isinstance(document, Table) else None
-        for key in place:
-            below = found.values.get(key) if found is not None else None
-            above, found = found, below if isinstance(below, Table) else None
-        if found is not None and (place or found.values.keys() & KEYS):
-            return found, above
+        found, above = below(document, *place), below(document, *place[:-1]) if place else None
+        if isinstance(found, Table) and (place or found.values.keys() & KEYS):
+            return found, above if isinstance(above, Table) else None
     return None, None
 
 

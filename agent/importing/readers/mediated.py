@@ -7,7 +7,7 @@ from typing import Final
 
 from agent.importing.fields import Fields
 from agent.importing.model import Draft, DraftGroup, Part, Remark, Value
-from agent.importing.tree import Items, Scalar, Table, Tree
+from agent.importing.tree import Items, Scalar, Table, below
 
 CONFIGURATION: Final = "mediatedDevicesConfiguration"
 """The key beside `permittedHostDevices` that says what is to be made."""
@@ -91,9 +91,7 @@ def _made(beside: Table | None, remarks: list[Remark]) -> dict[str, int]:
 
 def _is_off(beside: Table) -> bool:
     for place in _GATES:
-        found: Tree | None = beside
-        for key in place:
-            found = found.values.get(key) if isinstance(found, Table) else None
+        found = below(beside, *place)
         if isinstance(found, Items):
             gates = [(item.text, "true") for item in found.items if isinstance(item, Scalar)]
         elif isinstance(found, Table):

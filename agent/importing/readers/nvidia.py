@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from agent.importing.fields import Fields
 from agent.importing.inputs import Settings
 from agent.importing.model import ImportRefusedError, Part, Remark, Sketch, Value
 from agent.importing.readers import nvidia_sharing
-from agent.importing.tree import Items, Scalar, Table, Tree
+from agent.importing.tree import Items, Scalar, Table, Tree, text_at
+from agent.importing.values import is_xid
 
 _KEYS: Final = frozenset({"version", "flags", "resources", "sharing", "imex", "health"})
 _SECTIONS: Final = frozenset({"flags", "sharing", "imex"})
@@ -52,7 +52,6 @@ _NOT_NEEDED: Final = {
 _IGNORED: Final = (13, 31, 43, 45, 68, 109)
 """XIDs that the plugin takes for an application's mistake."""
 
-_XID: Final = re.compile("[1-9][0-9]{0,4}")
 _SOURCE: Final = (
     "From the configuration of NVIDIA's device plugin. Names, IDs and answers are the same; a GPU that had an XID recovers "
     "when it is reset. What is said by arguments and in the environment wins over the file; an import sees what it is given."
@@ -63,8 +62,7 @@ def is_it(document: Tree) -> bool:
     """Is the document one of the plugin's?"""
     if not isinstance(document, Table) or not document.values or document.values.keys() - _KEYS:
         return False
-    version = document.values.get("version")
-    return bool(document.values.keys() & _SECTIONS) or (isinstance(version, Scalar) and version.text == "v1")
+    return bool(document.values.keys() & _SECTIONS) or text_at(document, "version") == "v1"
 
 
 def read(document: Tree | None, settings: Settings) -> Sketch:
@@ -176,11 +174,11 @@ def _xids(settings: Settings, remarks: list[Remark]) -> dict[str, Value]:
 
 def _listed(said: Scalar | None, remarks: list[Remark]) -> list[str]:
     words = [word.strip().lower() for word in said.text.split(",") if word.strip()] if said else []
-    known = [word for word in words if word in ("all", "xids") or _XID.fullmatch(word)]
+    known = [word for word in words if word in ("all", "xids") or is_xid(word)]
     sentence = "is neither an XID nor all nor xids; it is left out"
     remarks += [Remark(said.line, f"{word!r} {sentence}") for word in words if said and word not in known]
     return known
 
 
 def _numbers(words: list[str]) -> list[int]:
-    return [int(word) for word in words if _XID.fullmatch(word)]
+    return [int(word) for word in words if is_xid(word)]

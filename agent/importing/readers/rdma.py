@@ -10,6 +10,7 @@ from agent.importing.fields import Fields, spelled
 from agent.importing.inputs import Settings
 from agent.importing.model import Draft, DraftGroup, ImportRefusedError, Part, Remark, Sketch, Value
 from agent.importing.tree import Items, Table, Tree
+from agent.importing.values import link_layers
 
 _LIST: Final = "configList"
 _PREFIX: Final = "rdma"
@@ -24,7 +25,6 @@ _SELECTORS: Final = {
 }
 """Selector there → attribute here."""
 
-_LAYERS: Final = {"ether": "Ethernet", "infiniband": "InfiniBand"}
 _HEX: Final = re.compile("[0-9a-fA-F]{4}")
 _SOURCE: Final = (
     "From the configuration of k8s-rdma-shared-dev-plugin. Names, tokens and nodes are the same; a token has the NUMA node "
@@ -94,7 +94,7 @@ def _selected(tree: Tree | None, devices: list[str], of: Fields, remarks: list[R
             if attribute in ("vendor", "device"):
                 values = [value.lower() if _HEX.fullmatch(value) else value for value in values]
             if attribute == "link_layer":
-                values = [_LAYERS.get(value.lower(), value) for value in values]
+                values = link_layers(values)
                 fields.note(
                     key, "linkTypes: here it is the port's link layer, not the interface's type; of iWARP they differ"
                 )

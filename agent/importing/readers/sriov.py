@@ -12,6 +12,7 @@ from agent.importing.fields import Fields, spelled
 from agent.importing.inputs import Settings
 from agent.importing.model import Draft, DraftGroup, ImportRefusedError, Part, Remark, Sketch, Value
 from agent.importing.tree import Items, Scalar, Table, Tree
+from agent.importing.values import link_layers
 
 PREFIX: Final = "intel.com"
 """Its own default of --resource-prefix."""
@@ -39,7 +40,6 @@ _NUMBERED: Final = {"pfNames": "pf", "rootDevices": "physical"}
 
 _FLAGS: Final = {"isRdma": "rdma", "needVhostNet": "vhost_net"}
 _SELECTORS: Final = (*_LISTS, *_NUMBERED, *_FLAGS, "vdpaType", "auxTypes")
-_LAYERS: Final = {"ether": "Ethernet", "infiniband": "InfiniBand"}
 
 
 def is_it(document: Tree) -> bool:
@@ -132,9 +132,7 @@ def _one(table: Table, kind: str, of: Fields, selection: _Selection, remarks: li
     base: dict[str, Value] = {}
     for key, attribute in _LISTS.items():
         if values := fields.texts(key):
-            base[attribute] = _short(
-                [_LAYERS.get(value.lower(), value) if key == "linkTypes" else value for value in values]
-            )
+            base[attribute] = _short(link_layers(values) if key == "linkTypes" else values)
             if key == "linkTypes" and len(values) > 1:
                 fields.note(key, "several linkTypes: functions of any of them are offered")
             if key == "ddpProfiles":

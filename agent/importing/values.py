@@ -1,0 +1,33 @@
+"""Reads values that several formats have: USB IDs, XIDs, types of links."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from agent.importing.fields import Fields
+
+_PLAIN: Final = re.compile(r"0|[1-9][0-9]*")
+_XID: Final = re.compile(r"[1-9][0-9]{0,4}")
+_LAYERS: Final = {"ether": "Ethernet", "infiniband": "InfiniBand"}
+
+
+def usb_id(fields: Fields, key: str) -> str | None:
+    """The digits of a vendor or product, in quotes or not, as they are written."""
+    found = fields.scalar(key)
+    if found is None or not found.text:
+        return None
+    if found.kind != "str" and not _PLAIN.fullmatch(found.text):
+        fields.note(key, f"{found.text} without quotes is no text to YAML; it is taken for the digits of an ID")
+    return found.text
+
+
+def is_xid(text: str) -> bool:
+    """Is this the number of an error of NVIDIA's driver?"""
+    return _XID.fullmatch(text) is not None
+
+
+def link_layers(types: Iterable[str]) -> list[str]:
+    """Types of network interfaces, as `ip link` has them, as the link layers of RDMA ports."""
+    return [_LAYERS.get(one.lower(), one) for one in types]
