@@ -33,6 +33,9 @@ _IMAGES: Final = {
 WORKLOADS: Final = frozenset({"DaemonSet", "Deployment", "Pod"})
 """Kinds that have containers."""
 
+_STAYS: Final = re.compile(r"mps-control-daemon|gpu-feature-discovery")
+"""Programs of NVIDIA's that stand beside its plugin and are no plugins."""
+
 _FLAG: Final = re.compile(r"--?(?P<name>[A-Za-z][A-Za-z0-9_.-]*)(=(?P<value>.*))?", re.DOTALL)
 
 
@@ -75,8 +78,8 @@ class Inputs(Struct):
     """By plugin; under "" what may be any plugin's."""
     kinds: set[str] = field(default_factory=set)
     """Of Kubernetes' objects."""
-    workloads: list[str] = field(default_factory=list)
-    """Those that have containers, each with its namespace."""
+    workloads: list[tuple[str, str]] = field(default_factory=list)
+    """Those that have containers: the plugin's that runs in it, empty if that is not known, and name and namespace."""
 
     def of(self, source: str, domain: str | None) -> Settings:
         """What a plugin is told, by its own containers before what may be any plugin's."""
@@ -97,20 +100,21 @@ def gather(documents: Iterable[Tree], recognised: Callable[[Tree], str | None]) 
         documents: of all files.
         recognised: whose configuration a tree is, if it is one.
     """
-    found = Inputs()
+    found, unknown = Inputs(), list[Table]()
     for document in documents:
         for one in _objects(document):
             kind = text_at(one, "kind")
             if kind:
                 found.kinds.add(kind)
             if kind in WORKLOADS:
-                found.workloads.append(_called(one))
-                for container in _containers(one):
-                    _read_container(container, found.settings)
+                unknown += _read_workload(one, found)
             else:
                 found.configurations += _configurations(one, "", recognised)
                 found.settings[""].environment.update(_variables(one))
                 found.settings[""].values.update(_values(one))
+    if not any(source for source, _ in found.workloads):  # beside one that is known they are no plugin's
+        for container in unknown:
+            _read_container(container, found.settings[""])
     return found
 
 
@@ -157,12 +161,36 @@ def _containers(tree: Tree) -> Iterator[Table]:
             yield from _containers(below)
 
 
-def _read_container(container: Table, settings: Mapping[str, Settings]) -> None:
-    words = [item for key in ("command", "args") for item in _scalars(container.values.get(key))]
-    called = " ".join([text_at(container, "image") or "", *(word.text for word in words[:3])])
-    of = settings[next((source for source, image in _IMAGES.items() if image.search(called)), "")]
+def _words(container: Table) -> list[Scalar]:
+    return [item for key in ("command", "args") for item in _scalars(container.values.get(key))]
+
+
+def _program(container: Table) -> str:
+    """Its image and what it runs, as far as these tell whose it is."""
+    return " ".join([text_at(container, "image") or "", *(word.text for word in _words(container)[:3])])
+
+
+def _read_workload(workload: Tree, found: Inputs) -> list[Table]:
+    """Read what plugins in it are told; returns the containers of which it is not known whose they are."""
+    containers = list(_containers(workload))
+    if any(_STAYS.search(_program(container)) for container in containers):
+        return []
+    sources = [_source(container) for container in containers]
+    found.workloads.append((next(filter(None, sources), ""), _called(workload)))
+    for source, container in zip(sources, containers, strict=True):
+        if source:
+            _read_container(container, found.settings[source])
+    return [container for source, container in zip(sources, containers, strict=True) if not source]
+
+
+def _source(container: Table) -> str:
+    program = _program(container)
+    return next((source for source, image in _IMAGES.items() if image.search(program)), "")
+
+
+def _read_container(container: Table, of: Settings) -> None:
     of.environment.update(_variables(container.values.get("env", Items(0, ()))))
-    for name, value in _arguments(words):
+    for name, value in _arguments(_words(container)):
         of.arguments[name] = value
         of.repeated.append((name, value))
 

@@ -16,8 +16,8 @@ from msgspec import Struct
 MOST_NAMES: Final = 16
 """A pattern that means no more names than this is written out."""
 
-DEEPEST: Final = 3
-"""Directories below /dev are looked at so far down: /dev/disk/by-id/*."""
+DEEPEST: Final = 4
+"""So far below /dev nodes are looked for: none that the kernel or udev makes is deeper than /dev/bus/usb/001/002."""
 
 _ATOM: Final = re.compile(
     r"(?P<any>\.)|(?P<escaped>\\[^A-Za-z0-9])|\\(?P<digit>d)|(?P<literal>[^\\.\[\](){}*+?|^$])"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from types import MappingProxyType
 from typing import Final
 
@@ -88,12 +88,18 @@ def import_files(
     written = write(
         [_READERS[it](which.document if which else None, found.of(it, domain)) for it, which in meant.items()], places
     )
-    return replace(written, peers=_peers(found, "kubevirt" in meant))
+    return replace(written, peers=tuple(_peers(found, meant.keys())) or ("the plugin's DaemonSet",))
 
 
-def _peers(found: Inputs, kubevirt: bool) -> tuple[str, ...]:
-    virt = ["KubeVirt's own plugins, by externalResourceProvider: true at each of these resources"] if kubevirt else []
-    return tuple(found.workloads + virt) or ("the plugin's DaemonSet",)
+def _peers(found: Inputs, meant: Set[str]) -> Iterator[str]:
+    """What has to go: the plugins' workloads; where none is known, all that there are."""
+    by_operator = {"intel"} if intel.KIND in found.kinds else set[str]()
+    if by_operator:
+        yield f"the {intel.KIND}, whose operator takes the DaemonSet away"
+    known = [called for source, called in found.workloads if source in meant - by_operator]
+    yield from known or [called for source, called in found.workloads if not source and not by_operator]
+    if "kubevirt" in meant:
+        yield "KubeVirt's own plugins, by externalResourceProvider: true at each of these resources"
 
 
 def _is_meant(source: str, found: Inputs) -> bool:

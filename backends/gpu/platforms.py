@@ -21,9 +21,9 @@ _RELEASE: Final = HostPath("/etc/nv_tegra_release")
 def device(host: Host, unit: str) -> Device | None:
     """The one device of such a machine; None: it is none."""
     if nodes.fault(host, [Wanted(_DXG)]) is None:
-        return _device("all", unit, [Wanted(_DXG)])
+        return _device("all", unit, [Wanted(_DXG)], platform="wsl")
     if _is_tegra(host) and not procfs.addresses(host):
-        return _device("tegra", unit, [], index="0")
+        return _device("tegra", unit, [], platform="tegra", index="0")
     return None
 
 

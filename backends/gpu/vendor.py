@@ -124,12 +124,13 @@ def withheld(device: Device, why: str) -> Device:
 ATTRIBUTES: Final[Mapping[str, Attribute]] = {
     **pci.ATTRIBUTES,
     "boot_display": one_of("yes", "no"),
+    "platform": one_of("tegra", "wsl"),
     **dict.fromkeys(("uuid", "serial", "model", "parent", "profile", "monitoring", "node_numbers"), TEXT),
     **dict.fromkeys(("partition", "compute_partition", "memory_partition"), TEXT),
     **dict.fromkeys(("minor", "gi", "ci", "memory"), NUMBER),
     "index": Attribute("a number, of a MIG device two, as in '0:1'", "[0-9]+(:[0-9]+)?"),
 }
-"""Of whichever vendor: those of `described` and of MIG devices."""
+"""Of whichever vendor: those of `described`, of MIG devices, and of GPUs that are not on PCI."""
 
 
 def described(function: Function, **more: str | None) -> Attributes:

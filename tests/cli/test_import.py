@@ -33,11 +33,11 @@ def test_what_is_carried_over_whole_ends_in_0_and_loads(file: Path) -> None:
 
 
 def test_what_is_lost_ends_in_1_and_is_said_with_file_and_line(file: Path) -> None:
-    file.write_text("- {devicematch: ^fuse$, nummaxdevices: 20}\n- {devicematch: nvidia-gpu, nummaxdevices: 1}\n")
+    file.write_text("- {devicematch: ^fuse$, nummaxdevices: 20}\n- {devicematch: ^a$, nummaxdevices: some}\n")
     result = _import(file)
     assert result.exit_code == 1
     assert result.stderr == (
-        f"{file}:2: nvidia-gpu: Jetson boards' GPUs are no PCI GPUs, and the backend gpu has no others\n"
+        f"{file}:2: ^a$: 'nummaxdevices' is 'some' and should be a whole number; this is left out\n"
     )
     assert 'name = "smarter-devices/fuse"' in result.stdout
 

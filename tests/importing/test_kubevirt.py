@@ -99,7 +99,7 @@ def test_a_pci_device_is_a_vfio_resource(key: str) -> None:
     found = imported(f"pciHostDevices:\n{_GPU.replace('pciVendorSelector', key)}  externalResourceProvider: true\n")
     assert (found.lossless, said(found), loads(found)) == (True, [], ["a.b/gpu"])
     (resource,) = tomllib.loads(found.toml)["resource"]
-    assert resource == {"name": "a.b/gpu", "backend": "vfio", "select": [{"id": "10de:1eb8"}]}
+    assert resource == {"name": "a.b/gpu", "backend": "vfio", "select": [{"id": "10de:1eb8"}], "ids": "group"}
 
 
 def test_a_pci_device_that_kubevirt_itself_offers_is_not_to_be_offered_twice() -> None:

@@ -46,9 +46,9 @@ def test_the_one_configuration_among_other_documents_is_taken() -> None:
 
 def test_what_stands_in_a_config_map_is_taken_with_its_lines_in_the_file() -> None:
     found = import_text(
-        "kind: ConfigMap\ndata:\n  conf.yaml: |\n    - devicematch: nvidia-gpu\n      nummaxdevices: 1\n"
+        "kind: ConfigMap\ndata:\n  conf.yaml: |\n    - devicematch: ^watchdog$\n      nummaxdevices: 0\n"
     )
-    assert [remark.line for remark in found.remarks] == [4]
+    assert [remark.line for remark in found.remarks] == [5]
 
 
 @pytest.mark.parametrize("text", ["[]", "- {devicematch: ^a$}", "- a"])
@@ -92,9 +92,7 @@ def test_a_file_of_another_shape_than_said_is_refused(source: str, text: str) ->
 def test_several_files_are_one_import_and_each_line_is_told_with_its_file() -> None:
     found = import_files({"a.yaml": _SMARTER, "b.yaml": f"# b\n{_NVIDIA}"})
     assert loads(found) == ["nvidia.com/mig-{profile}", "nvidia.com/gpu", "smarter-devices/fuse"]
-    found = import_files(
-        {"a.yaml": "- {devicematch: nvidia-gpu, nummaxdevices: 1}", "b.json": f"\n{_RDMA[:-3]}, 'x': 1}}]}}"}
-    )
+    found = import_files({"a.yaml": "- {devicematch: ^a$, nummaxdevices: 0}", "b.json": f"\n{_RDMA[:-3]}, 'x': 1}}]}}"})
     assert [found.places.place(remark.line) for remark in found.remarks] == [("a.yaml", 1), ("b.json", 2)]
     assert "# b.json:2: a: Fairlead has nothing for the key 'x'." in found.toml
 
@@ -145,6 +143,39 @@ spec:
     found = import_text(text)
     assert loads(found) == ["a.b/a"]
     assert said(found) == ["15: a.b/a: Fairlead has nothing for the key 'colour'"]
+
+
+def _daemonset(name: str, *images: str, kind: str = "DaemonSet") -> str:
+    containers = ", ".join(f"{{image: {image}, args: [--mig-strategy=mixed]}}" for image in images)
+    return f"kind: {kind}\nmetadata: {{name: {name}, namespace: gpu}}\nspec: {{containers: [{containers}]}}\n---\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "peers"),
+    [
+        (_daemonset("other", "kube-proxy") + _daemonset("a", "k8s-device-plugin"), ["daemonset a of namespace gpu"]),
+        (_daemonset("mine", "registry/ours") + _NVIDIA, ["daemonset mine of namespace gpu"]),
+        (
+            _daemonset("a", "k8s-device-plugin")
+            + "kind: DaemonSet\nspec: {containers: [{image: k8s-device-plugin, command: [mps-control-daemon]}]}\n---\n"
+            + "kind: DaemonSet\nspec: {containers: [{image: k8s-device-plugin, command: [gpu-feature-discovery]}]}\n",
+            ["daemonset a of namespace gpu"],
+        ),
+        (
+            _daemonset("made", "intel/intel-gpu-plugin") + f"{_INTEL}\n---\n{_daemonset('a', 'k8s-device-plugin')}",
+            ["the GpuDevicePlugin, whose operator takes the DaemonSet away", "daemonset a of namespace gpu"],
+        ),
+        (_NVIDIA, ["the plugin's DaemonSet"]),
+    ],
+)
+def test_only_what_is_the_plugins_own_has_to_go(text: str, peers: list[str]) -> None:
+    assert list(import_text(text).peers) == peers
+
+
+def test_what_other_workloads_are_told_is_not_taken_for_the_plugins_settings() -> None:
+    text = _daemonset("other", "kube-proxy") + "kind: Pod\nspec: {containers: [{image: k8s-device-plugin}]}\n"
+    assert loads(import_text(text)) == ["nvidia.com/gpu"]
+    assert len(loads(import_text(_daemonset("mine", "registry/ours") + _NVIDIA.replace("mixed", "none")))) == 2
 
 
 def _opened(tree: Any) -> Any:

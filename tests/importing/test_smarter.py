@@ -52,6 +52,14 @@ def test_a_name_with_dots_is_written_as_the_plugin_writes_it() -> None:
     assert loads(imported("- {devicematch: '^a\\.b$', nummaxdevices: 1}")) == ["smarter-devices/a_b"]
 
 
+def test_the_gpu_of_a_jetson_is_told_to_the_runtime_by_its_number_as_by_the_plugin() -> None:
+    found = imported("- {devicematch: nvidia-gpu, nummaxdevices: 10}")
+    assert found.lossless
+    (resource,) = tomllib.loads(found.toml)["resource"]
+    assert (resource["name"], resource["replicas"]) == ("smarter-devices/nvidia-gpu0", 10)
+    assert (resource["select"]["platform"], resource["device_id_strategy"]) == ("tegra", "index")
+
+
 @pytest.mark.parametrize(
     ("entry", "remark"),
     [
@@ -61,7 +69,6 @@ def test_a_name_with_dots_is_written_as_the_plugin_writes_it() -> None:
         ("{devicematch: ^a$, nummaxdevices: 1.5}", "2: ^a$: 'nummaxdevices' is '1.5' and should be a whole number"),
         ("{devicematch: ^a$, nummaxdevices: -1}", "2: ^a$: 'nummaxdevices' is '-1' and should be a whole number"),
         ("{devicematch: '(?i)a', nummaxdevices: 1}", "2: (?i)a: this regular expression is not one that Python and Go"),
-        ("{devicematch: nvidia-gpu, nummaxdevices: 1}", "2: nvidia-gpu: Jetson boards' GPUs are no PCI GPUs"),
         ("{devicematch: ^fuse$, nummaxdevices: 1}", "2: smarter-devices/fuse: name: resource[0] has the name"),
         ("{devicematch: ^/$, nummaxdevices: 1}", "2: smarter-devices/devices: path: '/dev//'"),
     ],

@@ -7,7 +7,7 @@ from typing import Final
 from agent.importing.fields import Fields, spelled
 from agent.importing.inputs import Settings
 from agent.importing.model import Draft, DraftGroup, Part, Remark, Sketch, Value
-from agent.importing.tree import Table, Tree
+from agent.importing.tree import Items, Table, Tree
 from agent.importing.values import is_xid
 
 _SIZE, _CLIENTS, _SHARING, _XIDS, _DIVISOR = (
@@ -23,26 +23,31 @@ _XID: Final = 48
 """The only one that the plugin takes for critical by default."""
 
 _PATHS: Final = {
-    "host-path": "/home/kubernetes/bin/nvidia",
-    "container-path": "/usr/local/nvidia",
-    "host-vulkan-icd-path": "/home/kubernetes/bin/nvidia/vulkan/icd.d",
-    "container-vulkan-icd-path": "/etc/vulkan/icd.d",
+    "host-path": ("driver_path", "/home/kubernetes/bin/nvidia"),
+    "container-path": ("driver_mount", "/usr/local/nvidia"),
+    "host-vulkan-icd-path": ("vulkan_path", "/home/kubernetes/bin/nvidia/vulkan/icd.d"),
+    "container-vulkan-icd-path": ("vulkan_mount", "/etc/vulkan/icd.d"),
 }
+"""Argument → our key, and the default of both."""
+
+_DIVISOR_FILE: Final = "gpu-fraction-divisor-file"
 _NOT_NEEDED: Final = {
     "enable-health-monitoring": "health is always watched",
     "gpu-config": "it names the file that was imported",
     "enable-container-gpu-metrics": "metrics of GPUs are an exporter's: DCGM's",
-    "gpu-fraction-divisor-file": "whole GPUs are offered with it, too",
+    "gpu-metrics-port": "metrics of GPUs are an exporter's: DCGM's",
+    "gpu-metrics-collection-interval": "metrics of GPUs are an exporter's: DCGM's",
 }
-_SOURCE: Final = "From GKE's GPU plugin. Names, IDs, nodes and mounts are the same."
+_SHARING_HERE: Final = {"time-sharing": "time-slicing", "mps": "mps"}
+_SOURCE: Final = "From GKE's GPU plugin. Names, IDs, nodes, mounts and what is refused are the same."
 
 
 def is_it(document: Tree) -> bool:
-    """Has the document a key of the plugin's?"""
+    """Has the document a key of the plugin's? XIDs as a text are those of its ConfigMap xid-config, which is environment."""
     if not isinstance(document, Table):
         return False
-    keys = {key.lower() for key in document.values}
-    return any(key.lower() in keys for key in (_SIZE, _CLIENTS, _SHARING)) or keys == {_XIDS.lower()}
+    table = spelled(document, _KEYS).values
+    return any(key in table for key in (_SIZE, _CLIENTS, _SHARING)) or isinstance(table.get(_XIDS), Items)
 
 
 def read(document: Tree | None, settings: Settings) -> Sketch:
@@ -51,21 +56,22 @@ def read(document: Tree | None, settings: Settings) -> Sketch:
     table = spelled(document, _KEYS) if isinstance(document, Table) else Table(1, {}, {})
     fields = Fields(table, "nvidia.com/gpu", remarks)
     options: dict[str, Value] = {"select": {"vendor": "10de"}, "style": "gke"}
-    same = _share(fields, options, remarks)
+    options |= _shared(fields, remarks)
     if size := fields.text(_SIZE):
         why = f"{size}: MIG devices are offered as they are; the plugin does not start where a GPU has fewer of them"
         fields.note(_SIZE, why)
-    if fields.whole(_DIVISOR):
-        fields.note(_DIVISOR, "whole GPUs are offered with a fraction divisor, too")
-    options["xid_critical"] = [_XID, *(xid for xid in _xids(fields, settings, remarks) if xid != _XID)]
-    _arguments(settings, remarks)
+    if (fields.whole(_DIVISOR) or 0) > 1:
+        options["mig_devices"] = False
+    if more := [xid for xid in _xids(fields, settings, remarks) if xid != _XID]:
+        options["xid_critical"] = more
+    options |= _arguments(settings, remarks)
     fields.end()
     draft = Draft("nvidia.com/gpu", (DraftGroup(options, table.line),), table.line, "gpu")
-    return Sketch(_SOURCE, (Part(tuple(remarks), draft, same),))
+    return Sketch(_SOURCE, (Part(tuple(remarks), draft),))
 
 
-def _share(of: Fields, options: dict[str, Value], remarks: list[Remark]) -> bool:
-    """Read how GPUs are shared into the options; False if pods would get less than they did."""
+def _shared(of: Fields, remarks: list[Remark]) -> dict[str, Value]:
+    """How GPUs are shared. With one client, too, IDs are those of shared GPUs."""
     deprecated, tree = of.whole(_CLIENTS) or 0, of.tree(_SHARING)
     strategy, clients = "", 0
     if isinstance(tree, Table):
@@ -74,17 +80,13 @@ def _share(of: Fields, options: dict[str, Value], remarks: list[Remark]) -> bool
         fields.end()
     if deprecated:
         strategy, clients = "time-sharing", deprecated
-    if strategy not in ("", "time-sharing", "mps") or (not clients) is not (not strategy):
+    if not strategy and not clients:
+        return {}
+    if strategy not in _SHARING_HERE or not clients:
         why = f"{_SHARING} needs a strategy, time-sharing or mps, and clients; the plugin shares nothing, silently, and so does this"
         of.lost(_SHARING, why)
-        return True
-    if strategy == "mps":
-        of.lost(_SHARING, "mps: pods would share GPUs without MPS's limits; it is commented out, as time-sharing")
-    if clients == 1:
-        of.lost(_SHARING, "with one client IDs are nvidia0 here, not nvidia0/vgpu0; no pod names them")
-    elif clients:
-        options |= {"replicas": clients, "fail_requests_greater_than_one": True}
-    return strategy != "mps"
+        return {}
+    return {"sharing": _SHARING_HERE[strategy], **({"replicas": clients} if clients > 1 else {})}
 
 
 def _xids(fields: Fields, settings: Settings, remarks: list[Remark]) -> list[int]:
@@ -101,12 +103,17 @@ def _xids(fields: Fields, settings: Settings, remarks: list[Remark]) -> list[int
     return [int(text) for text in dict.fromkeys(found)]
 
 
-def _arguments(settings: Settings, remarks: list[Remark]) -> None:
+def _arguments(settings: Settings, remarks: list[Remark]) -> dict[str, Value]:
+    options: dict[str, Value] = {}
     for name, value in settings.arguments.items():
-        if (usual := _PATHS.get(name)) and value.text.rstrip("/") != usual:
-            why = f'{name} is {value.text!r}, and style = "gke" has {usual!r}; it is left out'
-            remarks.append(Remark(value.line, why))
+        if name in _PATHS:
+            key, usual = _PATHS[name]
+            options |= {key: value.text} if value.text.rstrip("/") != usual else {}
+        elif name == _DIVISOR_FILE:
+            why = f"what is in {value.text} is not seen here; where it is above 1, write mig_devices = false"
+            remarks.append(Remark(value.line, f"{name}: {why}"))
         elif name in _NOT_NEEDED:
             remarks.append(Remark(value.line, f"{name} is not needed: {_NOT_NEEDED[name]}", lost=False))
         elif name == "publish-driver-version":
             remarks.append(Remark(value.line, f"{name}: the node gets no annotations with the driver's version"))
+    return options

@@ -4,42 +4,52 @@ from __future__ import annotations
 
 from typing import Final
 
-from agent.importing.fields import Fields
+from agent.importing.fields import Fields, spelled
 from agent.importing.inputs import Settings, as_argument
 from agent.importing.model import Draft, DraftGroup, Part, Remark, Sketch, Value
 from agent.importing.tree import Scalar, Table, Tree, below, text_at
 
-_KIND: Final = "GpuDevicePlugin"
+KIND: Final = "GpuDevicePlugin"
+"""Of the resource by which Intel's operator is told of a plugin."""
 _SOURCE: Final = (
-    "From the arguments of Intel's GPU plugin. Nodes and mounts are the same; the ID of a GPU is its PCI address, not "
-    "`card0-0`, which changes when drivers are bound in another order."
+    "From the arguments of Intel's GPU plugin. Names, IDs, nodes and mounts are the same. Without card_ids an ID is a PCI "
+    "address, which stays when drivers are bound in another order."
 )
 _OF_THE_OPERATOR: Final = {
     "sharedDevNum": "shared-dev-num",
     "preferredAllocationPolicy": "allocation-policy",
     "enableMonitoring": "enable-monitoring",
+    "monitoringMode": "monitoring-mode",
     "resourceManager": "resource-manager",
     "allowIDs": "allow-ids",
     "denyIDs": "deny-ids",
-    "byPathMode": "bypath",
+    "bypathMode": "bypath",
 }
 """Key of its resource → the plugin's argument."""
 
-_ARGUMENTS: Final = (*_OF_THE_OPERATOR.values(), "health-management", "wsl")
+_ARGUMENTS: Final = (*_OF_THE_OPERATOR.values(), "health-management", "xpumd-endpoint", "wsl")
 _LIMITS: Final = ("temp-limit", "gpu-temp-limit", "memory-temp-limit")
 _PLACEMENTS: Final = {"none": "", "balanced": "", "packed": "pack"}
+_BY_PATHS: Final = ("single", "all", "none")
+_DRIVERS: Final = ("i915", "xe")
+_PREFIX: Final = "gpu.intel.com/"
+_MONITORING: Final = {
+    "single": {"monitoring": list(_DRIVERS)},
+    "split": {f"{driver}_monitoring": [driver] for driver in _DRIVERS},
+}
+"""Mode → resource → whose GPUs it has."""
 
 
 def is_it(document: Tree) -> bool:
     """Is the document the operator's resource?"""
-    return text_at(document, "kind") == _KIND
+    return text_at(document, "kind") == KIND
 
 
 def read(document: Tree | None, settings: Settings) -> Sketch:
     """The resources that the plugin's arguments mean."""
     remarks: list[Remark] = []
     fields = Fields(_said(document, settings), "Intel's GPU plugin", remarks)
-    options: dict[str, Value] = {}
+    options: dict[str, Value] = {"card_ids": True}
     if (shared := fields.whole("shared-dev-num")) and shared > 1:
         options["replicas"] = shared
     policy = fields.text("allocation-policy") or "none"
@@ -47,37 +57,58 @@ def read(document: Tree | None, settings: Settings) -> Sketch:
         fields.lost("allocation-policy", f"there is no allocation-policy {policy!r}; 'none' is taken")
     elif _PLACEMENTS[policy]:
         options["placement"] = _PLACEMENTS[policy]
-    if fields.flag("enable-monitoring"):
-        why = "the resources i915_monitoring and xe_monitoring, which give a pod all GPUs, are not offered"
-        fields.lost("enable-monitoring", why)
     if fields.flag("resource-manager"):
         fields.lost("resource-manager", "fractions of GPUs, of GPU Aware Scheduling, are not offered")
-    if (by_path := fields.text("bypath") or "single") != "single":
+    if (by_path := fields.text("bypath") or "single") not in _BY_PATHS:
+        fields.lost("bypath", f"there is no bypath {by_path!r}; 'single' is taken")
+    elif by_path != "single":
+        options["by_path"] = by_path
+    if fields.flag("health-management") or fields.text("xpumd-endpoint"):
+        key = "health-management" if fields.flag("health-management") else "xpumd-endpoint"
         fields.lost(
-            "bypath", f"bypath {by_path!r}: a GPU's own links in /dev/dri/by-path are mounted, as with 'single'"
+            key,
+            f"{key}: what Level Zero or xpumd say of memory and temperature is not asked; health is what sysfs tells",
         )
-    if fields.flag("health-management"):
-        fields.note("health-management", "health-management is not needed: health is always watched")
     if fields.flag("wsl"):
         fields.lost("wsl", "WSL's /dev/dxg is not offered; give it a resource of the backend chardev")
     for key in _LIMITS:
         if fields.whole(key):
             fields.lost(key, f"{key} is left out: no temperature makes a GPU unhealthy")
     allowed, denied = (_ids(fields, key) for key in ("allow-ids", "deny-ids"))
-    parts = [_part(name, allowed, denied, options) for name in ("i915", "xe")]
-    return Sketch(_SOURCE, (Part(tuple(remarks)), *parts))
+    parts = [_part(name, allowed, denied, options) for name in _DRIVERS]
+    monitors = [_monitor(name, drivers) for name, drivers in _monitored(fields)]
+    return Sketch(_SOURCE, (Part(tuple(remarks)), *parts, *monitors))
 
 
 def _said(document: Tree | None, settings: Settings) -> Table:
     """The arguments; what the operator's resource says, by their names."""
     spec = below(document, "spec") if document is not None and is_it(document) else None
-    values = dict(spec.values) if isinstance(spec, Table) else {}
+    values = spelled(spec, tuple(_OF_THE_OPERATOR)).values if isinstance(spec, Table) else {}
     said: dict[str, Tree] = {}
     for key, argument in _OF_THE_OPERATOR.items():
         if isinstance(found := values.get(key), Scalar):
             said[argument] = as_argument(found.text, found.line)
     said |= {key: settings.arguments[key] for key in (*_ARGUMENTS, *_LIMITS) if key in settings.arguments}
     return Table(document.line if document else 1, said, {key: tree.line for key, tree in said.items()})
+
+
+def _monitored(fields: Fields) -> list[tuple[str, list[str]]]:
+    """The resources that have the nodes of all GPUs, and of which drivers."""
+    mode = fields.text("monitoring-mode")
+    if not fields.flag("enable-monitoring"):
+        return []
+    if mode is not None and mode not in _MONITORING:
+        fields.lost("monitoring-mode", f"there is no monitoring-mode {mode!r}; 'single' is taken")
+        mode = "single"
+    if mode is None:
+        why = "before release 0.36 there is a resource for each driver, since then one for both; all are offered"
+        fields.note("enable-monitoring", f"enable-monitoring: {why}")
+    return [it for known, resources in _MONITORING.items() if mode in (None, known) for it in resources.items()]
+
+
+def _monitor(name: str, drivers: list[str]) -> Part:
+    select: dict[str, Value] = {"vendor": "8086", "monitoring": drivers if len(drivers) > 1 else drivers[0]}
+    return Part((), Draft(_PREFIX + name, (DraftGroup({"select": select}, 1),), 1, "gpu"))
 
 
 def _ids(fields: Fields, key: str) -> list[str]:
@@ -89,4 +120,4 @@ def _part(driver: str, allowed: list[str], denied: list[str], options: dict[str,
     select: dict[str, Value] = {"vendor": "8086", "driver": driver, **({"device": allowed} if allowed else {})}
     exclude: dict[str, Value] = {"exclude": {"device": denied}} if denied else {}
     group = DraftGroup({"select": select, **exclude, **options}, 1)
-    return Part((), Draft(f"gpu.intel.com/{driver}", (group,), 1, "gpu"))
+    return Part((), Draft(_PREFIX + driver, (group,), 1, "gpu"))

@@ -30,8 +30,8 @@ _PERMISSIONS: Final = "mrw"  # as KubeVirt's own plugin gives a stick
 _QEMU: Final = 107  # the user of virtual machines, to whom it gives a stick's node (pkg/util: NonRootUID)
 _EXTERNAL: Final = "say externalResourceProvider: true here when Fairlead offers it, or KubeVirt's own plugin does too"
 _SOURCE: Final = (
-    "From KubeVirt's permittedHostDevices. The IDs of the devices are other ones: they stay when a stick is plugged in "
-    "again, a function has its address, and a mediated device its UUID; no virtual machine names them."
+    "From KubeVirt's permittedHostDevices. The IDs of PCI functions are the same, those of others are not: they stay when a "
+    "stick is plugged in again, and a mediated device has its UUID; no virtual machine names them."
 )
 
 
@@ -115,7 +115,7 @@ def _functions(table: Table) -> Part:
         fields.note("resourceName", _EXTERNAL)
     line = fields.line("resourceName")
     select: list[Value] = [{"id": selector.lower()}]
-    return Part(tuple(remarks), Draft(name, (DraftGroup({"select": select}, line),), line, "vfio"))
+    return Part(tuple(remarks), Draft(name, (DraftGroup({"select": select, "ids": "group"}, line),), line, "vfio"))
 
 
 def _sticks(table: Table) -> Part:

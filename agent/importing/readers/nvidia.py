@@ -8,7 +8,7 @@ from agent.importing.fields import Fields
 from agent.importing.inputs import Settings
 from agent.importing.model import ImportRefusedError, Part, Remark, Sketch, Value
 from agent.importing.readers import nvidia_sharing
-from agent.importing.tree import Items, Scalar, Table, Tree, text_at
+from agent.importing.tree import Items, Scalar, Table, Tree, below, text_at
 from agent.importing.values import is_xid
 
 _KEYS: Final = frozenset({"version", "flags", "resources", "sharing", "imex", "health"})
@@ -40,17 +40,17 @@ SETTINGS: Final = {
 }
 """Key of the file → argument and variable; they win over the file."""
 
+_DISCOVERY: Final = ("auto", "nvml", "tegra")
 _FLAGS: Final = {"gdrcopyEnabled": "gdrcopy_enabled", "gdsEnabled": "gds_enabled", "mofedEnabled": "mofed_enabled"}
 _NOT_NEEDED: Final = {
     "failOnInitError": "Fairlead never exits for a GPU that cannot be read; it says so",
     "nvidiaCTKPath": "it is for writing CDI specs, which nvidia-ctk does",
     "useNodeFeatureAPI": "it is GPU Feature Discovery's",
     "gfd": "it is GPU Feature Discovery's",
-    "mpsRoot": "it is where MPS's pipes are, and MPS is told of below",
     "containerDriverRoot": "see [host]",
 }
-_IGNORED: Final = (13, 31, 43, 45, 68, 109)
-"""XIDs that the plugin takes for an application's mistake."""
+_MPS_ROOT: Final = "/run/nvidia/mps"
+"""The default of its chart, and ours."""
 
 _SOURCE: Final = (
     "From the configuration of NVIDIA's device plugin. Names, IDs and answers are the same; a GPU that had an XID recovers "
@@ -81,8 +81,9 @@ def read(document: Tree | None, settings: Settings) -> Sketch:
     fields = Fields(_effective(file, settings), "NVIDIA's device plugin", remarks)
     options = _options(fields)
     options |= _xids(settings, remarks)
-    _imex(fields, above, remarks)
+    options |= _imex(fields, above, remarks)
     strategy = fields.text("migStrategy") or "none"
+    mps_root = fields.text("mpsRoot") or _MPS_ROOT
     for key, why in _NOT_NEEDED.items():
         if fields.tree(key) is not None:
             fields.note(key, f"{key} is not needed: {why}")
@@ -93,7 +94,8 @@ def read(document: Tree | None, settings: Settings) -> Sketch:
         above.tree(key)
     if above.tree("resources") is not None:
         above.note("resources", "resources: the plugin itself ignores patterns and names, and so does this")
-    parts = nvidia_sharing.resources(above.tree("sharing"), strategy, fields.line("migStrategy"), options)
+    mps = {} if mps_root == _MPS_ROOT else {"mps_root": mps_root}
+    parts = nvidia_sharing.resources(above.tree("sharing"), strategy, fields.line("migStrategy"), options, mps)
     above.end()
     return Sketch(_SOURCE, (Part(tuple(remarks)), *parts))
 
@@ -108,19 +110,15 @@ def _effective(file: Table, settings: Settings) -> Table:
     for key, name in (("channelIDs", "imexChannelIDs"), ("required", "imexRequired")):
         if isinstance(imex, Table) and key in imex.values:
             said[name] = imex.values[key]
+    if root := below(settings.values.get("mps"), "root"):
+        said["mpsRoot"] = root  # of the Helm chart
     said |= settings.table(SETTINGS).values
     said = {key: tree for key, tree in said.items() if not (isinstance(tree, Scalar) and tree.kind == "null")}
     return Table(file.line, said, {key: tree.line for key, tree in said.items()})
 
 
 def _options(fields: Fields) -> dict[str, Value]:
-    options: dict[str, Value] = {}
-    strategy = fields.tree("deviceListStrategy")
-    if isinstance(strategy, Items):
-        options["device_list_strategy"] = list(fields.texts("deviceListStrategy"))
-    elif text := fields.text("deviceListStrategy"):
-        several = [one.strip() for one in text.split(",")]
-        options["device_list_strategy"] = several if len(several) > 1 else several[0]
+    options = _strategy(fields)
     if named := fields.text("deviceIDStrategy"):
         options["device_id_strategy"] = named
     if fields.flag("passDeviceSpecs") or fields.flag("compatWithCPUManager"):
@@ -136,40 +134,53 @@ def _options(fields: Fields) -> dict[str, Value]:
         options["placement"] = "pack"
     elif policy != "distributed":
         fields.lost("sharedDevicesAllocationPolicy", f"there is no policy {policy!r}; 'distributed' is taken")
-    if (how := fields.text("deviceDiscoveryStrategy") or "auto") == "tegra":
-        fields.lost(
-            "deviceDiscoveryStrategy", "tegra: the GPUs of Tegra boards are no PCI GPUs; there will be no devices"
-        )
-    elif how not in ("auto", "nvml"):
+    if (how := fields.text("deviceDiscoveryStrategy") or "auto") not in _DISCOVERY:
         fields.lost("deviceDiscoveryStrategy", f"there is no deviceDiscoveryStrategy {how!r}; 'auto' is taken")
+    elif how != "auto":
+        fields.note("deviceDiscoveryStrategy", f"{how}: Fairlead sees by itself what a machine is, as with 'auto'")
     return options
 
 
-def _imex(fields: Fields, above: Fields, remarks: list[Remark]) -> None:
-    channels = fields.tree("imexChannelIDs")
-    some = (
-        channels.items if isinstance(channels, Items) else channels.text.strip() if isinstance(channels, Scalar) else ()
-    )
-    if some:
-        fields.lost("imexChannelIDs", "IMEX channels are not handed out; pods that use them need NVIDIA's plugin")
-    if fields.flag("imexRequired") and not some:
+def _strategy(fields: Fields) -> dict[str, Value]:
+    if isinstance(fields.tree("deviceListStrategy"), Items):
+        several = fields.texts("deviceListStrategy")
+    else:
+        several = [one.strip() for one in (fields.text("deviceListStrategy") or "").split(",") if one.strip()]
+    if cdi := next((one for one in several if one.startswith("cdi-")), None):
+        why = "the plugin wrote the CDI specifications that this names; from now on nvidia-ctk has to: docs/gpu.md"
+        fields.lost("deviceListStrategy", f"{cdi}: {why}")
+    if not several:
+        return {}
+    return {"device_list_strategy": several if len(several) > 1 else several[0]}
+
+
+def _imex(fields: Fields, above: Fields, remarks: list[Remark]) -> dict[str, Value]:
+    tree = fields.tree("imexChannelIDs")
+    texts = [item.text for item in tree.items if isinstance(item, Scalar)] if isinstance(tree, Items) else []
+    texts = tree.text.strip("[] ").split(",") if isinstance(tree, Scalar) else texts
+    channels = [text.strip() for text in texts if text.strip()]
+    required = fields.flag("imexRequired")
+    if required and not channels:
         fields.note("imexRequired", "required means nothing without channels")
+    if channels not in ([], ["0"]):
+        fields.lost("imexChannelIDs", "the plugin knows no IMEX channels but [0], and does not start; 0 is taken")
     imex = above.tree("imex")
     if isinstance(imex, Table):
         inner = Fields(imex, "imex", remarks)
         for key in ("channelIDs", "required"):
             inner.tree(key)
         inner.end()
+    return {"imex": "required" if required else "optional"} if channels else {}
 
 
 def _xids(settings: Settings, remarks: list[Remark]) -> dict[str, Value]:
-    """All XIDs but six are critical; numbers that are enabled win over those that are disabled."""
+    """What is said beside the plugin's own set, which is ours too; what is enabled wins over what is disabled."""
     off = _listed(settings.environment.get("DP_DISABLE_HEALTHCHECKS"), remarks)
     on = _numbers(_listed(settings.environment.get("DP_ENABLE_HEALTHCHECKS"), remarks))
+    ignored: Value = [xid for xid in _numbers(off) if xid not in on]
     if {"all", "xids"} & set(off):
-        return {"xid_critical": on, "xid_ignored": "all"}
-    ignored = [xid for xid in sorted({*_IGNORED, *_numbers(off)}) if xid not in on]
-    return {"xid_critical": "all", "xid_ignored": ignored}
+        ignored = "all"
+    return {key: value for key, value in (("xid_critical", on), ("xid_ignored", ignored)) if value}
 
 
 def _listed(said: Scalar | None, remarks: list[Remark]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from agent.importing.fields import Fields
 from agent.importing.model import Draft, DraftGroup, Part, Remark, Value
@@ -30,11 +30,15 @@ class _Sharing(Struct):
     kind: str = ""
     """"timeSlicing" or "mps"."""
     suffix: str = ""
-    one_only: bool = False
-    """Is a container that asks for several refused?"""
+    one_only: bool | None = None
+    """Is a container that asks for several refused? None: as is usual with this kind."""
+    mps: Mapping[str, Value] = field(default_factory=dict)
+    """Options of what is shared by MPS."""
 
 
-def resources(tree: Tree | None, strategy: str, line: int, options: Mapping[str, Value]) -> Iterator[Part]:
+def resources(
+    tree: Tree | None, strategy: str, line: int, options: Mapping[str, Value], mps: Mapping[str, Value]
+) -> Iterator[Part]:
     """The resources, MIG devices before whole GPUs.
 
     Args:
@@ -42,17 +46,18 @@ def resources(tree: Tree | None, strategy: str, line: int, options: Mapping[str,
         strategy: `migStrategy`, which stands in `line`.
         line: of it.
         options: what all resources have.
+        mps: what those have beside that are shared by MPS.
     """
     remarks: list[Remark] = []
-    if strategy == "none":
-        why = "a GPU that is in MIG mode is offered as its MIG devices, not whole: have none in MIG mode"
-        remarks.append(Remark(line, f"migStrategy none: {why}", lost=False))
-    elif strategy == "single":
+    if strategy == "single":
         why = "GPUs without MIG beside it, and several profiles, are offered too, where the plugin exits"
         remarks.append(Remark(line, f"migStrategy single: {why}", lost=False))
-    elif strategy != "mixed":
+    elif strategy not in ("none", "mixed"):
         remarks.append(Remark(line, f"there is no migStrategy {strategy!r}; 'none' is taken"))
+    if strategy not in ("single", "mixed"):
+        options = {**options, "mig_devices": False}
     how, shared = _read(tree, remarks)
+    how.mps = mps
     yield Part(tuple(remarks))
     names = [name for name in shared if name.startswith(_MIG)] if strategy == "mixed" else []
     for name, it in shared.items():
@@ -78,10 +83,17 @@ def _part(
     if shared is None:
         return Part((), Draft(name, (DraftGroup(keys, line),), line, "gpu"))
     keys["replicas"] = shared.replicas
-    if how.one_only:
-        keys["fail_requests_greater_than_one"] = True
+    if how.one_only is not None:
+        keys["fail_requests_greater_than_one"] = how.one_only
+    if how.kind != "mps":
+        draft = Draft(name + how.suffix, (DraftGroup(keys, shared.line),), shared.line, "gpu")
+        return Part(shared.remarks, draft)
+    keys |= {"sharing": "mps", **how.mps}
     draft = Draft(name + how.suffix, (DraftGroup(keys, shared.line),), shared.line, "gpu")
-    return Part(shared.remarks, draft, how.kind != "mps")
+    if "profile" not in select:
+        return Part(shared.remarks, draft)
+    why = f"{name}: MPS cannot share MIG devices, and the plugin does not start with it; it is commented out"
+    return Part((*shared.remarks, Remark(shared.line, why)), draft, offered=False)
 
 
 def _read(tree: Tree | None, remarks: list[Remark]) -> tuple[_Sharing, dict[str, _Shared]]:
@@ -97,14 +109,13 @@ def _read(tree: Tree | None, remarks: list[Remark]) -> tuple[_Sharing, dict[str,
     if how.kind == "mps":
         if isinstance(ways["timeSlicing"], Table):
             above.note("timeSlicing", "beside mps the plugin ignores timeSlicing, and so does this")
-        why = "pods would share GPUs without MPS's limits; what is shared is commented out, as time-slicing"
-        above.lost("mps", f"MPS is not carried over: {why}")
+        above.note("mps", "the control daemon of MPS stays NVIDIA's, and goes on with this configuration: docs/gpu.md")
     way = ways[how.kind]
     assert isinstance(way, Table)
     fields = Fields(way, how.kind, remarks)
     how.suffix = ".shared" if fields.flag("renameByDefault") else ""
-    refuse = fields.tree("failRequestsGreaterThanOne")
-    how.one_only = fields.flag("failRequestsGreaterThanOne") if refuse is not None else how.kind == "mps"
+    if fields.tree("failRequestsGreaterThanOne") is not None:
+        how.one_only = fields.flag("failRequestsGreaterThanOne")
     shared = {name: it for table in fields.tables("resources") for name, it in _entry(table, remarks)}
     fields.end()
     return how, shared

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from agent.importing.fields import Fields, spelled
 from agent.importing.inputs import Settings
@@ -27,8 +29,8 @@ _SELECTORS: Final = {
 
 _HEX: Final = re.compile("[0-9a-fA-F]{4}")
 _SOURCE: Final = (
-    "From the configuration of k8s-rdma-shared-dev-plugin. Names, tokens and nodes are the same; a token has the NUMA node "
-    "on which all adapters of its pool are. The plugin sets interfaces up when it starts; Fairlead does not."
+    "From the configuration of k8s-rdma-shared-dev-plugin. Names, tokens and nodes are the same, and the kubelet is told of "
+    "no NUMA node; topology = true tells it. The plugin sets interfaces up when it starts; Fairlead does not."
 )
 
 
@@ -56,7 +58,7 @@ def read(document: Tree | None, settings: Settings) -> Sketch:
     if cdi := settings.arguments.get("use-cdi"):
         why = "use-cdi: nodes are in the answer itself, not in CDI specs; pods get the same"
         remarks.append(Remark(cdi.line, why, lost=False))
-    return Sketch(_SOURCE, (Part(tuple(remarks)), *_compared(parts)))
+    return Sketch(_SOURCE, (Part(tuple(remarks)), *_overlapping(parts)))
 
 
 def _pool(pool: Table) -> Part:
@@ -78,7 +80,7 @@ def _pool(pool: Table) -> Part:
         fields.lost("selectors", "it has neither selectors nor devices, which the plugin refuses; it is left out")
     else:
         line = fields.line("resourceName")
-        group = DraftGroup({"shared": tokens, "select": select}, line)
+        group = DraftGroup({"shared": tokens, "select": select, "topology": False}, line)
         return Part(tuple(remarks), Draft(f"{prefix}/{name}", (group,), line, "infiniband"))
     return Part(tuple(remarks))
 
@@ -108,17 +110,22 @@ def _selected(tree: Tree | None, devices: list[str], of: Fields, remarks: list[R
     return found
 
 
-def _compared(parts: Iterable[Part]) -> Iterator[Part]:
-    """The pools; where an earlier one may have adapters of theirs, that is told."""
-    seen: list[tuple[str, Mapping[str, Any]]] = []
+def _overlapping(parts: Sequence[Part]) -> Iterator[Part]:
+    """The pools; those whose adapters may be in another one, too, say so."""
     for part in parts:
-        remarks = list(part.remarks)
-        if part.draft is not None:
-            select: Any = part.draft.groups[0].options["select"]
-            for name, before in seen:
-                if all(set(before[key]) & set(select[key]) for key in before.keys() & select.keys()):
-                    why = f"its adapters may be in {name} too, which comes first and has them; here an adapter is in one pool"
-                    remarks.append(Remark(part.draft.line, f"{part.draft.name}: {why}"))
-                    break
-            seen.append((part.draft.name, select))
-        yield Part(tuple(remarks), part.draft)
+        others = [other.draft for other in parts if other is not part and other.draft is not None]
+        if part.draft is None or not any(_may_meet(part.draft, other) for other in others):
+            yield part
+            continue
+        (group,) = part.draft.groups
+        overlapping = replace(group, options={**group.options, "overlap": True})
+        yield replace(part, draft=replace(part.draft, groups=(overlapping,)))
+
+
+def _may_meet(one: Draft, other: Draft) -> bool:
+    mine, theirs = (_selector(draft) for draft in (one, other))
+    return all(set(mine[key]) & set(theirs[key]) for key in mine.keys() & theirs.keys())
+
+
+def _selector(draft: Draft) -> Any:
+    return draft.groups[0].options["select"]

@@ -21,7 +21,8 @@ _PREFIX: Final = "smarter-devices/"
 _TEMPLATE: Final = f"{_PREFIX}{{devname}}"
 """A resource for each node, named after its path below /dev."""
 
-_NVIDIA: Final = "nvidia-gpu"  # no pattern to it, but Jetson boards' GPUs in /sys/devices
+_NVIDIA: Final = "nvidia-gpu"
+"""No pattern to it, but the GPU of a Jetson board: /sys/devices/gpu.0, which it tells to NVIDIA's runtime by number."""
 _UNNAMEABLE: Final = re.compile(r"[^A-Za-z0-9_-]")
 _SOURCE: Final = (
     "From smarter-device-manager's configuration. The IDs of the devices are other ones; no pod names them. A resource "
@@ -80,8 +81,8 @@ def _entry(item: Tree) -> Iterator[Part]:
     elif not count:
         fields.note("nummaxdevices", "nummaxdevices is 0 or missing, and so none was offered")
     elif expression == _NVIDIA:
-        sentence = f"{_NVIDIA}: Jetson boards' GPUs are no PCI GPUs, and the backend gpu has no others"
-        remarks.append(Remark(line, sentence))
+        yield Part(tuple(remarks), _jetson(line, count))
+        return
     else:
         yield from _resources(expression, line, count, remarks)
         return
@@ -97,12 +98,20 @@ def _resources(expression: str, line: int, count: int, remarks: list[Remark]) ->
     else:
         globs = patterns.globs(expression)
         if len(globs) > 1:
-            sentence = (
-                f"{expression}: nodes are looked for in {patterns.DEEPEST - 1} directories below /dev, not in ten"
-            )
+            below = patterns.DEEPEST - 1
+            sentence = f"{expression}: nodes are looked for in {below} directories below /dev, as deep as udev makes any, not in ten"
             remarks.append(Remark(line, sentence, lost=False))
         groups = tuple(_group(f"/dev/{glob}", line, count, pattern=expression) for glob in globs)
         yield Part(tuple(remarks), Draft(_TEMPLATE, groups, line))
+
+
+def _jetson(line: int, count: int) -> Draft:
+    options: dict[str, Value] = {
+        "select": {"vendor": "10de", "platform": "tegra"},
+        "device_id_strategy": "index",
+        **({"replicas": count} if count > 1 else {}),
+    }
+    return Draft(f"{_PREFIX}{_NVIDIA}0", (DraftGroup(options, line),), line, "gpu")
 
 
 def _named(path: str, line: int, count: int) -> Draft:
