@@ -52,6 +52,7 @@ from agent.health import HealthBook
 from agent.history.recorder import Recorder
 from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import Shortfall
+from agent.kubelet import checkpoint
 from agent.kubelet.allocation import Allocator
 from agent.kubelet.lost_resources import LostResources
 from agent.kubelet.plugin import Plugin
@@ -60,6 +61,7 @@ from agent.kubelet.preference import Preferences
 from agent.kubelet.prestart import Starter
 from agent.kubernetes.faces import Faces
 from agent.model import Held, Slot, SlotKey, Snapshot
+from agent.placement.admission import Admission
 from agent.runtime import garbage
 from agent.runtime.counts import Counts
 from agent.runtime.notify import Notifier
@@ -139,9 +141,11 @@ class Agent:
         self._notifier = notifier
         features = settings.nfd_features.path
         self._features = None if features is None else FeatureFile(features, self._slots, problems=self.problems)
-        self._preferences = Preferences(self.inventory, backends)
+        admission = Admission(partial(checkpoint.version, settings.plugin_dir), clock)
+        self._preferences = Preferences(self.inventory, backends, admission)
         self._cdi = Cdi(config.host, settings.state_dir, self.inventory, backends, self.problems)
-        self._allocator = Allocator(self.inventory, backends, self._jobs, self._record, cdi=self._cdi)
+        giving = self.inventory, backends, self._jobs, self._record
+        self._allocator = Allocator(*giving, cdi=self._cdi, admission=admission)
         self._starter = self._make_starter(backends)
         self._pod_claims = self._make_pod_claims(settings)
         acting = self._reconciler, self._look_at, self._pod_claims.know

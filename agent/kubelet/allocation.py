@@ -21,6 +21,7 @@ from agent.hardware.jobs import Jobs, Kind, broken
 from agent.inventory.inventory import Inventory
 from agent.kubelet import wire
 from agent.model import Held, Slot
+from agent.placement.admission import Admission
 from agent.runtime.errors import brief
 from backends.base import AllocationRefused, Backend, Device, Grant, Resource
 
@@ -43,6 +44,7 @@ class Allocator:
         record: Callable[[Sequence[Held]], Awaitable[None]],
         claim_deadline: float = CLAIM_DEADLINE,
         cdi: Cdi | None = None,
+        admission: Admission | None = None,
     ) -> None:
         """Prepare.
 
@@ -53,12 +55,14 @@ class Allocator:
             record: told what is about to be given; what it cannot write down refuses nothing.
             claim_deadline: seconds until the hardware is ready.
             cdi: where resources hand out by CDI.
+            admission: remembers what is given, for the choice among the container's other resources.
         """
         self._inventory = inventory
         self._backends = backends
         self._jobs = jobs
         self._record = record
         self._cdi = cdi
+        self._admission = admission or Admission()
         self._claim = Kind("claim", _FAILED, "Create the pod again", claim_deadline)
 
     async def allocate(self, name: str, ids: Sequence[str], told: Callable[[str], bool]) -> wire.Encoded:
@@ -72,6 +76,7 @@ class Allocator:
         Raises:
             AllocationRefused: nothing is handed out; the sentence is for the pod's owner.
         """
+        so_far = self._admission.take(name)
         resource = self._configured(name)
         grants = [self._grant(name, device_id, told) for device_id in sorted(set(ids))]
         given = [_held(resource, grant) for grant in grants]
@@ -92,7 +97,9 @@ class Allocator:
                     raise AllocationRefused(f"{name} was configured anew a moment ago. Create the pod again.")
                 for grant in grants:  # a list may have gone out while the specification was written (A7.1)
                     self._still(name, grant, told)
-            return wire.encode_allocate([edits])
+            answer = wire.encode_allocate([edits])
+        self._admission.given({**so_far, name: [grant.device for grant in grants]})
+        return answer
 
     def _configured(self, name: str) -> Resource[Any]:
         if (resource := self._inventory.resource(name)) is None:

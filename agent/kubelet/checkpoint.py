@@ -121,6 +121,15 @@ class _RegisteredFile(msgspec.Struct, rename="pascal"):
 _decoder: Final = msgspec.json.Decoder(_File)
 
 
+def version(plugin_dir: Path) -> Version | None:
+    """Which writing of the file lies there now; None if there is none. The kernel knows it without the disk."""
+    try:
+        found = (plugin_dir / FILE_NAME).lstat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
 def parse(data: bytes) -> tuple[CheckpointEntry, ...]:
     """The entries of a checkpoint file.
 

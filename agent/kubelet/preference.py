@@ -15,6 +15,7 @@ from anyio import to_thread
 from agent.discovery.backend_answers import ask
 from agent.inventory.inventory import Inventory
 from agent.kubelet.wire import PreferredRequest
+from agent.placement.admission import Admission
 from agent.placement.choice import choose
 from backends.base import Backend
 
@@ -32,10 +33,13 @@ def plain(request: PreferredRequest) -> tuple[str, ...]:
 class Preferences:
     """Chooses for all resources that have something to choose."""
 
-    def __init__(self, inventory: Inventory, backends: Mapping[str, Backend[Any]]) -> None:
-        """Prepare; `backends` by their kinds."""
+    def __init__(
+        self, inventory: Inventory, backends: Mapping[str, Backend[Any]], admission: Admission | None = None
+    ) -> None:
+        """Prepare; `backends` by their kinds, `admission` knows what the container under way has of other resources."""
         self._inventory = inventory
         self._backends = backends
+        self._admission = admission or Admission()
 
     def of(self, name: str) -> Prefer | None:
         """How a resource chooses; None where it does not matter which devices a pod gets."""
@@ -56,10 +60,11 @@ class Preferences:
         if resource is None:
             return plain(request)  # it retires
         slots, links = dict(self._inventory.slots(name)), self._inventory.links(resource.spec.backend)
-        placement, available, must_include = resource.spec.placement, request.available, request.must_include
+        asked = resource.spec.placement, request.available, request.must_include, request.size
+        beside = [device for devices in self._admission.so_far(name).values() for device in devices]
         try:
             # not asyncio's threads: their module is loaded with the first one, which takes a descriptor
-            return await to_thread.run_sync(choose, slots, links, placement, available, must_include, request.size)
+            return await to_thread.run_sync(choose, slots, links, *asked, beside)
         except Exception:
             log.exception("placement-failed", resource=name, size=request.size, then="giving the first ones")
             return plain(request)

@@ -73,6 +73,17 @@ def survey(devices: Sequence[Device], links: Iterable[Link]) -> Topology:
     return Topology(_places(devices), _links(devices, links))
 
 
+def towards_others(devices: Sequence[Device], others: Sequence[Device]) -> Sequence[int]:
+    """For each device what all pairs with devices of other resources are worth, between which there are no links.
+
+    They are looked at apart, so that what others tell of a bridge changes nothing among the devices themselves.
+    """
+    if not others:
+        return [0] * len(devices)
+    both = Topology(_places([*devices, *others]), {})
+    return both.towards([0] * len(devices) + [1] * len(others))[: len(devices)]
+
+
 def _links(devices: Sequence[Device], links: Iterable[Link]) -> Mapping[int, Mapping[int, int]]:
     """A pair that is named twice, by either of its devices say, counts once, with the greater weight.
 

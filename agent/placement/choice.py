@@ -7,9 +7,10 @@ only among choices that are equal in all before it:
 2. **Sharing**, where a device has several IDs (`replicas`). `spread`: as few pairs of IDs of one device as can be; then the
    free IDs that are left as even as can be (the least sum of squares). `pack`: these as uneven as can be.
 3. **Affinity**: the sum over all pairs of what they are worth to each other (`affinity`).
-4. **The rest**: as little affinity as can be is cut between what is chosen and what stays free. The smallest group that is
+4. **Together with other resources**: as much affinity as can be to what the same container was given of them (`admission`).
+5. **The rest**: as little affinity as can be is cut between what is chosen and what stays free. The smallest group that is
    large enough is used up, and the free devices that remain are near to each other.
-5. **Beside others**: as much affinity as can be to what is not free; a group that is in use already is broken, not a whole one.
+6. **Beside others**: as much affinity as can be to what is not free; a group that is in use already is broken, not a whole one.
 
 Ties are broken by the devices' order on the bus.
 """
@@ -23,10 +24,10 @@ from typing import Final
 from msgspec import Struct
 
 from agent.model import Slot, State
-from agent.placement.affinity import LINK, SAME, Topology, survey
+from agent.placement.affinity import LINK, SAME, Topology, survey, towards_others
 from agent.placement.clusters import clusters
 from agent.placement.subsets import Member, best
-from backends.base import Link, Placement
+from backends.base import Device, Link, Placement
 
 _RANKS: Final = {State.HEALTHY: 0, State.DEGRADED: 1, State.UNHEALTHY: 2}
 _UNKNOWN: Final = 3
@@ -39,6 +40,7 @@ def choose(
     available: Iterable[str],
     must_include: Iterable[str],
     size: int,
+    beside: Sequence[Device] = (),
 ) -> tuple[str, ...]:
     """The best of the available IDs: `size` of them, or as many as there are, each once; never an error.
 
@@ -49,6 +51,7 @@ def choose(
         available: the IDs that are free. Unknown ones are chosen last.
         must_include: these come first, available or not, as far as `size` goes.
         size: how many in all; nothing is chosen where it is not above 0.
+        beside: devices of other resources, that the same container has.
     """
     available = set(available)
     chosen = list(dict.fromkeys(must_include))[: max(size, 0)]
@@ -57,7 +60,7 @@ def choose(
             break
         if len(alike) > wanted and rank != _UNKNOWN:
             free = {device_id for device_id in available if device_id in slots and slots[device_id].health.offered}
-            alike = _Choice.among(slots, links, free.difference(chosen), chosen).best(alike, placement, wanted)
+            alike = _Choice.among(slots, links, free.difference(chosen), chosen, beside).best(alike, placement, wanted)
         chosen += alike[:wanted]
     return tuple(chosen)
 
@@ -83,6 +86,8 @@ class _Choice(Struct, frozen=True):
     """How many are chosen already."""
     others: Sequence[int]
     """How many others it has: held by pods, or unhealthy."""
+    to_beside: Sequence[int]
+    """What it is worth to the devices of other resources that the container has."""
 
     @property
     def every(self) -> int:
@@ -90,7 +95,14 @@ class _Choice(Struct, frozen=True):
         return sum(self.free) + sum(self.taken) + sum(self.others)
 
     @classmethod
-    def among(cls, slots: Mapping[str, Slot], links: Iterable[Link], free: Set[str], taken: Iterable[str]) -> _Choice:
+    def among(
+        cls,
+        slots: Mapping[str, Slot],
+        links: Iterable[Link],
+        free: Set[str],
+        taken: Iterable[str],
+        beside: Sequence[Device],
+    ) -> _Choice:
         """What there is to choose from."""
         found = {(device.unit, device.key): device for slot in slots.values() if (device := slot.device) is not None}
         devices = sorted(found.values(), key=lambda device: (device.ancestry, device.key))
@@ -107,7 +119,8 @@ class _Choice(Struct, frozen=True):
 
         taken = frozenset(taken)
         others = device_of.keys() - free - taken
-        return cls(device_of, survey(devices, links), count(free), count(taken), count(others))
+        topology = survey(devices, links)
+        return cls(device_of, topology, count(free), count(taken), count(others), towards_others(devices, beside))
 
     def best(self, ids: Iterable[str], placement: Placement, size: int) -> list[str]:
         """The best so many of these IDs, in order."""
@@ -129,22 +142,27 @@ class _Worth(Struct, frozen=True):
     to_taken: Sequence[int]
     to_free: Sequence[int]
     to_others: Sequence[int]
+    to_beside: Sequence[int]
     step: int
-    """More than the sums of the last two can be."""
+    """More than the sums of the last but one and the last but two can be."""
+    leap: int
+    """More than the sum of the last can be."""
 
     @classmethod
     def of(cls, choice: _Choice, placement: Placement) -> _Worth:
         free = [free + taken for free, taken in zip(choice.free, choice.taken, strict=True)]
         to_taken, to_free, to_others = map(choice.topology.towards, (choice.taken, free, choice.others))
         # as many are chosen whatever is chosen: only the differences count, and small numbers are faster
-        to_free, to_others = _above_least(to_free), _above_least(to_others)
+        to_free, to_others, to_beside = map(_above_least, (to_free, to_others, choice.to_beside))
         step = 2 * choice.every * max(*to_free, *to_others) + 1
-        return cls(choice, placement if choice.every > len(free) else None, to_taken, to_free, to_others, step)
+        leap = choice.every * max(to_beside) + 1
+        shared = placement if choice.every > len(free) else None
+        return cls(choice, shared, to_taken, to_free, to_others, to_beside, step, leap)
 
     @property
     def affinity(self) -> int:
         """Of one unit of affinity."""
-        return self.step**2
+        return self.leap * self.step**2
 
     @property
     def sharing(self) -> int:
@@ -163,6 +181,7 @@ class _Worth(Struct, frozen=True):
         for device, room in rooms.items():
             single, pair = self._shared(device, sharing)
             single = (single * sharing + self.to_taken[device]) * self.affinity
+            single += self.to_beside[device] * self.step**2
             single += self.to_others[device] - self.to_free[device] * self.step
             members[device] = Member(room, single, (pair * sharing + SAME) * self.affinity)
         return members

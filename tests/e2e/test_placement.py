@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from agent.simulation.pods import Container, Pod
+from tests.backends.machines import CONTROLS, nvidia_gpu, uuid
+from tests.backends.rdma_trees import RDMA_CM, adapter
+from tests.backends.trees import planted_host
 from tests.e2e.node import Node, pod
 from tests.e2e.process import AgentProcess
 
@@ -84,3 +87,51 @@ async def test_replicas_are_spread_or_packed(node: Node, running: Running, place
         await node.healthy(*(f"{key}::{n}" for key in ALL for n in range(4)), resource=GPU)
         used = {(await given(node, f"pod{n}", 1))[0].split("::")[0] for n in range(4)}
         assert len(used) == expected
+
+
+def _switches(root: Path) -> None:
+    """One GPU and two adapters at one PCIe switch, two GPUs and an adapter at another, both at one root complex."""
+    lines, numbers = [CONTROLS], {"gpu": 0, "adapter": 0}
+    for switch, kinds in enumerate((["gpu", "adapter", "adapter"], ["gpu", "gpu", "adapter"]), 1):
+        for slot, kind in enumerate(kinds):
+            number = numbers[kind]
+            numbers[kind] += 1
+            below = f"pci0000:00/0000:00:0{switch}.0/0000:{switch}0:00.0/0000:{switch}1:0{slot}.0"
+            address = f"0000:{switch}{slot + 2}:00.0"
+            lines.append(
+                nvidia_gpu(address, number, below=below)
+                if kind == "gpu"
+                else adapter(f"mlx5_{number}", address, below=below, number=number)
+            )
+    planted_host(root, "".join(lines) + RDMA_CM)
+
+
+async def test_a_container_gets_a_gpu_and_an_adapter_of_one_switch_whichever_it_is_given_first(
+    node: Node, tmp_path: Path
+) -> None:
+    root, hca = tmp_path / "host", "fl.test/hca"
+    root.mkdir()
+    _switches(root)
+    resources = (
+        f'[[resource]]\nname = "{GPU}"\nbackend = "gpu"\n',
+        f'[[resource]]\nname = "{hca}"\nbackend = "infiniband"\n',
+    )
+    seen_at = {name: str(root / name) for name in ("dev", "sys", "proc")}
+    async with node.agent(*resources, prelude="", environment=None, **seen_at):
+        gpus, adapters = [uuid(n) for n in range(3)], ["0000:13:00.0", "0000:14:00.0", "0000:24:00.0"]
+        await node.healthy(*gpus, resource=GPU)
+        await node.healthy(*adapters, resource=hca)
+
+        async def given_both(name: str) -> tuple[str, str]:
+            wanted = Pod(name, (Container("main", {GPU: 1, hca: 1}),))
+            assert (await node.admit(wanted)).phase == "Running"
+            ((gpu,), (nic,)) = node.held(wanted, resource=GPU), node.held(wanted, resource=hca)
+            node.kubelet.end(wanted)
+            return gpu, nic
+
+        seen = {await given_both(f"both{n}") for n in range(12)}
+        assert seen == {(gpus[0], adapters[0]), (gpus[1], adapters[2])}, "by either order, each of which has been seen"
+        for name in (GPU, hca):  # alone each is given what leaves the other switch whole
+            assert (await node.admit(pod(name.rpartition("/")[2], name))).phase == "Running"
+        assert node.held(pod("gpu", GPU), resource=GPU) == {gpus[0]}
+        assert node.held(pod("hca", hca), resource=hca) == {adapters[2]}

@@ -38,7 +38,12 @@ class Exhaustive:
     """A resource whose subsets are judged one by one."""
 
     def __init__(
-        self, slots: Mapping[str, Slot], links: Iterable[Link], placement: Placement, available: Collection[str]
+        self,
+        slots: Mapping[str, Slot],
+        links: Iterable[Link],
+        placement: Placement,
+        available: Collection[str],
+        beside: Sequence[Device] = (),
     ) -> None:
         self._placement = placement
         self._devices = {device_id: slot.device for device_id, slot in slots.items() if slot.device is not None}
@@ -57,15 +62,23 @@ class Exhaustive:
             (a, b): pairs[id(one), id(other)] for a, one in self._devices.items() for b, other in self._devices.items()
         }
         self._shared = len(every) < len(self._devices)
+        self._beside = {
+            a: sum(level(one, other, [*every, *beside]) for other in beside) for a, one in self._devices.items()
+        }
 
     def key(self, chosen: Collection[str]) -> Key:
         """How good this choice is."""
         rest = [device_id for device_id in self._available if device_id not in chosen]
         others = self._devices.keys() - set(chosen) - set(rest)
-        inside = sum(self._affinity[pair] for pair in combinations(chosen, 2))
         cut = sum(self._affinity[a, b] for a in chosen for b in rest)
         beside = sum(self._affinity[a, b] for a in chosen for b in others)
-        return (*self._sharing(chosen, rest), inside, -cut, beside)
+        return (*self.within(chosen), sum(self._beside[a] for a in chosen), -cut, beside)
+
+    def within(self, chosen: Collection[str]) -> Key:
+        """The same, as far as it is a matter of the resource alone and of what is chosen."""
+        rest = [device_id for device_id in self._available if device_id not in chosen]
+        inside = sum(self._affinity[pair] for pair in combinations(chosen, 2))
+        return (*self._sharing(chosen, rest), inside)
 
     def _sharing(self, chosen: Iterable[str], rest: Iterable[str]) -> Key:
         if not self._shared:
@@ -91,7 +104,7 @@ class Exhaustive:
         best: list[Key] = [()] * (len(free) + 1)
 
         def look(first: int, chosen: tuple[str, ...], inside: int, near_free: int, near_others: int) -> None:
-            best[len(chosen)] = max(best[len(chosen)], (inside, 2 * inside - near_free, near_others))
+            best[len(chosen)] = max(best[len(chosen)], (inside, 0, 2 * inside - near_free, near_others))
             for number in range(first, len(free)):
                 one = free[number]
                 look(

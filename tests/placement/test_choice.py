@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.model import Health, Slot, State
 from agent.placement.affinity import survey
@@ -127,6 +128,66 @@ def test_devices_linked_at_random_are_placed_as_well_as_by_exhaustive_search(rng
     oracle = Exhaustive(machine.slots(), links, "spread", list(machine.slots()))
     for size, best in enumerate(oracle.best_of_each_size()):
         assert oracle.key(chosen(machine, size)) == best
+
+
+# --- beside what the container has of other resources ---
+
+
+@settings(deadline=None, max_examples=100)
+@given(machines(most=6), st.integers(1, 2), st.sampled_from(["spread", "pack"]), st.data())
+def test_devices_near_what_the_container_has_are_chosen_among_those_that_are_as_good_within_the_resource(
+    machine: Machine, replicas: int, placement: Placement, data: st.DataObject
+) -> None:
+    slots = machine.slots(replicas)
+    neighbours = data.draw(st.lists(st.tuples(st.sampled_from(machine.devices), st.integers(0, 2)), max_size=3))
+    beside = [
+        replace(device, key=f"beside{n}", ancestry=device.ancestry[: len(device.ancestry) - up])
+        for n, (device, up) in enumerate(neighbours)
+    ]
+    free = data.draw(st.lists(st.sampled_from(sorted(slots)), unique=True, min_size=1, max_size=9))
+    must = data.draw(st.lists(st.sampled_from(free), unique=True, max_size=2))
+    size = data.draw(st.integers(len(must), len(free)))
+    found = choose(slots, machine.links, placement, free, must, size, beside)
+    alone = choose(slots, machine.links, placement, free, must, size)
+    oracle = Exhaustive(slots, machine.links, placement, free, beside)
+    assert len(set(found)) == len(alone) == size
+    assert set(must) <= set(found)
+    assert oracle.key(found) == oracle.best(size, must)
+    assert oracle.within(found) == oracle.within(alone), "no worse within the resource than without the others"
+
+
+def switches(*of: int) -> list[list[Device]]:
+    """So many devices at each of some switches, by switch."""
+    slots = Slots()
+    for number in of:
+        slots.switch(number, 0)
+    devices = iter(slots.found)
+    return [[next(devices) for _ in range(number)] for number in of]
+
+
+@pytest.mark.parametrize(
+    ("size", "beside", "expected"),
+    [
+        pytest.param(1, [], [2], id="alone: no whole switch is broken"),
+        pytest.param(1, [0], [0], id="at the switch of the other device"),
+        pytest.param(1, [1], [2], id="at its switch"),
+        pytest.param(2, [1], [0, 1], id="those of the resource stay together first"),
+        pytest.param(1, [0, 0, 1], [0], id="at the switch of most"),
+    ],
+)
+def test_beside_devices_of_another_resource_a_container_gets(size: int, beside: list[int], expected: list[int]) -> None:
+    (one, two) = switches(4, 4)
+    adapters = Machine([*one[:2], *two[:1]]).slots()
+    gpus = [(one, two)[switch][3] for switch in beside]
+    ids = list(adapters)
+    assert choose(adapters, (), "spread", ids, (), size, gpus) == tuple(ids[number] for number in expected)
+
+
+def test_a_device_that_is_well_is_not_passed_over_for_a_sick_one_that_is_nearer() -> None:
+    (one, two) = switches(2, 1)
+    machine = Machine([one[0], two[0]])
+    slots = machine.slots(health={one[0].key: SLOW})
+    assert choose(slots, (), "spread", list(slots), (), 1, [one[1]]) == (two[0].key,)
 
 
 # --- what that means on machines that are known ---
