@@ -88,18 +88,22 @@ def import_files(
     written = write(
         [_READERS[it](which.document if which else None, found.of(it, domain)) for it, which in meant.items()], places
     )
-    return replace(written, peers=tuple(_peers(found, meant.keys())) or ("the plugin's DaemonSet",))
+    return replace(written, peers=tuple(_peers(found, meant.keys())))
 
 
 def _peers(found: Inputs, meant: Set[str]) -> Iterator[str]:
-    """What has to go: the plugins' workloads; where none is known, all that there are."""
-    by_operator = {"intel"} if intel.KIND in found.kinds else set[str]()
-    if by_operator:
-        yield f"the {intel.KIND}, whose operator takes the DaemonSet away"
-    known = [called for source, called in found.workloads if source in meant - by_operator]
-    yield from known or [called for source, called in found.workloads if not source and not by_operator]
-    if "kubevirt" in meant:
-        yield "KubeVirt's own plugins, by externalResourceProvider: true at each of these resources"
+    """What has to go: of each plugin its workloads; where none is known, those of which it is not known whose they are."""
+    strangers = [called for source, called in found.workloads if not source]
+    for source in meant:
+        known = [called for other, called in found.workloads if other == source]
+        if source == "kubevirt":
+            yield "KubeVirt's own plugins, by externalResourceProvider: true at each of these resources"
+        elif source == "intel" and intel.KIND in found.kinds:
+            yield f"the {intel.KIND}, whose operator takes the DaemonSet away"
+        elif len(meant) == 1:
+            yield from known or strangers or ["the plugin's DaemonSet"]
+        else:
+            yield from known or [f"the DaemonSet of {source}"]
 
 
 def _is_meant(source: str, found: Inputs) -> bool:

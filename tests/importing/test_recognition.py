@@ -163,9 +163,10 @@ def _daemonset(name: str, *images: str, kind: str = "DaemonSet") -> str:
         ),
         (
             _daemonset("made", "intel/intel-gpu-plugin") + f"{_INTEL}\n---\n{_daemonset('a', 'k8s-device-plugin')}",
-            ["the GpuDevicePlugin, whose operator takes the DaemonSet away", "daemonset a of namespace gpu"],
+            ["daemonset a of namespace gpu", "the GpuDevicePlugin, whose operator takes the DaemonSet away"],
         ),
         (_NVIDIA, ["the plugin's DaemonSet"]),
+        (f"{_NVIDIA}---\n{_RDMA}", ["the DaemonSet of nvidia", "the DaemonSet of rdma"]),
     ],
 )
 def test_only_what_is_the_plugins_own_has_to_go(text: str, peers: list[str]) -> None:
