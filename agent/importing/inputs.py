@@ -235,9 +235,13 @@ def _values(tree: Tree) -> Mapping[str, Tree]:
 
 
 def _called(workload: Tree) -> str:
-    """`daemonset gpu-plugin of namespace kube-system`."""
+    """`daemonset gpu-plugin of namespace kube-system`, and by what an operator makes it."""
     name, space = (text_at(workload, "metadata", key) for key in ("name", "namespace"))
-    return f"{(text_at(workload, 'kind') or '').lower()} {name or 'without a name'} of namespace {space or 'default'}"
+    called = f"{(text_at(workload, 'kind') or '').lower()} {name or 'without a name'} of namespace {space or 'default'}"
+    owners = below(workload, "metadata", "ownerReferences")
+    for owner in owners.items if isinstance(owners, Items) else ():
+        called += f", by {text_at(owner, 'kind')} {text_at(owner, 'name')}, which would make it again"
+    return called
 
 
 def _scalars(tree: Tree | None) -> Iterator[Scalar]:

@@ -10,7 +10,7 @@ from tests.importing.helpers import import_text, loads
 
 _FILES = sorted(Path(__file__).parent.joinpath("documented").glob("*.yaml"))
 
-_LOSING = {"rdma", "rocm"}
+_LOSING = {"intel-wsl", "rdma", "rocm"}
 """Those of which something cannot be carried over."""
 
 

@@ -156,6 +156,12 @@ def _daemonset(name: str, *images: str, kind: str = "DaemonSet") -> str:
         (_daemonset("other", "kube-proxy") + _daemonset("a", "k8s-device-plugin"), ["daemonset a of namespace gpu"]),
         (_daemonset("mine", "registry/ours") + _NVIDIA, ["daemonset mine of namespace gpu"]),
         (
+            _daemonset("a", "k8s-device-plugin").replace(
+                "name: a,", "name: a, ownerReferences: [{kind: ClusterPolicy, name: cluster-policy}],"
+            ),
+            ["daemonset a of namespace gpu, by ClusterPolicy cluster-policy, which would make it again"],
+        ),
+        (
             _daemonset("a", "k8s-device-plugin")
             + "kind: DaemonSet\nspec: {containers: [{image: k8s-device-plugin, command: [mps-control-daemon]}]}\n---\n"
             + "kind: DaemonSet\nspec: {containers: [{image: k8s-device-plugin, command: [gpu-feature-discovery]}]}\n",

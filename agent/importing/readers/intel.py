@@ -69,11 +69,13 @@ def read(document: Tree | None, settings: Settings) -> Sketch:
             key,
             f"{key}: what Level Zero or xpumd say of memory and temperature is not asked; health is what sysfs tells",
         )
-    if fields.flag("wsl"):
-        fields.lost("wsl", "WSL's /dev/dxg is not offered; give it a resource of the backend chardev")
     for key in _LIMITS:
         if fields.whole(key):
             fields.lost(key, f"{key} is left out: no temperature makes a GPU unhealthy")
+    if fields.flag("wsl"):
+        why = "all that Windows lends is one device, and no ZE_AFFINITY_MASK chooses among several GPUs"
+        fields.lost("wsl", f"wsl: {why}")
+        return Sketch(_SOURCE, (Part(tuple(remarks)), _dxg(shared or 1)))
     allowed, denied = (_ids(fields, key) for key in ("allow-ids", "deny-ids"))
     parts = [_part(name, allowed, denied, options) for name in _DRIVERS]
     monitors = [_monitor(name, drivers) for name, drivers in _monitored(fields)]
@@ -109,6 +111,14 @@ def _monitored(fields: Fields) -> list[tuple[str, list[str]]]:
 def _monitor(name: str, drivers: list[str]) -> Part:
     select: dict[str, Value] = {"vendor": "8086", "monitoring": drivers if len(drivers) > 1 else drivers[0]}
     return Part((), Draft(_PREFIX + name, (DraftGroup({"select": select}, 1),), 1, "gpu"))
+
+
+def _dxg(pods: int) -> Part:
+    """What a container gets in WSL, where no GPU is on PCI."""
+    node: dict[str, Value] = {"path": "/dev/dxg", "permissions": "rw"}
+    libraries: dict[str, Value] = {"path": "/usr/lib/wsl", "type": "mount", "read_only": True}
+    options: dict[str, Value] = {"paths": [node, libraries], **({"count": pods} if pods > 1 else {})}
+    return Part((), Draft(f"{_PREFIX}dxg", (DraftGroup(options, 1),), 1))
 
 
 def _ids(fields: Fields, key: str) -> list[str]:
