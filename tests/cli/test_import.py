@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -141,3 +142,14 @@ def test_the_page_about_migrating_shows_what_an_import_prints(section: str, tmp_
     assert result.stdout.endswith(ours[1])
     assert result.stderr.replace(f"{file}:", "") == (says[1] if says else "")
     assert f"> {file.name}" in found["get"], "the command writes the file that is imported"
+
+
+_COMPARISON = Path(__file__).parents[2].joinpath("docs", "comparison.md").read_text()
+
+
+@pytest.mark.parametrize("line", sorted(set(re.findall(r"\| `fairlead ([^`]+)` \|$", _COMPARISON, re.MULTILINE))))
+def test_the_page_that_compares_names_commands_as_they_are(line: str) -> None:
+    name, *words = line.split()
+    command = fairlead.get_command(click.Context(fairlead), name)
+    assert command is not None
+    command.make_context(name, words, resilient_parsing=False)
