@@ -10,8 +10,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from backends.base import ContainerEdits, Device, Discovery, Grant, Host, HostPath, Signal
-from backends.gpu import functions, kfd, nodes
+from backends.base import ContainerEdits, Device, Discovery, Grant, Host, HostPath, Signal, Verdict
+from backends.gpu import amd_exporter, functions, kfd, nodes
 from backends.gpu.nodes import Wanted
 from backends.gpu.options import GpuResource
 from backends.gpu.vendor import Attributes, described, gpu, part, unbound, withheld
@@ -106,9 +106,12 @@ class Amd:
         except OSError:
             return []
 
-    def probe(self, device: Device) -> Iterable[Signal]:  # noqa: ARG002  # an interface's
-        """Nothing."""
-        return ()
+    def probe(self, device: Device) -> Iterator[Signal]:
+        """Does AMD's metrics exporter find it unhealthy?"""
+        whole = f"pci:{device.unit}"
+        if whole in device.hardware and amd_exporter.states(self.host).get(device.unit) == amd_exporter.UNHEALTHY:
+            why = "AMD's metrics exporter finds it unhealthy; its log and its metrics say why"
+            yield Signal(whole, "exporter-unhealthy", Verdict.NOW, why)
 
     def directories(self, addresses: Iterable[str]) -> Iterable[HostPath]:  # noqa: ARG002  # an interface's
         """Where the nodes are."""
