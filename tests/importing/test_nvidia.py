@@ -63,6 +63,22 @@ def test_xids_count_as_they_did_and_the_usual_ones_are_not_written_out(
     assert keys("version: v1\n", **environment) == {"mig_devices": False, **expected}
 
 
+@pytest.mark.parametrize(
+    ("health", "expected"),
+    [
+        ("{eventTypes: [EventTypeXidCriticalError], criticalXIDs: all}", {}),
+        ("{ignoredXIDs: [13, 31]}", {"xid_critical": "all", "xid_ignored": [13, 31]}),
+        ("{criticalXIDs: [48, 13], ignoredXIDs: [13]}", {"xid_critical": [48], "xid_ignored": "all"}),
+        ("{disabled: true, criticalXIDs: [48]}", {"xid_ignored": "all"}),
+        ("{eventTypes: [EventTypeDoubleBitEccError]}", {"xid_ignored": "all"}),
+    ],
+)
+def test_the_health_of_a_file_stands_in_the_place_of_the_plugins_own(health: str, expected: dict[str, Any]) -> None:
+    assert keys(f"version: v1\nhealth: {health}\n") == {"mig_devices": False, **expected}
+    assert keys(f"version: v1\nhealth: {health}\n", DP_ENABLE_HEALTHCHECKS="13")["xid_critical"] == [13]
+    assert "'x'" in said(imported(f"version: v1\nhealth: {health[:-1]}, x: 1}}\n"))[0]
+
+
 @pytest.mark.parametrize(("strategy", "expected"), [("none", {"mig_devices": False}), ("single", {}), ("mixed", {})])
 def test_a_gpu_in_mig_mode_is_whole_only_where_it_was(strategy: str, expected: dict[str, Any]) -> None:
     assert keys(f"flags: {{migStrategy: {strategy}}}\n") == expected

@@ -49,6 +49,7 @@ _NOT_NEEDED: Final = {
     "gfd": "it is GPU Feature Discovery's",
     "containerDriverRoot": "see [host]",
 }
+_XID_EVENTS: Final = "EventTypeXidCriticalError"
 _MPS_ROOT: Final = "/run/nvidia/mps"
 """The default of its chart, and ours."""
 
@@ -80,7 +81,7 @@ def read(document: Tree | None, settings: Settings) -> Sketch:
         raise ImportRefusedError(f"this is version {version!r} of the plugin's configuration; v1 is known", above.line("version"))  # fmt: skip
     fields = Fields(_effective(file, settings), "NVIDIA's device plugin", remarks)
     options = _options(fields)
-    options |= _xids(settings, remarks)
+    options |= _xids(settings, remarks) or _health(above.tree("health"), remarks)
     options |= _imex(fields, above, remarks)
     strategy = fields.text("migStrategy") or "none"
     mps_root = fields.text("mpsRoot") or _MPS_ROOT
@@ -90,7 +91,7 @@ def read(document: Tree | None, settings: Settings) -> Sketch:
     for key in ("compatWithCPUManager", "plugin"):
         fields.tree(key)
     fields.end()
-    for key in ("flags", "imex", "health"):
+    for key in ("flags", "imex"):
         above.tree(key)
     if above.tree("resources") is not None:
         above.note("resources", "resources: the plugin itself ignores patterns and names, and so does this")
@@ -181,6 +182,22 @@ def _xids(settings: Settings, remarks: list[Remark]) -> dict[str, Value]:
     if {"all", "xids"} & set(off):
         ignored = "all"
     return {key: value for key, value in (("xid_critical", on), ("xid_ignored", ignored)) if value}
+
+
+def _health(tree: Tree | None, remarks: list[Remark]) -> dict[str, Value]:
+    """What the file says of XIDs; its lists stand in the place of the plugin's own, and ignored ones count first."""
+    if not isinstance(tree, Table):
+        return {}
+    fields = Fields(tree, "health", remarks)
+    disabled, types, critical = fields.flag("disabled"), fields.texts("eventTypes"), fields.tree("criticalXIDs")
+    ignored = _numbers(fields.texts("ignoredXIDs"))
+    fields.end()
+    if disabled or (types and _XID_EVENTS not in types):
+        return {"xid_ignored": "all"}
+    if isinstance(critical, Items):
+        only: Value = [xid for xid in _numbers(fields.texts("criticalXIDs")) if xid not in ignored]
+        return {"xid_critical": only, "xid_ignored": "all"}
+    return {"xid_critical": "all", "xid_ignored": ignored} if ignored else {}
 
 
 def _listed(said: Scalar | None, remarks: list[Remark]) -> list[str]:
