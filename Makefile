@@ -136,7 +136,12 @@ container-test: $(VENV)/.ready build/kustomize/.ready ## build the image on a ba
 
 # What builds deploy/kubernetes, for tests/deploy and the container's test.
 build/kustomize/.ready: tests/deploy/fetch.sh tests/cache.sh
-	tests/deploy/fetch.sh build/kustomize
+	tests/deploy/fetch.sh build/kustomize kustomize usr/bin/kustomize
+	@touch $@
+
+# promtool, which tests the alerts and the dashboards' queries of deploy/observability.
+build/promtool/.ready: tests/deploy/fetch.sh tests/cache.sh
+	tests/deploy/fetch.sh build/promtool promtool usr/bin/promtool
 	@touch $@
 
 # What renders deploy/helm, for tests/deploy.
