@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Final, NamedTuple
 
 from agent.inventory.found_devices import Found
@@ -56,7 +57,8 @@ def find(name: str, places: Iterable[Place]) -> frozenset[str]:
         name: a device's key, an ID, or `nvidia.com/gpu/` and an ID: all that the device owns. `pci:0000:3b:00.0`: that
             piece of hardware alone. `0000:3b:00.0`: that PCI function, and what else its device owns if it is named so;
             also as lspci, nvidia-smi and the kernel's log write it. Where nothing has such a name: `/dev/nvidia0`,
-            `nvidia0` or `mlx5_0`, the device that has this node, or any such attribute (`hca`, `ifname`, `serial`).
+            `nvidia0` or `mlx5_0`, the device that has this node, or any such attribute (`hca`, `ifname`, `serial`);
+            `serial=1650522003820`, the device with that very attribute, also where it is a number.
         places: where to look.
 
     Raises:
@@ -113,7 +115,9 @@ def _is_called(name: str, device: Device, *, is_number: bool) -> bool:
         if node.path.text in (name, f"/dev/{name}") or node.path.name == name:
             break
     else:
-        if is_number or not any(name in values for values in device.attributes.values()):
+        attribute, equals, value = name.partition("=")
+        values = () if is_number else chain.from_iterable(device.attributes.values())
+        if name not in values and not (equals and value in device.attributes.get(attribute, ())):
             return False
     if device.parts:
         parts = ", ".join(sorted(frozenset[str]().union(*device.parts)))

@@ -155,6 +155,14 @@ def test_a_key_or_an_id_goes_before_an_attribute_of_another_and_a_number_is_no_n
             find(number, (*HCAS, placed("c", minor="0", subsystem="0x15b3")))
 
 
+def test_an_attribute_with_its_name_is_found_also_where_its_value_is_a_number() -> None:
+    cards = (placed("c", serial="692251001124"), placed("d", serial="692251001125", uuid="692251001124"))
+    assert find("serial=692251001124", cards) == {"pci:c"}
+    for name in ("692251001124", "serial=", "serial", "=692251001124", "uuid=692251001125"):
+        with pytest.raises(FairleadError, match="no device"):
+            find(name, cards)
+
+
 def test_a_part_of_a_pool_is_not_taken_for_the_whole_pool() -> None:
     pool = placed("pool", parts=(frozenset({"pci:a"}), frozenset({"pci:b"})), hca="mlx5_0 mlx5_1")
     with pytest.raises(AmbiguousError) as refused:
