@@ -111,8 +111,8 @@ class Agent:
         self.problems = Problems(clock)
         """What the daemon's parts report."""
         self._keep = partial(supervise, problems=self.problems)
-        self.watchdog = Watchdog(notifier, problems=self.problems)
         self.counts = Counts()
+        self.watchdog = Watchdog(notifier, problems=self.problems, lateness=self.counts.lateness.observe)
         backends = dict(backends)  # those in force, always: a reload exchanges them in place
         self.inventory, health, ledger = (
             Inventory(config.resources, backends),

@@ -56,6 +56,8 @@ class Counts(Struct):
     """From a hint of the kernel's to the list that it changed, written to the stream."""
     discovery: defaultdict[str, Histogram] = field(default_factory=lambda: defaultdict(Histogram))
     """Looks at a backend's hardware, at all of it or at what a hint named."""
+    lateness: Histogram = field(default_factory=Histogram)
+    """By how much the event loop turned later than it should have, one look of the watchdog's after the other."""
     lost_lines: Callable[[], int] = lambda: 0
     """Tells how many lines of the log could not be written."""
 

@@ -94,9 +94,12 @@ class Watchdog:
     """Looks at every pulse, and at its own turns of the event loop."""
 
     def __init__(
-        self, notifier: Notifier, clock: Callable[[], float] = time.monotonic, problems: Problems | None = None
-    ) -> None:
+        self, notifier: Notifier, clock: Callable[[], float] = time.monotonic, problems: Problems | None = None,
+        lateness: Callable[[float], None] = lambda _: None,
+    ) -> None:  # fmt: skip
+        """Prepare; `lateness` is told at each look how many seconds late it comes."""
         self._notifier = notifier
+        self._lateness = lateness
         self._clock = clock
         self._interval = _CHECK if notifier.watchdog is None else notifier.watchdog / 3
         self._turned = clock()
@@ -127,7 +130,9 @@ class Watchdog:
         self._thread = threading.get_ident()
         while True:
             self.look()
+            due = self._clock() + self._interval
             await anyio.sleep(self._interval)
+            self._lateness(max(0.0, self._clock() - due))
 
     def look(self) -> None:
         """Feed it if all is alive; say once what is not."""

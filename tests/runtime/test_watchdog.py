@@ -133,6 +133,21 @@ async def test_it_is_fed_three_times_in_its_period(monkeypatch: pytest.MonkeyPat
     assert (slept, Fed.times) == ([10.0] * 3, 3)
 
 
+async def test_how_late_the_loop_turns_is_told_at_each_look(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    late: list[float] = []
+    blocked = iter((0.0, 2.5, -0.1))
+
+    async def sleep(seconds: float) -> None:
+        clock.now += seconds + next(blocked)
+        if len(late) == 2:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(watchdog, "anyio", SimpleNamespace(sleep=sleep))
+    with pytest.raises(asyncio.CancelledError):
+        await Watchdog(Fed(None, 30.0), clock, lateness=late.append).run()
+    assert late == [0.0, 2.5]
+
+
 # --- parts that are started again ---
 
 

@@ -21,7 +21,7 @@ def head(name: str, kind: Literal["gauge", "counter", "histogram"], meaning: str
     return f"# HELP {PREFIX}{name} {meaning}\n# TYPE {PREFIX}{name} {kind}\n"
 
 
-def sample(name: str, value: float, **labels: str) -> str:
+def sample(name: str, value: float, /, **labels: str) -> str:
     """One sample."""
     if not labels:
         return f"{PREFIX}{name} {value}\n"

@@ -20,7 +20,16 @@ def exposition(status: Status, counts: Counts) -> Iterator[str]:
     """All metrics, in pieces of a few lines; label values that are known in advance are there from the start."""
     yield from _about_us(status)
     yield from process(status.started)
-    for metric in (_devices, _device_healthy, _device_info, _device_assigned, _registered, _overtaken):
+    resources = (
+        _devices,
+        _device_healthy,
+        _device_not_healthy,
+        _device_info,
+        _device_assigned,
+        _registered,
+        _overtaken,
+    )
+    for metric in resources:
         yield from metric(status.resources)
     yield from _not_offered(status)
     yield from _streams(status, counts)
@@ -35,6 +44,9 @@ def exposition(status: Status, counts: Counts) -> Iterator[str]:
     )
     yield from _events(counts)
     yield from _backends(status, counts)
+    yield from _duration(
+        "loop_delay_seconds", "How late the event loop turned, seen every few seconds.", counts.lateness
+    )
     yield head("log_lines_lost_total", "counter", "Lines of the log that stderr did not take.")
     yield sample("log_lines_lost_total", counts.lost_lines())
 
@@ -82,15 +94,28 @@ def _device_healthy(resources: Iterable[Resource]) -> Iterator[str]:
         )
 
 
+def _device_not_healthy(resources: Iterable[Resource]) -> Iterator[str]:
+    yield head("device_not_healthy", "gauge", "IDs of a device that is Degraded or Unhealthy, by the reason.")
+    for resource in resources:
+        number = Counter[tuple[str, str, str]]()
+        for device in resource.devices:
+            if device.state != "Healthy":
+                number[device.key, device.state, device.reason] += len(device.ids)
+        for (key, state, reason), ids in number.items():
+            yield sample(
+                "device_not_healthy", ids, resource_name=resource.name, device=key, health=state, reason=reason
+            )
+
+
 def _device_info(resources: Iterable[Resource]) -> Iterator[str]:
-    yield head("device_info", "gauge", "What a device is and where; numa_node is empty where nobody knows it.")
+    yield head("device_info", "gauge", "What a device is and where; a label is empty where nobody knows it.")
     for resource in resources:
         for device in {device.key: device for device in resource.devices}.values():
             yield sample(
                 "device_info", 1,
                 resource_name=resource.name, device=device.key, backend=resource.backend,
                 numa_node="" if device.numa_node is None else str(device.numa_node),
-                hardware=",".join(device.hardware),
+                hardware=",".join(device.hardware), name=device.name, model=device.model,
             )  # fmt: skip
 
 

@@ -19,11 +19,11 @@ from tests.console.http import nodes
 
 TABLE = """
 fairlead_build_info fairlead_config_last_reload_successful fairlead_config_last_reload_timestamp_seconds
-fairlead_devices fairlead_devices_not_offered fairlead_device_healthy fairlead_device_info fairlead_device_assigned fairlead_health_transitions_total
+fairlead_devices fairlead_devices_not_offered fairlead_device_healthy fairlead_device_not_healthy fairlead_device_info fairlead_device_assigned fairlead_health_transitions_total
 fairlead_overtaken fairlead_registered fairlead_registrations_total fairlead_list_and_watch_streams fairlead_list_and_watch_updates_total
 fairlead_allocations_total fairlead_allocate_duration_seconds fairlead_preferred_allocation_duration_seconds
 fairlead_uevents_total fairlead_uevent_overflows_total fairlead_hotplug_latency_seconds
-fairlead_discovery_duration_seconds fairlead_backend_up fairlead_state_kept fairlead_problems fairlead_standing_by fairlead_standby_ready fairlead_log_lines_lost_total
+fairlead_discovery_duration_seconds fairlead_backend_up fairlead_state_kept fairlead_problems fairlead_standing_by fairlead_standby_ready fairlead_loop_delay_seconds fairlead_log_lines_lost_total
 process_cpu_seconds_total process_start_time_seconds process_max_fds process_virtual_memory_bytes
 process_resident_memory_bytes process_open_fds process_threads
 """
@@ -74,6 +74,18 @@ def test_devices_are_counted_by_their_health_as_the_kubelet_counts_them() -> Non
 def test_a_device_is_healthy_if_all_of_its_ids_are_offered() -> None:
     found = values(families(nodes.busy())["fairlead_device_healthy"], "device")
     assert (found[(nodes.gpu(3).key,)], found[(nodes.gpu(2).key,)], found[("0000:d8:02.0",)]) == (0, 1, 1)
+
+
+def test_what_is_not_well_is_told_with_its_reason_until_it_is_well() -> None:
+    found = values(families(nodes.busy())["fairlead_device_not_healthy"], "device", "health", "reason")
+    assert found[nodes.gpu(3).key, "Unhealthy", "xid-79"] == 1
+    assert found["0000:d8:02.0", "Degraded", "port-down"] == 1
+    assert not values(families(nodes.node(nodes.gpus(), nodes.kvm()))["fairlead_device_not_healthy"])
+
+
+def test_a_device_is_told_with_what_people_call_it() -> None:
+    found = values(families(nodes.busy())["fairlead_device_info"], "device", "name", "model")
+    assert found[nodes.gpu(3).key, "nvidia3", "H100"] == 1
 
 
 def test_who_has_what() -> None:
