@@ -22,7 +22,7 @@ INSTALL := python -m pip --quiet --quiet --disable-pip-version-check install --n
 SUITES ?= bookworm trixie # Debian 12 and 13
 AS ?= root user
 .DEFAULT_GOAL := help
-.PHONY: help demo test pauses test-versions test-debian12 trees e2e lint types floors check-proto check soak bench proto chart wheel wheel-test container-test lock clean site generated release audit
+.PHONY: help demo test pauses test-versions test-debian12 trees e2e lint types floors check-proto check soak bench proto rules chart wheel wheel-test container-test lock clean site generated release audit
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -151,6 +151,14 @@ build/helm/.ready: tests/deploy/fetch-helm.sh | $(VENV)/.ready
 
 chart: $(VENV)/.ready ## write the configuration's schema into the chart's, and its values into the docs
 	$(BIN)/python deploy/helm/schema.py
+
+# Prometheus' operator wants its rules indented, in an object.
+rules: ## write deploy/observability/prometheus-rules.yaml from alerts.yaml and fleet.yaml beside it
+	@cd deploy/observability && { echo "# Written by \`make rules\` from alerts.yaml and fleet.yaml: change those."; \
+		for name in alerts fleet; do \
+			printf -- '---\napiVersion: monitoring.coreos.com/v1\nkind: PrometheusRule\nmetadata:\n  name: fairlead-%s\nspec:\n' $$name; \
+			grep -v '^#' $$name.yaml | sed 's/^\(.\)/  \1/'; \
+		done; } > prometheus-rules.yaml
 
 lock: $(VENV)/.ready ## pin requirements/*.in again, with hashes
 	for name in run build test dev docs; do \

@@ -88,6 +88,12 @@ def _helm() -> bool:
     return helm() is not None
 
 
+def _promtool() -> bool:
+    from tests.deploy.observability.promtool import promtool
+
+    return promtool() is not None
+
+
 def _mounts() -> bool:
     with tempfile.TemporaryDirectory() as place:
         command = ["unshare", "--mount", "mount", "--bind", place, place]
@@ -119,6 +125,7 @@ _TRIES: Final[Mapping[str, Callable[[], bool]]] = {
     "systemd": lambda: shutil.which("systemd-analyze") is not None,
     "kustomize 5 (make build/kustomize/.ready)": _kustomize,
     "helm (make build/helm/.ready)": _helm,
+    "promtool (make build/promtool/.ready)": _promtool,
     "openssl 3": _openssl,
     "groff": lambda: shutil.which("groff") is not None,
     "chromium": CHROMIUM.exists,
