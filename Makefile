@@ -84,6 +84,7 @@ lint: $(VENV)/.ready ## ruff: style and common mistakes
 
 types: $(VENV)/.ready ## mypy --strict
 	$(BIN)/mypy
+	$(BIN)/mypy deploy/kubectl/kubectl-fairlead
 
 floors: $(VENV)/.ready ## import-linter: who may import whom
 	$(BIN)/lint-imports
