@@ -199,6 +199,10 @@ def test_nodes_that_offer_fewer_than_a_day_ago_are_told_by_the_daemons_own_memor
     assert (lost["device"], lost["yesterday"], lost["reason"]) == ("GPU-1", "Healthy", "xid-79")
     assert [ran.document[node]["answer"] for node in "acd"] == [[], [], []]
     assert (ran.code, ask("fewer").lines[-1]) == (1, "1 of 5 nodes offer fewer than 24 hours ago.")
+    kubectl.nodes["b"] = old  # that cannot tell
+    assert ask("fewer").lines[-1] == (
+        "1 of 5 nodes offer fewer than 24 hours ago; of Unknown ones nobody knows how they were then."
+    )
     asked = [(node, command) for node, command in kubectl.asked if "--history" in command]
     assert set(asked) == {
         (node, ("fairlead", "status", "--history", "nvidia.com/gpu/GPU-1", "--json")) for node in "bd"
@@ -292,7 +296,7 @@ def test_a_drain_finds_the_node_that_has_the_serial(kubectl: Kubectl, ask: Any, 
     kubectl.nodes = {f"n{n}": Recorder(FakeDaemon(), tmp_path / f"n{n}") for n in range(3)}
     kubectl.nodes |= {"here": Recorder(it, tmp_path / "here"), "down": dead}
     ran = ask("drain --serial 4711 --reason 'fan is loud' --until 2h")
-    assert (ran.code, [line.split() for line in ran.lines[1:]]) == (0, [["here", "ids:", "['serial=4711']"]])
+    assert (ran.code, [line.split() for line in ran.lines[1:]]) == (0, [["here", "ids", "serial=4711"]])
     (drain,) = it.asked
     assert drain[:3] == ("drain", "serial=4711", "fan is loud")
     assert drain[3] is not None
