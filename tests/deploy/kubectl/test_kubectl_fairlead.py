@@ -155,9 +155,11 @@ def test_nodes_are_named_or_selected_and_one_without_a_pod_is_told(kubectl: Kube
 
 
 def test_a_resource_has_a_line_for_each_node_that_serves_it(kubectl: Kubectl, ask: Any, tmp_path: Path) -> None:
-    kubectl.nodes = {"a": Recorder(FakeDaemon(nodes.busy()), tmp_path / "busy")}
+    shown = replace(nodes.busy(), unclaimed=(nodes.unusable(4),))
+    kubectl.nodes = {"a": Recorder(FakeDaemon(shown), tmp_path / "busy")}
     rows = [line.split() for line in ask("status --resources").lines[1:]]
-    assert rows[0] == ["a", "0.1.0", "nvidia.com/gpu", "1/1", "7", "0", "1", "3", "0", "1"]
+    assert rows[0] == ["a", "0.1.0", "nvidia.com/gpu", "1/1", "7", "0", "1", "3", "1", "1"]
+    assert {row[-2] for row in rows[1:]} == {"0"}
     assert rows[3][:4] == ["a", "0.1.0", "example.com/camera", "0/1"]
 
 
