@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.deploy.manifests import KUBERNETES, Manifests, kustomize
-from tests.deploy.observability.promtool import KIT
+from tests.deploy.manifests import KUBERNETES, REPOSITORY, Manifests, kustomize
+from tests.deploy.observability.promtool import KIT, RULES, promtool
 from tests.needs import skip_without
 
 ENDPOINT: dict[str, Any] = yaml.safe_load((KIT / "pod-monitor.yaml").read_text())["spec"]["podMetricsEndpoints"][0]
@@ -43,6 +44,27 @@ def test_it_adds_what_the_operator_and_grafana_look_for_in_the_same_namespace(bu
         file.name: json.loads(file.read_text()) for file in (KIT / "dashboards").iterdir()
     }
     assert len(json.dumps(boards)) < 262144  # what `kubectl apply` may keep of an object in its annotation
+
+
+@pytest.mark.parametrize("document", ["fleet.md", "http.md"])
+def test_the_scrape_configurations_of_the_docs_are_valid_and_do_what_the_rules_need(
+    document: str, tmp_path: Path
+) -> None:
+    skip_without("promtool (make build/promtool/.ready)")
+    blocks = re.findall(r"```yaml\n(.*?)```", (REPOSITORY / "docs" / document).read_text(), flags=re.DOTALL)
+    texts = [text for text in blocks if "scrape_configs" in text]
+    assert texts
+    for file in RULES:
+        shutil.copy(file, tmp_path)
+    for text in texts:
+        (tmp_path / "prometheus.yml").write_text(text)
+        command = [promtool() or "", "check", "config", str(tmp_path / "prometheus.yml")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        if document == "fleet.md":
+            (job,) = yaml.safe_load(text)["scrape_configs"]
+            assert (job["job_name"], job["honor_labels"]) == ("fairlead", True)
+            assert "node" in str(job)
 
 
 def relabeled(labels: dict[str, str]) -> dict[str, str] | None:
