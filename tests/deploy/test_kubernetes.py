@@ -324,7 +324,7 @@ def test_prometheus_finds_the_port_on_the_nodes_network_and_on_the_pods_own(
     mine = built(tmp_path, "hardened", ["components/pod-monitor"])
     (endpoint,) = mine.one("PodMonitor")["spec"]["podMetricsEndpoints"]
     for rule in endpoint["relabelings"]:
-        if rule["sourceLabels"] == [rule["targetLabel"]] and (match := re.fullmatch(rule["regex"], found)):
+        if rule.get("sourceLabels") == [rule.get("targetLabel")] and (match := re.fullmatch(rule["regex"], found)):
             found = rule["replacement"].replace("${1}", match[1])
     assert found == scraped
     selected = mine.one("PodMonitor")["spec"]["selector"]["matchLabels"]

@@ -118,7 +118,7 @@ class Kubectl:
     def _get(self, words: list[str]) -> list[dict[str, Any]]:
         if words[1] == "nodes":
             return [{"metadata": {"name": name}} for name in self.labels[words[words.index("--selector") + 1]]]
-        assert words[words.index("--selector") + 1] == "app.kubernetes.io/name=fairlead,app.kubernetes.io/component=device-plugin"  # fmt: skip
+        assert words[words.index("--selector") + 1] == "app.kubernetes.io/part-of=fairlead,app.kubernetes.io/component=device-plugin"  # fmt: skip
         return [*(pod(node) for node in self.nodes), *self.pods]
 
 

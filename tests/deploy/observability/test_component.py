@@ -16,7 +16,8 @@ from tests.deploy.manifests import KUBERNETES, REPOSITORY, Manifests, kustomize
 from tests.deploy.observability.promtool import KIT, RULES, promtool
 from tests.needs import skip_without
 
-ENDPOINT: dict[str, Any] = yaml.safe_load((KIT / "pod-monitor.yaml").read_text())["spec"]["podMetricsEndpoints"][0]
+MONITOR = KUBERNETES / "components/pod-monitor/pod-monitor.yaml"
+ENDPOINT: dict[str, Any] = yaml.safe_load(MONITOR.read_text())["spec"]["podMetricsEndpoints"][0]
 
 
 @pytest.fixture(params=["base", "hardened", "openshift", "installer"])
@@ -79,7 +80,10 @@ def relabeled(labels: dict[str, str]) -> dict[str, str] | None:
             if found is None:
                 return None
         elif found is not None:
-            labels = {**labels, rule["targetLabel"]: found.expand(rule.get("replacement", "$1").replace("$1", r"\1"))}
+            labels = {
+                **labels,
+                rule["targetLabel"]: found.expand(rule.get("replacement", "${1}").replace("${1}", r"\1")),
+            }
     return labels
 
 
