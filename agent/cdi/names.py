@@ -2,7 +2,8 @@
 
 Two resources never have one kind, nor two IDs one name. Grammar: CDI specification 1.1.0, "kind" and "devices.name"
 (vendor and class: letters, digits and `_-.`, the first a letter; of a device also `:`). A `.` in a class takes version
-0.6.0, which runtimes in use do not read: it is written otherwise, like all that the grammar has no place for.
+0.6.0, which runtimes in use do not read: it is written otherwise, like all that the grammar has no place for. A class of one
+letter ends containerd and CRI-O, as soon as they read it (container-device-interface issue 320, in releases up to 1.1.0).
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ _OUTSIDE_NAME: Final = re.compile(r"[^A-Za-z0-9.:-]")
 def kind(resource: str) -> str:
     """The kind of a resource's devices: `fairlead.nvidia.com/gpu` of `nvidia.com/gpu`."""
     domain, _, name = resource.partition("/")
-    return f"fairlead.{domain}/{_written(name, _OUTSIDE_CLASS, first='[A-Za-z]')}"
+    written = _written(name, _OUTSIDE_CLASS, first="[A-Za-z]")
+    if len(written) == 1:
+        written += "_zz"
+    return f"fairlead.{domain}/{written}"
 
 
 def file(resource: str) -> HostPath:

@@ -24,11 +24,16 @@ IDS = st.text(st.one_of(st.sampled_from("a0_-/.:z2f"), st.characters(codec="utf-
 def test_every_resource_has_a_kind_and_a_file_of_its_own(one: str, other: str) -> None:
     assert name_problem(one) is None
     assert KIND.fullmatch(names.kind(one))
+    assert len(names.kind(one).partition("/")[2]) > 1
     assert re.fullmatch(r"/run/cdi/fairlead_[a-z0-9.-]+_[A-Za-z0-9_-]+\.json", names.file(one).text)
     if one != other:
         assert names.kind(one) != names.kind(other)
         assert names.file(one) != names.file(other)
         assert names.annotation(one) != names.annotation(other)
+
+
+def test_a_resource_of_one_letter_does_not_end_the_container_runtime() -> None:
+    assert names.kind("example.com/x") == "fairlead.example.com/x_zz"
 
 
 @given(IDS, IDS)
