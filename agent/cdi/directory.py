@@ -50,12 +50,13 @@ class Directory:
         except (FileNotFoundError, msgspec.MsgspecError):  # written by nobody but us, and whole: a strange one is none
             return frozenset()
 
-    def update(self, resource: str, change: Callable[[Devices], Devices]) -> bool:
+    def update(self, resource: str, change: Callable[[Devices], Devices], *, every: bool = False) -> bool:
         """Make another of a resource's specification, and write it where it says something else; is there one then?
 
         Args:
             resource: its name.
             change: from what it says to what it is to say; nothing: no specification.
+            every: look up every node again, not only those of devices that `change` adds or replaces.
 
         Raises:
             OSError: it cannot be written, and says what it said; or the file is somebody else's.
@@ -64,7 +65,8 @@ class Directory:
         with self._alone():
             before = _read(path, kind)
             wanted = change(before)
-            after = {name: it if it is before.get(name) else self._resolved(it) for name, it in wanted.items()}
+            known = {} if every else before
+            after = {name: it if it is known.get(name) else self._resolved(it) for name, it in wanted.items()}
             if not after:
                 self._remove(resource)
             elif after != before:
@@ -106,15 +108,21 @@ class Directory:
             files.replace(self._record, msgspec.json.encode(sorted(resources)))
 
     def _resolved(self, edits: spec.Edits) -> spec.Edits:
-        """With the nodes that links lead to: a runtime takes a link for no node, where a kubelet's way follows it."""
+        """With the numbers of nodes, and those that links lead to: a runtime takes a link for no node, a kubelet follows it."""
         return msgspec.structs.replace(edits, device_nodes=[self._real(node) for node in edits.device_nodes])
 
     def _real(self, node: spec.DeviceNode) -> spec.DeviceNode:
         try:
-            real = device_node(self._host, HostPath(node.host_path or node.path)).path.text
-        except NoNodeError:
-            return node  # not there now, or outside /dev: as its backend says
-        return msgspec.structs.replace(node, host_path="" if real == node.path else real)
+            found = device_node(self._host, HostPath(node.host_path or node.path))
+        except NoNodeError:  # not there now, or outside /dev: as its backend says; it has no numbers until it is back
+            return msgspec.structs.replace(node, kind="", major=0, minor=0)
+        return msgspec.structs.replace(
+            node,
+            host_path="" if found.path.text == node.path else found.path.text,
+            kind="b" if found.block else "c",
+            major=found.major,
+            minor=found.minor,
+        )
 
 
 def _read(path: Path, kind: str) -> dict[str, spec.Edits]:

@@ -1,8 +1,9 @@
 """Writes CDI specifications and reads ours back; of the lowest version that carries them.
 
 Format: CDI specification 1.1.0. A runtime refuses a file with a field or a version that it does not know, so that nothing
-is written that need not be. What is left out of a node (its type, its numbers, its owner) the runtime reads from the
-host's node when it makes the container's.
+is written that need not be. What is left out of a node (its owner and mode; its numbers where it is not there) the runtime
+reads from the host's node when it makes the container's, and keeps until a file in the directory changes: numbers are
+written, since a node that comes back under others would leave containers the hardware that has the old ones.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ class DeviceNode(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"
     permissions: str
     host_path: str = ""
     """Left out where it is the same."""
+    kind: str = msgspec.field(name="type", default="")
+    """c or b; nothing where the node is not there."""
+    major: int = 0
+    minor: int = 0
 
 
 class BindMount(msgspec.Struct, frozen=True, rename="camel"):

@@ -161,7 +161,7 @@ class Specifications:
             )
             fresh = {it[0]: spec.edits(it[1]) for it in found if it is not None}
         kept = self._kept_for_pods(resource, slots, claims)
-        await self._update(name, lambda before: {**{it: before[it] for it in before if kept(it)}, **fresh})
+        await self._update(name, lambda before: {**{it: before[it] for it in before if kept(it)}, **fresh}, every=True)
 
     def _kept_for_pods(
         self, resource: Resource[Any] | None, slots: Mapping[str, Slot], claims: Iterable[str]
@@ -180,14 +180,14 @@ class Specifications:
 
     # --- the disk ---
 
-    async def _update(self, name: str, change: Callable[[Devices], Devices]) -> None:
+    async def _update(self, name: str, change: Callable[[Devices], Devices], *, every: bool = False) -> None:
         """Write a specification in the thread; whoever calls this has the turn.
 
         Raises:
             OSError: it cannot be written.
             NoWorkerError: an earlier write hangs.
         """
-        if await self._workers.start(partial(self._directory.update, name, change)):
+        if await self._workers.start(partial(self._directory.update, name, change, every=every)):
             self._written.add(name)
         else:
             self._written.discard(name)

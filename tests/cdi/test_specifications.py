@@ -237,6 +237,29 @@ async def test_a_name_lasts_as_long_as_a_pod_may_have_it(tmp_path: Path) -> None
         await until(lambda: (tmp_path / FILE).exists())
 
 
+async def test_a_container_gets_the_numbers_that_a_node_has_now_whatever_its_runtime_remembers(tmp_path: Path) -> None:
+    def numbers() -> list[tuple[str, int, int]]:
+        """Of each device's node; a runtime looks up those that are not said, and may remember them for ever."""
+        (data,) = specs(tmp_path)
+        found = [node for device in json.loads(data)["devices"] for node in device["containerEdits"]["deviceNodes"]]
+        return [(it.get("type", ""), it.get("major", 0), it.get("minor", 0)) for it in found]
+
+    house = House(tmp_path, PORTS, by("cdi", configured(PORT, paths=[{"path": "/dev/ttyUSB*"}])))
+    async with house.running():
+        await house.allocate("ttyUSB0")
+        assert numbers()[0] == ("c", 188, 0)
+        (tmp_path / "dev/ttyUSB0").unlink()  # the pod's container cannot start without it
+        house.look()
+        await until(lambda: numbers() == [("", 0, 0), ("c", 188, 1)])
+        plant(tmp_path, "dev/ttyUSB0 c 166:7")
+        house.look()
+        await until(lambda: numbers() == [("c", 166, 7), ("c", 188, 1)])
+        (tmp_path / "dev/ttyUSB1").unlink()
+        plant(tmp_path, "dev/ttyUSB1 c 166:8")  # nobody has looked
+        await house.allocate("ttyUSB1")
+        assert numbers() == [("c", 166, 7), ("c", 166, 8)]
+
+
 async def test_a_resource_that_goes_by_cdi_no_more_leaves_its_names_to_pods_that_have_them(tmp_path: Path) -> None:
     wanted = configured(PORT, paths=[{"path": "/dev/ttyUSB*"}])
     house = House(tmp_path, PORTS, by("cdi", wanted))
