@@ -19,10 +19,13 @@ VERSION_TESTS := tests/kubelet tests/config tests/cli tests/console/test_message
 JOBS ?= $(shell expr $$(nproc) + 1)
 BIN := $(VENV)/bin
 INSTALL := python -m pip --quiet --quiet --disable-pip-version-check install --no-deps
+PREFIX ?= /usr/local
+# What builds the program for `make install`: the environment for development where there is one.
+TOOLS = $(if $(wildcard $(VENV)/.ready),$(VENV),$(DEMO))
 SUITES ?= bookworm trixie # Debian 12 and 13
 AS ?= root user
 .DEFAULT_GOAL := help
-.PHONY: help demo test pauses test-versions test-debian12 trees e2e lint types floors check-proto check soak bench proto rules chart wheel wheel-test container-test lock clean site generated release audit
+.PHONY: help demo test pauses test-versions test-debian12 trees e2e lint types floors check-proto check soak bench proto rules chart wheel wheel-test container-test lock clean site generated release audit install uninstall
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -131,6 +134,13 @@ wheel: $(VENV)/.ready ## build dist/fairlead-*.whl
 
 wheel-test: wheel ## does the wheel hold everything, and does requirements/run.txt suffice?
 	tests/wheel/check.sh $(BIN)/python dist/*.whl
+
+install: $(TOOLS)/.ready ## put the program, its unit, man page and completions below PREFIX (/usr/local), after DESTDIR
+	@TOOLS=$(TOOLS)/bin/python PYTHON=$(PYTHON) DESTDIR=$(DESTDIR) PREFIX=$(PREFIX) deploy/install.sh install
+	@echo "Fairlead is in $(DESTDIR)$(PREFIX); docs/systemd.md says how to start or to update the service."
+
+uninstall: ## remove them; configuration and state stay
+	@DESTDIR=$(DESTDIR) PREFIX=$(PREFIX) deploy/install.sh uninstall
 
 container-test: $(VENV)/.ready build/kustomize/.ready ## build the image on a base made here and try it; needs root, buildah and mmdebstrap
 	tests/container/build.sh $(BIN)/python

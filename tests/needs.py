@@ -110,6 +110,14 @@ def _openssl() -> bool:
     return " 3." in subprocess.run(["openssl", "version"], capture_output=True, text=True, check=False).stdout
 
 
+def _system_python() -> bool:
+    code = "import sys, venv; sys.exit(sys.version_info < (3, 11))"
+    return (
+        Path("/usr/bin/python3").exists()
+        and not subprocess.run(["/usr/bin/python3", "-c", code], capture_output=True, check=False).returncode
+    )
+
+
 _TRIES: Final[Mapping[str, Callable[[], bool]]] = {
     "root": _root,
     "device nodes": can_make_nodes,
@@ -127,6 +135,7 @@ _TRIES: Final[Mapping[str, Callable[[], bool]]] = {
     "helm (make build/helm/.ready)": _helm,
     "promtool (make build/promtool/.ready)": _promtool,
     "openssl 3": _openssl,
+    "Debian's Python 3.11 or newer": _system_python,
     "groff": lambda: shutil.which("groff") is not None,
     "chromium": CHROMIUM.exists,
 }
