@@ -20,12 +20,12 @@ JOBS ?= $(shell expr $$(nproc) + 1)
 BIN := $(VENV)/bin
 INSTALL := python -m pip --quiet --quiet --disable-pip-version-check install --no-deps
 PREFIX ?= /usr/local
-# What builds the program for `make install`: the environment for development where there is one.
+# What builds the program for `make install` and `make deb`: the environment for development where there is one.
 TOOLS = $(if $(wildcard $(VENV)/.ready),$(VENV),$(DEMO))
 SUITES ?= bookworm trixie # Debian 12 and 13
 AS ?= root user
 .DEFAULT_GOAL := help
-.PHONY: help demo test pauses test-versions test-debian12 trees e2e lint types floors check-proto check soak bench proto rules chart wheel wheel-test container-test lock clean site generated release audit install uninstall
+.PHONY: help demo test pauses test-versions test-debian12 trees e2e lint types floors check-proto check soak bench proto rules chart wheel wheel-test container-test lock clean site generated release audit install uninstall deb
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -141,6 +141,14 @@ install: $(TOOLS)/.ready ## put the program, its unit, man page and completions 
 
 uninstall: ## remove them; configuration and state stay
 	@DESTDIR=$(DESTDIR) PREFIX=$(PREFIX) deploy/install.sh uninstall
+
+deb: build/deb/.ready ## build build/deb/fairlead_*.deb for this machine's Debian or Ubuntu
+	@ls build/deb/*.deb
+
+build/deb/.ready: $(TOOLS)/.ready config.example.toml CHANGELOG.md README.md pyproject.toml \
+		$(shell find agent backends deploy/debian deploy/systemd deploy/install.sh requirements/run.txt -type f -not -name '*.pyc')
+	@TOOLS=$(TOOLS)/bin/python deploy/debian/build.sh build/deb
+	@touch $@
 
 container-test: $(VENV)/.ready build/kustomize/.ready ## build the image on a base made here and try it; needs root, buildah and mmdebstrap
 	tests/container/build.sh $(BIN)/python

@@ -168,8 +168,9 @@ def test_taken_away_nothing_is_left_but_the_state(world: World) -> None:
     assert world.asks(one, "remove") == []
 
 
-def test_a_fairlead_that_was_installed_in_another_way_is_left_alone(world: World) -> None:
-    (world.node / "opt/fairlead/bin").mkdir(parents=True)
+@pytest.mark.parametrize("other", ["opt/fairlead/bin", "usr/lib/fairlead", "usr/local/lib/fairlead"])
+def test_a_fairlead_that_was_installed_in_another_way_is_left_alone(world: World, other: str) -> None:
+    (world.node / other).mkdir(parents=True)
     assert world.asks(world.image("one"), "install", fails="a package") == []
     assert world.asks(world.image("one"), "remove") == []
     assert world.left() == set()

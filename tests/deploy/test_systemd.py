@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,9 +15,13 @@ from backends.vfio.binding import NOTES
 from tests.needs import skip_without
 
 UNITS: Final = Path(__file__).parents[2] / "deploy/systemd"
-OBSERVER: Final = 25
-"""Tenths of what `systemd-analyze security` calls exposure (issue: "≤ 2.5")."""
-HARDWARE: Final = 40
+TEXT: Final = (UNITS.parents[1] / "docs/systemd.md").read_text()
+OBSERVER, HARDWARE = (
+    int(10 * float(it)) for it in re.findall(r"`systemd-analyze security fairlead` says (\d\.\d)", TEXT)
+)
+"""Tenths of what `systemd-analyze security` calls exposure, of the unit and with the drop-in."""
+MOST: Final = 25
+"""Of the unit."""
 
 
 def analyze(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -52,10 +57,13 @@ def test_systemd_would_find_one(unit: Path) -> None:
     assert "WatchdogSecs" in done.stderr
 
 
-def test_it_may_do_little(unit: Path) -> None:
-    threshold = HARDWARE if unit.with_suffix(".service.d").exists() else OBSERVER
-    done = analyze("security", "--offline=true", f"--threshold={threshold}", unit)
+def test_it_may_do_no_more_than_the_docs_and_the_drop_in_say(unit: Path) -> None:
+    drop_in = unit.with_suffix(".service.d") / "hardware.conf"
+    said = HARDWARE if drop_in.exists() else OBSERVER
+    done = analyze("security", "--offline=true", f"--threshold={said}", unit)
     assert done.returncode == 0, done.stdout
+    assert OBSERVER <= MOST
+    assert not drop_in.exists() or f"says {HARDWARE / 10}, and {OBSERVER / 10} without it" in drop_in.read_text()
 
 
 def settings() -> list[tuple[str, str]]:

@@ -49,10 +49,11 @@ swap() {
 }
 
 install() {
-    if [ -e "$host$trees/bin" ]; then
-        echo "$trees/bin is on the node: Fairlead is installed there without this installer. Remove it first." >&2
+    for other in "$trees/bin" /usr/lib/fairlead /usr/local/lib/fairlead; do
+        [ -e "$host$other" ] || continue
+        echo "$other is on the node: Fairlead is installed there without this installer. Remove it first." >&2
         exit 1
-    fi
+    done
     tree=$(cat "$share/tree")
     if [ ! -d "$host$trees/$tree" ]; then
         rm -rf "$host$trees/new"
