@@ -112,7 +112,6 @@ $(DOCS)/.ready: requirements/docs.txt
 	@$(DOCS)/bin/$(INSTALL) --require-hashes --requirement requirements/docs.txt
 	@touch $@
 
-.PHONY: site generated release audit
 # Not --quiet: mkdocs would not count its warnings then, and none would fail it.
 site: $(DOCS)/.ready ## build the documentation as a site into build/site; checks its links, and that it loads nothing from elsewhere
 	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build
