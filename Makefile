@@ -25,7 +25,7 @@ TOOLS = $(if $(wildcard $(VENV)/.ready),$(VENV),$(DEMO))
 SUITES ?= bookworm trixie # Debian 12 and 13
 AS ?= root user
 .DEFAULT_GOAL := help
-.PHONY: help demo test pauses test-versions test-debian12 trees e2e lint types floors check-proto check soak bench proto rules chart wheel wheel-test container-test lock clean site generated release audit install uninstall deb
+.PHONY: help demo test pauses test-versions test-debian12 trees e2e lint types floors check-proto check soak bench proto rules chart wheel wheel-test container-test lock clean site generated release audit install uninstall deb image pin-base
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -149,8 +149,14 @@ build/deb/.ready: $(TOOLS)/.ready config.example.toml CHANGELOG.md README.md pyp
 	@TOOLS=$(TOOLS)/bin/python deploy/debian/build.sh build/deb
 	@touch $@
 
-container-test: $(VENV)/.ready build/kustomize/.ready ## build the image on a base made here and try it; needs root, buildah and mmdebstrap
-	tests/container/build.sh $(BIN)/python
+image: ## build the image with podman, buildah or docker into build/image too; PLATFORMS="linux/amd64 linux/arm64", BASE=debian, IMAGE=
+	@PLATFORMS="$(PLATFORMS)" BASE="$(BASE)" IMAGE="$(IMAGE)" deploy/image/build.sh $(ARGS)
+
+pin-base: ## write the digest that the image's base has now into the Containerfile; needs skopeo and the registry
+	deploy/image/pin.sh
+
+container-test: $(VENV)/.ready build/kustomize/.ready ## build the image on a base made here and try it; ARCHITECTURE=arm64; needs root, buildah, chromium and mmdebstrap
+	ARCHITECTURE=$(ARCHITECTURE) tests/container/build.sh $(BIN)/python
 
 # What builds deploy/kubernetes, for tests/deploy and the container's test.
 build/kustomize/.ready: tests/deploy/fetch.sh tests/cache.sh

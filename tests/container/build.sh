@@ -1,33 +1,23 @@
 #!/usr/bin/env bash
 # Builds the image of the Containerfile without any image registry, and tries it: build.sh PYTHON, the latter to run
-# tests/container/pod.py and the simulated kubelet with. The base is made here of Debian's packages, from the sources of
-# this machine's apt; pip inside the build has this machine's settings of pip.
-# Needs Debian, root, buildah and mmdebstrap. Everything lies in a scratch directory and goes when this ends.
+# tests/container/pod.py, the simulated kubelet and a browser with. The base is made of Debian's packages, from the
+# sources of this machine's apt; pip inside the build has this machine's settings of pip.
+# ARCHITECTURE=arm64 does so for arm64, by emulation, which takes several times as long.
+# Needs Debian, root, buildah, chromium and mmdebstrap. Everything lies in a scratch directory and goes when this ends.
 set -euo pipefail
 python=$(realpath --no-symlinks "$1")
 cd "$(dirname "$0")/../.."
-for tool in buildah mmdebstrap; do
+for tool in buildah chromium mmdebstrap; do
     command -v "$tool" > /dev/null || { echo "To build the image: apt-get install $tool" >&2; exit 1; }
 done
+readonly most=40 # MB that the image may have over its base; it has 21
+export PLATFORMS=linux/${ARCHITECTURE:-$(dpkg --print-architecture)} IMAGE=localhost/fairlead BASE=debian TOOL=buildah
 
 scratch=$(mktemp --directory)
-export CONTAINERS_STORAGE_CONF=$scratch/storage.conf BUILDAH_ISOLATION=chroot TMPDIR=$scratch
+export INTO=$scratch CONTAINERS_STORAGE_CONF=$scratch/storage.conf BUILDAH_ISOLATION=chroot TMPDIR=$scratch
 printf '[storage]\ndriver = "vfs"\ngraphroot = "%s/images"\nrunroot = "%s/run"\n' "$scratch" "$scratch" > "$scratch/storage.conf"
 trap 'buildah rm --all > /dev/null || true; rm -rf --one-file-system "$scratch"' EXIT
 
-echo "-- the base: this machine's Debian with Python"
-codename=$(. /etc/os-release && echo "$VERSION_CODENAME")
-apt-get indextargets --format 'deb $(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' 'Origin: Debian' > "$scratch/sources.list"
-[ -s "$scratch/sources.list" ] || { echo "apt knows no index of Debian's yet: apt-get update" >&2; exit 1; }
-mmdebstrap --quiet --mode=root --variant=apt --aptopt='Acquire::Retries "5"' --include=python3,python3-venv,kmod,libudev1 \
-    --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
-    "$codename" "$scratch/base.tar" "$scratch/sources.list"
-base=$(buildah from scratch)
-buildah add --quiet "$base" "$scratch/base.tar" / > /dev/null
-buildah commit --quiet --rm "$base" localhost/debian-python > /dev/null
-rm "$scratch/base.tar"
-
-echo "-- the image"
 python3 - "$scratch" <<'SETTINGS'
 import configparser, os, pathlib, shutil, ssl, sys
 scratch, home = pathlib.Path(sys.argv[1]), pathlib.Path.home()
@@ -45,11 +35,11 @@ if authorities := settings.get("global", "cert", fallback=ssl.get_default_verify
 with (scratch / "pip.conf").open("w") as file:
     settings.write(file)
 SETTINGS
-buildah build --quiet --pull-never --volume "$scratch/pip.conf:/etc/pip.conf:ro" --volume "$scratch/pip:/etc/pip:ro" \
-    --build-arg BASE=localhost/debian-python --build-arg REVISION="$(git rev-parse HEAD)" --file Containerfile --tag localhost/fairlead . > /dev/null
+deploy/image/build.sh --volume "$scratch/pip.conf:/etc/pip.conf:ro" --volume "$scratch/pip:/etc/pip:ro"
 
 echo "-- what is in it"
 image=$(buildah from --pull-never localhost/fairlead)
+base=$(buildah from --pull-never "localhost/debian-python:${PLATFORMS#linux/}")
 inside() { buildah run "$image" -- "$@"; }
 buildah inspect --type image localhost/fairlead > "$scratch/image.json"
 "$python" tests/container/settings.py "$scratch/image.json" "$(inside fairlead --version)"
@@ -57,15 +47,25 @@ inside sh -c 'for tool in cc gcc c++ g++ cpp ld as make pip pip3; do ! command -
 inside python3 -c 'import importlib.util as of, sys; sys.exit([name for name in ("pip", "ensurepip", "setuptools", "wheel") if of.find_spec(name)] or 0)'
 inside python3 -c "$(cat tests/container/byte_code.py)"
 inside modprobe --version > /dev/null
+root=$(buildah mount "$image")
+"$python" tests/container/contents.py "$root" "$scratch"/fairlead-*.cdx.json
+megabytes() { du --summarize --apparent-size --one-file-system --block-size=1MB "$1" | cut -f 1; }
+over=$(("$(megabytes "$root")" - "$(megabytes "$(buildah mount "$base")")"))
+echo "unpacked it is $(megabytes "$root") MB, $over MB over its base"
+[ "$over" -le "$most" ] || { echo "That is more than the $most MB that it may have." >&2; exit 1; }
+for version in 3.11 3.13; do # Debian's, and that of the Containerfile's base; what has no wheel would need a compiler
+    "${python%/*}/uv" pip install --quiet --dry-run --no-deps --require-hashes --only-binary :all: --target "$scratch/none" \
+        --python-version $version --python-platform aarch64-manylinux2014 --requirement requirements/run.txt
+done
+echo "every requirement has a wheel for arm64"
 
 echo "-- the program in it"
 inside python3 -c 'import pyudev; pyudev.Context()'
+inside python3 -c 'import pynvml, httpx'
 inside fairlead discover --json | python3 -c 'import json, sys; print(*(one["name"] for one in json.load(sys.stdin)["resources"]))'
 inside fairlead demo --seconds 3 --json | python3 -c 'import json, sys
 for change in json.load(sys.stdin)["changes"] or sys.exit("The demo saw no change."):
     print("demo: {resource} {device}: {health} after {latency_ms} ms".format_map(change))'
 
 echo "-- as the pods of deploy/kubernetes"
-root=$(buildah mount "$image")
-du --summarize --human-readable --one-file-system "$root" | awk '{print "unpacked it is " $1}'
 "$python" -m tests.container.pod "$root" "$scratch/image.json"

@@ -2,7 +2,7 @@
 
 pod.py ROOT IMAGE: ROOT is where the image lies unpacked, IMAGE what `buildah inspect --type image` says of it. Each
 kustomization's pod has its mounts, its rights, and a root file system that is read-only; its probes are asked, its commands
-run, and its ConfigMap is changed. The node's /sys, /dev, /proc and
+run, its ConfigMap is changed, and a browser opens the page of the one that serves its own node. The node's /sys, /dev, /proc and
 so on are this machine's; its network, the kubelet's directories and what the daemon writes are its own.
 """
 
@@ -21,8 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from playwright.sync_api import expect, sync_playwright
+
+from tests.console.http.browsing import MILLISECONDS, Visit
 from tests.container import inside
 from tests.deploy.manifests import CHART, KUSTOMIZATIONS, REPOSITORY, Manifests, kustomize
+from tests.needs import CHROMIUM
 from tests.wait import PATIENCE, block_until
 
 _THIS_MACHINES: Final = frozenset({"/dev", "/sys", "/proc", "/run/udev", "/lib/modules"})
@@ -35,6 +39,7 @@ _GET: Final = (
 )
 _NEW: Final = "example.com/added"
 _ADDED: Final = f'\n[[resource]]\nname = "{_NEW}"\nbackend = "stub"\ndevices = 1\n'
+_BROWSED: Final = "base"  # a start of chromium takes seconds, and the page is the same everywhere
 _SHORT: Final = "/tmp"  # TMPDIR may be too long for the paths of sockets
 
 Lines = Iterator[dict[str, Any]]
@@ -98,10 +103,14 @@ class Pod:
             raise SystemExit(f"{command} ended with {done.returncode}: {done.stdout}{done.stderr}")
         return done.stdout
 
+    @property
+    def url(self) -> str:
+        """Its page, within its network, where the kubelet's probes of either kind arrive."""
+        return f"http://127.0.0.1:{self._manifests.container['readinessProbe']['httpGet']['port']}/"
+
     def get(self, path: str) -> str:
-        """What HTTP has there; asked within its network, where the kubelet's probes of either kind arrive."""
-        port = self._manifests.container["readinessProbe"]["httpGet"]["port"]
-        return self.run("python3", "-c", _GET, f"http://127.0.0.1:{port}{path}", str(PATIENCE))
+        """What HTTP has there."""
+        return self.run("python3", "-c", _GET, self.url + path.lstrip("/"), str(PATIENCE))
 
     def probe(self, name: str) -> None:
         """Ask one of its probes until it succeeds."""
@@ -179,6 +188,8 @@ def try_out(node: Node, root: Path, image: Mapping[str, Any]) -> None:
                 pod.probe(probe)
             check_status(wanted, pod)
             pod.run("python3", "-c", (CHART / "registered.py").read_text())  # what `helm test` runs
+            if node.manifests.name == _BROWSED:
+                check_page(wanted, pod, node.scratch)
             node.write_config("..2", _ADDED)
             until_registered({_NEW}, lines)
             version = pod.run("fairlead", "--version").strip()
@@ -213,6 +224,23 @@ def check_status(wanted: Set[str], pod: Pod) -> None:
     for name in wanted:
         if float(samples.get(f'fairlead_registered{{resource_name="{name}"}}', 0)) != 1:
             raise SystemExit(f"the metrics do not say that {name} is registered: {samples}")
+
+
+def check_page(wanted: Set[str], pod: Pod, scratch: Path) -> None:
+    """Does a browser in its network show the page, alive, with every resource, and find nothing to complain of?"""
+    chromium = scratch / "chromium"
+    chromium.write_text(f'#!/bin/sh\nexec nsenter --target {pod.pid} --net {CHROMIUM} "$@"\n')
+    chromium.chmod(0o755)
+    expect.set_options(timeout=MILLISECONDS)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"], timeout=MILLISECONDS)
+        visit = Visit(browser, pod)
+        expect(visit.page.locator("#live")).to_contain_text("Live")
+        for name in wanted:
+            expect(visit.page.locator("#resources")).to_contain_text(name)
+        print(f"the page in chromium: {visit.page.locator('#verdict').inner_text().splitlines()}")
+        visit.leave()
+        browser.close()
 
 
 def _give_up(*_: object) -> None:

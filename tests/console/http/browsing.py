@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from playwright.sync_api import Browser, ConsoleMessage, Page
 
@@ -78,10 +78,18 @@ class Node:
         self._loop.call_soon_threadsafe(happen)
 
 
+class Served(Protocol):
+    """Whoever serves a page."""
+
+    @property
+    def url(self) -> str:
+        """Where the page is, to its last slash."""
+
+
 class Visit:
     """An operator in front of the page, and everything that the browser complains of."""
 
-    def __init__(self, browser: Browser, node: Node, *, manual_clock: bool = False, **about: Any) -> None:
+    def __init__(self, browser: Browser, node: Served, *, manual_clock: bool = False, **about: Any) -> None:
         """Go there; with a manual clock, time passes on the page when the test says so."""
         self.complaints: list[str] = []
         self.elsewhere: list[str] = []
