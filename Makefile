@@ -149,14 +149,14 @@ build/deb/.ready: $(TOOLS)/.ready config.example.toml CHANGELOG.md README.md pyp
 	@TOOLS=$(TOOLS)/bin/python deploy/debian/build.sh build/deb
 	@touch $@
 
-image: ## build the image with podman, buildah or docker into build/image too; PLATFORMS="linux/amd64 linux/arm64", BASE=debian, IMAGE=
-	@PLATFORMS="$(PLATFORMS)" BASE="$(BASE)" IMAGE="$(IMAGE)" deploy/image/build.sh $(ARGS)
+image: ## build the image with podman, buildah or docker, and as an archive; PLATFORMS="linux/amd64 linux/arm64" BASE=debian
+	@deploy/image/build.sh $(ARGS) # make hands down PLATFORMS, BASE, IMAGE and TOOL
 
 pin-base: ## write the digest that the image's base has now into the Containerfile; needs skopeo and the registry
 	deploy/image/pin.sh
 
-container-test: $(VENV)/.ready build/kustomize/.ready ## build the image on a base made here and try it; ARCHITECTURE=arm64; needs root, buildah, chromium and mmdebstrap
-	ARCHITECTURE=$(ARCHITECTURE) tests/container/build.sh $(BIN)/python
+container-test: $(VENV)/.ready build/kustomize/.ready ## build the image on a base made here and try it; needs root, buildah and mmdebstrap
+	tests/container/build.sh $(BIN)/python
 
 # What builds deploy/kubernetes, for tests/deploy and the container's test.
 build/kustomize/.ready: tests/deploy/fetch.sh tests/cache.sh

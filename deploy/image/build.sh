@@ -6,6 +6,7 @@
 #              emulation, registered with the kernel (Debian: qemu-user-static, on a machine with systemd)
 #   IMAGE      its name and tag; fairlead:VERSION if not said, as the manifests have it
 #   BASE       what it is built on, in the place of the Containerfile's; "debian" makes that here, without a registry
+#              (with docker for this machine's own platform alone: it keeps no other of what is imported)
 #   TOOL       podman, buildah or docker; the first of them that works here if not said
 set -euo pipefail
 cd "$(dirname "$0")/../.."
