@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes a base image's files without any registry: base.sh ARCHITECTURE TAR, the former amd64 or arm64. They are packages
 # of this machine's Debian, with the checksums of its signed index: Python, kmod, libudev, and the licence of each.
-# Needs Debian, root and mmdebstrap; for the other architecture also qemu's user emulation (qemu-user-static).
+# Needs Debian, root and mmdebstrap; for the other architecture also arch-test and
+# qemu's user emulation (qemu-user-static).
 set -euo pipefail
 command -v mmdebstrap > /dev/null || { echo "To make a base of Debian's packages: apt-get install mmdebstrap" >&2; exit 1; }
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
