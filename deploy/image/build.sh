@@ -12,6 +12,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
 image=${IMAGE:-fairlead:$version} into=${INTO:-build/image}
+revision=$(git rev-parse HEAD 2> /dev/null || echo unknown) # a release's sources have no history
 machine=$(uname -m)
 machine=${machine/x86_64/amd64} machine=${machine/aarch64/arm64}
 
@@ -39,7 +40,7 @@ mkdir -p "$into"
 for platform in ${PLATFORMS:-linux/$machine}; do
     architecture=${platform#linux/}
     archive=$into/fairlead-$version-$architecture.tar
-    arguments=(--platform "$platform" --file Containerfile --tag "$image" --build-arg REVISION="$(git rev-parse HEAD)")
+    arguments=(--platform "$platform" --file Containerfile --tag "$image" --build-arg REVISION="$revision")
     base=${BASE:-}
     if [ "$base" = debian ]; then
         echo "-- a base of Debian's packages for $architecture"
