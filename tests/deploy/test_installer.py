@@ -234,7 +234,7 @@ def test_its_configuration_is_that_of_the_base_where_a_service_of_the_node_sees_
 
 def test_the_image_has_what_the_script_reads() -> None:
     containerfile = (REPOSITORY / "Containerfile").read_text()
-    (copied,) = (line for line in containerfile.splitlines() if line.startswith("COPY deploy/"))
+    (copied,) = (line for line in containerfile.splitlines() if line.startswith("COPY deploy/systemd"))
     _, *sources, target = copied.split()
     assert target == f"/{SHARE}/"
     assert sources == [
