@@ -188,10 +188,10 @@ def try_out(node: Node, root: Path, image: Mapping[str, Any]) -> None:
                 pod.probe(probe)
             check_status(wanted, pod)
             pod.run("python3", "-c", (CHART / "registered.py").read_text())  # what `helm test` runs
-            if node.manifests.name == _BROWSED:
-                check_page(wanted, pod, node.scratch)
             node.write_config("..2", _ADDED)
             until_registered({_NEW}, lines)
+            if node.manifests.name == _BROWSED:
+                check_page(wanted | {_NEW}, pod, node.scratch)
             version = pod.run("fairlead", "--version").strip()
             json.loads(pod.run("fairlead", "schema"))
             findings = json.loads(pod.run("fairlead", "doctor", "--json", codes=(0, 1, 2)))["findings"]
