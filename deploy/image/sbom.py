@@ -33,10 +33,9 @@ def debian_packages() -> Iterator[dict[str, Any]]:
     """One component for each package that dpkg says is installed."""
     release = platform.freedesktop_os_release()
     distro, distribution = release["ID"], f"{release['ID']}-{release.get('VERSION_ID', 'sid')}"
-    lines = subprocess.run(
-        ["dpkg-query", "--show", f"--showformat={_DPKG}"], capture_output=True, text=True, check=True
-    )
-    for line in lines.stdout.splitlines():
+    said = _dpkg_query("--show", f"--showformat={_DPKG}")
+    said.check_returncode()
+    for line in said.stdout.splitlines():
         status, package, version, architecture, source, source_version = line.split("\t")
         if status != "installed":
             continue
@@ -63,10 +62,15 @@ def python_distributions() -> Iterator[dict[str, Any]]:
 def interpreter() -> Iterator[dict[str, Any]]:
     """Python itself, where it was built from its sources, as in the image `python`."""
     binary = Path(sys.executable).resolve()
-    if subprocess.run(["dpkg-query", "--search", binary], capture_output=True, check=False).returncode:
+    if _dpkg_query("--search", str(binary)).returncode:
         version = platform.python_version()
         cpe = f"cpe:2.3:a:python:python:{version}:*:*:*:*:*:*:*"
         yield _component("application", "python", version, f"pkg:generic/python@{version}", ["PSF-2.0"]) | {"cpe": cpe}
+
+
+def _dpkg_query(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = ["dpkg-query", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
 
 
 def _licences(about: Mapping[str, str | list[str]]) -> list[str]:
