@@ -22,21 +22,8 @@ ROOT_PAGES: Final = {
 MARKS: Final = {"cluster": "on a cluster", "node": "on a node, as root", "sources": "in the sources"}
 """Mark after a block's language, which no renderer shows → the title that the site gives the block."""
 
-_COMING: Final = ("quick-start.md", "kubernetes.md", "alerts.md", "fleet.md")
-"""Pages of the navigation that are still being written: left out until they are there."""
-
 _LINK: Final = re.compile(r"(?P<text>\[(?:[^\[\]]|\[[^\]]*\])*\])\((?P<target>[^)\s#]*)(?P<anchor>#[^)\s]*)?\)")
 _MARKED: Final = re.compile(rf"^```(?P<language>\w+) (?P<mark>{'|'.join(MARKS)})$", re.MULTILINE)
-
-
-def on_config(config: Any) -> Any:
-    """Leave out of the navigation what is still being written."""
-    missing = {page for page in _COMING if not (ROOT / "docs" / page).exists()}
-    for section in config["nav"]:
-        for title, pages in section.items():
-            if isinstance(pages, list):
-                section[title] = [page for page in pages if page not in missing]
-    return config
 
 
 def on_files(files: Files, config: Any) -> Files:
