@@ -339,17 +339,19 @@ async def test_where_no_checkpoint_comes_it_asks_and_has_lists_sent_less_and_les
     house.ledger.allocate([held("a")], house.now - MIN_AGE)
     running = asyncio.ensure_future(house.witnesses.run())
 
-    async def pass_seconds(seconds: int) -> int:
-        """The lists that were asked for meanwhile."""
-        before = pods.asked
+    clock = asyncio.get_running_loop().time
+
+    async def pass_seconds(seconds: int) -> None:
         for _ in range(seconds // 2):
             house.now += 2
             pass_time(2)
             await settled()
-        return pods.asked - before
 
-    assert await pass_seconds(600) <= 16
-    assert 1 < len(house.resent) <= 16
+    began, asked = clock(), pods.asked
+    await pass_seconds(600)
+    most = 16 + (clock() - began) / 60  # a slow machine's own seconds pass, too
+    assert pods.asked - asked <= most
+    assert 1 < len(house.resent) <= most
     assert house.holds == ["a"]
     house.write()  # it is asked as often as before for what ends after that
     await pass_seconds(70)
