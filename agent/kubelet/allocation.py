@@ -42,6 +42,7 @@ class Allocator:
         backends: Mapping[str, Backend[Any]],
         jobs: Jobs,
         record: Callable[[Sequence[Held]], Awaitable[None]],
+        *,
         claim_deadline: float = CLAIM_DEADLINE,
         cdi: Cdi | None = None,
         admission: Admission | None = None,

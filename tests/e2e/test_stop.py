@@ -20,7 +20,7 @@ ENDLESS = """
 from agent.discovery.discoverer import Discoverer
 from agent.kubelet import registration
 from agent.kubelet.allocation import Allocator
-Allocator.__init__.__defaults__ = (86400.0, None)
+Allocator.__init__.__kwdefaults__["claim_deadline"] = 86400.0
 Discoverer.__init__.__kwdefaults__["unit_deadline"] = 86400.0
 registration._REGISTER_DEADLINE = registration._STREAM_WITHIN = 86400.0
 """  # a stop that waits for what hangs never ends

@@ -107,7 +107,9 @@ class House:
         self.on_look: Callable[[], Awaitable[object]] = nothing
         self.recorded: list[Held] = []
         self.untold: set[str] = set()
-        self.allocator = Allocator(self.inventory, {KIND: self.backend}, self.jobs, self._record, claim_deadline)
+        self.allocator = Allocator(
+            self.inventory, {KIND: self.backend}, self.jobs, self._record, claim_deadline=claim_deadline
+        )
         for key in "abc":
             self.look(toy(key))
         self.inventory.ready(KIND)
