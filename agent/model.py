@@ -113,6 +113,8 @@ class Held(Struct, frozen=True):
     """The device's at the time it was given; empty if unknown."""
     foreign: bool = False
     """Another plugin gave it, under a resource that is not ours: the slot is in no list, and the hardware is to be seen."""
+    traced: bool = False
+    """Another plugin gave it, under a resource of ours: the hardware is what its answer led to among what was there."""
 
     @property
     def slot(self) -> SlotKey:

@@ -249,6 +249,7 @@ PLACEHOLDER: Final = re.compile(r"\{([^{}\s]+)\}")
 Placement = Literal["spread", "pack"]
 PreStart = Literal["none", "check", "reset"]
 Edits = Literal["inline", "cdi", "both"]
+Adopt = Literal["lenient", "strict"]
 
 Options = TypeVar("Options", bound=msgspec.Struct)
 
@@ -269,6 +270,9 @@ class ResourceSpec(Struct, Generic[Options], frozen=True):
     """What is done before a container starts: nothing; refuse hardware that is unhealthy now; also reset it."""
     edits: Edits = "inline"
     """How a container gets nodes and mounts: from the kubelet, by CDI from the container runtime, or both ways."""
+    adopt: Adopt = "lenient"
+    """What becomes of free devices while a pod holds some of the resource that nobody can map to any: they are offered, or
+    none is ("strict")."""
 
 
 class Resource(Struct, Generic[Options], frozen=True):

@@ -8,11 +8,12 @@ answer was given, ours or one that we do not serve, and whether that plugin is g
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 from msgspec import Struct
 
+from agent.claims.ledger import Pods, Traced
 from agent.inventory.inventory import Inventory
 from agent.model import SlotKey
 from backends.base import Device
@@ -35,6 +36,17 @@ class Trace(Struct, frozen=True):
     """Values of environment variables, and names of CDI devices."""
 
 
+class Answer(Struct, frozen=True):
+    """What pods got that have a slot, and for which slots."""
+
+    pods: Pods
+    """More than one, where the checkpoint has one that has ended."""
+    trace: Trace
+    slots: frozenset[SlotKey]
+    entries: int
+    """Of the checkpoint that it is made of; of several nobody can tell which slots are for what."""
+
+
 class Tracer:
     """Finds the hardware of traces among the devices of an inventory."""
 
@@ -48,30 +60,41 @@ class Tracer:
         """Another number when other devices are there, and a trace may lead to them."""
         return self._inventory.revision
 
-    def hardware(
-        self, traces: Mapping[SlotKey, Trace], backends: Mapping[SlotKey, str]
-    ) -> dict[SlotKey, frozenset[str]]:
-        """The hardware that each trace leads to, of those that lead to any.
+    def traced(
+        self,
+        answers: Mapping[SlotKey, Answer],
+        backends: Mapping[SlotKey, str],
+        own: Callable[[SlotKey], Device | None],
+    ) -> dict[SlotKey, Traced]:
+        """What each slot's answers lead to.
 
         Args:
-            traces: by resource and ID.
+            answers: by resource and ID; all slots of a container have the same.
             backends: which backend has the resource of each.
+            own: the device that has a slot's ID now: what one ID of a container has so is not another's.
         """
-        found = {}
-        of_one: dict[tuple[int, str], frozenset[str]] = {}  # all devices of a container have one trace
-        for slot, trace in traces.items():
-            key = id(trace), backends[slot]
-            if key not in of_one:
-                of_one[key] = _followed(trace, self._leads_of(backends[slot]))
-            if of_one[key]:
-                found[slot] = of_one[key]
-        return found
+        found: dict[tuple[int, str], tuple[Mapping[SlotKey, frozenset[str]], frozenset[str]]] = {}
+        traced = {}
+        for slot, answer in answers.items():
+            if (key := (id(answer), backends[slot])) not in found:
+                known = {it: device for it in answer.slots if (device := own(it)) is not None}
+                theirs = _union(device.hardware for device in known.values())
+                led_to = (device - theirs for device in _followed(answer.trace, self._leads_of(backends[slot])))
+                devices = frozenset(filter(None, led_to))
+                found[key] = _shares(answer, answer.slots - known.keys(), devices), _union(devices)
+            shares, container = found[key]
+            traced[slot] = Traced(answer.pods, shares[slot], container)
+        return traced
+
+    def hardware(self, trace: Trace, backend: str) -> frozenset[str]:
+        """All hardware of a backend that a trace leads to."""
+        return _union(_followed(trace, self._leads_of(backend)))
 
     def ours(self, trace: Trace) -> Iterator[tuple[str, frozenset[str]]]:
         """The hardware that a trace of any plugin leads to, with the backend that sees it; mounts alone lead nowhere."""
         for backend in self._inventory.selection.kinds():
-            if hardware := _followed(trace, self._leads_of(backend, mounts=False)):
-                yield backend, hardware
+            if devices := _followed(trace, self._leads_of(backend, mounts=False)):
+                yield backend, _union(devices)
 
     def _leads_of(self, backend: str, *, mounts: bool = True) -> Mapping[str, frozenset[str]]:
         if self._revision != self._inventory.revision:
@@ -83,8 +106,25 @@ class Tracer:
         return leads
 
 
-def _followed(trace: Trace, leads: Mapping[str, frozenset[str]]) -> frozenset[str]:
-    return frozenset[str]().union(*(leads.get(it, ()) for it in trace.nodes | trace.names))
+def _followed(trace: Trace, leads: Mapping[str, frozenset[str]]) -> frozenset[frozenset[str]]:
+    return frozenset(leads[it] for it in trace.nodes | trace.names if it in leads)
+
+
+def _union(devices: Iterable[frozenset[str]]) -> frozenset[str]:
+    """The hardware of all of them."""
+    return frozenset[str]().union(*devices)
+
+
+def _shares(
+    answer: Answer, slots: Collection[SlotKey], devices: Collection[frozenset[str]]
+) -> Mapping[SlotKey, frozenset[str]]:
+    """What each slot of a container has of the devices that it was given for these.
+
+    Of as many devices as slots, each has one: which, does not matter, since they end together. Otherwise each has all.
+    """
+    if answer.entries == 1 and len(slots) == len(devices):
+        return dict(zip(sorted(slots), sorted(devices, key=sorted), strict=True))
+    return dict.fromkeys(slots, _union(devices))
 
 
 def leads_to(devices: Iterable[Device], *, mounts: bool = True) -> Mapping[str, frozenset[str]]:

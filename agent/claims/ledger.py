@@ -39,12 +39,23 @@ def names_of(slots: Iterable[SlotKey]) -> list[str]:
     return [f"{resource}/{device_id}" for resource, device_id in sorted(slots)[:_NAMED_AT_MOST]]
 
 
+class Traced(Struct, frozen=True):
+    """What another plugin's answer tells of a slot that it gave."""
+
+    pods: Pods = frozenset()
+    """That have the slot; more than one, where the checkpoint has one that has ended."""
+    hardware: frozenset[str] = frozenset()
+    """Of this slot."""
+    container: frozenset[str] = frozenset()
+    """Of all slots that came with the same answer."""
+
+
 class _Claim(Struct, frozen=True):
     held: Held
     since: float  # the last Allocate of it, or when we learnt of it
     absent_since: float | None = None  # when the first List without it was answered
     absent_version: Version | None = None  # the checkpoint that lay there then; None: there was none
-    pods: Pods = frozenset()  # another plugin gave it to these, and what they were given leads to the hardware
+    pods: Pods = frozenset()  # of one that is traced; empty if an earlier run of ours traced it
 
 
 class Ledger:
@@ -74,7 +85,7 @@ class Ledger:
     def is_bare(self, slot: SlotKey, *, unknown: bool = True) -> bool:
         """Is it claimed, and its hardware not known by its ID? What is not claimed at all is `unknown`."""
         claim = self._claims.get(slot)
-        return unknown if claim is None else not claim.held.hardware or claim.held.foreign or bool(claim.pods)
+        return unknown if claim is None else not claim.held.hardware or claim.held.foreign or claim.held.traced
 
     def allocate(self, given: Iterable[Held], now: float) -> bool:
         """Record what an Allocate is about to give; True if the ledger changed in what must be kept.
@@ -99,7 +110,7 @@ class Ledger:
         seen: Mapping[SlotKey, str],
         devices: Mapping[SlotKey, Device],
         now: float,
-        traced: Mapping[SlotKey, tuple[Pods, frozenset[str]]] = MappingProxyType({}),
+        traced: Mapping[SlotKey, Traced] = MappingProxyType({}),
     ) -> list[Held]:
         """Take in what a witness says is held and we did not know (our state was lost); returns what is new.
 
@@ -107,27 +118,31 @@ class Ledger:
             seen: the slots and the backend that serves each one's resource.
             devices: the devices behind them now, as far as they are there. Fills in claims without hardware too.
             now: monotonic seconds.
-            traced: of slots without a device, the pods, and the hardware that what they were given leads to. Another
-                plugin may give the same ID to a later pod, for other hardware, before anybody has seen the first one end.
+            traced: of slots without a device, what they lead to. Another plugin may give the same ID to a later pod, for
+                other hardware, before anybody has seen the first one end. Of a pod's hardware that is not to be seen at
+                the moment, its claims keep what they had.
         """
         news: list[Held] = []
         for slot, backend in seen.items():
-            claim = self._claims.get(slot)
-            pods, led_to = traced.get(slot, (Pods(), frozenset[str]()))
-            later = claim is not None and bool(claim.pods and pods) and claim.pods != pods
-            if claim is not None and claim.held.hardware and not claim.held.foreign and not later:
+            claim, trace = self._claims.get(slot), traced.get(slot, Traced())
+            later = claim is not None and bool(claim.pods and trace.pods) and claim.pods != trace.pods
+            known = claim is not None and claim.held.hardware and not claim.held.foreign and not later
+            if claim is not None and known and not (claim.held.traced and trace.hardware):
                 continue
-            device = devices.get(slot)
+            kept = claim.held.hardware - trace.container if claim and known else frozenset[str]()
+            device = devices.get(slot) if not known else None
             held = Held(
                 *slot,
                 backend=claim.held.backend if claim and not claim.held.foreign else backend,
-                hardware=device.hardware if device else led_to,
+                hardware=device.hardware if device else trace.hardware | kept,
                 identity=device.identity if device else "",
+                traced=device is None and bool(trace.hardware),
             )
-            if claim is None or later or held != claim.held:
+            if claim is None or later or held != claim.held or (held.traced and claim.pods != trace.pods):
                 since = claim.since if claim and not later else now
-                self._put(_Claim(held, since, pods=pods if led_to else Pods()))
-                news.append(held)
+                self._put(_Claim(held, since, pods=trace.pods if held.traced else Pods()))
+                if claim is None or later or held != claim.held:
+                    news.append(held)
         return news
 
     def adopt_foreign(self, seen: Iterable[Held], now: float) -> list[Held]:

@@ -20,6 +20,7 @@ from backends.attributes import mistake
 from backends.base import (
     PLACEHOLDER,
     TEXT,
+    Adopt,
     Attribute,
     Backend,
     Edits,
@@ -41,6 +42,7 @@ RESOURCE_KEYS: Final = (
     "placement",
     "pre_start",
     "edits",
+    "adopt",
     "options",
 )
 """What every resource may have; the rest are its backend's options."""
@@ -57,6 +59,7 @@ RESOURCE_TYPES: Final[Mapping[str, Any]] = {
     "placement": Placement,
     "pre_start": PreStart,
     "edits": Edits,
+    "adopt": Adopt,
 }
 """Of those, the ones that are a single value."""
 _Value = TypeVar("_Value")
@@ -119,8 +122,9 @@ class _Table(Struct, frozen=True):
         placement: Placement = self._common("placement", Placement, "spread")
         pre_start: PreStart = self._common("pre_start", PreStart, "none")
         edits: Edits = self._common("edits", Edits, "inline")
+        adopt: Adopt = self._common("adopt", Adopt, "lenient")
         if backend is not None and (options := self._options(backend)) is not None:
-            common = select, exclude, replicas, placement, pre_start, edits
+            common = select, exclude, replicas, placement, pre_start, edits, adopt
             spec = ResourceSpec(str(self.table["backend"]), options, *common)
             resource = Resource(name, spec)
             self._check(backend, resource)

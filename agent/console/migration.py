@@ -80,8 +80,7 @@ async def _holdings(
         known = {slot.device.key for slot in slots if slot and slot.device}
         hardware = frozenset[str]().union(*(led_to for _, led_to in tracer.ours(trace)))
         if kind is not None:
-            slot = entry.resource, entry.ids[0] if entry.ids else ""
-            hardware |= tracer.hardware({slot: trace}, {slot: kind}).get(slot, frozenset())
+            hardware |= tracer.hardware(trace, kind)
         if kind is None and not hardware:
             continue
         devices = known | {found.device.key for found in inventory.on(hardware)}

@@ -25,7 +25,7 @@ from agent.hardware.adoption import Adopter
 from agent.history.recorder import Recorder
 from agent.inventory import lookup
 from agent.inventory.shortfall import WENT, Missing, Shortfall
-from agent.inventory.tombstones import GONE, NOT_SEEN
+from agent.inventory.tombstones import GONE, NOT_SEEN, UNMAPPED
 from agent.inventory.unmatched import unmatched
 from agent.kubelet.pod_claims import PodClaims
 from agent.model import Slot, SlotKey
@@ -380,6 +380,6 @@ _Seen = TypeVar("_Seen", views.Device, views.Explanation)
 
 def _as_seen(view: _Seen, unseen: str) -> _Seen:
     """A view of what a pod holds: nobody knows that it is gone while something has not been looked at."""
-    if not unseen or view.reason != GONE.reason:
+    if not unseen or view.reason not in (GONE.reason, UNMAPPED.reason):
         return view
     return replace(view, reason=NOT_SEEN, message=f"it has not been seen since the start: {unseen}; a pod holds it")

@@ -203,7 +203,7 @@ class Agent:
             names=self.inventory.names,
             served=self.inventory.kind,
             tracer=Tracer(self.inventory),
-            devices=lambda slot: found.device if (found := self.inventory.slot(*slot)) else None,
+            devices=self.inventory.device,
             began=self.node.adopted,
             ended=self._released,
             settled=self.node.claims_settled,

@@ -92,9 +92,9 @@ class Resumer:
             return True
 
     def _needs_claim(self, held: Held) -> Resource[Any] | None:
-        """Its resource, if the backend has anything to do for a pod that has it."""
+        """Its resource, if the backend has anything to do for a pod that has it; what another plugin gave, that made ready."""
         resource = self._inventory.resource(held.resource)
-        if resource is None or resource.spec.backend != held.backend:
+        if resource is None or resource.spec.backend != held.backend or held.traced:
             return None
         return resource if backend_answers.needs_claim(self._backends[held.backend], resource) else None
 

@@ -145,7 +145,8 @@ def _overlap(
 ) -> str | None:
     """Why the resource should not offer this too: it has the hardware under another name, or a pod holds it so.
 
-    A pod's other ID does not matter to a device with several, which pods share, nor to one that is held itself.
+    A pod's other ID does not matter to a device with several, which pods share, nor to one that is held itself, nor where
+    the pod has all of the device: it is listed for that pod, and kept back from others.
     """
     name, ids = candidate.resource, candidate.ids
     unshared = len(ids) == 1 and (name, ids[0]) not in claims
@@ -154,7 +155,8 @@ def _overlap(
         if other is not None and hardware in device.exclusive | other.exclusive:
             return f"{hardware} is offered as {other.key} already"
         if unshared and hardware in device.exclusive:
-            for resource, held in sorted(claimed.get(hardware, ())):
-                if resource == name and held not in ids:
+            for slot in sorted(claimed.get(hardware, ())):
+                resource, held = slot
+                if resource == name and held not in ids and not claims[slot].hardware >= device.hardware:
                     return f"{hardware} is held by a pod as {held}"
     return None

@@ -23,7 +23,7 @@ from agent.inventory.selection import Selection
 from agent.inventory.slot_writer import SlotWriter
 from agent.inventory.slots import Listing
 from agent.inventory.tombstones import Holdings
-from agent.model import HEALTHY, Health, Held, Slot, Snapshot
+from agent.model import HEALTHY, Health, Held, Slot, SlotKey, Snapshot
 from agent.runtime import garbage
 from backends.base import Backend, Device, Link, Resource
 
@@ -80,6 +80,7 @@ class Inventory:
         for unit, devices in units.items():
             moved |= self._replace_unit(backend, unit, devices)
         self._settle(moved | self._make_room())
+        self._slots.withhold()
 
     def set_health(self, changes: Mapping[str, Health]) -> None:
         """The health of hardware changed."""
@@ -113,6 +114,7 @@ class Inventory:
         self._settle(moved)
         self._slots.judge_held(changed)
         self._slots.write_minding(foreign)
+        self._slots.withhold()
 
     def unclaim(self, ended: Iterable[Held]) -> None:
         """Nobody holds these any more."""
@@ -130,6 +132,7 @@ class Inventory:
         self._slots.write_all(claim.slot for claim in changed)
         self._settle(moved)
         self._slots.judge_held(changed)
+        self._slots.withhold()
 
     def ready(self, backend: str) -> None:
         """The backend has had its first scan, or its time for it is up: its resources may be listed."""
@@ -178,8 +181,7 @@ class Inventory:
 
     def names(self) -> list[str]:
         """The resources to serve: those in force, and those retiring because a pod still holds of them."""
-        in_force = self.selection.resources
-        return [*self.selection.names(), *(name for name in self._lists if name not in in_force)]
+        return [*self.selection.names(), *(name for name in self._lists if name not in self.selection.resources)]
 
     def take(self, now: float = 0.0) -> list[Snapshot]:
         """The snapshots of the resources that changed since the last call; `now` (monotonic) dates what became of claims."""
@@ -195,6 +197,11 @@ class Inventory:
         """One slot as it is now."""
         listing = self._lists.get(resource)
         return listing.slots.get(device_id) if listing else None
+
+    def device(self, slot: SlotKey) -> Device | None:
+        """The device that has a slot's ID now; not one that a pod holds under an ID that it does not have."""
+        ref = self._lists[slot[0]].owners.get(slot[1]) if slot[0] in self._lists else None
+        return self._found[ref].device if ref else None
 
     def slots(self, resource: str) -> Mapping[str, Slot]:
         """All slots of a resource as they are now."""
@@ -222,6 +229,10 @@ class Inventory:
         for found in self.on(self._foreign.by_hardware):
             if found.placed and found.placed.resource == resource and (claim := self._slots.held_elsewhere(found)):
                 yield found.placed.ids[0], claim
+
+    def why_not_again(self, slot: SlotKey) -> Health | None:
+        """Why an ID that a pod holds, as far as is known here, is not to be given to the next one; None if it may be."""
+        return self._slots.why_not_again(slot)
 
     def links(self, backend: str) -> list[Link]:
         """All links between devices of a backend."""
@@ -358,7 +369,7 @@ class Inventory:
                 self._slots.write_device(found)
         for ref, found in rivals.items():
             found.lost = outcome.rejected.get(ref, ())
-            if found.placed is not None and self._lists[found.placed.resource].keeps_back:
+            if self._slots.minds_claims(found):
                 self._slots.write_device(found)
 
     def _bring(self, name: str, kind: str, value: str = "") -> None:

@@ -1,15 +1,27 @@
-"""Writes the slots of the lists: what the kubelet is told of each device, and of each claim whose device is gone."""
+"""Writes the slots of the lists: what the kubelet is told of each device, and of each claim whose ID no device has."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from agent.inventory.conditions import Conditions
 from agent.inventory.found_devices import Found, Indexes, Ref
 from agent.inventory.selection import Selection
 from agent.inventory.slots import Listing
-from agent.inventory.tombstones import GONE, Holdings, elsewhere, is_same, kept_back, replaced, retired, unusable
-from agent.model import Health, Held, Slot
+from agent.inventory.tombstones import (
+    CROWDED,
+    GONE,
+    UNMAPPED,
+    Holdings,
+    elsewhere,
+    is_same,
+    kept_back,
+    replaced,
+    retired,
+    unusable,
+    withheld,
+)
+from agent.model import HEALTHY, Health, Held, Slot, SlotKey, State
 from backends.base import Device
 
 
@@ -39,6 +51,7 @@ class SlotWriter:
         """
         self._selection, self._found, self._index, self._conditions = selection, found, index, conditions
         self._held, self._foreign, self._lists = held, foreign, lists
+        self._strict = {name for name, it in selection.written.items() if it.spec.adopt == "strict"}
 
     def withdraw(self, found: Found) -> None:
         """Take a device's slots from the list it is in; the claimed ones become tombstones."""
@@ -46,11 +59,16 @@ class SlotWriter:
         if place is None:
             return
         listing = self._lists[place.resource]
+        former = self._former(found, listing) if listing.keeps_back else ()
         for device_id in place.ids:
             del listing.owners[device_id]
         listing.drop([device_id for device_id in place.ids if device_id not in listing.claims])
+        listing.keep_back(found.ref, place.ids, (), crowded=False)
         for device_id in listing.claims and listing.claims.keys() & set(place.ids):
             self._write_slot((place.resource, device_id))
+        for slot in former:
+            if slot[0] == place.resource:
+                self._write_slot(slot)
 
     def write_device(self, found: Found) -> None:
         """Write all slots of a placed device; they change together."""
@@ -59,14 +77,20 @@ class SlotWriter:
         device, health, listing = found.device, self._health_of(found), self._lists[place.resource]
         held = [claim for i in place.ids if (claim := listing.claims.get(i))] if listing.claims else ()
         others = {claim.id: replaced(claim, device) for claim in held if not is_same(claim, device)}
-        if listing.keeps_back:
-            former = self._held.astray_from(device, place.resource, listing.astray)
-            back = kept_back(place.ids, device, listing.claims, former)
-            listing.keep_back(place.ids, back)
-            others = {**back, **others}
+        former: Sequence[SlotKey] = ()
+        if self.minds_claims(found):
+            former = self._former(found, listing)
+            free = [device_id for device_id in place.ids if device_id not in listing.claims]
+            back = kept_back(place.resource, place.ids, free, former)
+            listing.keep_back(found.ref, place.ids, back, crowded=len(former) > len(free))
+            kept = dict.fromkeys(free, listing.withheld) if listing.withheld and health.offered else {}
+            others = {**kept, **back, **others}
         for device_id, why in others.items():
             listing.put(Slot(device_id, device, why))
         listing.put_device([i for i in place.ids if i not in others] if others else place.ids, device, health)
+        for resource, device_id in former:
+            if resource == place.resource and device_id not in listing.owners:
+                listing.put(self._under_former_id(listing.claims[device_id]))
 
     def write_minding(self, hardware: Iterable[str]) -> None:
         """Write the devices that own or depend on this hardware."""
@@ -99,9 +123,62 @@ class SlotWriter:
             health = self._health_of(self._found[ref]) if same or claim is None else replaced(claim, device)
             listing.put(Slot(device_id, device, health))
         elif claim is not None:
-            listing.put(Slot(device_id, None, self._tombstone(claim)))
+            listing.put(self._under_former_id(claim))
         else:
             listing.drop([device_id])
+
+    def minds_claims(self, found: Found) -> bool:
+        """May a device's slots depend on which pods hold what?"""
+        place = found.placed
+        keeps_back = place is not None and self._lists[place.resource].keeps_back
+        return keeps_back or not self._held.by_hardware.keys().isdisjoint(found.device.hardware)
+
+    def _former(self, found: Found, listing: Listing) -> list[SlotKey]:
+        """What pods hold a device under that is not one of its IDs, sorted.
+
+        It is of another resource; or no device has that ID now; or another one does, and only one may have what the pod holds.
+        """
+        device, claims = found.device, self._held.by_slot
+        slots = {slot for name in device.hardware for slot in self._held.by_hardware.get(name, ())}
+        return sorted(
+            slot
+            for slot in slots
+            if slot[0] != listing.resource or listing.owners.get(slot[1]) != found.ref
+            if (is_same(claims[slot], device) and (slot[0] != listing.resource or slot[1] in listing.astray))
+            or not claims[slot].hardware.isdisjoint(device.exclusive)
+        )
+
+    def _under_former_id(self, claim: Held) -> Slot:
+        """The slot of a claim whose ID no device has: with the device that the pod holds, or a tombstone.
+
+        The ID is as healthy as what the pod holds while all of that is there and in the claim's resource: the pod may start
+        again, survive a reboot, and counts once for the scheduler. It takes the place of the ID that is kept back for it.
+        """
+        refs = {ref for name in claim.hardware for ref in self._index.owned.get(name, ())}
+        homes = [
+            found
+            for found in map(self._found.__getitem__, sorted(refs))
+            if found.placed and found.placed.resource == claim.resource and is_same(claim, found.device)
+        ]
+        hardware = frozenset[str]().union(*(found.device.hardware for found in homes))
+        if not claim.hardware or not claim.hardware <= hardware:
+            return Slot(claim.id, None, self._tombstone(claim))
+        home = max(homes, key=lambda found: len(found.device.hardware & claim.hardware))
+        if any(found.ref in self._lists[claim.resource].crowded for found in homes):
+            return Slot(claim.id, home.device, CROWDED)
+        states = {(health := self._health_of(found)).state: health for found in reversed(homes)}
+        return Slot(claim.id, home.device, states.get(State.UNHEALTHY) or states.get(State.DEGRADED) or HEALTHY)
+
+    def withhold(self) -> None:
+        """Claims or devices changed: keep what is free from pods, or no more, where a resource is to be strict about that."""
+        for listing in self._lists.values() if self._strict else ():
+            resource = self._selection.resources.get(listing.resource)
+            unmapped = listing.unmapped() if resource and resource.configured in self._strict else frozenset()
+            why = withheld(unmapped) if unmapped else None
+            if why != listing.withheld:
+                listing.withheld = why
+                for ref in set(listing.owners.values()):
+                    self.write_device(self._found[ref])
 
     def _health_of(self, found: Found) -> Health:
         health = self._conditions.of(found.device, self._held.by_hardware)
@@ -114,11 +191,29 @@ class SlotWriter:
 
         It keeps a device from others that only one pod may have at a time. Of one with several IDs the operator has said
         that pods may share it; which others use it, too, is not ours to count: a plugin that lives gives such a node to
-        any number of pods (/dev/kvm, /dev/fuse). What a pod of ours has by now stays as it is.
+        any number of pods (/dev/kvm, /dev/fuse). What a pod of ours has by now stays as it is, and is not given again.
         """
         place = found.placed
         if place is None or len(place.ids) != 1 or (place.resource, place.ids[0]) in self._held.by_slot:
             return None
+        return self._given_elsewhere(found)
+
+    def why_not_again(self, slot: SlotKey) -> Health | None:
+        """Why an ID that a pod holds, as far as is known here, is not to be given to the next one; None if it may be.
+
+        It stays healthy for that pod. The kubelet learns first that the pod has ended, and another plugin may have given
+        the hardware away by then.
+        """
+        if slot not in self._held.by_slot:
+            return None
+        listing = self._lists[slot[0]]
+        found = self._found[ref] if (ref := listing.owners.get(slot[1])) is not None else None
+        only = found is not None and found.placed is not None and len(found.placed.ids) == 1
+        claim = self._given_elsewhere(found) if found is not None and only else None
+        return elsewhere(*claim.slot) if claim else listing.withheld
+
+    def _given_elsewhere(self, found: Found) -> Held | None:
+        """The first claim of a pod that has a device's hardware through a resource which is not ours."""
         slots = {slot for name in found.device.hardware for slot in self._foreign.by_hardware.get(name, ())}
         return self._foreign.by_slot[min(slots)] if slots else None
 
@@ -136,4 +231,6 @@ class SlotWriter:
             return retired(claim.resource)
         refs = {ref for hardware in claim.hardware for ref in self._index.owned.get(hardware, ())}
         why = next((why for ref in sorted(refs) if (why := self._found[ref].device.unusable)), "")
-        return unusable(why) if why else GONE
+        if why:
+            return unusable(why)
+        return GONE if claim.hardware else UNMAPPED

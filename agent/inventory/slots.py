@@ -18,7 +18,9 @@ class Listing:
         self.slots: dict[str, Slot] = {}
         self.owners: dict[str, tuple[str, str, str, str]] = {}  # ID → the found device behind it
         self.claims: dict[str, Held] = {}  # ID → the pod's claim
-        self.astray: set[str] = set()  # IDs of pods whose hardware is not behind them: gone, or another device is there
+        self.astray: set[str] = set()  # IDs of pods that no device has, or another one than the pod's
+        self.crowded: set[tuple[str, str, str, str]] = set()  # the devices that more pods hold than may have them
+        self.withheld: Health | None = None  # of what is free, while what a pod holds may be any of it
         self._kept_back: set[str] = set()
         self.dirty = True
         self.omitted = 0
@@ -30,6 +32,10 @@ class Listing:
 
     def put(self, slot: Slot) -> None:
         """Write a slot; nothing happens if it says what is there. What does not say since when is dated by `snapshot`."""
+        if slot.id not in self.owners or slot.health.reason == REPLACED:
+            self.astray.add(slot.id)
+        else:
+            self.astray.discard(slot.id)
         before = self.slots.get(slot.id)
         if not (slot.health.since or slot.health is HEALTHY):
             if before is not None and before.device == slot.device and before.health.says_what(slot.health):
@@ -37,16 +43,12 @@ class Listing:
             self._undated.add(slot.id)
         if before == slot:
             return
-        if slot.device is None or slot.health.reason == REPLACED:
-            self.astray.add(slot.id)
-        else:
-            self.astray.discard(slot.id)
         self._bytes += _size(slot) - (_size(before) if before else 0)
         self.slots[slot.id] = slot
         self._changed.add(slot.id)
         self.dirty = True
 
-    def put_device(self, ids: Iterable[str], device: Device, health: Health) -> None:
+    def put_device(self, ids: Collection[str], device: Device, health: Health) -> None:
         """Write all slots of one device, which may be 1,000.
 
         They are compared by identity: a device or a health that says the same as before is the same object.
@@ -63,8 +65,9 @@ class Listing:
             self._bytes += size_of_all(others, device.numa_node) - self._listed_size(others)
             slots.update((device_id, Slot(device_id, device, health)) for device_id in changed)
             self._changed.update(changed)
-            self.astray.difference_update(changed)
             self.dirty = True
+        if self.astray:
+            self.astray.difference_update(ids)
 
     def drop(self, ids: Collection[str]) -> None:
         """Take slots off the list."""
@@ -80,12 +83,19 @@ class Listing:
     @property
     def keeps_back(self) -> bool:
         """Is any ID kept back for a pod that holds hardware which is not behind its ID, or may one have to be?"""
-        return bool(self.astray or self._kept_back)
+        return bool(self.astray or self._kept_back or self.withheld)
 
-    def keep_back(self, ids: Iterable[str], back: Iterable[str]) -> None:
-        """Of these IDs of a device, those are kept back."""
+    def unmapped(self) -> frozenset[str]:
+        """The IDs of pods whose hardware nobody knows."""
+        return frozenset(i for i in self.astray if i not in self.owners and not self.claims[i].hardware)
+
+    def keep_back(
+        self, ref: tuple[str, str, str, str], ids: Iterable[str], back: Iterable[str], *, crowded: bool
+    ) -> None:
+        """Of these IDs of a device, those are kept back; is it `crowded`?"""
         self._kept_back.difference_update(ids)
         self._kept_back.update(back)
+        (self.crowded.add if crowded else self.crowded.discard)(ref)
 
     def _listed_size(self, ids: Iterable[str]) -> int:
         """What these IDs, as far as they are listed, take of the message."""

@@ -1,17 +1,21 @@
-"""Decides what pods' claims mean for slots: tombstones for devices that are gone, and IDs that are kept back."""
+"""Decides what pods' claims mean for slots: former IDs, tombstones for devices that are gone, IDs that are kept back."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
 from agent.model import REPLACED, Health, Held, SlotKey, State
+from agent.runtime.errors import some
 from backends.base import Device
 
 GONE: Final = Health(State.UNHEALTHY, "gone", "the device is gone; a pod still holds it")
-
+UNMAPPED: Final = Health(
+    State.UNHEALTHY, "unmapped", "a pod holds it, and nothing that the pod was given leads to a device of this node"
+)
+CROWDED: Final = Health(State.UNHEALTHY, "held", "more pods hold the same hardware than may have it")
 
 NOT_SEEN: Final = "not-seen"
 """The reason that faces give in its place while the device may be there and nobody could look."""
@@ -33,12 +37,6 @@ class Holdings:
             for hardware in claim.hardware:
                 self.by_hardware[hardware].add(claim.slot)
         return before
-
-    def astray_from(self, device: Device, resource: str, astray: Container[str]) -> list[str]:
-        """Of a resource's IDs that are astray, those of pods that hold hardware of this device; in no time, if none is."""
-        hardware = min(device.hardware, key=lambda name: len(self.by_hardware.get(name, ())))
-        held = self.by_hardware.get(hardware, ())
-        return [device_id for name, device_id in held if name == resource and device_id in astray]
 
     def remove(self, slot: SlotKey) -> Held | None:
         """Nobody holds this any more; what it was."""
@@ -81,25 +79,34 @@ def unusable(why: str) -> Health:
     return Health(State.UNHEALTHY, "unusable", f"{why}; a pod still holds it")
 
 
+@lru_cache(maxsize=1024)  # as above
+def withheld(unmapped: frozenset[str]) -> Health:
+    """Of a free slot of a resource with `adopt = "strict"` while pods hold these IDs, and nobody knows of which hardware."""
+    said = (
+        f"pods hold {some(sorted(unmapped))} of this resource, and nothing that they were given leads to a device of "
+        "this node: this one may be theirs (adopt = 'strict')"
+    )
+    return Health(State.UNHEALTHY, "withheld", said)
+
+
 def kept_back(
-    ids: Sequence[str], device: Device, claims: Mapping[str, Held], astray: Collection[str]
+    resource: str, ids: Sequence[str], free: Sequence[str], former: Sequence[SlotKey]
 ) -> Mapping[str, Health]:
     """The IDs of a device that are in nobody's reach while pods hold its hardware under IDs that it does not have.
 
     Its IDs are other ones since the configuration changed, or another plugin gave it; no more pods than it has IDs shall
     have the hardware, or the kubelet would give it away twice (kubelet contract: A7.4). For each such pod, the last free ID
-    is kept back; where there are not so many, one that a pod holds, since that pod may end before we know of it.
+    is kept back, and the pod's ID takes its place. Where there are not so many free ones, all are kept back, also those that
+    pods hold: the kubelet learns before we do that such a pod has ended, and the others have the hardware still.
 
     Args:
+        resource: the device's.
         ids: the device's, as they are now.
-        device: the device.
-        claims: of its resource, by ID.
-        astray: the resource's claimed IDs that their hardware is not behind, at least those with all of this device's.
+        free: those of them that no pod holds.
+        former: what pods hold the device under and that is none of its IDs.
     """
-    others = set(astray).difference(ids)  # one of its own comes home now
-    earlier = sorted(i for i in others if claims[i].hardware >= device.hardware and is_same(claims[i], device))
-    if not earlier:
+    if not former:
         return {}
-    free_last = sorted(ids, key=lambda device_id: device_id not in claims)
-    why = Health(State.UNHEALTHY, "held", f"a pod holds the same hardware under an earlier ID, {', '.join(earlier)}")
-    return dict.fromkeys(free_last[-len(earlier) :], why)
+    names = [device_id if name == resource else f"{name}/{device_id}" for name, device_id in former]
+    why = Health(State.UNHEALTHY, "held", f"a pod holds the same hardware under another ID, {some(names)}")
+    return dict.fromkeys(ids if len(former) > len(free) else free[-len(former) :], why)

@@ -116,6 +116,8 @@ class Allocator:
             )
         if slot.device is None or not slot.health.offered:
             raise AllocationRefused(unfit(name, slot))
+        if (why := self._inventory.why_not_again((name, device_id))) is not None:
+            raise AllocationRefused(unfit(name, slot._replace(health=why)))
         return Grant(device_id, slot.device)
 
     def _still(self, name: str, before: Grant, told: Callable[[str], bool]) -> Grant:

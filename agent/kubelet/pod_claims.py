@@ -20,10 +20,9 @@ from typing import Final
 
 import anyio
 import structlog
-from msgspec import Struct
 
-from agent.claims.foreign_claims import Trace, Tracer
-from agent.claims.ledger import Ledger, Pods, names_of
+from agent.claims.foreign_claims import Answer, Trace, Tracer
+from agent.claims.ledger import Ledger, Pods, Traced, names_of
 from agent.kubelet.checkpoint import Checkpoint, CheckpointEntry, CheckpointError, CheckpointReader, Version
 from agent.kubelet.podresources import PodResourcesError, list_pods
 from agent.kubelet.wire import PodDevices, PodList
@@ -45,14 +44,6 @@ _FIRST_LIST_WAITS: Final = 2.0  # seconds at most that a resource's first list w
 _CHECKPOINT, _PODRESOURCES = "checkpoint", "podresources"
 
 log = structlog.get_logger()
-
-
-class _Traced(Struct, frozen=True):
-    """What pods got, and the slots that they got it for; more than one pod, where the checkpoint has one that has ended."""
-
-    pods: Pods
-    trace: Trace
-    slots: frozenset[SlotKey]
 
 
 class PodClaims:
@@ -84,7 +75,7 @@ class PodClaims:
             plugin_dir: where the checkpoint lies.
             names: of the resources that are ours.
             served: the backend of a resource, if it is ours.
-            devices: the device behind a slot now.
+            devices: the device that has a slot's ID now.
             tracer: finds the hardware of claims whose IDs are another plugin's.
             began: told of claims that only the kubelet remembered, some at a time.
             ended: told of claims that both witnesses leave out, some at a time.
@@ -98,7 +89,7 @@ class PodClaims:
         self._socket = pod_resources
         self._names, self._served, self._devices = names, served, devices
         self._tracer = tracer
-        self._traces: dict[SlotKey, _Traced] = {}
+        self._traces: dict[SlotKey, Answer] = {}
         """Of claims whose hardware is not known."""
         self._traced_at = -1  # the tracer's revision
         self._foreign: dict[tuple[str, tuple[str, ...]], tuple[bytes, Trace]] = {}
@@ -195,9 +186,9 @@ class PodClaims:
             self._resend(resource)
 
     async def confirm(self, resource: str, listed: Callable[[], Container[str]]) -> frozenset[str]:
-        """Take in what pods hold of a resource, as the checkpoint of this moment says, and the list that is due lacks.
+        """Take in what pods hold of a resource, as the checkpoint of this moment says, and we do not know.
 
-        What it has of a claim without hardware is traced: the list may offer that hardware under another ID.
+        The list that is due may lack it, or offer its hardware under another ID.
 
         Args:
             resource: of ours.
@@ -223,7 +214,7 @@ class PodClaims:
         held, listed_now = checkpoint.held.get(resource, frozenset()) if checkpoint else frozenset[str](), listed()
         slots = {(resource, device_id) for device_id in held}
         strangers = frozenset(it[1] for it in slots if it[1] not in listed_now and not self._ledger.has(it))
-        if missing := {it for it in slots if it[1] not in listed_now or self._ledger.is_bare(it, unknown=False)}:
+        if missing := {it for it in slots if it[1] not in listed_now or self._ledger.is_bare(it)}:
             await self._adopt(missing, checkpoint)
         return strangers
 
@@ -313,15 +304,12 @@ class PodClaims:
             log.info("claims-adopted", count=len(news), slots=names_of(held.slot for held in news))
             self._settled()
 
-    def _trace(self, bare: Mapping[SlotKey, str]) -> Mapping[SlotKey, tuple[Pods, frozenset[str]]]:
-        """Who has the claims that have no device under their IDs, and of what hardware; `bare` has each one's backend."""
+    def _trace(self, bare: Mapping[SlotKey, str]) -> Mapping[SlotKey, Traced]:
+        """What the claims lead to that have no device under their IDs; `bare` has each one's backend."""
         if self._tracer is None or not bare:
             return {}
-        traced = {slot: self._traces[slot] for slot in bare if slot in self._traces}
-        found = self._tracer.hardware({slot: it.trace for slot, it in traced.items()}, bare)
-        # the answer is about all IDs of a container: what one of them has under its own name is not another's
-        others = {slots: self._known_of(slots) for slots in {it.slots for it in traced.values()}}
-        return {slot: (it.pods, found.get(slot, frozenset[str]()) - others[it.slots]) for slot, it in traced.items()}
+        answers = {slot: self._traces[slot] for slot in bare if slot in self._traces}
+        return self._tracer.traced(answers, bare, self._devices)
 
     async def _note_traces(self, checkpoint: Checkpoint | None) -> None:
         """Note what pods got whose devices are not known by their IDs."""
@@ -330,22 +318,18 @@ class PodClaims:
             if self._served(entry.resource) is not None:
                 for slot in await in_slices(filter(self._is_bare, entry.slots())):
                     bare[slot].append(entry)
-        traced: dict[tuple[int, ...], _Traced] = {}  # all devices of a container have one
+        traced: dict[tuple[int, ...], Answer] = {}  # all devices of a container have one
         async for batch in in_batches(bare.items()):
             for slot, entries in batch:
                 pods, key = frozenset(entry.pod_uid for entry in entries), tuple(map(id, entries))
                 if slot not in self._traces or self._traces[slot].pods != pods:
                     if key not in traced:
-                        traced[key] = await _traced(pods, entries)
+                        traced[key] = await _answer(pods, entries)
                     self._traces[slot] = traced[key]
 
     def _is_bare(self, slot: SlotKey) -> bool:
         """Is nothing known of the hardware that a pod has under this ID?"""
         return self._ledger.is_bare(slot) and self._devices(slot) is None
-
-    def _known_of(self, slots: Iterable[SlotKey]) -> frozenset[str]:
-        devices = (self._devices(slot) for slot in slots)
-        return frozenset[str]().union(*(device.hardware for device in devices if device is not None))
 
     async def _trace_again(self) -> None:
         """Other devices are there: what a pod holds of an earlier plugin may be among them."""
@@ -382,13 +366,13 @@ def _silence_of(witness: str, problems: Problems) -> Trouble:
     )
 
 
-async def _traced(pods: Pods, entries: Iterable[CheckpointEntry]) -> _Traced:
+async def _answer(pods: Pods, entries: Sequence[CheckpointEntry]) -> Answer:
     trace, slots = Trace(), frozenset[SlotKey]()
     for entry in entries:
         given = await entry.trace()
         trace = Trace(trace.nodes | given.nodes, trace.names | given.names)
         slots |= entry.slots()
-    return _Traced(pods, trace, slots)
+    return Answer(pods, trace, slots, len(entries))
 
 
 def _holders(pods: PodList) -> dict[SlotKey, tuple[PodDevices, ...]]:

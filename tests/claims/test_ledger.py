@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from agent.claims.ledger import MIN_AGE, REWRITE_AFTER, Ledger
+from agent.claims.ledger import MIN_AGE, REWRITE_AFTER, Ledger, Traced
 from agent.model import Held, SlotKey
 from tests.fakes import KIND, device, held
 
@@ -154,7 +154,7 @@ def test_what_another_plugin_gave_to_a_later_pod_is_that_pods_and_what_we_give_i
     one, two = frozenset(["one"]), frozenset(["two"])
 
     def adopt(pods: frozenset[str], hardware: frozenset[str], now: float) -> list[frozenset[str]]:
-        return [it.hardware for it in ledger.adopt({X.slot: KIND}, {}, now, {X.slot: (pods, hardware)})]
+        return [it.hardware for it in ledger.adopt({X.slot: KIND}, {}, now, {X.slot: Traced(pods, hardware, hardware)})]
 
     assert adopt(first, one, 0.0) == [one]
     assert adopt(first, frozenset(), 1.0) == []  # its device is gone for a while
@@ -166,6 +166,24 @@ def test_what_another_plugin_gave_to_a_later_pod_is_that_pods_and_what_we_give_i
     ledger.allocate([X], 60.0)
     assert adopt(first, one, 70.0) == []
     assert ledger.held() == [X]
+
+
+def test_what_is_seen_later_of_what_another_plugin_gave_is_held_too_also_after_a_restart() -> None:
+    pods, one, two = frozenset("a"), frozenset(["one"]), frozenset(["two"])
+    ledger = Ledger()
+    ledger.adopt({X.slot: KIND}, {}, 0.0, {X.slot: Traced(pods, one, one)})
+    (kept,) = ledger.held()
+    ledger = old_ledger(kept)
+    assert ledger.is_bare(X.slot)
+    assert [it.hardware for it in ledger.adopt({X.slot: KIND}, {}, 1.0, {X.slot: Traced(pods, two, two)})] == [
+        one | two
+    ]
+    # all of it is there, and the first is another ID's of the same container
+    assert [it.hardware for it in ledger.adopt({X.slot: KIND}, {}, 2.0, {X.slot: Traced(pods, two, one | two)})] == [
+        two
+    ]
+    assert ledger.adopt({X.slot: KIND}, {}, 3.0, {X.slot: Traced(pods, two, one | two)}) == []
+    assert ledger.adopt({X.slot: KIND}, {}, 3.0, {X.slot: Traced(pods)}) == []
 
 
 def test_an_adopted_claim_keeps_the_backend_it_was_given_by() -> None:

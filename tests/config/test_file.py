@@ -118,12 +118,13 @@ def test_every_key_reaches_its_value(load_text: Load, file: Path) -> None:
 def test_where_pods_are_placed_and_what_is_done_before_they_start_are_read(load_text: Load) -> None:
     default, *others = load_text(
         _ODD
-        + _ODD.replace("a.b/odd", "a.b/pack") + 'placement = "pack"\npre_start = "check"\nreplicas = 3\nedits = "cdi"\n'
+        + _ODD.replace("a.b/odd", "a.b/pack") + 'placement = "pack"\npre_start = "check"\nreplicas = 3\nedits = "cdi"\nadopt = "strict"\n'
         + _ODD.replace("a.b/odd", "a.b/reset") + 'placement = "spread"\npre_start = "reset"\n'
     ).resources  # fmt: skip
     assert (default.spec.placement, default.spec.pre_start) == ("spread", "none")
     assert [(it.spec.placement, it.spec.pre_start) for it in others] == [("pack", "check"), ("spread", "reset")]
     assert [it.spec.edits for it in (default, *others)] == ["inline", "cdi", "inline"]
+    assert [it.spec.adopt for it in (default, *others)] == ["lenient", "strict", "lenient"]
 
 
 def test_an_empty_file_means_the_defaults_and_no_resources(load_text: Load, file: Path) -> None:

@@ -30,12 +30,20 @@ IDS = ("i0", "i1", "i2", "i3")
 OTHER_IDS = ("i0::0", "i1::1")
 
 some_devices = st.builds(
-    lambda key, taken_by, hardware, depends, ids, identity, numa: device(
-        key, *taken_by, hardware=hardware, depends=depends, ids=ids, identity=identity, numa_node=numa
+    lambda key, taken_by, hardware, exclusive, depends, ids, identity, numa: device(
+        key,
+        *taken_by,
+        hardware=hardware,
+        exclusive=hardware & exclusive,
+        depends=depends,
+        ids=ids,
+        identity=identity,
+        numa_node=numa,
     ),
     st.sampled_from(["k0", "k1", "k2"]),
     st.lists(st.sampled_from(NAMES), max_size=3, unique=True),
     st.frozensets(st.sampled_from(HARDWARE), min_size=1, max_size=2),
+    st.sampled_from([frozenset[str](), frozenset(HARDWARE[:2])]),
     st.frozensets(st.sampled_from(HARDWARE), max_size=1),
     st.lists(st.sampled_from(IDS), min_size=1, max_size=2, unique=True),
     st.sampled_from(["", "serial 1", "serial 2"]),
@@ -59,10 +67,10 @@ some_resources = st.lists(
 )
 
 
-def is_all_of(claim: Held, found: Device) -> bool:
-    """Was the pod given all of this hardware, as far as one can tell? An earlier plugin may have given it more."""
+def has_some_of(claim: Held, found: Device) -> bool:
+    """Has the pod any of this hardware, as far as one can tell?"""
     unknown_or_same = {"", claim.identity, found.identity} <= {"", claim.identity or found.identity}
-    return claim.hardware >= found.hardware and unknown_or_same
+    return bool(claim.hardware & found.hardware) and unknown_or_same
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -154,9 +162,12 @@ class AnyOrder(RuleBasedStateMachine):
     def without_a_device_there_is_a_claim_and_the_slot_is_unhealthy(self) -> None:
         for name, slot in self.slots():
             if slot.device is None:
-                assert (name, slot.id) in self.claims
+                claim = self.claims[name, slot.id]
                 configured = any(name == r.name for r in self.resources)
-                assert slot.health.reason == ("gone" if configured else "retired")
+                reason = "retired" if not configured else "gone" if claim.hardware else "unmapped"
+                assert slot.health.reason == reason
+                there = {h for found in self.devices(name) if has_some_of(claim, found) for h in found.hardware}
+                assert not claim.hardware or not claim.hardware <= there
 
     @invariant()
     def a_retired_resource_is_all_unhealthy_and_listed_while_it_is_held(self) -> None:
@@ -187,6 +198,9 @@ class AnyOrder(RuleBasedStateMachine):
         for name, slot in self.slots():
             if slot.device is None:
                 continue
+            if (name, slot.id) not in self.own_ids():
+                self.health_is_that_of_what_the_pod_holds(self.claims[name, slot.id], slot)
+                continue
             claim = self.claims.get((name, slot.id), Held(name, slot.id, KIND))
             identities = {claim.identity, slot.device.identity}
             another_card = len(identities) == 2 and "" not in identities
@@ -196,29 +210,60 @@ class AnyOrder(RuleBasedStateMachine):
                 assert slot.health.reason == "held"
             else:
                 assert slot.health.reason != "held"
-                taken = {h for claim in self.claims.values() for h in claim.hardware}
-                known = {h: self.health.get(h, HEALTHY) for h in slot.device.hardware | slot.device.depends}
-                said = {(health.to_holder if h in taken else health).state for h, health in known.items()}
-                worst = next(s for s in (State.UNHEALTHY, State.DEGRADED, State.HEALTHY) if s in said)
-                assert slot.health.state is worst
+                assert slot.health.state is self.worst([slot.device])
+
+    def health_is_that_of_what_the_pod_holds(self, claim: Held, slot: Slot) -> None:
+        """Of a slot under an ID that no device has."""
+        homes = [found for found in self.devices(claim.resource) if has_some_of(claim, found)]
+        assert slot.device in homes
+        if any(self.is_crowded(claim.resource, found) for found in homes):
+            assert slot.health.reason == "held"
+        else:
+            assert slot.health.reason != "held"
+            assert slot.health.state is self.worst(homes)
+
+    def worst(self, devices: Sequence[Device]) -> State:
+        taken = {h for claim in self.claims.values() for h in claim.hardware}
+        known = {h: self.health.get(h, HEALTHY) for found in devices for h in found.hardware | found.depends}
+        said = {(health.to_holder if h in taken else health).state for h, health in known.items()}
+        return next(s for s in (State.UNHEALTHY, State.DEGRADED, State.HEALTHY) if s in said)
+
+    def devices(self, name: str) -> list[Device]:
+        """Those that a resource offers."""
+        return list({id(slot.device): slot.device for slot in self.it.slots(name).values() if slot.device}.values())
+
+    def own_ids(self) -> set[tuple[str, str]]:
+        return {(name, i) for name in self.it.names() for found in self.devices(name) for i in self.ids(name, found)}
 
     def kept_back(self) -> set[tuple[str, str]]:
-        """The IDs that are not to be had as long as pods have the hardware under IDs of an earlier config: free ones first."""
+        """The IDs that are not to be had as long as pods have the hardware under other IDs: the last free ones, or all."""
         back: set[tuple[str, str]] = set()
         for name in self.it.names():
-            devices = {id(slot.device): slot.device for slot in self.it.slots(name).values() if slot.device}
-            for found in devices.values():
-                ids = [(name, i) for i in self.ids(name, found)]
-                others = [claim for claim in self.claims.values() if claim.resource == name and self.is_astray(claim)]
-                former = [claim for claim in others if is_all_of(claim, found)]
-                ids = [i for i in ids if i in self.claims] + [i for i in ids if i not in self.claims]
-                back.update(ids[max(0, len(ids) - len(former)) :])
+            for found in self.devices(name):
+                ids, free, former = self.shares(name, found)
+                back.update((name, i) for i in (ids if len(former) > len(free) else free[len(free) - len(former) :]))
         return back
+
+    def shares(self, name: str, found: Device) -> tuple[Sequence[str], list[str], list[Held]]:
+        """A device's IDs, the free ones of them, and the claims that have some of it under other IDs."""
+        ids = self.ids(name, found)
+        others = [claim for claim in self.claims.values() if claim.slot not in {(name, i) for i in ids}]
+        former = [
+            claim
+            for claim in others
+            if claim.hardware & found.exclusive
+            or (has_some_of(claim, found) and (claim.resource != name or self.is_astray(claim)))
+        ]
+        return ids, [i for i in ids if (name, i) not in self.claims], former
+
+    def is_crowded(self, name: str, found: Device) -> bool:
+        _, free, former = self.shares(name, found)
+        return len(former) > len(free)
 
     def is_astray(self, claim: Held) -> bool:
         """Is what the pod was given not behind its ID any more?"""
         slot = self.it.slots(claim.resource)[claim.id]
-        return slot.device is None or slot.health.reason == "replaced"
+        return claim.slot not in self.own_ids() or slot.health.reason == "replaced"
 
     def ids(self, name: str, found: Device) -> Sequence[str]:
         (configured,) = [r for r in self.resources if r.name == name]
@@ -226,14 +271,27 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def no_more_pods_than_it_has_ids_can_get_a_device(self) -> None:
-        """Counting those that have all of its hardware under an ID that it does not have."""
-        for name, slot in self.slots():
-            if slot.device is None or not slot.health.offered or (name, slot.id) in self.claims:
-                continue
-            of_device = self.ids(name, slot.device)
-            held = [c for c in self.claims.values() if c.resource == name and is_all_of(c, slot.device)]
-            taken = [c for c in held if c.id in of_device or self.is_astray(c)]
-            assert len(taken) < len(of_device)
+        """Counting those that have some of it under an ID that it does not have; any pod may end before we know of it."""
+        for name in self.it.names():
+            for found in self.devices(name):
+                ids, _, former = self.shares(name, found)
+                others = {claim.id if claim.resource == name else f"{claim.resource}/{claim.id}" for claim in former}
+                slots = self.it.slots(name)
+                given = {i for i in ids if slots[i].health.offered}
+                given |= {
+                    i
+                    for i in others & slots.keys()
+                    if slots[i].health.offered and i not in self.ids_of_others(name, found)
+                }
+                assert not others or len(given) <= len(ids)
+                if given:  # whoever it is whose ID the next pod gets
+                    held = others | {
+                        i for i in ids if (name, i) in self.claims and slots[i].health.reason != "replaced"
+                    }
+                    assert len(held | given) <= len(ids)
+
+    def ids_of_others(self, name: str, found: Device) -> set[str]:
+        return {i for other in self.devices(name) if other is not found for i in self.ids(name, other)}
 
     @invariant()
     def every_device_is_placed_whole_or_left_out_with_a_reason(self) -> None:
@@ -241,7 +299,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert all(lost.why for lost in self.it.unclaimed())
         listed = [(name, slot) for name, slot in self.slots() if slot.device]
         for found in (found for devices in self.units.values() for found in devices):
-            places = {(name, slot.id) for name, slot in listed if slot.device == found}
+            places = {(name, slot.id) for name, slot in listed if slot.device == found} & self.own_ids()
             names = {name for name, _ in places}
             assert len(names) == (found not in left_out)
             assert places == {(name, i) for name in names for i in self.ids(name, found)}

@@ -11,6 +11,7 @@ from agent.runtime import limits
 from tests.fakes import device, held
 
 NAME = "a.example/one"
+REF = "kind", "unit", "", "key"
 SICK = Health(State.UNHEALTHY, "sick")
 DEVICES = (device("d"), device("e", numa_node=1), device("f", numa_node=300))
 
@@ -52,8 +53,11 @@ def test_it_keeps_which_ids_have_no_device_and_the_size_of_the_bytes_in_their_la
     it = Listing(NAME)
     for step in steps:
         if isinstance(step, Slot):
+            it.owners.pop(step.id, None)
+            it.owners |= {step.id: REF} if step.device else {}
             it.put(step)
         elif isinstance(step, list):
+            it.owners |= dict.fromkeys(step, REF)
             it.put_device(step, DEVICES[2], HEALTHY)
         else:
             it.drop([step])

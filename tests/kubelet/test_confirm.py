@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.claims.foreign_claims import Trace
-from agent.claims.ledger import Ledger
+from agent.claims.foreign_claims import Answer, Trace
+from agent.claims.ledger import Ledger, Traced
 from agent.kubelet import checkpoint, pod_claims
 from agent.kubelet.api.v1beta1 import ContainerAllocateResponse, DeviceSpec
 from agent.kubelet.checkpoint import Checkpoint, CheckpointEntry, CheckpointError, CheckpointReader
@@ -85,8 +85,9 @@ class AllLead:
     def ours(self, _: Trace) -> tuple[()]:
         return ()
 
-    def hardware(self, traces: Mapping[SlotKey, Trace], _: Mapping[SlotKey, str]) -> dict[SlotKey, frozenset[str]]:
-        return {slot: frozenset({"card"}) for slot, trace in traces.items() if trace.nodes}
+    def traced(self, answers: Mapping[SlotKey, Answer], *_: object) -> dict[SlotKey, Traced]:
+        card = frozenset({"card"})
+        return {slot: Traced(it.pods, card, card) for slot, it in answers.items() if it.trace.nodes}
 
 
 class House:
@@ -124,11 +125,15 @@ async def house(tmp_path: Path, readings: Readings) -> AsyncIterator[House]:
     house.witnesses.close()
 
 
-async def test_what_a_list_lacks_is_taken_in_and_what_it_has_is_not(house: House, readings: Readings) -> None:
+async def test_what_nobody_knew_to_be_held_is_taken_in_whether_the_list_has_it_or_not(
+    house: House, readings: Readings
+) -> None:
     readings.hold("a", "b")
     house.listed = {"b"}
     await house.confirm()
-    assert house.ids == ["a"]
+    assert house.ids == ["a", "b"]
+    await house.confirm()
+    assert house.ids == ["a", "b"]
 
 
 async def test_the_hardware_of_what_a_list_has_is_traced_once_the_checkpoint_tells_of_it(
