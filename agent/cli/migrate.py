@@ -137,5 +137,5 @@ def _held(it: Holding) -> str:
 def _unmapped(it: Holding) -> str:
     return (
         f"{it.resource} {', '.join(it.ids)}: what {it.pod} ({it.container}) was given leads to no device of this node; end "
-        "the pod first, or its hardware may be given away once more"
+        "the pod first, or give the resource adopt = 'strict', else its hardware may be given away once more"
     )

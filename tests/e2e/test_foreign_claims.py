@@ -25,7 +25,7 @@ async def test_hardware_of_an_earlier_plugins_pod_is_not_offered_until_it_ends(n
         holder, held = await hold(node, WIDGET)
     since = len(node.lists)
     async with node.agent(prelude=OFTEN_ASKING) as agent:
-        await node.healthy("w2")
+        await node.healthy("w2", held)
         assert not any("w1" in change.after.healthy for change in node.lists[since:] if change.after)
         assert node.lists_without(held, since) == []
         assert (await node.admit(pod("ours"))).phase == Phase.RUNNING
@@ -66,8 +66,9 @@ async def test_shared_hardware_of_an_earlier_plugins_pod_is_offered_once_less(no
     async with other_plugin(node, WIDGET, "a-0", "a-1", nodes=["/dev/w1"]):
         _, held = await hold(node, WIDGET)
     async with node.agent(chardev(count=3)):
-        await node.shows(lambda k: len(k.resources[WIDGET].healthy) == 2)
-        assert held in node.kubelet.resources[WIDGET].unhealthy
+        await node.shows(lambda k: held in k.resources[WIDGET].healthy)
+        assert len(node.kubelet.resources[WIDGET].healthy) == 3
+        assert len(node.kubelet.resources[WIDGET].unhealthy) == 1
 
 
 async def test_a_device_that_comes_later_and_is_an_earlier_plugins_pods_is_never_offered(node: Node) -> None:
@@ -80,7 +81,7 @@ async def test_a_device_that_comes_later_and_is_an_earlier_plugins_pods_is_never
         node.mknod("w1", "x1")
         await node.healthy("x1", resource="fl.test/x")
         node.mknod("w3")
-        await node.healthy("w2", "w3")
+        await node.healthy("w2", "w3", "a-0")
         assert not any("w1" in change.after.healthy for change in node.lists[since:] if change.after)
 
 
@@ -91,6 +92,63 @@ async def test_an_answer_that_leads_to_no_device_holds_none(node: Node, nodes: t
         await hold(node, WIDGET)
     async with node.agent():
         await node.healthy("w1")
+
+
+async def test_a_container_with_two_devices_of_an_earlier_plugin_keeps_both_and_a_next_pod_gets_what_it_leaves(
+    node: Node,
+) -> None:
+    node.mknod("w1", "w2", "w3")
+    async with other_plugin(node, WIDGET, "a-0", "a-1", nodes=["/dev/w1", "/dev/w2"]):
+        holder, _ = await hold(node, WIDGET, count=2)
+    async with node.agent(prelude=OFTEN_ASKING) as agent:
+        await node.healthy("a-0", "a-1", "w3")
+        first = pod("first")
+        assert (await node.admit(first)).phase == Phase.RUNNING
+        assert node.held(first) == {"w3"}
+        node.kubelet.end(holder)
+        second = pod("second")
+        assert (await node.admit(second)).phase == Phase.RUNNING, "it is free before we know that its pod has ended"
+        (given,) = node.held(second)
+        agent.pass_minute()
+        await node.shows(lambda k: len(k.resources[WIDGET].healthy) == 3 and len(node.listed()) == 4)
+        assert given in node.listed()
+        node.kubelet.end(second)
+        agent.pass_minute()
+        await node.healthy("w1", "w2", "w3")
+    assert node.kubelet.panics == []
+
+
+async def test_nothing_of_a_strict_resource_is_offered_while_nobody_knows_what_an_earlier_plugins_pod_has(
+    node: Node,
+) -> None:
+    node.mknod("w2", "w3")
+    async with other_plugin(node, WIDGET, "a-0", nodes=["/dev/w1"]):
+        holder, held = await hold(node, WIDGET)
+    strict = chardev() + 'adopt = "strict"\n'
+    async with node.agent(strict, prelude=OFTEN_ASKING) as agent:
+        await node.shows(lambda _: node.listed() == {"a-0", "w2", "w3"})
+        assert not node.kubelet.resources[WIDGET].healthy
+        assert (await node.admit(pod("early"))).phase == Phase.FAILED
+        for command in (("status",), ("explain", "w2")):
+            shown = json.dumps(await asked(node, *command))
+            assert "withheld" in shown
+            assert held in shown
+        node.mknod("w1")  # what it leads to: now it is known
+        await node.healthy("w2", "w3", "a-0")
+        node.unlink("w1")
+        await node.healthy("w2", "w3")
+        node.kubelet.end(holder)
+        agent.pass_minute()
+        await node.shows(lambda _: node.listed() == {"w2", "w3"})
+    async with other_plugin(node, WIDGET, "b-0"):
+        holder, _ = await hold(node, WIDGET, "nameless")
+    async with node.agent(strict, prelude=OFTEN_ASKING) as agent:
+        await node.shows(lambda _: node.listed() == {"b-0", "w2", "w3"})
+        assert not node.kubelet.resources[WIDGET].healthy
+        node.kubelet.end(holder)
+        agent.pass_minute()
+        await node.healthy("w2", "w3")
+    assert node.kubelet.panics == []
 
 
 # --- of a resource that is not ours ---
@@ -181,8 +239,7 @@ async def test_another_plugins_resource_that_becomes_ours_lists_what_its_pods_ho
         since = len(node.lists)
         node.config(chardev(name=THEIRS))
         await agent.says("config-reloaded")
-        await node.healthy("w2", resource=THEIRS)
-        assert "a-0" in node.kubelet.resources[THEIRS].unhealthy
+        await node.healthy("w2", "a-0", resource=THEIRS)
         assert node.lists_without("a-0", since, THEIRS) == []
 
 
@@ -196,7 +253,7 @@ async def test_one_id_of_another_plugin_holds_other_hardware_each_time_it_is_giv
                 holder, held = await hold(node, WIDGET)
                 since = len(node.lists)
             await node.registered()
-            await node.healthy(free)
+            await node.healthy(free, held)
             assert not any(taken in change.after.healthy for change in node.lists[since:] if change.after)
             node.kubelet.end(holder)
             agent.pass_minute()
@@ -217,7 +274,7 @@ async def test_one_id_of_another_plugin_holds_its_later_pods_hardware_though_nob
             async with other_plugin(node, WIDGET, "a-0", name="rival.sock", nodes=[f"/dev/{taken}"]):
                 holder, held = await hold(node, WIDGET)
                 since = len(node.lists)
-            await node.shows(lambda k, it=frozenset([free]): k.resources[WIDGET].healthy == it)  # type: ignore[misc]
+            await node.shows(lambda k, it=frozenset([free]): k.resources[WIDGET].healthy - {"a-0"} == it)  # type: ignore[misc]
             assert node.lists_without(held, since) == []
             node.kubelet.end(holder)
         assert not agent.said("claims-ended")

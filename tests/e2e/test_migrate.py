@@ -43,7 +43,7 @@ async def test_what_migrate_says_is_what_becomes_of_the_pods_of_another_plugin(n
         node.kubelet.end(other)
     before = len(node.lists)
     async with node.agent(said["configuration"]):
-        await node.shows(lambda k: len(k.resources[WIDGET].healthy) == 2)
+        await node.shows(lambda k: k.resources[WIDGET].healthy == {"w2", "w3", held})
         given: set[str] = set()
         for name in ("one", "two"):
             one = pod(name)
