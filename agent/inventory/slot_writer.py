@@ -88,9 +88,8 @@ class SlotWriter:
         for device_id, why in others.items():
             listing.put(Slot(device_id, device, why))
         listing.put_device([i for i in place.ids if i not in others] if others else place.ids, device, health)
-        for resource, device_id in former:
-            if resource == place.resource and device_id not in listing.owners:
-                listing.put(self._under_former_id(listing.claims[device_id]))
+        ours = (device_id for resource, device_id in former if resource == place.resource)
+        self._write_former(listing, (listing.claims[i] for i in ours if i not in listing.owners))
 
     def write_minding(self, hardware: Iterable[str]) -> None:
         """Write the devices that own or depend on this hardware."""
@@ -123,7 +122,7 @@ class SlotWriter:
             health = self._health_of(self._found[ref]) if same or claim is None else replaced(claim, device)
             listing.put(Slot(device_id, device, health))
         elif claim is not None:
-            listing.put(self._under_former_id(claim))
+            self._write_former(listing, [claim])
         else:
             listing.drop([device_id])
 
@@ -148,8 +147,16 @@ class SlotWriter:
             or not claims[slot].hardware.isdisjoint(device.exclusive)
         )
 
-    def _under_former_id(self, claim: Held) -> Slot:
-        """The slot of a claim whose ID no device has: with the device that the pod holds, or a tombstone.
+    def _write_former(self, listing: Listing, claims: Iterable[Held]) -> None:
+        """Write the slots of claims whose IDs no device has; a thousand of one device are judged once."""
+        behind: dict[tuple[frozenset[str], str], tuple[Device | None, Health]] = {}
+        for claim in claims:
+            if (key := (claim.hardware, claim.identity)) not in behind:
+                behind[key] = self._behind(claim)
+            listing.put(Slot(claim.id, *behind[key]))
+
+    def _behind(self, claim: Held) -> tuple[Device | None, Health]:
+        """What is behind an ID that no device has: the device that the pod holds, and how it is; None of a tombstone.
 
         The ID is as healthy as what the pod holds while all of that is there and in the claim's resource: the pod may start
         again, survive a reboot, and counts once for the scheduler. It takes the place of the ID that is kept back for it.
@@ -162,12 +169,12 @@ class SlotWriter:
         ]
         hardware = frozenset[str]().union(*(found.device.hardware for found in homes))
         if not claim.hardware or not claim.hardware <= hardware:
-            return Slot(claim.id, None, self._tombstone(claim))
+            return None, self._tombstone(claim)
         home = max(homes, key=lambda found: len(found.device.hardware & claim.hardware))
         if any(found.ref in self._lists[claim.resource].crowded for found in homes):
-            return Slot(claim.id, home.device, CROWDED)
+            return home.device, CROWDED
         states = {(health := self._health_of(found)).state: health for found in reversed(homes)}
-        return Slot(claim.id, home.device, states.get(State.UNHEALTHY) or states.get(State.DEGRADED) or HEALTHY)
+        return home.device, states.get(State.UNHEALTHY) or states.get(State.DEGRADED) or HEALTHY
 
     def withhold(self) -> None:
         """Claims or devices changed: keep what is free from pods, or no more, where a resource is to be strict about that."""

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from agent.simulation.pods import Phase
+from tests.e2e.foreign import hold, other_plugin
 from tests.e2e.node import UNHURRIED, WIDGET, Node, chardev, pod
 from tests.e2e.process import AgentProcess, finish
 
@@ -36,6 +37,21 @@ async def test_the_service_is_ready_once_the_devices_that_pods_had_are_there(nod
         assert agent.said("boot-goes-on", level="info")
         await node.kubelet.start()
         await node.healthy("w1", "w2")
+
+
+async def test_what_a_pod_has_under_an_earlier_plugins_id_is_there_for_the_kubelet_that_starts(node: Node) -> None:
+    node.mknod("w1", "w2")
+    async with other_plugin(node, WIDGET, "a-0", nodes=["/dev/w1"]):
+        await hold(node, WIDGET)
+    async with node.agent() as before:
+        await node.healthy("a-0", "w2")
+        await node.kubelet.stop(kill=True)
+        await before.kill()
+    async with AgentProcess(node.config(chardev()), UNHURRIED) as agent:
+        await agent.says("ready")
+        assert not agent.said("boot-goes-on", level="warning")
+        await node.kubelet.start()
+        await node.healthy("a-0", "w2")
 
 
 async def test_a_kubelet_that_starts_all_the_same_is_served_at_once(node: Node) -> None:

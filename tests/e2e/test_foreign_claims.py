@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from agent.simulation.pods import Phase
+from agent.simulation.pods import Phase, State
 from tests.e2e.foreign import hold, other_plugin
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import finish
@@ -118,6 +118,22 @@ async def test_a_container_with_two_devices_of_an_earlier_plugin_keeps_both_and_
     assert node.kubelet.panics == []
 
 
+async def test_a_container_of_an_earlier_plugins_pod_starts_again_where_its_device_is_fit(node: Node) -> None:
+    node.mknod("w1", "w2")
+    async with other_plugin(node, WIDGET, "a-0", nodes=["/dev/w1"]):
+        holder = pod("foreign")
+        main = (await node.admit(holder)).containers["main"]
+        assert node.held(holder) == {"a-0"}
+    async with node.agent(chardev() + 'pre_start = "check"\n'):
+        await node.healthy("a-0", "w2")
+        await node.kubelet.restart_container(holder, "main")
+        assert (main.state, main.starts) == (State.RUNNING, 2)
+        node.unlink("w1")
+        await node.healthy("w2")
+        await node.kubelet.restart_container(holder, "main")
+        assert (main.state, main.starts) == (State.WAITING, 2)
+
+
 async def test_nothing_of_a_strict_resource_is_offered_while_nobody_knows_what_an_earlier_plugins_pod_has(
     node: Node,
 ) -> None:
@@ -133,6 +149,8 @@ async def test_nothing_of_a_strict_resource_is_offered_while_nobody_knows_what_a
             shown = json.dumps(await asked(node, *command))
             assert "withheld" in shown
             assert held in shown
+        _, doctor, _ = await finish("doctor", "--config", str(node.root / "config.toml"))
+        assert f"pods hold {held} of this resource" in " ".join(doctor.split())
         node.mknod("w1")  # what it leads to: now it is known
         await node.healthy("w2", "w3", "a-0")
         node.unlink("w1")
