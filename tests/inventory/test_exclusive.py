@@ -90,6 +90,28 @@ def test_a_device_with_several_ids_is_offered_as_often_as_it_has_ids_though_a_po
     assert shown(it) == {"kvm0": "Healthy", "kvm1": "Healthy"}
 
 
+def test_what_a_pod_has_by_the_id_of_another_device_is_given_once_less() -> None:
+    """Pairs that two pods may share are paired anew under one of them."""
+    before = lone("k0", "h0", "h1", ids=("k0::0", "k0::1"))
+    it = inventory(before)
+    it.claim([held(A, "k0::0", before)])
+    look(it, lone("k0", "h0", ids=("k0::0", "k0::1")), lone("k1", "h1", ids=("k1::0", "k1::1")))
+    assert [i for i, why in shown(it).items() if why == "held"] == ["k1::1"]
+    it.unclaim([held(A, "k0::0", before)])
+    assert set(shown(it).values()) == {"Healthy"}
+
+
+def test_what_a_pod_has_by_another_resource_is_given_once_less() -> None:
+    shared = device("kvm", A, ids=("kvm0", "kvm1"))
+    it = Inventory([resource(A), resource("b.example/two")], {KIND: Fake(resource(A))})
+    it.update(KIND, {"kvm": (shared,)})
+    ours, theirs = held(A, "kvm0", shared), held("b.example/two", "f0", shared)
+    it.claim([ours, theirs])
+    assert shown(it) == {"kvm0": "Healthy", "kvm1": "held"}
+    it.unclaim([theirs])
+    assert shown(it) == {"kvm0": "Healthy", "kvm1": "Healthy"}
+
+
 NODES = st.frozensets(st.integers(0, 4), min_size=1)
 STEPS = st.lists(st.one_of(st.tuples(NODES, NODES), st.integers(0, 9), st.integers(0, 9)), max_size=12)
 """What is there now, or which ID is allocated, or (odd) which is given back."""

@@ -31,6 +31,8 @@ class Model:
     _steady: set[tuple[str, str]] = field(default_factory=set)
     """What has been well ever since."""
     _slow: list[float] = field(default_factory=list)
+    foreign: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """IDs of other plugins → the resource and unit that they are: while one is listed, either may be healthy."""
     blind: int = 0
     """How many faults last under which nothing can be said."""
 
@@ -111,15 +113,16 @@ class Model:
         return [
             f"{resource}: {what} {', '.join(sorted(ids))}"
             for resource in self.hardware
-            for what, ids in self._of(resource, seen.get(resource, ResourceView(resource)).healthy, now)
+            for what, ids in self._of(resource, seen.get(resource, ResourceView(resource)), now)
             if ids
         ]
 
-    def _of(self, resource: str, healthy: frozenset[str], now: float) -> Iterator[tuple[str, frozenset[str]]]:
-        sure, perhaps = set[str](), set[str]()
+    def _of(self, resource: str, view: ResourceView, now: float) -> Iterator[tuple[str, frozenset[str]]]:
+        healthy, sure, perhaps = view.healthy, set[str](), self.foreign.keys() & (view.healthy | view.unhealthy)
+        shared = {self.foreign[device_id] for device_id in perhaps}
         for unit, ids in self.hardware[resource].items():
             key = resource, unit
-            if self._unsure[key] or self._doubted.get(key, 0.0) > now:
+            if self._unsure[key] or self._doubted.get(key, 0.0) > now or (key in shared and not self._out[key]):
                 perhaps.update(ids)
             elif not self._out[key]:
                 sure.update(ids)

@@ -105,7 +105,7 @@ class World:
         self.daemon: Daemon
         self.ended_on_purpose = False
         self.step = 0
-        self.foreign: dict[str, tuple[str, str]] = {}  # IDs of other plugins → the resource and unit that they are
+        self.foreign = self.model.foreign
         self._events: deque[str] = deque(maxlen=_KEPT)
         self._began = time.monotonic()
         self.excused: set[str] = set()
