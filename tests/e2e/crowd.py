@@ -70,7 +70,7 @@ class Crowd:
         """A reload gives each device two IDs; of the held ones the earlier ID stays, and for each one of the new is kept back."""
         self.node.config(chardev(count=2), self.node.serving)
         await agent.says("config-reloaded")
-        await self._lists(2 * self.devices - self.held, 2 * self.held)
+        await self._lists(2 * self.devices, self.held)
 
     async def rename(self, agent: AgentProcess) -> None:
         """A reload gives the resource another name, of which the devices of the pods cannot be had."""
