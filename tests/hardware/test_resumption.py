@@ -62,8 +62,8 @@ class House:
     def show(self, *devices: Device, gone: tuple[str, ...] = ()) -> None:
         self.inventory.update(KIND, {**dict.fromkeys(gone, ()), **by_unit(devices)})
 
-    def hold(self, name: str, found: Device) -> None:
-        claims = [held(name, found.key, found)]
+    def hold(self, name: str, found: Device, *, traced: bool = False) -> None:
+        claims = [replace(held(name, found.key, found), traced=traced)]
         self.ledger.restore(claims, 0.0)
         self.inventory.claim(claims)
 
@@ -112,6 +112,14 @@ async def test_what_pods_have_is_claimed_once_more_and_looked_at(house: House) -
     assert house.backend.told == [(A, "x")]
     assert house.looked == [{"x"}]
     assert [(line["event"], line["device"]) for line in logs] == [("resumed", "x")]
+
+
+async def test_what_another_plugin_gave_is_left_as_that_made_it(house: House) -> None:
+    house.show(device("x", A), device("y", A))
+    house.hold(A, device("x", A), traced=True)
+    house.hold(A, device("y", A))
+    await house.resume()
+    assert house.backend.told == [(A, "y")]
 
 
 async def test_nothing_is_said_where_nothing_had_to_be_done(house: House) -> None:
