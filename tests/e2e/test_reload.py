@@ -187,7 +187,7 @@ async def test_hardware_is_not_given_away_twice_though_its_ids_have_changed(node
         await node.admit(pod())
         node.config(chardev(count=2))
         await reload(agent)
-        await node.shows(lambda k: (len(k.resources[WIDGET].healthy), len(k.resources[WIDGET].unhealthy)) == (1, 2))
+        await node.shows(lambda k: (len(k.resources[WIDGET].healthy), len(k.resources[WIDGET].unhealthy)) == (2, 1))
         assert (await node.admit(pod("second"))).phase == Phase.RUNNING
         assert (await node.admit(pod("third"))).phase == Phase.FAILED
         assert node.lists_without("w1") == []
