@@ -34,6 +34,9 @@ _HEADERS: Final = (
 _EMPTY: Final = bytes(5)  # not compressed, and no bytes of google.protobuf.Empty
 _STATE, _HEALTH, _DEVICE = 1, 3, 5
 """Fields of GPUStateResponse, and of the GPUState in it."""
+_VARINT, _LEN = 0, 2
+_FIXED: Final = {1: 8, 5: 4}
+"""Kind of a protobuf field → its bytes."""
 
 _DEADLINE: Final = 2.0  # seconds for the whole answer
 _MOST_BYTES: Final = 1 << 20  # a GPU takes 100
@@ -48,10 +51,8 @@ def states(host: Host) -> Mapping[str, str]:
 @functools.lru_cache(maxsize=4)
 def _states(host: Host, _moment: int) -> Mapping[str, str]:
     path = host.local(SOCKET)
-    if not path.exists():
-        return {}
     try:
-        return dict(_read(_asked(os.fspath(path))))
+        return dict(_read(_asked(os.fspath(path)))) if path.exists() else {}
     except (OSError, ValueError):  # it comes and goes as it likes, and is one witness among others
         return {}
 
@@ -78,15 +79,16 @@ def _asked(path: str) -> bytes:
         http.send_data(stream, _EMPTY, end_stream=True)
         while True:
             there.sendall(http.data_to_send())
-            there.settimeout(max(until - time.monotonic(), 0.001))
+            if (left := until - time.monotonic()) <= 0:  # it may send for ever what is no answer
+                raise TimeoutError
+            there.settimeout(left)
             if not (data := there.recv(1 << 16)):
                 raise ConnectionResetError
             try:
-                events = http.receive_data(data)
+                if _ends(http.receive_data(data), http, answer):
+                    return bytes(answer)
             except ProtocolError as error:
                 raise ValueError from error
-            if _ends(events, http, answer):
-                return bytes(answer)
 
 
 def _ends(events: list[Event], http: H2Connection, answer: bytearray) -> bool:
@@ -114,18 +116,25 @@ def _read(answer: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _texts(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """The fields of a protobuf message that are bytes, texts or messages; these messages have no others.
+    """The fields of a protobuf message that are bytes, texts or messages; others, which a later exporter may have, are skipped.
+
+    Source of the kinds: "Message Structure" of protobuf's encoding.
 
     Raises:
-        ValueError: one is of another kind, or is cut off.
+        ValueError: one is of a kind that there is not, or is cut off.
     """
     at = 0
     while at < len(message):
         tag, at = _number(message, at)
-        size, at = _number(message, at)
-        if tag & 7 != 2 or at + size > len(message):  # LEN, of protobuf's encoding
+        kind = tag & 7
+        if kind == _VARINT:
+            _, at = _number(message, at)
+            continue
+        size, at = (_FIXED[kind], at) if kind in _FIXED else _number(message, at)
+        if (kind != _LEN and kind not in _FIXED) or at + size > len(message):
             raise ValueError
-        yield tag >> 3, message[at : at + size]
+        if kind == _LEN:
+            yield tag >> 3, message[at : at + size]
         at += size
 
 

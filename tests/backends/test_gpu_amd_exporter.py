@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,8 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError
 from grpclib.server import Server, Stream
+from h2.config import H2Configuration
+from h2.connection import H2Connection
 
 from backends.base import Verdict
 from backends.gpu import Gpu, amd_exporter
@@ -114,6 +118,23 @@ async def test_an_answer_without_sense_says_nothing(root: Path, answer: bytes | 
         assert await asyncio.to_thread(states, gpu.host) == {}
 
 
+async def test_a_later_exporters_further_fields_hide_no_unhealthy_gpu(root: Path) -> None:
+    gpu, further = backend(root, mi210_server(), AMD), b"\x30\x07" + b"\x39" + bytes(8) + b"\x45" + bytes(4)
+    known = text(3, "unhealthy") + text(5, MI210[1])
+    async with exporting(root, further + text(1, further + known + further)):
+        assert await asyncio.to_thread(states, gpu.host) == {MI210[1]: "unhealthy"}
+
+
+def test_where_its_directory_may_not_be_seen_nothing_is_said(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = backend(root, mi210_server(), AMD)
+
+    def refuse(_: Path) -> bool:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    assert states(gpu.host) == {}
+
+
 def test_where_there_is_no_exporter_nothing_is_said(root: Path) -> None:
     assert unhealthy(backend(root, mi210_server(), AMD)) == []
 
@@ -139,3 +160,28 @@ async def test_one_that_hangs_is_not_waited_for(root: Path, monkeypatch: pytest.
         server.bind(str(path))
         server.listen()
         assert await asyncio.to_thread(states, gpu.host) == {}
+
+
+async def test_one_that_talks_without_end_is_not_listened_to_for_longer(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu, path = backend(root, mi210_server(), AMD), root / SOCKET.text[1:]
+    path.parent.mkdir(parents=True)
+    monkeypatch.setattr(amd_exporter, "time", SimpleNamespace(monotonic=itertools.count(step=0.5).__next__))
+    pings = 0
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal pings
+        http = H2Connection(H2Configuration(client_side=False))
+        http.initiate_connection()
+        with suppress(ConnectionResetError):
+            while pings < 1000 and (data := await reader.read(1 << 16)):
+                http.receive_data(data)
+                http.ping(bytes(8))
+                pings += 1
+                writer.write(http.data_to_send())
+        writer.close()
+
+    async with await asyncio.start_unix_server(talk, path):
+        assert await asyncio.to_thread(states, gpu.host) == {}
+    assert 0 < pings < 10
