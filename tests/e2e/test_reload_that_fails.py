@@ -319,7 +319,7 @@ async def test_a_storm_of_reloads_while_a_look_hangs_ends_with_the_last_configur
             assert (await node.admit(pod(f"p{number}"))).phase == (Phase.FAILED if number else Phase.RUNNING)
         trouble.forget("units")
         await trouble.release()
-        await node.shows(lambda k: len(k.resources[WIDGET].healthy) == 3)  # and its former ID; one is kept back for that
+        await node.shows(lambda k: len(k.resources[WIDGET].healthy) == 3)  # its former ID is one of them
         await node.healthy("a", resource=TROUBLED)
         await reload(agent)
         assert outcomes(agent)[-1] == "config-unchanged"
