@@ -29,7 +29,7 @@ from agent.kubelet.api.v1beta1 import ContainerAllocateResponse, DeviceSpec
 from agent.kubelet.checkpoint import Checkpoint, CheckpointEntry
 from agent.kubelet.pod_claims import PodClaims
 from agent.kubelet.wire import PodDevices, PodList
-from agent.model import Held
+from agent.model import HEALTHY, Health, Held, State
 from backends.base import Device, HostPath, Node, Resource
 from tests.fakes import KIND, Sharing, device, held, reconfigure, resource
 
@@ -37,6 +37,7 @@ A, B = OURS = ("a.example/one", "b.example/two")
 THEIRS = "their.example/three"
 PIECES = ("h0", "h1", "h2")
 FOREIGN = ("f0", "f1", "f2")
+BROKEN = Health(State.UNHEALTHY, "broken", "It broke.")
 
 Group = frozenset[str]
 """Hardware that is one device."""
@@ -137,6 +138,7 @@ class Switching(RuleBasedStateMachine):
         self.groups: list[Group] = []
         self.takers: tuple[str, ...] = (A,)
         self.scheme, self.is_ours = "n", False
+        self.sick: Group = frozenset()
 
     @initialize(strict=st.booleans(), count=st.sampled_from([1, 2]))
     def begin(self, strict: bool, count: int) -> None:  # as hypothesis calls it
@@ -173,6 +175,11 @@ class Switching(RuleBasedStateMachine):
         self.daemon.inventory.update(KIND, self.devices())
         self.prepare_lists()
 
+    @rule(piece=st.sampled_from(PIECES), health=st.sampled_from([HEALTHY, BROKEN]))
+    def judge(self, piece: str, health: Health) -> None:
+        self.daemon.inventory.set_health({piece: health})
+        self.sick = self.sick - {piece} if health.offered else self.sick | {piece}
+
     @rule(count=st.sampled_from([1, 2]), scheme=st.sampled_from("nm"), takers=st.sampled_from([(A,), (B,), (A, B)]))
     def reload(self, count: int, scheme: str, takers: tuple[str, ...]) -> None:
         self.scheme, self.takers = scheme, takers
@@ -184,6 +191,7 @@ class Switching(RuleBasedStateMachine):
     def restart(self, has_state: bool) -> None:
         kept = self.daemon.ledger.held() if has_state else ()
         self.daemon = Daemon(self.resources, kept, self.clock)
+        self.daemon.inventory.set_health(dict.fromkeys(self.sick, BROKEN))
         self.daemon.inventory.update(KIND, self.devices())
         self.kubelet.lists = {} if self.is_ours else self.kubelet.lists
         self.send_lists()
@@ -279,6 +287,12 @@ class Switching(RuleBasedStateMachine):
                 ]
                 assert len(pods) < self.count, f"{piece} as {gift.id} of {gift.resource}"
 
+    @invariant()
+    def no_id_of_broken_hardware_is_healthy(self) -> None:
+        for name in OURS:
+            for slot in self.daemon.inventory.slots(name).values():
+                assert slot.device is None or not slot.health.offered or self.sick.isdisjoint(slot.device.hardware)
+
     def counts(self, pod: Pod, name: str) -> bool:
         """Must a resource mind what that pod has?"""
         if pod.resource == THEIRS:
@@ -292,6 +306,7 @@ class Switching(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
+            self.daemon.inventory.set_health(dict.fromkeys(PIECES, HEALTHY))
             self.kubelet.pods.clear()
             self.look()
             self.look()  # what the first one learnt of is a minute old now
