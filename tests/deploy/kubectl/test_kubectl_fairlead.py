@@ -128,6 +128,30 @@ def test_a_thousand_nodes_are_one_table_and_one_that_does_not_answer_is_a_line_o
     ]
 
 
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [
+        ("status", "[]"),
+        ("status", "null"),
+        (
+            "sick",
+            '{"now": 0, "resources": [{"name": "a", "registered": true, "streaming": true, "devices": [{"key": "k"}]}]}',
+        ),
+        ("fewer", '{"resources": []}'),
+        ("doctor", "{}"),
+        ("events --last 1", "3"),
+        ("explain x", "[]"),
+    ],
+)
+def test_one_node_whose_answer_has_another_shape_is_a_line_and_hides_no_other(
+    kubectl: Kubectl, ask: Any, command: str, answer: str
+) -> None:
+    kubectl.nodes = {"odd": lambda _: ended(stdout=answer + "\n")}
+    ran = ask(command)
+    assert ran.code
+    assert "its answer is not understood here" in "\n".join(ran.lines)
+
+
 def test_as_json_each_node_has_its_answer_or_the_reason_why_there_is_none(
     kubectl: Kubectl, ask: Any, well: Recorder
 ) -> None:
