@@ -32,7 +32,9 @@ _FADES: Final = 300.0  # seconds without a try that failed, after which none is 
 _LASTS: Final = 3600.0  # seconds for which an Event that is refused is shown: as long as one is kept
 _CLOSING: Final = 1.0  # seconds that the end of a connection may take
 _THREADS: Final = 8  # the parts here need four at once; each that hangs takes one more
-_LACKING: Final = "the package httpx is not installed: pip install fairlead[kubernetes], and restart Fairlead"
+_LACKING: Final = (
+    "the Python package httpx is not installed: install it where Fairlead is (pip install httpx), and restart Fairlead"
+)
 
 
 class Faces:

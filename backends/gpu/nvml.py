@@ -29,7 +29,9 @@ from msgspec import Struct, field
 from backends.base import Host, HostPath, Link
 from backends.gpu import procfs
 
-INSTALL: Final = "install fairlead[nvidia], and let Fairlead see the driver's libnvidia-ml.so.1"
+INSTALL: Final = (
+    "install the Python package nvidia-ml-py where Fairlead is, and let Fairlead see the driver's libnvidia-ml.so.1"
+)
 _UPGRADED: Final = (
     "the driver in the kernel is of another version than its libraries, as after an upgrade without a reboot, and no new "
     "container can use a GPU: reboot, or unload and load the driver's modules"

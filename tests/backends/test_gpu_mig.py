@@ -128,7 +128,7 @@ def test_without_the_package_a_divided_gpu_is_a_problem_that_says_what_to_instal
     gpu = backend(tmp_path, DIVIDED + nvidia_gpu("0000:5e:00.0", 1))
     assert offered(gpu) == [uuid(1)]
     (problem,) = look(gpu)[ADDRESS].problems
-    assert "install fairlead[nvidia]" in problem.sentence
+    assert "install the Python package nvidia-ml-py" in problem.sentence
 
 
 def test_a_part_is_not_reset_by_itself(tmp_path: Path, install_nvml: Install) -> None:

@@ -239,5 +239,5 @@ async def test_where_the_client_is_not_installed_one_sentence_says_so(
     node.mknod("w1")
     without = "import sys\nsys.modules['httpx'] = None\n"
     async with node.agent(chardev(), faces(server, node, "events"), prelude=without) as agent:
-        assert "pip install fairlead[kubernetes]" in (await agent.says("kubernetes-client-missing"))["reason"]
+        assert "pip install httpx" in (await agent.says("kubernetes-client-missing"))["reason"]
         await node.healthy("w1")
