@@ -23,7 +23,7 @@ _COMMANDS: Final = {
     "drain": "Offer a device to no new pod.",
     "undrain": "Offer a device again.",
     "reload": "Have the daemon read its configuration again.",
-    "handover": "Have a new daemon, of what is installed now, take the place of the one that runs.",
+    "handover": "Replace the running daemon with one of the installed version, without a gap.",
     "doctor": "Look for what is wrong with this node.",
     "validate": "Check a configuration file and say what it means.",
     "import": "Turn another plugin's configuration into Fairlead's.",
@@ -59,7 +59,7 @@ class _Lazy(click.Group):
 @click.command(
     cls=_Lazy,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 done, 1 trouble, 2 wrong usage or configuration.",
+    epilog="Exit codes: 0 done, 1 trouble, 2 wrong usage or configuration; `doctor`: 0 all is well, 1 warnings, 2 failures.",
 )
 @click.version_option(package_name="fairlead", message="fairlead %(version)s")
 def fairlead() -> None:

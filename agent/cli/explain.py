@@ -38,7 +38,7 @@ def explain(device: str, config: Path | None, as_json: bool) -> None:
         explained = connection.ask(config, lambda client: client.explain(device))
     except NoDaemonError as error:
         output.note(
-            f"{error.sentence}. This is what a look of our own finds; it knows neither drains nor what pods hold."
+            f"{error.sentence}. This command has looked at the hardware itself; it knows neither drains nor what pods hold."
         )
         explained = _look(config, device)
     if as_json:

@@ -18,7 +18,7 @@ _PATIENCE = 60.0  # seconds: the new one looks at all hardware first
 @connection.config
 @options.as_json
 def handover(config: Path | None, as_json: bool) -> None:
-    """Have a new daemon, of what is installed now, take the place of the one that runs.
+    """Replace the running daemon with one of the installed version, without a gap.
 
     At no moment are the node's devices away, as they are for some tenths of a second in a restart: after a new version
     was installed, use this in place of `systemctl restart`. In a container the DaemonSet's update does it.

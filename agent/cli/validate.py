@@ -58,7 +58,11 @@ def _document(config: Config | None, problems: tuple[ConfigProblem, ...]) -> dic
 
 
 def _meaning(config: Config) -> Iterator[str]:
-    yield f"{config.source} is valid." if config.source else "There is no configuration file; KubeVirt's devices it is."
+    yield (
+        f"{config.source} is valid."
+        if config.source
+        else "There is no configuration file: Fairlead offers KubeVirt's devices."
+    )
     if not config.resources:
         yield "It has no [[resource]]: nothing would be offered."
     width = max((len(resource.name) for resource in config.resources), default=0)

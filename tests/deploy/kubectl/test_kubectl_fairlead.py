@@ -311,7 +311,8 @@ def test_a_device_is_explained_by_the_node_that_has_it(kubectl: Kubectl, ask: An
 
 def test_a_look_without_a_daemon_is_no_answer(kubectl: Kubectl, ask: Any) -> None:
     note = (
-        "no Fairlead answers at /a. This is what a look of our own finds; it knows neither drains nor what pods hold."
+        "no Fairlead answers at /a. This command has looked at the hardware itself; "
+        "it knows neither drains nor what pods hold."
     )
     kubectl.nodes = {"a": lambda _: ended(0, "{}", note)}
     assert ask("explain GPU-1").lines == [f"a     no answer: {note}"]
