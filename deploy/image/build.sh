@@ -51,7 +51,11 @@ for platform in ${PLATFORMS:-linux/$machine}; do
         [ "$tool" = docker ] || arguments+=(--pull=never)
     fi
     echo "-- $image for $platform, with $tool"
-    "$tool" build "${arguments[@]}" ${base:+--build-arg BASE="$base"} --quiet "$@" . > /dev/null
+    "$tool" build "${arguments[@]}" ${base:+--build-arg BASE="$base"} --quiet "$@" . > /dev/null || {
+        status=$?
+        [ -n "$base" ] || echo "If the base could not be pulled: BASE=debian makes one of Debian's packages, without a registry." >&2
+        exit $status
+    }
     rm -f "$archive"
     case $tool in
         docker) docker save --output "$archive" "$image" ;;
