@@ -21,6 +21,8 @@ _ENDS: Final = {
     "operator": "`fairlead undrain`",
 }
 """What `Clears` says, for a person."""
+OWN_LOOK: Final = "This command has looked at the hardware itself; it knows neither drains nor what pods hold."
+"""What stands before an answer without a daemon; `kubectl fairlead` takes such an answer for none."""
 
 
 @click.command(epilog="Exit codes: 0 done, 2 there is no such device, or no daemon and a configuration with mistakes.")
@@ -37,9 +39,7 @@ def explain(device: str, config: Path | None, as_json: bool) -> None:
     try:
         explained = connection.ask(config, lambda client: client.explain(device))
     except NoDaemonError as error:
-        output.note(
-            f"{error.sentence}. This command has looked at the hardware itself; it knows neither drains nor what pods hold."
-        )
+        output.note(f"{error.sentence}. {OWN_LOOK}")
         explained = _look(config, device)
     if as_json:
         output.echo_json(explained)

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from agent.cli.explain import OWN_LOOK
 from agent.console.doctor.findings import failure, fine, warning
 from agent.console.views import Event, Period, Resource
 from tests.console.fakes import GPU, FakeDaemon, status
@@ -310,10 +311,7 @@ def test_a_device_is_explained_by_the_node_that_has_it(kubectl: Kubectl, ask: An
 
 
 def test_a_look_without_a_daemon_is_no_answer(kubectl: Kubectl, ask: Any) -> None:
-    note = (
-        "no Fairlead answers at /a. This command has looked at the hardware itself; "
-        "it knows neither drains nor what pods hold."
-    )
+    note = f"no Fairlead answers at /a. {OWN_LOOK}"
     kubectl.nodes = {"a": lambda _: ended(0, "{}", note)}
     assert ask("explain GPU-1").lines == [f"a     no answer: {note}"]
 
