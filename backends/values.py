@@ -62,7 +62,7 @@ class Device(Struct, frozen=True):
     """Tells another card at the same key; compared with what a pod was given. Empty if it cannot be told now."""
     bindings: Mapping[str, str] = {}
     """Of its hardware that has a driver: what is another whenever a driver is bound to it anew, and the same to every
-    backend that looks (`backends.linux.pci.Function.binding`). Ends latched signals that wait for `Clears.REBIND`."""
+    backend that looks (`backends.linux.pci.functions.Function.binding`). Ends latched signals that wait for `Clears.REBIND`."""
     nodes: tuple[Node, ...] = ()
     mounts: tuple[Mount, ...] = ()
     """What belongs to it beside its nodes."""

@@ -20,7 +20,8 @@ from agent.config import compare
 from agent.daemon.reload import Change
 from agent.daemon.supervisor import Agent
 from agent.hardware import reconciler
-from agent.kubelet import plugin, pod_claims, registration
+from agent.kubelet import plugin, registration
+from agent.kubelet.pods import pod_claims
 from agent.simulation.endpoint import PluginClient
 from agent.simulation.kubelet import Kubelet
 from agent.simulation.lifecycle import KubeletStoppedError

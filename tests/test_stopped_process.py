@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from agent.runtime.notify import Notifier
-from agent.runtime.watchdog import BEAT, FAILING, RECOVERED, SILENCE, Watchdog
+from agent.runtime.supervision.notify import Notifier
+from agent.runtime.supervision.watchdog import BEAT, FAILING, RECOVERED, SILENCE, Watchdog
 
 STOPPED = 10 * SILENCE
 

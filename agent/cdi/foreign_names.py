@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from agent.cdi.definitions import Definitions
 from agent.runtime import patience
 from agent.runtime.errors import words
-from agent.runtime.problems import Problems, Trouble
+from agent.runtime.supervision.problems import Problems, Trouble
 from agent.runtime.workers import NoWorkerError, Workers
 from backends.base import AllocationRefused, ContainerEdits, Host, Resource
 

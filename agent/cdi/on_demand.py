@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.inventory.inventory import Inventory
-from agent.runtime.problems import Problems
+from agent.runtime.supervision.problems import Problems
 from backends.base import Backend, ContainerEdits, Grant, Host, Resource
 
 if TYPE_CHECKING:

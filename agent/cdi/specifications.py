@@ -25,7 +25,7 @@ from agent.model import Slot
 from agent.runtime import patience
 from agent.runtime.chunked_work import in_slices
 from agent.runtime.errors import words
-from agent.runtime.problems import Problems, Trouble
+from agent.runtime.supervision.problems import Problems, Trouble
 from agent.runtime.workers import NoWorkerError, Workers
 from backends.base import AllocationRefused, Backend, ContainerEdits, Grant, Host, Resource
 

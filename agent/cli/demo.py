@@ -24,7 +24,7 @@ from agent.daemon.supervisor import Agent
 from agent.discovery.backend_factory import make_backends
 from agent.runtime import logs
 from agent.runtime.errors import FairleadError
-from agent.runtime.notify import Notifier
+from agent.runtime.supervision.notify import Notifier
 from agent.simulation.hardware import LoopDevice, write_stub_file
 from agent.simulation.kubelet import Kubelet
 from agent.simulation.pods import Container, Pod

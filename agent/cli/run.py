@@ -22,7 +22,7 @@ def run(config: Path | None, log_level: logs.Level) -> None:
     """Find hardware, offer it to the kubelet, hand it to pods."""
     # `--help` does without the daemon, which takes half a second to be imported
     from agent.runtime import garbage, logs  # logs is before all else that imports structlog: see there
-    from agent.runtime.shortage import Shortage, raise_limits
+    from agent.runtime.supervision.shortage import Shortage, raise_limits
 
     garbage.put_off()
     raise_limits()
@@ -34,11 +34,11 @@ def run(config: Path | None, log_level: logs.Level) -> None:
     import anyio
 
     from agent.config import load
-    from agent.daemon.event_log import Events
+    from agent.daemon.reporting.event_log import Events
     from agent.daemon.supervisor import Agent
     from agent.discovery.backend_factory import make_backends
     from agent.runtime.line_queue import QueuedLines
-    from agent.runtime.notify import Notifier
+    from agent.runtime.supervision.notify import Notifier
 
     stderr = QueuedLines(sys.stderr.fileno())
     stderr.when_room = _tell_of_lost

@@ -27,7 +27,7 @@ from agent.console.requests import SERVICE, Request
 from agent.kubelet.lock import exclusive
 from agent.kubelet.transport.server import SocketServer
 from agent.kubelet.wire import Encoded
-from agent.runtime.problems import Problems
+from agent.runtime.supervision.problems import Problems
 from agent.runtime.workers import Workers
 
 _LOOK_AGAIN: Final = 2.0  # seconds between two looks whether the socket is still there

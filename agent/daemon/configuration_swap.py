@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from agent.config import DEFAULT_PATH, Config, ConfigError, ConfigProblem, Difference
 from agent.daemon.discovery_runner import DiscoveryRunner
-from agent.daemon.list_warnings import ListWarnings
 from agent.daemon.node import Node
 from agent.daemon.reload import Change
+from agent.daemon.reporting.list_warnings import ListWarnings
 from agent.daemon.serving import Serving
 from agent.discovery.changes import Changes
 from agent.discovery.discoverer import Discoverer

@@ -16,8 +16,8 @@ from agent.console.device_views import Drawn, described, draw
 from agent.console.explaining import Knowledge, explain, find
 from agent.console.histories import histories, history_by_key, history_of
 from agent.console.names import node_name
-from agent.daemon.event_log import Events
 from agent.daemon.node import Node
+from agent.daemon.reporting.event_log import Events
 from agent.daemon.serving import Serving
 from agent.daemon.state_keeper import NotYetError
 from agent.discovery.discoverer import Discoverer
@@ -27,11 +27,11 @@ from agent.inventory import lookup
 from agent.inventory.shortfall import WENT, Missing, Shortfall
 from agent.inventory.tombstones import GONE, NOT_SEEN, UNMAPPED
 from agent.inventory.unmatched import unmatched
-from agent.kubelet.pod_claims import PodClaims
+from agent.kubelet.pods.pod_claims import PodClaims
 from agent.model import Slot, SlotKey
 from agent.runtime.chunked_work import in_batches, in_slices
 from agent.runtime.errors import FairleadError
-from agent.runtime.problems import Problems
+from agent.runtime.supervision.problems import Problems
 from agent.runtime.version import version
 from backends.base import Backend, Device, Problem
 

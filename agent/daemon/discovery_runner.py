@@ -26,9 +26,9 @@ from agent.discovery.sources.paths import PathSource
 from agent.discovery.sources.uevents import UeventSource
 from agent.runtime import patience
 from agent.runtime.counts import Counts
-from agent.runtime.problems import Problems
-from agent.runtime.supervision import supervise
-from agent.runtime.watchdog import Watchdog
+from agent.runtime.supervision.problems import Problems
+from agent.runtime.supervision.restarts import supervise
+from agent.runtime.supervision.watchdog import Watchdog
 from backends.base import ANY_SUBSYSTEM, Backend, Hint, Host, LinkChange, Record, Uevent, Watches
 
 T = TypeVar("T")

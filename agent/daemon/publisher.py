@@ -11,14 +11,14 @@ from typing import Final
 import structlog
 
 from agent.cdi.on_demand import Cdi
-from agent.daemon.device_log import LOGGED_AT_MOST, of_id, tell
-from agent.daemon.feature_file import FeatureFile
-from agent.daemon.list_warnings import ListWarnings
+from agent.daemon.reporting.device_log import LOGGED_AT_MOST, of_id, tell
+from agent.daemon.reporting.feature_file import FeatureFile
+from agent.daemon.reporting.list_warnings import ListWarnings
 from agent.daemon.serving import Serving
 from agent.hardware.adoption import Adopter
 from agent.history.recorder import Recorder
 from agent.inventory.inventory import Inventory
-from agent.kubelet.pod_claims import PodClaims
+from agent.kubelet.pods.pod_claims import PodClaims
 from agent.kubernetes.faces import Faces
 from agent.kubernetes.notices import Subject
 from agent.model import Slot, Snapshot, Transition

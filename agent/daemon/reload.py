@@ -23,8 +23,8 @@ from agent.discovery.backend_factory import make_backends, why_unmade
 from agent.discovery.sources.files import FileWatch
 from agent.discovery.sources.paths import POLL
 from agent.runtime.errors import shown
-from agent.runtime.notify import Notifier
-from agent.runtime.problems import Problems
+from agent.runtime.supervision.notify import Notifier
+from agent.runtime.supervision.problems import Problems
 from agent.runtime.workers import NoWorkerError, Workers
 from backends.base import Backend
 

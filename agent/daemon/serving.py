@@ -27,9 +27,9 @@ from agent.model import Snapshot
 from agent.runtime import limits
 from agent.runtime.counts import Counts
 from agent.runtime.errors import words
-from agent.runtime.notify import Notifier
-from agent.runtime.problems import Problems
-from agent.runtime.supervision import supervise
+from agent.runtime.supervision.notify import Notifier
+from agent.runtime.supervision.problems import Problems
+from agent.runtime.supervision.restarts import supervise
 from agent.runtime.version import version
 from backends.errors import reason_of
 

@@ -13,7 +13,7 @@ import anyio
 
 from agent.console.control import RefusedError
 from agent.daemon.serving import Serving
-from agent.runtime.notify import Notifier
+from agent.runtime.supervision.notify import Notifier
 from backends.errors import reason_of
 
 _READY_WITHIN: Final = 30.0

@@ -32,12 +32,12 @@ from agent.daemon.boot import wait_for_held
 from agent.daemon.configuration_swap import ConfigurationSwap
 from agent.daemon.control import AgentControl, Parts
 from agent.daemon.discovery_runner import DiscoveryRunner
-from agent.daemon.event_log import Events
-from agent.daemon.feature_file import FeatureFile
-from agent.daemon.list_warnings import ListWarnings
 from agent.daemon.node import Node
 from agent.daemon.publisher import Publisher
 from agent.daemon.reload import Change, Reloader
+from agent.daemon.reporting.event_log import Events
+from agent.daemon.reporting.feature_file import FeatureFile
+from agent.daemon.reporting.list_warnings import ListWarnings
 from agent.daemon.serving import Serving
 from agent.daemon.state_file import StateFile
 from agent.daemon.state_keeper import StateKeeper
@@ -52,11 +52,11 @@ from agent.health import HealthBook
 from agent.history.recorder import Recorder
 from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import Shortfall
-from agent.kubelet import checkpoint
 from agent.kubelet.allocation import Allocator
 from agent.kubelet.lost_resources import LostResources
 from agent.kubelet.plugin import Plugin
-from agent.kubelet.pod_claims import PodClaims
+from agent.kubelet.pods import checkpoint
+from agent.kubelet.pods.pod_claims import PodClaims
 from agent.kubelet.preference import Preferences
 from agent.kubelet.prestart import Starter
 from agent.kubernetes.faces import Faces
@@ -64,11 +64,11 @@ from agent.model import Held, Slot, SlotKey, Snapshot
 from agent.placement.admission import Admission
 from agent.runtime import garbage
 from agent.runtime.counts import Counts
-from agent.runtime.notify import Notifier
-from agent.runtime.problems import Problems
-from agent.runtime.supervision import supervise
+from agent.runtime.supervision.notify import Notifier
+from agent.runtime.supervision.problems import Problems
+from agent.runtime.supervision.restarts import supervise
+from agent.runtime.supervision.watchdog import Watchdog
 from agent.runtime.version import version
-from agent.runtime.watchdog import Watchdog
 from backends.base import Backend, Clears
 
 SETTLE: Final = 2.0

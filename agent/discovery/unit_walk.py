@@ -13,7 +13,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from agent.discovery import backend_answers
-from agent.runtime import garbage, shortage
+from agent.runtime import garbage
+from agent.runtime.supervision import shortage
 from backends.base import Backend, Device, Discovery, Link, Signal, Verdict
 from backends.known_devices import Known
 

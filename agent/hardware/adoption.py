@@ -14,7 +14,7 @@ import structlog
 from agent.discovery.backend_answers import ask
 from agent.hardware.reconciler import Reconciler, Want
 from agent.model import Slot, SlotKey, Snapshot
-from agent.runtime.problems import Trouble
+from agent.runtime.supervision.problems import Trouble
 from agent.runtime.workers import Workers
 from backends.base import Backend, Device, Resource
 

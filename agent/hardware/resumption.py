@@ -18,7 +18,7 @@ from agent.hardware.reconciler import Reconciler, Want
 from agent.inventory.inventory import Inventory
 from agent.model import REPLACED, Held, SlotKey
 from agent.runtime.chunked_work import in_batches
-from agent.runtime.problems import Trouble
+from agent.runtime.supervision.problems import Trouble
 from agent.runtime.workers import Workers
 from backends.base import Backend, Device, Grant, Resource
 

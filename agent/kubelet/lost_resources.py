@@ -21,9 +21,9 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.kubelet.checkpoint import FILE_NAME, record
 from agent.kubelet.other_plugins import SETTLED, Observation, Offer, ended, is_doubtful, observe, sentence, strange
-from agent.kubelet.podresources import PodResourcesError, list_allocatable
+from agent.kubelet.pods.checkpoint import FILE_NAME, record
+from agent.kubelet.pods.podresources import PodResourcesError, list_allocatable
 from agent.kubelet.registration import Registrar
 from agent.runtime import patience
 from agent.runtime.workers import NoWorkerError, Workers

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from agent.kubelet.checkpoint import record
+from agent.kubelet.pods.checkpoint import record
 from agent.runtime.errors import some
 
 if TYPE_CHECKING:

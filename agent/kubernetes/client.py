@@ -20,7 +20,7 @@ from agent.kubernetes.api import WATCH, ApiError
 from agent.kubernetes.identity import Identity
 from agent.runtime import patience
 from agent.runtime.errors import FairleadError, brief, words
-from agent.runtime.problems import Trouble
+from agent.runtime.supervision.problems import Trouble
 from agent.runtime.workers import NoWorkerError, Workers
 
 DEADLINE: Final = 10.0

@@ -23,7 +23,7 @@ from agent.kubernetes import notices
 from agent.kubernetes.api import WATCH, Api, ApiError, pause
 from agent.kubernetes.notices import Notice
 from agent.runtime.errors import FairleadError, brief, some
-from agent.runtime.problems import Problems
+from agent.runtime.supervision.problems import Problems
 
 ANNOTATION: Final = "fairlead.dev/drain"
 

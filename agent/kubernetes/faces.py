@@ -24,8 +24,8 @@ from agent.kubernetes.drain_annotation import DrainAnnotation
 from agent.kubernetes.event_sender import EventSender
 from agent.kubernetes.notices import Notice, Subject
 from agent.model import Transition
-from agent.runtime.problems import Problems
-from agent.runtime.supervision import supervise
+from agent.runtime.supervision.problems import Problems
+from agent.runtime.supervision.restarts import supervise
 from agent.runtime.workers import Workers
 
 _FADES: Final = 300.0  # seconds without a try that failed, after which none is shown: longer than any pause between two

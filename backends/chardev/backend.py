@@ -28,16 +28,17 @@ from backends.base import (
     Signal,
     Watches,
 )
-from backends.chardev import owners, paths, sticks
+from backends.chardev import owners, paths
 from backends.chardev.bundles import Bundles
 from backends.chardev.finder import Finder
 from backends.chardev.groups import Group, groups_of
 from backends.chardev.matches import UdevMatches
 from backends.chardev.nodes import Nodes
 from backends.chardev.options import MOST_TOKENS, CharDevOptions, CharDevResource, GroupOptions, complaints
-from backends.chardev.stick_sets import StickSets
-from backends.chardev.sticks import usb_env
-from backends.chardev.usb import UsbSticks
+from backends.chardev.usb import sticks
+from backends.chardev.usb.single_sticks import UsbSticks
+from backends.chardev.usb.stick_sets import StickSets
+from backends.chardev.usb.sticks import usb_env
 from backends.known_devices import Known
 
 

@@ -24,14 +24,18 @@ from backends.base import (
     Uevent,
     Watches,
 )
-from backends.gpu import char_links, functions, nodes, platforms, wedged, xid
-from backends.gpu.amd import PARTITION, TOGETHER, WHOLE, Amd
+from backends.gpu import functions, nodes, wedged
+from backends.gpu.amd.gpus import PARTITION, TOGETHER, WHOLE, Amd
 from backends.gpu.intel import Intel
-from backends.gpu.nvidia import Nvidia
+from backends.gpu.nvidia import char_links, platforms, xid
+from backends.gpu.nvidia.gpus import Nvidia
 from backends.gpu.options import GpuOptions, GpuResource, complaints
 from backends.gpu.vendor import ATTRIBUTES, Vendor
 from backends.known_devices import Known
-from backends.linux import pci, pci_health, pci_recovery
+from backends.linux.pci import functions as pci
+from backends.linux.pci import health as pci_health
+from backends.linux.pci import recovery as pci_recovery
+from backends.linux.pci import reset
 
 _VENDORS: Final[dict[str, type[Vendor]]] = {
     functions.NVIDIA: Nvidia,
@@ -86,7 +90,7 @@ class Gpu(Backend[GpuOptions]):
         """Each device with whether it can be reset, if any resource asks for that."""
         if not any(resource.spec.pre_start == "reset" for resource in self.resources):
             return found
-        whole = pci.no_reset(self.host, function) if function is not None else _PART
+        whole = reset.refusal(self.host, function) if function is not None else _PART
         return replace(
             found, devices=tuple(replace(it, no_reset=whole if _is_whole(it) else _PART) for it in found.devices)
         )
@@ -203,7 +207,7 @@ class Gpu(Backend[GpuOptions]):
                 )
         addresses = sorted({name for grant in grants for name in grant.device.hardware})
         for hardware in addresses:
-            pci.reset(self.host, hardware.removeprefix("pci:"))
+            reset.reset(self.host, hardware.removeprefix("pci:"))
         return addresses
 
     def _vendor_of(self, device: Device) -> Vendor:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from backends.base import Host, HostPath
-from backends.linux import pci, sysfs
+from backends.linux import sysfs
+from backends.linux.pci import functions as pci
 
 NVIDIA: Final = "10de"
 AMD: Final = "1002"

@@ -17,7 +17,8 @@ from backends.gpu import functions, nodes
 from backends.gpu.nodes import Wanted
 from backends.gpu.options import GpuResource
 from backends.gpu.vendor import described, gpu, withheld
-from backends.linux import pci, sysfs
+from backends.linux import sysfs
+from backends.linux.pci import functions as pci
 
 DRIVERS: Final = ("i915", "xe")
 MONITORING: Final = "monitoring"

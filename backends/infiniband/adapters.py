@@ -14,9 +14,10 @@ from backends.base import TEXT, Attribute, Device, Host, HostPath, Node, one_of
 from backends.infiniband import rdma_ports
 from backends.infiniband.options import UNSEEN_WHEN_AWAY, InfiniBandResource
 from backends.infiniband.rdma_ports import PortState, State
-from backends.linux import pci, rdma
-from backends.linux.pci import Function
-from backends.linux.rdma import Adapter
+from backends.linux.network import rdma
+from backends.linux.network.rdma import Adapter
+from backends.linux.pci import functions as pci
+from backends.linux.pci.functions import Function
 
 _NVIDIA: Final = "15b3"  # whose Ethernet controllers are adapters, too
 _NETWORK: Final = "02"  # PCI classes: a network controller,

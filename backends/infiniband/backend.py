@@ -26,8 +26,10 @@ from backends.base import (
 from backends.errors import reason_of
 from backends.infiniband import adapters, events, health, pools, ports
 from backends.infiniband.options import InfiniBandOptions, InfiniBandResource, complaints
-from backends.linux import pci, pci_recovery, rdma
-from backends.linux.rdma import Adapter
+from backends.linux.network import rdma
+from backends.linux.network.rdma import Adapter
+from backends.linux.pci import functions as pci
+from backends.linux.pci import recovery as pci_recovery
 
 _DEFAULTS: Final = InfiniBandOptions()
 

@@ -8,7 +8,8 @@ from typing import Final
 from backends.base import ALL, All, Device, Hint, HostPath, LinkChange, PathChange, Uevent
 from backends.infiniband.pools import PREFIX
 from backends.known_devices import Known
-from backends.linux import pci, rdma
+from backends.linux.network import rdma
+from backends.linux.pci import functions as pci
 
 _CLASSES: Final = frozenset({"infiniband", "infiniband_verbs", "infiniband_mad"})
 

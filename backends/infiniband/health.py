@@ -15,8 +15,9 @@ from backends.errors import reason_of
 from backends.infiniband import ports, rdma_ports
 from backends.infiniband.adapters import own
 from backends.infiniband.options import InfiniBandOptions
-from backends.linux import pci_health, rdma
-from backends.linux.rdma import Port
+from backends.linux.network import rdma
+from backends.linux.network.rdma import Port
+from backends.linux.pci import health as pci_health
 
 
 def signals(host: Host, device: Device, options: InfiniBandOptions) -> Iterator[Signal]:

@@ -18,7 +18,7 @@ from backends.base import Host
 from backends.errors import reason_of
 from backends.linux import directories, sysfs
 from backends.linux.directories import text
-from backends.linux.rdma import Port
+from backends.linux.network.rdma import Port
 
 _GONE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV)  # there is none, or it is being removed
 _ENUM: Final = re.compile(rb"([0-9]{1,2})(?::|$)")

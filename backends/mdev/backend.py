@@ -28,8 +28,10 @@ from backends.base import (
     Watches,
 )
 from backends.known_devices import Known
-from backends.linux import pci, pci_health, pci_recovery
 from backends.linux.kernel import Kernel
+from backends.linux.pci import functions as pci
+from backends.linux.pci import health as pci_health
+from backends.linux.pci import recovery as pci_recovery
 from backends.mdev import finding, making, parents
 from backends.mdev.making import Maker, MakingError
 from backends.mdev.options import MdevOptions, MdevResource, complaints

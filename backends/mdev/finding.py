@@ -8,7 +8,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from backends.base import NUMBER, TEXT, Attribute, Device, Discovery, Host, HostPath, Node, Problem
-from backends.linux import pci, sysfs
+from backends.linux import sysfs
+from backends.linux.pci import functions as pci
 from backends.mdev import making, parents
 from backends.mdev.making import NODES
 from backends.mdev.options import MdevResource

@@ -32,7 +32,10 @@ from backends.base import (
     Verdict,
     Watches,
 )
-from backends.linux import device_info, netdevs, pci, pci_health, pci_recovery
+from backends.linux.network import device_info, netdevs
+from backends.linux.pci import functions as pci
+from backends.linux.pci import health as pci_health
+from backends.linux.pci import recovery as pci_recovery
 from backends.solarflare import onload
 from backends.solarflare.options import SolarflareOptions, SolarflareResource, complaints
 

@@ -29,8 +29,11 @@ from backends.base import (
     Uevent,
     Watches,
 )
-from backends.linux import device_info, host_uses, netdevs, pci, pci_recovery, rdma
 from backends.linux.kernel import Kernel
+from backends.linux.network import device_info, netdevs, rdma
+from backends.linux.pci import functions as pci
+from backends.linux.pci import host_uses
+from backends.linux.pci import recovery as pci_recovery
 from backends.sriov import answers, creation, finding, functions, health, nodes, subfunctions
 from backends.sriov.creation import Creator
 from backends.sriov.options import SriovOptions, SriovResource, complaints

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from backends.base import Device, Discovery, Host, Problem
-from backends.linux import pci
+from backends.linux.pci import functions as pci
 from backends.sriov import creation, functions, nodes, subfunctions
 from backends.sriov.functions import Seen
 from backends.sriov.options import SriovResource

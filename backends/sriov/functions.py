@@ -11,7 +11,10 @@ from msgspec.structs import replace
 
 from backends.attributes import assumed
 from backends.base import NUMBER, NUMBERS, TEXT, Attribute, Device, Host, HostPath, Node, Problem, one_of
-from backends.linux import devlink, host_uses, netdevs, pci, rdma, sysfs
+from backends.linux import sysfs
+from backends.linux.network import devlink, netdevs, rdma
+from backends.linux.pci import functions as pci
+from backends.linux.pci import host_uses
 from backends.sriov import nodes
 from backends.sriov.nodes import VdpaDevice
 from backends.sriov.options import UNSEEN_WHEN_AWAY, DeviceType, SriovResource

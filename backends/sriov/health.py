@@ -10,8 +10,12 @@ from contextlib import suppress
 from typing import Final
 
 from backends.base import Device, Host, Signal, Verdict
-from backends.linux import iommu, netdevs, pci, pci_health, sysfs
+from backends.linux import sysfs
+from backends.linux.network import netdevs
 from backends.linux.nodes import NoNodeError, device_node
+from backends.linux.pci import functions as pci
+from backends.linux.pci import health as pci_health
+from backends.linux.pci import iommu
 from backends.sriov import nodes
 from backends.sriov.functions import link
 from backends.sriov.options import SriovOptions

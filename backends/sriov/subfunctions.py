@@ -11,7 +11,10 @@ from typing import Final
 
 from backends.attributes import assumed
 from backends.base import Device, Host, HostPath
-from backends.linux import host_uses, netdevs, pci, rdma, sysfs
+from backends.linux import sysfs
+from backends.linux.network import netdevs, rdma
+from backends.linux.pci import functions as pci
+from backends.linux.pci import host_uses
 from backends.sriov.functions import Attributes, Seen, link, of_interfaces
 from backends.sriov.options import UNSEEN_WHEN_AWAY, SriovResource
 

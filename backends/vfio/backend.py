@@ -31,9 +31,11 @@ from backends.base import (
     Watches,
 )
 from backends.known_devices import Known
-from backends.linux import iommu, pci, pci_recovery
-from backends.linux.iommu import Group
 from backends.linux.kernel import Kernel
+from backends.linux.pci import functions as pci
+from backends.linux.pci import iommu, reset
+from backends.linux.pci import recovery as pci_recovery
+from backends.linux.pci.iommu import Group
 from backends.vfio import binding, finding, health, vgpu
 from backends.vfio.binding import Binder, BindError
 from backends.vfio.options import VfioOptions, VfioResource, complaints
@@ -235,7 +237,7 @@ class Vfio(Backend[VfioOptions]):
                     )
                 continue
             try:
-                pci.reset(self.host, function.address)
+                reset.reset(self.host, function.address)
             except AllocationRefused:
                 if function.address in asked:
                     raise

@@ -15,11 +15,13 @@ from typing import Final
 
 from backends.base import Host, HostPath, Node
 from backends.errors import reason_of
-from backends.linux import iommu, pci, udev
-from backends.linux.host_uses import busy_disks, uses
+from backends.linux import udev
 from backends.linux.kernel import Kernel
 from backends.linux.nodes import NoNodeError, device_node
 from backends.linux.notes import Notes
+from backends.linux.pci import functions as pci
+from backends.linux.pci import iommu
+from backends.linux.pci.host_uses import busy_disks, uses
 from backends.vfio.options import MODULE
 from backends.vfio.vgpu import vgpus
 

@@ -13,8 +13,10 @@ from typing import Final
 from msgspec.structs import replace
 
 from backends.base import Device, Discovery, Host, HostPath, Node, Problem
-from backends.linux import iommu, pci, sysfs
-from backends.linux.iommu import Group
+from backends.linux import sysfs
+from backends.linux.pci import functions as pci
+from backends.linux.pci import iommu, reset
+from backends.linux.pci.iommu import Group
 from backends.vfio.options import Iommu, VfioResource
 from backends.vfio.planning import plan
 
@@ -110,7 +112,7 @@ def _device(host: Host, unit: str, group: Group, resource: VfioResource, functio
 
 
 def _no_reset(host: Host, functions: Iterable[pci.Function]) -> str:
-    return next((why for function in functions if (why := pci.no_reset(host, function))), "")
+    return next((why for function in functions if (why := reset.refusal(host, function))), "")
 
 
 def _without_iommu(host: Host, group: Group) -> str:

@@ -10,9 +10,11 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from backends.base import Device, Host, Signal, Verdict
-from backends.linux import iommu, pci, pci_health
-from backends.linux.iommu import Group
 from backends.linux.nodes import NoNodeError, device_node
+from backends.linux.pci import functions as pci
+from backends.linux.pci import health as pci_health
+from backends.linux.pci import iommu
+from backends.linux.pci.iommu import Group
 from backends.vfio.finding import depends, has_own_nodes
 from backends.vfio.options import MODULE, VfioOptions
 from backends.vfio.planning import Plan, plan

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from backends.base import Device, Host, Signal, Verdict
-from backends.linux import pci, sysfs
+from backends.linux import sysfs
+from backends.linux.pci import functions as pci
 
 OWN: Final = "nvidia"
 """The directory of a function in which NVIDIA's driver keeps what is its own."""

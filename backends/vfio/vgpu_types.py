@@ -11,9 +11,10 @@ from typing import Final
 
 from backends.base import Host, HostPath
 from backends.errors import reason_of
-from backends.linux import pci, sysfs
+from backends.linux import sysfs
 from backends.linux.kernel import Kernel
 from backends.linux.notes import Notes
+from backends.linux.pci import functions as pci
 from backends.vfio.binding import BindError
 from backends.vfio.vgpu import OWN, TYPE
 

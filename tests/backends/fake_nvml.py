@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from backends.gpu import nvml
+from backends.gpu.nvidia import nvml
 from tests.backends.machines import CONTROLS, mig, nvidia_gpu, uuid
 
 

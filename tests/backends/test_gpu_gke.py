@@ -10,7 +10,8 @@ import pytest
 from hypothesis import strategies as st
 
 from backends.base import AllocationRefused, Device, Grant, HostPath, Mount
-from backends.gpu import Gpu, gke
+from backends.gpu import Gpu
+from backends.gpu.nvidia import gke
 from tests.backends.fake_nvml import FakeGpu, install
 from tests.backends.gpus import backend, devices, given, nodes, offered, resource
 from tests.backends.machines import CONTROLS, hgx_h100, information, nvidia_gpu, uuid

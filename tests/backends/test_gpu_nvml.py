@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from backends.base import HostPath, Link
-from backends.gpu import nvml
+from backends.gpu.nvidia import nvml
 from tests.backends.fake_nvml import ADDRESS, DIVIDED, KNOWN, MIG1, MIG2, FakeGpu, FakeNvml, Install
 from tests.backends.gpus import backend, devices, given, look, offered, resource
 from tests.backends.machines import H100, hgx_h100, information, nvidia_gpu, uuid

@@ -10,7 +10,7 @@ import pytest
 
 from backends.base import ContainerEdits, Device, Grant, Host, OptionsError, Resource, ResourceSpec, Selector
 from backends.infiniband import InfiniBand, InfiniBandOptions, InfiniBandResource
-from backends.linux import rdma
+from backends.linux.network import rdma
 from tests.backends.pci_trees import function
 from tests.backends.rdma_trees import DOWN, ETHERNET, RDMA_CM, PortTree, adapter, exclusive, hca, rxe
 from tests.backends.trees import plant, planted_host

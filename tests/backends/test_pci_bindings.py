@@ -13,7 +13,7 @@ from agent.health.flapping import FAILURES
 from backends.base import Backend, Record
 from backends.gpu import Gpu
 from backends.infiniband import InfiniBand
-from backends.linux import pci
+from backends.linux.pci import functions as pci
 from backends.vfio import Vfio
 from tests.backends import gpus, vfio_node
 from tests.backends.machines import CONTROLS, nvidia_gpu

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from backends.base import AllocationRefused, Device, Grant, Host, HostPath, NotReady, OptionsError
-from backends.linux import pci
 from backends.linux.kernel import Kernel
+from backends.linux.pci import functions as pci
 from backends.sriov import Sriov, SriovResource
 from backends.sriov.creation import Creator
 from tests.backends.sriov_trees import E810, ROUTES, small

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from backends.base import Host
-from backends.linux import devlink
+from backends.linux.network import devlink
 from tests.backends.sriov_trees import CONNECTX, E810, small
 from tests.backends.test_sriov import backend, offered, resource
 

@@ -11,7 +11,7 @@ import pytest
 
 from agent.cdi.definitions import Definitions
 from agent.cdi.foreign_names import ForeignNames
-from agent.runtime.problems import Problems
+from agent.runtime.supervision.problems import Problems
 from backends.base import AllocationRefused, ContainerEdits, Host
 from backends.linux import files
 from tests.backends.gpus import resource

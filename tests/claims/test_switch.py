@@ -24,10 +24,10 @@ from structlog.testing import capture_logs
 from agent.claims.foreign_claims import Tracer
 from agent.claims.ledger import MIN_AGE, Ledger
 from agent.inventory.inventory import Inventory
-from agent.kubelet import checkpoint, pod_claims
 from agent.kubelet.api.v1beta1 import ContainerAllocateResponse, DeviceSpec
-from agent.kubelet.checkpoint import Checkpoint, CheckpointEntry
-from agent.kubelet.pod_claims import PodClaims
+from agent.kubelet.pods import checkpoint, pod_claims
+from agent.kubelet.pods.checkpoint import Checkpoint, CheckpointEntry
+from agent.kubelet.pods.pod_claims import PodClaims
 from agent.kubelet.wire import PodDevices, PodList
 from agent.model import HEALTHY, Health, Held, State
 from backends.base import Device, HostPath, Node, Resource

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from agent.console.control import NoSuchDeviceError, RefusedError
 from agent.console.device_views import draw
 from agent.console.views import Held, Holder, Resource
-from agent.daemon import list_warnings
+from agent.daemon.reporting import list_warnings
 from agent.daemon.supervisor import Agent
 from agent.history import recorder, timeline
 from agent.model import Health, Slot, Snapshot, State

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import pytest
 from structlog.testing import capture_logs
 
-from agent.daemon.device_log import tell
-from agent.daemon.device_log import transitions as every_transition
+from agent.daemon.reporting.device_log import tell
+from agent.daemon.reporting.device_log import transitions as every_transition
 from agent.model import HEALTHY, Health, Slot, Snapshot, State, Transition
 from agent.runtime.counts import Counts
 from tests.fakes import device

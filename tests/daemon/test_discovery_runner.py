@@ -16,8 +16,8 @@ from agent.daemon.discovery_runner import DiscoveryRunner
 from agent.discovery.changes import Changes
 from agent.discovery.sources.uevents import UeventSource
 from agent.runtime.counts import Counts
-from agent.runtime.notify import Notifier
-from agent.runtime.watchdog import Watchdog
+from agent.runtime.supervision.notify import Notifier
+from agent.runtime.supervision.watchdog import Watchdog
 from backends.base import Backend, ContainerEdits, Discovery, Host
 from backends.stub import StubOptions
 

@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.console.http import viewers
-from agent.daemon.event_log import Events
+from agent.daemon.reporting.event_log import Events
 from agent.daemon.supervisor import Agent
 from agent.discovery.backend_factory import make_backends
-from agent.kubelet import pod_claims
-from agent.runtime.notify import Notifier
+from agent.kubelet.pods import pod_claims
+from agent.runtime.supervision.notify import Notifier
 from tests.console.fakes import FakeDaemon
 from tests.console.http.serving import Answer, Served
 from tests.daemon.node import NEVER, TOY, Node, ended, pod, toys

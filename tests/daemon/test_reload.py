@@ -19,7 +19,7 @@ from agent.console.control import RefusedError
 from agent.console.views import Reloaded
 from agent.daemon import reload
 from agent.daemon.reload import Change, Reloader
-from agent.runtime.notify import Notifier
+from agent.runtime.supervision.notify import Notifier
 from tests.background import running
 from tests.wait import PATIENCE, limit, pass_time, settled, until
 

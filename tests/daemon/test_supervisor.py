@@ -23,7 +23,8 @@ from agent.daemon.supervisor import Agent
 from agent.kubelet import lock, lost_resources, registration
 from agent.kubelet.plugin import Plugin
 from agent.model import Held
-from agent.runtime import limits, supervision
+from agent.runtime import limits
+from agent.runtime.supervision import restarts as supervision
 from agent.simulation.changes import Kind
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
 from agent.simulation.pods import Phase

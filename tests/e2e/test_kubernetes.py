@@ -16,7 +16,7 @@ from tests.e2e.process import finish
 from tests.wait import limit, until
 
 IMPATIENT = """
-from agent.daemon import list_warnings
+from agent.daemon.reporting import list_warnings
 from agent.kubernetes import api, condition, drain_annotation
 list_warnings._PAUSE = condition.TOGETHER = drain_annotation._TOGETHER = 0.01
 api._FIRST_PAUSE = api._LONGEST_PAUSE = 0.02

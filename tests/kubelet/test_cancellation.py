@@ -15,7 +15,7 @@ from agent.discovery.sources import paths
 from agent.discovery.sources.paths import DirectoryWatch
 from agent.kubelet.lock import exclusive
 from agent.kubelet.plugin import Plugin
-from agent.kubelet.podresources import list_pods
+from agent.kubelet.pods.podresources import list_pods
 from agent.kubelet.registration import Kubelet, Registrar
 from agent.kubelet.transport.server import SocketServer
 from agent.kubelet.wire import PluginOptions

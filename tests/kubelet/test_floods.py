@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from agent.kubelet.plugin import Plugin
-from agent.kubelet.podresources import list_pods
+from agent.kubelet.pods.podresources import list_pods
 from agent.kubelet.transport import flood
 from agent.kubelet.transport.flood import Allowance, FrameCutter
 from agent.kubelet.wire import Encoded, PodList

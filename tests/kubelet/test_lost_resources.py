@@ -15,7 +15,7 @@ from agent.kubelet import lost_resources, other_plugins, registration
 from agent.kubelet.lost_resources import INTERVAL, LostResources
 from agent.kubelet.other_plugins import SETTLED, Observation
 from agent.kubelet.plugin import Plugin
-from agent.kubelet.podresources import PodResourcesError
+from agent.kubelet.pods.podresources import PodResourcesError
 from agent.kubelet.registration import Kubelet
 from agent.kubelet.wire import Allocatable
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet

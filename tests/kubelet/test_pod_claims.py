@@ -13,11 +13,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.claims.ledger import MIN_AGE, Ledger
-from agent.kubelet import checkpoint
-from agent.kubelet import pod_claims as module
 from agent.kubelet.api.v1 import ContainerDevices, ContainerResources, ListPodResourcesResponse, PodResources
-from agent.kubelet.checkpoint import FILE_NAME
-from agent.kubelet.pod_claims import PodClaims
+from agent.kubelet.pods import checkpoint
+from agent.kubelet.pods import pod_claims as module
+from agent.kubelet.pods.checkpoint import FILE_NAME
+from agent.kubelet.pods.pod_claims import PodClaims
 from agent.kubelet.transport.server import SocketServer
 from agent.model import Held
 from agent.simulation.changes import Kind

@@ -12,7 +12,6 @@ import grpclib
 import pytest
 from grpclib.const import Cardinality, Handler, Status
 
-from agent.kubelet import podresources
 from agent.kubelet.api.v1 import (
     ContainerDevices,
     ContainerResources,
@@ -20,7 +19,8 @@ from agent.kubelet.api.v1 import (
     ListPodResourcesResponse,
     PodResources,
 )
-from agent.kubelet.podresources import PodResourcesError, list_pods
+from agent.kubelet.pods import podresources
+from agent.kubelet.pods.podresources import PodResourcesError, list_pods
 from agent.kubelet.transport.server import SocketServer
 from agent.kubelet.wire import Encoded, PodDevices, PodList
 from tests.kubelet.test_floods import EMPTY_DATA, PING, UNKNOWN

@@ -11,7 +11,7 @@ import pytest
 from agent.kubernetes.api import ApiError
 from agent.kubernetes.client import ApiClient
 from agent.kubernetes.identity import Identity
-from agent.runtime.problems import Problems
+from agent.runtime.supervision.problems import Problems
 from agent.runtime.workers import Workers
 from tests.apiserver import NODE, TOKEN, ApiServer
 from tests.wait import at_once

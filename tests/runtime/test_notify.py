@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from agent.runtime import notify
-from agent.runtime.notify import Notifier
+from agent.runtime.supervision import notify
+from agent.runtime.supervision.notify import Notifier
 from tests.wait import PATIENCE
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from structlog.testing import capture_logs
 
-from agent.runtime.problems import Lasting, Problems, Trouble
+from agent.runtime.supervision.problems import Lasting, Problems, Trouble
 
 
 class Clock:

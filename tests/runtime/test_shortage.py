@@ -6,8 +6,8 @@ from typing import Any
 
 from structlog.testing import capture_logs
 
-from agent.runtime.problems import Problems
-from agent.runtime.shortage import Shortage
+from agent.runtime.supervision.problems import Problems
+from agent.runtime.supervision.shortage import Shortage
 
 EMPTY = OSError(errno.EMFILE, "Too many open files")
 

@@ -8,8 +8,8 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from agent.runtime import supervision
-from agent.runtime.supervision import supervise
+from agent.runtime.supervision import restarts as supervision
+from agent.runtime.supervision.restarts import supervise
 from tests.wait import limit
 
 

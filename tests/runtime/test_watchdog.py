@@ -16,10 +16,11 @@ from agent.discovery.sources.kmsg import KmsgSource
 from agent.discovery.sources.links import LinkSource
 from agent.discovery.sources.paths import Change, DirectoryWatch, PathSource
 from agent.discovery.sources.uevents import UeventSource
-from agent.runtime import supervision, watchdog
-from agent.runtime.notify import Notifier
-from agent.runtime.supervision import supervise
-from agent.runtime.watchdog import BEAT, FAILING, RECOVERED, SILENCE, Pulse, Watchdog, beating
+from agent.runtime.supervision import restarts as supervision
+from agent.runtime.supervision import watchdog
+from agent.runtime.supervision.notify import Notifier
+from agent.runtime.supervision.restarts import supervise
+from agent.runtime.supervision.watchdog import BEAT, FAILING, RECOVERED, SILENCE, Pulse, Watchdog, beating
 from backends.base import Host, HostPath
 from tests.wait import until
 

@@ -28,7 +28,7 @@ from agent.kubelet.api.v1beta1 import (
     DevicePluginStub,
     DeviceSpec,
 )
-from agent.kubelet.checkpoint import FILE_NAME
+from agent.kubelet.pods.checkpoint import FILE_NAME
 from agent.runtime.errors import FairleadError
 from agent.simulation.pods import Container, Phase, Pod
 from agent.simulation.sockets import Version

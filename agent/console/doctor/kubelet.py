@@ -11,8 +11,8 @@ from typing import Final
 
 from agent.console.doctor.findings import Finding, Patient, failure, fine, warning
 from agent.console.doctor.host import filesystem
-from agent.kubelet.checkpoint import FILE_NAME
 from agent.kubelet.lock import holder
+from agent.kubelet.pods.checkpoint import FILE_NAME
 from agent.runtime.limits import SOCKET_DIRECTORY
 from backends.errors import reason_of
 from backends.linux import files

@@ -12,7 +12,7 @@ from typing import Final
 from agent.config.templates import is_distinctive
 from agent.console.doctor.findings import Finding, Patient, failure, fine, warning
 from agent.console.views import Status
-from agent.kubelet.checkpoint import record
+from agent.kubelet.pods.checkpoint import record
 from agent.model import State
 from agent.runtime.errors import some
 from backends.base import PLACEHOLDER

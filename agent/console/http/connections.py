@@ -21,8 +21,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from agent.runtime.problems import Problems
-from agent.runtime.shortage import AGAIN, Shortage
+from agent.runtime.supervision.problems import Problems
+from agent.runtime.supervision.shortage import AGAIN, Shortage
 from backends.errors import is_short
 
 MOST: Final = 64

@@ -13,8 +13,8 @@ from agent.console.http.connections import Reception
 from agent.console.http.hosts import Hosts, OnlyFor, own_names
 from agent.console.http.listening import listening
 from agent.runtime.counts import Counts
-from agent.runtime.problems import Problems
-from agent.runtime.supervision import supervise
+from agent.runtime.supervision.problems import Problems
+from agent.runtime.supervision.restarts import supervise
 
 log = structlog.get_logger()
 

@@ -24,7 +24,7 @@ Emit = Callable[[Said], None]
 """Takes what a source has to say, on the event loop and at once; it must not block."""
 
 Beat = Callable[[], None]
-"""A sign of life, which every source gives at least each `agent.runtime.watchdog.BEAT` seconds, and at every turn."""
+"""A sign of life, which every source gives at least each `agent.runtime.supervision.watchdog.BEAT` seconds, and at every turn."""
 
 
 def nobody() -> None:

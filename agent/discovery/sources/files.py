@@ -15,7 +15,7 @@ from anyio import TASK_STATUS_IGNORED
 from anyio.abc import TaskStatus
 
 from agent.discovery.sources.paths import Change, DirectoryWatch, trail
-from agent.runtime.problems import Problems
+from agent.runtime.supervision.problems import Problems
 
 
 class FileWatch:

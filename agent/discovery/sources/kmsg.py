@@ -25,7 +25,7 @@ from anyio.lowlevel import checkpoint
 from msgspec import Struct, field
 
 from agent.discovery.sources.base import Beat, Emit, boot_id, nobody
-from agent.runtime.watchdog import beating
+from agent.runtime.supervision.watchdog import beating
 from backends.base import Host, HostPath, Record
 from backends.linux import kernel_log
 

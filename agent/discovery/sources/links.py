@@ -18,7 +18,7 @@ from anyio.abc import TaskStatus
 from anyio.lowlevel import checkpoint
 
 from agent.discovery.sources.base import Beat, Emit, Resync, nobody
-from agent.runtime.watchdog import beating
+from agent.runtime.supervision.watchdog import beating
 from backends.base import LinkChange
 
 BUFFER_BYTES: Final = 1 << 20

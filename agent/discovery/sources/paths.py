@@ -27,7 +27,7 @@ from msgspec import Struct, field
 from agent.discovery.sources.base import Beat, Emit, Resync, nobody
 from agent.discovery.sources.entries import Change, Entries, differences, entries_of
 from agent.discovery.sources.turns import read_in_turns
-from agent.runtime.problems import Problems, Trouble
+from agent.runtime.supervision.problems import Problems, Trouble
 from backends.base import Host, HostPath, PathChange
 
 __all__ = ["POLL", "Change", "DirectoryWatch", "PathSource", "Trail", "trail"]

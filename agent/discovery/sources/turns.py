@@ -8,7 +8,7 @@ from typing import Final
 
 from agent.discovery.sources.base import Beat
 from agent.runtime.credit import Credit
-from agent.runtime.watchdog import beating
+from agent.runtime.supervision.watchdog import beating
 
 AT_ONCE: Final = 8
 """Reads that need not wait: what happens once is often told in several events."""

@@ -24,9 +24,9 @@ from anyio.abc import TaskStatus
 
 from agent.discovery.sources.base import Beat, Emit, Resync, boot_id, nobody
 from agent.discovery.sources.turns import read_in_turns
-from agent.runtime import shortage
 from agent.runtime.counts import Counts
 from agent.runtime.errors import words
+from agent.runtime.supervision import shortage
 from backends.base import ANY_SUBSYSTEM, Host, HostPath, Record, Uevent
 from backends.errors import ShortageError
 

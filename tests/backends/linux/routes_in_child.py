@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from backends.linux.default_routes import default_interfaces
-from backends.linux.netlink import ROUTES
+from backends.linux.network.default_routes import default_interfaces
+from backends.linux.network.netlink import ROUTES
 from tests.backends.trees import planted_host
 from tests.discovery.links_in_child import Interface
 

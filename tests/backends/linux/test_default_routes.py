@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.base import Host
-from backends.linux import default_routes
+from backends.linux.network import default_routes
 from tests.discovery import one_child
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.base import Host
-from backends.linux import devlink, netlink
+from backends.linux.network import devlink, netlink
 from tests.backends.trees import planted_host
 
 ADDRESS = "0000:3b:00.0"
@@ -76,7 +76,10 @@ class Kernel:
 
 def running(root: Path, *answers: bytes, here: bool = True) -> tuple[dict[str, str], Kernel]:
     host, kernel = planted_host(root), Kernel(*answers)
-    with patch.object(netlink, "is_of_host", lambda _: here), patch("backends.linux.netlink.socket.socket", kernel):
+    with (
+        patch.object(netlink, "is_of_host", lambda _: here),
+        patch("backends.linux.network.netlink.socket.socket", kernel),
+    ):
         return devlink.running(host, ADDRESS), kernel
 
 
@@ -101,5 +104,8 @@ def test_another_network_namespaces_kernel_is_not_asked(tmp_path: Path) -> None:
 @given(st.lists(st.binary(max_size=40) | st.builds(lambda b: message(FAMILY, b), st.binary(max_size=40)), max_size=3))
 def test_no_answer_makes_the_reader_fail(answers: list[bytes]) -> None:
     kernel = Kernel(IS_DEVLINK, *answers)
-    with patch.object(netlink, "is_of_host", lambda _: True), patch("backends.linux.netlink.socket.socket", kernel):
+    with (
+        patch.object(netlink, "is_of_host", lambda _: True),
+        patch("backends.linux.network.netlink.socket.socket", kernel),
+    ):
         devlink.running(Host(), ADDRESS)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from backends.base import Host
-from backends.linux import pci
-from backends.linux.host_uses import busy_disks, uses
+from backends.linux.pci import functions as pci
+from backends.linux.pci.host_uses import busy_disks, uses
 from tests.backends.pci_trees import function
 from tests.backends.trees import plant, planted_host
 

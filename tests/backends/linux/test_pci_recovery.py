@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.base import Clears, Record, Signal, Verdict
-from backends.linux import pci, pci_recovery
+from backends.linux.pci import functions as pci
+from backends.linux.pci import recovery as pci_recovery
 
 CARD = "0000:3b:00.0"
 PATH = f"/devices/pci0000:3a/0000:3a:00.0/{CARD}"

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from agent.config import AgentConfig, Config
 from agent.console.doctor import examination, host, kubelet, process
 from agent.console.doctor.findings import Check, Finding, Level, Patient
-from agent.kubelet.checkpoint import FILE_NAME
+from agent.kubelet.pods.checkpoint import FILE_NAME
 from backends.base import Host, Resource, ResourceSpec
 from backends.chardev.options import CharDevOptions, PathOption
 from backends.sriov.options import SriovOptions

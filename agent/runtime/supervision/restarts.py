@@ -10,8 +10,8 @@ import anyio
 import structlog
 
 from agent.runtime.errors import words
-from agent.runtime.problems import Problems
-from agent.runtime.watchdog import Pulse
+from agent.runtime.supervision.problems import Problems
+from agent.runtime.supervision.watchdog import Pulse
 
 _FIRST_DELAY: Final = 0.1  # seconds before a part that failed is started again, doubling
 _MOST_DELAY: Final = 30.0  # seconds

@@ -13,7 +13,7 @@ from backends.base import Record, Selector, Signal, Verdict
 from backends.gpu.functions import NVIDIA
 from backends.gpu.options import GpuOptions, GpuResource
 from backends.linux import kernel_log
-from backends.linux.pci_recovery import LATCHED
+from backends.linux.pci.recovery import LATCHED
 
 LINE: Final = "NVRM: Xid"
 """Each of the lines begins so."""

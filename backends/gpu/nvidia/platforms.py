@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Final
 
 from backends.base import Device, Host, HostPath
-from backends.gpu import functions, nodes, procfs
+from backends.gpu import functions, nodes
 from backends.gpu.nodes import Wanted
+from backends.gpu.nvidia import procfs
 from backends.linux import sysfs
 
 _DXG: Final = HostPath("/dev/dxg")

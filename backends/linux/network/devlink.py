@@ -10,7 +10,7 @@ from typing import Final
 
 from backends.base import Host
 from backends.errors import not_short
-from backends.linux import netlink
+from backends.linux.network import netlink
 
 _GENERIC: Final = 16  # NETLINK_GENERIC
 _CONTROL: Final = 16  # GENL_ID_CTRL, the family that knows the others

@@ -26,12 +26,13 @@ from backends.base import (
     Signal,
     Verdict,
 )
-from backends.gpu import gke, mig, mps, nodes, nvml, platforms, procfs
+from backends.gpu import nodes
 from backends.gpu.nodes import Wanted
+from backends.gpu.nvidia import gke, mig, mps, nvml, platforms, procfs
+from backends.gpu.nvidia.procfs import Information
 from backends.gpu.options import GpuOptions, GpuResource
-from backends.gpu.procfs import Information
 from backends.gpu.vendor import Attributes, described, gpu, unbound, withheld
-from backends.linux import pci
+from backends.linux.pci import functions as pci
 
 DRIVER: Final = "nvidia"
 DEV: Final = HostPath("/dev")

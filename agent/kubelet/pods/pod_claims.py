@@ -23,13 +23,13 @@ import structlog
 
 from agent.claims.foreign_claims import Answer, Trace, Tracer
 from agent.claims.ledger import Ledger, Pods, Traced, names_of
-from agent.kubelet.checkpoint import Checkpoint, CheckpointEntry, CheckpointError, CheckpointReader, Version
-from agent.kubelet.podresources import PodResourcesError, list_pods
+from agent.kubelet.pods.checkpoint import Checkpoint, CheckpointEntry, CheckpointError, CheckpointReader, Version
+from agent.kubelet.pods.podresources import PodResourcesError, list_pods
 from agent.kubelet.wire import PodDevices, PodList
 from agent.model import Held, SlotKey
 from agent.runtime import patience
 from agent.runtime.chunked_work import in_batches, in_slices
-from agent.runtime.problems import Problems, Trouble
+from agent.runtime.supervision.problems import Problems, Trouble
 from backends.base import Device
 
 IDLE: Final = 60.0

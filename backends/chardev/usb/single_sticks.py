@@ -13,10 +13,11 @@ from typing import ClassVar
 from msgspec.structs import replace
 
 from backends.base import Device, Discovery, Hint, Host, Problem, Signal, Watches
-from backends.chardev import members, sticks
+from backends.chardev import members
 from backends.chardev.groups import Group
 from backends.chardev.paths import tokens
-from backends.chardev.sticks import NotOfferedError, Selectors
+from backends.chardev.usb import sticks
+from backends.chardev.usb.sticks import NotOfferedError, Selectors
 from backends.known_devices import Known
 from backends.linux import usb
 from backends.linux.usb import UsbDevice

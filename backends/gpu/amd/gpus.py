@@ -11,11 +11,14 @@ from typing import Final
 from msgspec.structs import replace
 
 from backends.base import ContainerEdits, Device, Discovery, Grant, Host, HostPath, Signal, Verdict
-from backends.gpu import amd_exporter, functions, kfd, nodes
+from backends.gpu import functions, nodes
+from backends.gpu.amd import exporter as amd_exporter
+from backends.gpu.amd import kfd
 from backends.gpu.nodes import Wanted
 from backends.gpu.options import GpuResource
 from backends.gpu.vendor import Attributes, described, gpu, part, unbound, withheld
-from backends.linux import pci, sysfs
+from backends.linux import sysfs
+from backends.linux.pci import functions as pci
 
 DRIVER: Final = "amdgpu"
 KFD: Final = HostPath("/dev/kfd")

@@ -10,7 +10,7 @@ from typing import Any, Final
 import anyio
 import structlog
 
-from agent.daemon.device_log import LOGGED_AT_MOST
+from agent.daemon.reporting.device_log import LOGGED_AT_MOST
 from agent.discovery.discoverer import Discoverer
 from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import Shortfall

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from backends.base import Clears, Record, Signal, Verdict
-from backends.linux import pci
+from backends.linux.pci import functions as pci
 
 FACT: Final = "ERROR_EVENT"
 """The property that makes an event of the subsystem `pci` a record of this (`Watches.facts`)."""

@@ -9,8 +9,8 @@ from typing import Final, TypeVar
 
 import anyio
 
-from agent.runtime.notify import Notifier
-from agent.runtime.problems import Problems
+from agent.runtime.supervision.notify import Notifier
+from agent.runtime.supervision.problems import Problems
 
 BEAT: Final = 10.0
 """Seconds between two signs of life of a part that has nothing to do."""

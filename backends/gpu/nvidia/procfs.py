@@ -15,7 +15,8 @@ from msgspec import Struct
 
 from backends.base import Host, HostPath, Problem
 from backends.errors import not_short, reason_of
-from backends.linux import pci, sysfs
+from backends.linux import sysfs
+from backends.linux.pci import functions as pci
 
 GPUS: Final = HostPath("/proc/driver/nvidia/gpus")
 CAPABILITIES: Final = HostPath("/proc/driver/nvidia/capabilities")

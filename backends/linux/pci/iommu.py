@@ -14,7 +14,8 @@ from typing import Final
 from msgspec import Struct
 
 from backends.base import Host, HostPath
-from backends.linux import pci, sysfs
+from backends.linux import sysfs
+from backends.linux.pci import functions as pci
 
 GROUPS: Final = HostPath("/sys/kernel/iommu_groups")
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from backends.base import Host, HostPath
 from backends.errors import not_short
-from backends.linux import netlink
+from backends.linux.network import netlink
 
 _ROUTES_6: Final = HostPath("/proc/1/net/ipv6_route")
 

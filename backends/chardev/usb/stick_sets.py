@@ -12,10 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
 
 from backends.base import Device, Discovery, Hint, Host, Problem, Signal, Watches
-from backends.chardev import members, sticks
+from backends.chardev import members
 from backends.chardev.groups import Group
 from backends.chardev.paths import tokens
-from backends.chardev.sticks import NotOfferedError, Selectors, Stick
+from backends.chardev.usb import sticks
+from backends.chardev.usb.sticks import NotOfferedError, Selectors, Stick
 from backends.known_devices import Known
 from backends.linux import usb
 

@@ -14,7 +14,9 @@ from typing import Final
 
 from backends.base import Host, HostPath
 from backends.errors import not_short
-from backends.linux import default_routes, netlink, pci, sysfs
+from backends.linux import sysfs
+from backends.linux.network import default_routes, netlink
+from backends.linux.pci import functions as pci
 
 _BLOCK: Final = HostPath("/sys/class/block")
 _NET: Final = HostPath("/sys/class/net")

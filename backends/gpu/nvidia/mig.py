@@ -11,9 +11,10 @@ from typing import Final
 from msgspec.structs import replace
 
 from backends.base import Device, Discovery, Host, HostPath, Problem
-from backends.gpu import nodes, nvml, procfs
+from backends.gpu import nodes
 from backends.gpu.nodes import Wanted
-from backends.gpu.procfs import Instance
+from backends.gpu.nvidia import nvml, procfs
+from backends.gpu.nvidia.procfs import Instance
 from backends.gpu.vendor import driven_as, part, withheld
 
 CAPS: Final = HostPath("/dev/nvidia-caps")

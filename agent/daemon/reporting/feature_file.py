@@ -22,7 +22,7 @@ from typing import Final
 import anyio
 
 from agent.model import Slot, State
-from agent.runtime.problems import Problems
+from agent.runtime.supervision.problems import Problems
 from agent.runtime.workers import Workers
 from backends.base import Device
 from backends.linux import files

@@ -11,7 +11,7 @@ import os
 import resource
 from typing import Any, Final
 
-from agent.runtime.problems import Problems
+from agent.runtime.supervision.problems import Problems
 from backends.errors import is_short, not_short
 
 AGAIN: Final = 1.0

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Final
 
 from msgspec import Struct
@@ -20,7 +19,6 @@ from backends.base import (
     HEX4,
     NUMBER,
     TEXT,
-    AllocationRefused,
     Attribute,
     Hint,
     Host,
@@ -29,7 +27,7 @@ from backends.base import (
     Uevent,
     one_of,
 )
-from backends.errors import not_short, reason_of
+from backends.errors import not_short
 from backends.known_devices import Known
 from backends.linux import sysfs
 
@@ -279,61 +277,6 @@ def serial(host: Host, function: Function) -> str | None:
         return None
     finally:
         os.close(config)
-
-
-def no_reset(host: Host, function: Function) -> str:
-    """Why a function cannot be reset, and nothing beside it (Function Level Reset), one sentence; empty if it can be.
-
-    The kernel lists the methods since 5.15. Where there is none, it makes neither that file nor `reset`.
-    """
-    if function.virtual:  # they would go (PCI Express Base Specification, 9.2.2.3)
-        return f"{function.address} has {len(function.virtual)} virtual functions, which would go with a reset"
-    if function.vgpu_type:
-        return f"{function.address} has the vGPU type {function.vgpu_type}, and its driver resets it"
-    methods = sysfs.attribute(host, function.path / "reset_method")
-    if methods is None and not host.local(function.path / "reset").exists():
-        methods = ""
-    if methods is None or "flr" in methods.split():
-        return ""
-    other = f"only by {methods}" if methods else "at all"
-    return f"{function.address} cannot be reset by itself (FLR), {other}"
-
-
-def reset(host: Host, address: str) -> None:
-    """Reset one function, and nothing beside it (Function Level Reset); may block for seconds.
-
-    Raises:
-        AllocationRefused: it cannot be reset so, or the reset failed.
-    """
-    path = FUNCTIONS / address
-    function = read(host, address)
-    if function is not None and (why := no_reset(host, function)):
-        raise AllocationRefused(
-            f"{address} is to be reset before each use, but {why}. "
-            'Ask this node\'s administrator to set pre_start = "check" for it.'
-        )
-    try:
-        with _only_method(host, path, sysfs.attribute(host, path / "reset_method")):
-            host.local(path / "reset").write_text("1")
-    except OSError as error:
-        reason = reason_of(error)
-        raise AllocationRefused(
-            f"{address} could not be reset before its use: {reason}. Create the pod again."
-        ) from error
-
-
-@contextmanager
-def _only_method(host: Host, path: HostPath, methods: str | None) -> Iterator[None]:
-    """Leave the kernel no other way than FLR meanwhile: it tries the others after, the whole bus's among them."""
-    if methods in (None, "flr"):
-        yield
-        return
-    file = host.local(path / "reset_method")
-    file.write_text("flr")
-    try:
-        yield
-    finally:
-        file.write_text(str(methods))
 
 
 # --- reading ---

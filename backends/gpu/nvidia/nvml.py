@@ -27,7 +27,7 @@ from typing import Any, Final
 from msgspec import Struct, field
 
 from backends.base import Host, HostPath, Link
-from backends.gpu import procfs
+from backends.gpu.nvidia import procfs
 
 INSTALL: Final = (
     "install the Python package nvidia-ml-py where Fairlead is, and let Fairlead see the driver's libnvidia-ml.so.1"

@@ -1,0 +1,1 @@
+"""Tells the log, its readers and Node Feature Discovery what changes."""

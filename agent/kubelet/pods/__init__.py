@@ -1,0 +1,1 @@
+"""Which pods hold what, as the kubelet says."""

@@ -1,0 +1,1 @@
+"""Watches over the daemon's own parts: starts them again, reports what fails, feeds systemd's watchdog."""

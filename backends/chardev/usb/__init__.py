@@ -1,0 +1,1 @@
+"""USB sticks by vendor, product and serial: each a device of its own, or several as one."""

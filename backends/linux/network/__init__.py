@@ -1,0 +1,1 @@
+"""Network interfaces and RDMA adapters, as sysfs and netlink show them."""

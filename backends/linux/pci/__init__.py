@@ -1,0 +1,1 @@
+"""What sysfs and the kernel say of PCI functions."""
