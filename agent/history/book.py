@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
-from agent.history.timeline import GONE, HEALTHY, WELL, Change, Condition, kept
+from agent.history.timeline import GONE, HEALTHY, SPAN, WELL, Change, Condition, kept
 
 PER_DEVICE: Final = 100
 """Changes of one device; the oldest goes first."""
@@ -28,6 +28,7 @@ class Book:
         """Begin with none."""
         self._changes: dict[Key, list[Change]] = {}
         self._past: deque[Change] = deque()  # what may be forgotten, the oldest first; some of it may have been
+        self._lost = -SPAN  # when a device went of which nothing is kept any more, though its day has not passed
 
     def restore(self, changes: Iterable[Change]) -> None:
         """Have these, in the order in which they were noted for each device, and no others."""
@@ -60,7 +61,7 @@ class Book:
         """
         changes = self._changes.get(key)
         if changes is None and appeared:
-            self._add(Change(*key, time, condition, GONE))
+            self._add(Change(*key, time, condition, "" if time - self._lost < SPAN else GONE))
         elif condition == self.now(key):
             return False
         else:
@@ -99,3 +100,4 @@ class Book:
             del changes[0]
             if not changes:
                 del self._changes[key]
+                self._lost = change.time

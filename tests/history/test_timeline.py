@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -97,10 +98,11 @@ def test_what_the_bound_forgets_is_unknown_and_never_told_wrong(
     whole, small, most = Book(), Book(), (book.IN_ALL, book.PER_DEVICE)
     try:
         for n, (key, condition) in enumerate(notes):
+            appeared = whole.now(key).state == GONE
             book.IN_ALL, book.PER_DEVICE = most  # type: ignore[misc]
             whole.note(key, condition, NOW - 1000 + n)
             book.IN_ALL, book.PER_DEVICE = 6, 4  # type: ignore[misc]
-            small.note(key, condition, NOW - 1000 + n)
+            small.note(key, condition, NOW - 1000 + n, appeared=appeared)
             assert len(list(small.all())) <= 6 + 3  # of each of the three, how it is
     finally:
         book.IN_ALL, book.PER_DEVICE = most  # type: ignore[misc]
@@ -112,3 +114,17 @@ def test_what_the_bound_forgets_is_unknown_and_never_told_wrong(
         moment = NOW - data.draw(st.integers(955, 1005))
         assert at(told, moment) in (at(truth, moment), Condition(UNKNOWN, message=at(told, moment).message))
         assert told[-1].condition == truth[-1].condition
+
+
+def test_a_device_that_comes_back_after_its_past_was_forgotten_was_unknown_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(book, "IN_ALL", 6)
+    noted, (x, y) = Book(), ((KEY[0], "x"), (KEY[0], "y"))
+    noted.note(x, Condition("Degraded"), NOW - 900)
+    noted.note(x, Condition(GONE), NOW - 800)
+    for n in range(8):
+        noted.note(y, Condition("Degraded" if n % 2 else "Unhealthy"), NOW - 700 + n)
+    assert x not in noted.devices()
+    noted.note(x, WELL, NOW - 100, appeared=True)
+    assert [it.condition.state for it in periods(noted.of(x), ALWAYS, NOW)] == [UNKNOWN, "Healthy"]
