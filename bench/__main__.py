@@ -16,22 +16,22 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # before grpcio is imported: i
 
 from bench import messages, processes
 from bench.figures import Figure, document, table
-from bench.measure_allocate import allocate, allocate_concurrent
-from bench.measure_bursts import second_event, storms
-from bench.measure_flip import flip
-from bench.measure_health import unhealthy_to_list, xid_to_list
-from bench.measure_idle import everything, idle, whole
-from bench.measure_lists import event_to_list, tokens_to_list, uevent_to_list
-from bench.measure_metrics import metrics
-from bench.measure_prefer import prefer_16, prefer_1000
-from bench.measure_registration import (
+from bench.measures.allocate import allocate, allocate_concurrent
+from bench.measures.bursts import second_event, storms
+from bench.measures.flip import flip
+from bench.measures.health import unhealthy_to_list, xid_to_list
+from bench.measures.idle import everything, idle, whole
+from bench.measures.lists import event_to_list, tokens_to_list, uevent_to_list
+from bench.measures.metrics import metrics
+from bench.measures.prefer import prefer_16, prefer_1000
+from bench.measures.registration import (
     cold_to_registered,
     exec_to_registered,
     kubelet_to_registered,
     whole_node_to_registered,
 )
-from bench.measure_restart import exec_to_whole
-from bench.measure_steps import loop_step_max
+from bench.measures.restart import exec_to_whole
+from bench.measures.steps import loop_step_max
 
 
 def _event_to_list(quick: bool) -> Iterable[Figure]:

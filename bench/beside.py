@@ -18,8 +18,8 @@ from agent.config import kubevirt
 from bench import messages, processes
 from bench.figures import Figure, figure, table
 from bench.kubelet import Kubelet
-from bench.measure_bursts import pair, second_events, storms_of
-from bench.measure_lists import Side, in_turn, running_with
+from bench.measures.bursts import pair, second_events, storms_of
+from bench.measures.lists import Side, in_turn, running_with
 from bench.processes import Agent, Offer, many_nodes, resident
 from tests.e2e import hermetic
 

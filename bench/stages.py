@@ -22,8 +22,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # before grpcio is imported: i
 
 from bench import messages, processes
 from bench.kubelet import Kubelet
-from bench.measure_allocate import request
-from bench.measure_lists import forget, running_with
+from bench.measures.allocate import request
+from bench.measures.lists import forget, running_with
 from bench.names import device_names, resource_names
 from bench.processes import Agent, many_nodes
 

@@ -15,8 +15,8 @@ from agent.cdi.answers import named
 from backends import registry
 from backends.attributes import mistake
 from backends.base import Backend, ContainerEdits, Discovery, Grant, Resource
-from tests.backends import fake_nvml
-from tests.backends.fake_nvml import Install
+from tests.backends.gpu import fake_nvml
+from tests.backends.gpu.fake_nvml import Install
 from tests.cdi.runtime import container
 
 KINDS = ("cex", "chardev", "gpu", "infiniband", "mdev", "solarflare", "sriov", "vfio")

@@ -13,7 +13,6 @@ from agent.inventory.inventory import Inventory
 from backends.base import Grant, Hint, HostPath, Known, LinkChange, OptionsError, PathChange, Resource, Uevent, Verdict
 from backends.mdev import Mdev
 from backends.vfio import Vfio
-from tests.backends import vfio_node
 from tests.backends.mdev_trees import (
     FIRST,
     I915_PATH,
@@ -38,6 +37,7 @@ from tests.backends.mdev_trees import (
 )
 from tests.backends.pci_trees import function
 from tests.backends.trees import entries, spoilt
+from tests.backends.vfio import vfio_node
 
 VGPU = made(T4_PATH, FIRST, "nvidia-230", 77)
 

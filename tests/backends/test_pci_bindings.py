@@ -15,13 +15,14 @@ from backends.gpu import Gpu
 from backends.infiniband import InfiniBand
 from backends.linux.pci import functions as pci
 from backends.vfio import Vfio
-from tests.backends import gpus, vfio_node
+from tests.backends.gpu import gpus
+from tests.backends.infiniband.test_backend import resource as rdma_resource
 from tests.backends.machines import CONTROLS, nvidia_gpu
 from tests.backends.pci_trees import function
 from tests.backends.rdma_trees import adapter
-from tests.backends.test_infiniband import resource as rdma_resource
 from tests.backends.trees import planted_host
-from tests.backends.vfio_node import BUS
+from tests.backends.vfio import vfio_node
+from tests.backends.vfio.vfio_node import BUS
 
 H100, SOUND, HCA, SECOND = "0000:3b:00.0", "0000:3b:00.1", "0000:86:00.0", "0000:86:00.1"
 GROUPS = "".join(

@@ -21,24 +21,18 @@ from backends.gpu import Gpu
 from backends.infiniband import InfiniBand
 from backends.solarflare import Solarflare
 from backends.stub import Stub, StubOptions
-from tests.backends import (
-    cex_trees,
-    machines,
-    mdev_trees,
-    test_infiniband,
-    test_mdev,
-    test_solarflare,
-    test_sriov,
-    test_vfio_vgpu,
-    vfio_node,
-)
-from tests.backends.chardevs import FTDI, chardev, configured
-from tests.backends.gpus import resource as gpu_resource
+from tests.backends import cex_trees, machines, mdev_trees, test_mdev, test_solarflare
+from tests.backends.chardev.chardevs import FTDI, chardev, configured
+from tests.backends.gpu.gpus import resource as gpu_resource
+from tests.backends.infiniband import test_backend as test_infiniband
+from tests.backends.infiniband.test_garbage import TREE
 from tests.backends.linux.sticks import CONTROLLER, stick
+from tests.backends.sriov import test_backend as test_sriov
 from tests.backends.sriov_trees import CONNECTX
-from tests.backends.test_infiniband_garbage import TREE
-from tests.backends.test_vfio_vgpu import VF_ID
 from tests.backends.trees import planted_host
+from tests.backends.vfio import test_vgpu as test_vfio_vgpu
+from tests.backends.vfio import vfio_node
+from tests.backends.vfio.test_vgpu import VF_ID
 
 Seen = tuple[tuple[Device, ...], tuple[Problem, ...], tuple[Signal, ...]]
 

@@ -14,7 +14,7 @@ from agent.cdi.foreign_names import ForeignNames
 from agent.runtime.supervision.problems import Problems
 from backends.base import AllocationRefused, ContainerEdits, Host
 from backends.linux import files
-from tests.backends.gpus import resource
+from tests.backends.gpu.gpus import resource
 from tests.backends.trees import planted_host
 from tests.wait import limit
 

@@ -30,8 +30,8 @@ from backends.gpu import Gpu
 from backends.linux import files
 from tests.backends.cex_trees import ZcryptKernel, machine
 from tests.backends.cex_trees import resource as cex_set
-from tests.backends.chardevs import configured
-from tests.backends.gpus import resource as of_gpus
+from tests.backends.chardev.chardevs import configured
+from tests.backends.gpu.gpus import resource as of_gpus
 from tests.backends.machines import hgx_h100, uuid
 from tests.backends.trees import plant, planted_host
 from tests.cdi.runtime import Container, container, specs

@@ -11,12 +11,13 @@ from backends.base import Backend, Record, Resource
 from backends.gpu import Gpu
 from backends.infiniband import InfiniBand
 from backends.vfio import Vfio
-from tests.backends import gpus, vfio_node
+from tests.backends.gpu import gpus
+from tests.backends.infiniband.test_backend import resource as rdma_resource
 from tests.backends.machines import CONTROLS, nvidia_gpu
 from tests.backends.rdma_trees import adapter
-from tests.backends.test_infiniband import resource as rdma_resource
 from tests.backends.trees import plant
-from tests.backends.vfio_node import BUS, GPU, SOUND, gpu, sound
+from tests.backends.vfio import vfio_node
+from tests.backends.vfio.vfio_node import BUS, GPU, SOUND, gpu, sound
 from tests.daemon.node import Node
 
 H100, HCA, SPARE = "0000:5e:00.0", "0000:86:00.0", "0000:af:00.0"

@@ -24,7 +24,7 @@ from agent.kubelet import lock, lost_resources, registration
 from agent.kubelet.plugin import Plugin
 from agent.model import Held
 from agent.runtime import limits
-from agent.runtime.supervision import restarts as supervision
+from agent.runtime.supervision import restarts
 from agent.simulation.changes import Kind
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
 from agent.simulation.pods import Phase
@@ -550,7 +550,7 @@ async def test_something_in_the_way_is_said_once_and_tried_again(
     node: Node, in_the_way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serving, "_DIRECTORY_RETRY", 0.001)
-    monkeypatch.setattr(supervision, "_FIRST_DELAY", 0.001)
+    monkeypatch.setattr(restarts, "_FIRST_DELAY", 0.001)
     monkeypatch.setattr(supervisor, "SETTLE", NEVER)  # nothing else is said, however busy the machine is
     mkdir, tries = Path.mkdir, 0
 

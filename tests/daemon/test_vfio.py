@@ -22,7 +22,7 @@ from backends.linux.pci import functions as pci
 from backends.vfio import Vfio, VfioResource
 from tests.backends.pci_trees import function
 from tests.backends.trees import plant
-from tests.backends.vfio_node import BUS, GPU, SOUND, ActingKernel, acting, gpu, resource, sound
+from tests.backends.vfio.vfio_node import BUS, GPU, SOUND, ActingKernel, acting, gpu, resource, sound
 from tests.daemon.node import Node, come_of_age, hurry, pod
 from tests.fakes import KIND, Fake, by_unit, device
 from tests.fakes import resource as fake_resource

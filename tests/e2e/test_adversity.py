@@ -183,8 +183,8 @@ async def test_a_broken_state_file_is_reported_and_the_kubelet_asked(node: Node,
 
 NO_NETLINK = """
 import pyudev
-from agent.runtime.supervision import restarts as supervision
-supervision._FIRST_DELAY = supervision._MOST_DELAY = 0.01
+from agent.runtime.supervision import restarts
+restarts._FIRST_DELAY = restarts._MOST_DELAY = 0.01
 
 def refused(*_, **__):
     raise PermissionError(1, "Operation not permitted")

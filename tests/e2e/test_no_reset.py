@@ -10,7 +10,7 @@ import pytest
 
 from tests.backends.machines import nvidia_gpu
 from tests.backends.trees import plant
-from tests.backends.vfio_node import BUS, GPU, gpu, sound
+from tests.backends.vfio.vfio_node import BUS, GPU, gpu, sound
 from tests.e2e.process import finish
 
 CONFIG = """

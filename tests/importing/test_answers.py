@@ -21,7 +21,7 @@ from agent.inventory.inventory import Inventory
 from agent.inventory.survey import PATIENCE, survey
 from backends import registry
 from backends.base import AllocationRefused, Backend, ContainerEdits, Grant
-from tests.backends.gpus import nodes
+from tests.backends.gpu.gpus import nodes
 from tests.backends.machines import amd_gpu, flex_server, hgx_h100, mi300x_cpx, uuid
 from tests.backends.pci_trees import function
 from tests.backends.rdma_trees import RDMA_CM, adapter

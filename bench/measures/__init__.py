@@ -1,0 +1,1 @@
+"""The figures of the benchmark, one subject per file."""

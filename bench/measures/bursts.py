@@ -1,0 +1,138 @@
+"""Events that come close together: `second_event`, `steady_cpu`, `storm_cpu`, `storm_to_list`."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from bench import messages
+from bench.figures import Figure, figure
+from bench.kubelet import Kubelet
+from bench.measures.idle import cpu_seconds
+from bench.measures.lists import comes_and_goes, forget, moves, running_with
+from bench.names import device_names
+from bench.processes import Bare, Baseline, OnNodes, Process, many_nodes
+from tests.e2e import hermetic
+
+_DEVICES: Final = 8
+_WITHIN: Final = 10.0  # seconds
+_REST: Final = 0.3  # seconds, in which credit for lists is earned again
+_STEADY: Final = 1_000  # events a second
+_STORM: Final = 10_000
+
+_SECOND: Final = (
+    "from before the second mknod or unlink, so long after that of another node, until the list that shows both is in the "
+    "kubelet; grpcio is handed both changes"
+)
+_STEADY_CPU: Final = (
+    "CPU time of the process while `add` uevents of its eight devices, which change nothing, come one by one"
+)
+_STORM_CPU: Final = "CPU time of the process until it has taken in 100,000 such events that come within 10 s"
+_STORM_LIST: Final = "from a change right after that storm until it is in the kubelet"
+
+
+def second_event(milliseconds: int, rounds: int) -> Figure:
+    """Two nodes come or go, one a little after the other."""
+    with tempfile.TemporaryDirectory() as home, ExitStack() as running:
+        agent, bare = many_nodes(Path(home, "a"), _DEVICES), Bare(Path(home, "c"), 1, _DEVICES)
+        baseline = Baseline(Path(home, "b"), 1, _DEVICES)
+        plays = [pair(agent), (Kubelet(baseline.plugin_dir), (baseline.change,) * 2, lambda _: _DEVICES), pair(bare)]
+        processes: list[Process] = [agent, baseline, bare]
+        for process, (kubelet, _, _) in zip(processes, plays, strict=True):
+            running.enter_context(running_with(process, kubelet))
+        samples = second_events(plays, milliseconds / 1e3, rounds)
+    return figure("second_event", f"{milliseconds} ms later", "ms", samples[0], samples[1], _SECOND, samples[2])
+
+
+def second_events(plays: Sequence[Play], pause: float, rounds: int) -> list[list[float]]:
+    """Have each meet its two events, in turn."""
+    samples: list[list[float]] = [[] for _ in plays]
+    for number in range(rounds):
+        for (kubelet, causes, listed), taken in zip(plays, samples, strict=True):
+            taken.append(_second(kubelet, causes, listed(number), pause))
+            time.sleep(_REST)
+    return samples
+
+
+Play = tuple[Kubelet, Sequence[Callable[[], None]], Callable[[int], int]]
+"""Where lists arrive, the two events, and how many devices are listed after both in that round."""
+
+
+def pair(process: OnNodes) -> Play:
+    """Two nodes of this process that come and go."""
+    kubelet = Kubelet(process.plugin_dir)
+    causes = [comes_and_goes(process, device_names(_DEVICES)[n], n, _DEVICES).cause for n in (0, 1)]
+    return kubelet, causes, lambda number: _DEVICES - (0 if number % 2 else 2)
+
+
+def _second(kubelet: Kubelet, causes: Sequence[Callable[[], None]], devices: int, pause: float) -> float:
+    forget(kubelet)
+    causes[0]()
+    time.sleep(pause)
+    before = time.perf_counter()
+    causes[1]()
+    while True:
+        arrival = kubelet.lists.get(timeout=_WITHIN)
+        if arrival.at > before and _count(arrival.data) == devices:
+            return (arrival.at - before) * 1e3
+
+
+def _count(data: bytes) -> int:
+    pb: Any = messages.load()
+    return len(pb.ListAndWatchResponse.FromString(data).devices)
+
+
+def storms(seconds: float) -> list[Figure]:
+    """Uevents at two rates, in a network namespace of its own; agent and bare plugin one after the other."""
+    steady, storm, after = hermetic.call(f"{__name__}:_storms", seconds, timeout=300 + 20 * seconds)
+    return [
+        figure("steady_cpu", f"{_STEADY:,} uevents/s", "%", steady[:1], [0.0], _STEADY_CPU, steady[1:]),
+        figure("storm_cpu", f"{seconds * _STORM:,.0f} uevents", "s", storm[:1], [0.0], _STORM_CPU, storm[1:]),
+        figure("storm_to_list", f"{seconds * _STORM:,.0f} uevents", "ms", after[:1], [0.0], _STORM_LIST, after[1:]),
+    ]
+
+
+def _storms(seconds: float) -> list[list[float]]:
+    return storms_of([partial(many_nodes, devices=_DEVICES), lambda home: Bare(home, 1, _DEVICES)], seconds)
+
+
+def storms_of(makes: Sequence[Callable[[Path], OnNodes]], seconds: float) -> list[list[float]]:
+    """CPU share while they are steady, CPU seconds of a storm, milliseconds until what follows it is listed; of each."""
+    found: list[list[float]] = [[], [], []]
+    for make in makes:
+        with tempfile.TemporaryDirectory() as home:
+            process = make(Path(home, "a"))
+            side = moves(process, _DEVICES)
+            with running_with(process, side.kubelet):
+                used = cpu_seconds(process.pid)
+                _inject(_STEADY, seconds)
+                found[0].append((cpu_seconds(process.pid) - used) / seconds * 100)
+                used = cpu_seconds(process.pid)
+                _inject(_STORM, seconds)
+                side.prepare()
+                forget(side.kubelet)
+                before = time.perf_counter()
+                side.cause()
+                arrival = side.kubelet.lists.get(timeout=_WITHIN)
+                found[2].append((arrival.at - before) * 1e3)
+                time.sleep(_REST)
+                found[1].append(cpu_seconds(process.pid) - used)
+    return found
+
+
+def _inject(rate: int, seconds: float) -> None:
+    """So many events a second, as evenly as a sleep of a millisecond allows."""
+    injector, names = hermetic.Injector(), device_names(_DEVICES)
+    began, sent = time.perf_counter(), 0
+    while sent < rate * seconds:
+        due = min(rate * seconds, (time.perf_counter() - began) * rate)
+        while sent < due:
+            name = names[sent % _DEVICES]
+            injector.kernel("add", f"/devices/virtual/bench/{name}", "bench", DEVNAME=name)
+            sent += 1
+        time.sleep(0.0005)

@@ -1,0 +1,473 @@
+"""Kubelet contract: A5, A6, A7."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import anyio
+import pytest
+from structlog.testing import capture_logs
+
+from agent.claims.ledger import MIN_AGE, Ledger
+from agent.kubelet.api.v1 import ContainerDevices, ContainerResources, ListPodResourcesResponse, PodResources
+from agent.kubelet.pods import checkpoint
+from agent.kubelet.pods import pod_claims as module
+from agent.kubelet.pods.checkpoint import FILE_NAME
+from agent.kubelet.pods.pod_claims import PodClaims
+from agent.kubelet.transport.server import SocketServer
+from agent.model import Held
+from agent.simulation.changes import Kind
+from agent.simulation.kubelet import Kubelet as SimulatedKubelet
+from agent.simulation.pods import Container, Pod
+from backends.base import Device
+from tests.kubelet.plugins import TOY, device
+from tests.kubelet.pods.test_confirm import must_be_waited_for
+from tests.kubelet.pods.test_podresources import Lister
+from tests.simulation.manual_clock import ManualClock
+from tests.simulation.plugin import ToyPlugin, devices
+from tests.wait import at_once, limit, pass_time, settled, until
+
+OTHER = "example.com/not-ours"
+KIND = "toy"
+
+
+def held(device_id: str, hardware: str = "", identity: str = "") -> Held:
+    return Held(TOY, device_id, KIND, frozenset({hardware}) if hardware else frozenset(), identity)
+
+
+class House:
+    """PodClaims with a clock of their own, and everything they tell."""
+
+    def __init__(self, socket: Path, plugin_dir: Path) -> None:
+        self.now = 1000.0
+        self.ledger = Ledger()
+        self.devices: dict[tuple[str, str], Device] = {}
+        self.began: list[Held] = []
+        self.ended: list[str] = []
+        self.resent: list[str] = []
+        self.plugin_dir = plugin_dir
+        self.witnesses = PodClaims(
+            self.ledger,
+            socket,
+            plugin_dir,
+            served={TOY: KIND}.get,
+            devices=self.devices.get,
+            began=self.began.extend,
+            ended=lambda over: self.ended.extend(claim.id for claim in over),
+            resend=self.resent.append,
+            clock=lambda: self.now,
+        )
+
+    async def ask(self, after: float = 0.0) -> None:
+        self.now += after
+        async with limit():
+            await self.witnesses.ask()
+
+    @property
+    def holds(self) -> list[str]:
+        return [claim.id for claim in self.ledger.held()]
+
+    # the checkpoint
+
+    def write(self, *ids: str, resource: str = TOY) -> None:
+        entry = {"PodUID": "u", "ContainerName": "c", "ResourceName": resource, "DeviceIDs": {"-1": list(ids)}}
+        self.scribble(json.dumps({"Data": {"PodDeviceEntries": [entry]}, "Checksum": 1}))
+
+    def scribble(self, text: str) -> None:
+        """Replace the file, as the kubelet does; the one before is kept, so that no inode is used twice."""
+        path = self.plugin_dir / FILE_NAME
+        if path.exists():
+            path.rename(self.plugin_dir / f"old-{len(list(self.plugin_dir.iterdir()))}")
+        path.write_text(text)
+
+
+class Pods:
+    """A podresources service."""
+
+    def __init__(self) -> None:
+        self.ids: list[tuple[str, str]] = []
+        self.fails = False
+        self.asked = 0
+
+    def show(self, *ids: str, resource: str = TOY) -> None:
+        self.ids = [(resource, device_id) for device_id in ids]
+
+    async def answer(self, stream: object) -> None:
+        from grpclib.const import Status
+        from grpclib.exceptions import GRPCError
+
+        await stream.recv_message()  # type: ignore[attr-defined]
+        self.asked += 1
+        if self.fails:
+            raise GRPCError(Status.UNKNOWN, "not now")
+        found = [ContainerDevices(resource, [device_id]) for resource, device_id in self.ids]
+        reply = ListPodResourcesResponse([PodResources("pod", "default", [ContainerResources("c", found)])])
+        await stream.send_message(reply)  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+async def pods(tmp_path: Path) -> AsyncIterator[Pods]:
+    pods = Pods()
+    server = SocketServer([Lister(pods.answer)], tmp_path / "podresources.sock")
+    await server.open()
+    yield pods
+    await server.shut_down(0.1)
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    (tmp_path / "plugins").mkdir()
+    house = House(tmp_path / "podresources.sock", tmp_path / "plugins")
+    yield house
+    house.witnesses.close()
+
+
+# --- adoption ---
+
+
+async def test_claims_that_only_the_kubelet_remembers_are_adopted_with_their_hardware(house: House, pods: Pods) -> None:
+    house.devices[TOY, "a"] = device("a")
+    pods.show("a", "b")
+    await house.ask()
+    assert house.began == [held("a", "toy:a"), held("b")]
+    await house.ask(after=1)
+    assert len(house.began) == 2, "once"
+    house.devices[TOY, "b"] = device("b")
+    await house.ask(after=1)
+    assert house.began[2:] == [held("b", "toy:b")], "its hardware has turned up"
+
+
+async def test_without_podresources_the_checkpoint_is_believed(house: House) -> None:
+    house.write("a")
+    await house.ask()
+    assert house.holds == ["a"]
+
+
+async def test_what_only_the_checkpoint_knows_is_adopted_too(house: House, pods: Pods) -> None:
+    """An ordinary init container is in no List (A5)."""
+    pods.show("a")
+    house.write("a", "init")
+    await house.ask()
+    assert sorted(house.holds) == ["a", "init"]
+
+
+async def test_with_an_unreadable_checkpoint_podresources_is_believed(house: House, pods: Pods) -> None:
+    pods.show("a")
+    house.scribble("{")
+    await house.ask()
+    assert house.holds == ["a"]
+
+
+async def test_what_others_serve_is_not_ours(house: House, pods: Pods) -> None:
+    pods.show("a", resource=OTHER)
+    house.write("b", resource=OTHER)
+    await house.ask()
+    assert house.holds == []
+
+
+# --- ends ---
+
+
+async def test_a_claim_ends_when_both_leave_it_out_the_checkpoint_last(house: House, pods: Pods) -> None:
+    house.ledger.allocate([held("a")], house.now)
+    house.write()
+    await house.ask(after=MIN_AGE)  # absent from the List; this checkpoint may be older than that
+    await house.ask(after=1)
+    assert house.holds == ["a"]
+    house.write()
+    await house.ask(after=1)
+    assert (house.holds, house.ended) == ([], ["a"])
+
+
+async def test_a_young_claim_is_not_judged(house: House, pods: Pods) -> None:
+    house.ledger.allocate([held("a")], house.now)
+    for _ in range(10):
+        house.write()
+        await house.ask(after=MIN_AGE / 10 - 0.01)
+    assert house.holds == ["a"]
+
+
+@pytest.mark.parametrize("checkpoint_says", [True, False])
+async def test_what_the_list_shows_does_not_end(house: House, pods: Pods, checkpoint_says: bool) -> None:
+    house.ledger.allocate([held("a")], house.now)
+    pods.show("a")
+    for _ in range(5):
+        house.write(*(["a"] if checkpoint_says else []))
+        await house.ask(after=MIN_AGE)
+    assert house.holds == ["a"]
+
+
+async def test_what_the_checkpoint_shows_does_not_end(house: House, pods: Pods) -> None:
+    house.ledger.allocate([held("a")], house.now)
+    for _ in range(5):
+        house.write("a")
+        await house.ask(after=MIN_AGE)
+    assert house.holds == ["a"]
+
+
+async def test_if_no_checkpoint_comes_our_list_is_sent_again(house: House, pods: Pods) -> None:
+    house.ledger.allocate([held("a")], house.now)
+    house.write()
+    await house.ask(after=MIN_AGE)
+    await house.ask(after=1)
+    assert house.resent == []
+    await house.ask(after=1)
+    assert house.resent == [TOY]
+
+
+async def test_a_damaged_checkpoint_is_written_anew_because_our_list_is_sent_again(house: House, pods: Pods) -> None:
+    house.ledger.allocate([held("a")], house.now)
+    house.write()
+    await house.ask(after=MIN_AGE)
+    house.scribble("{")
+    await house.ask(after=5)
+    assert (house.holds, house.resent) == (["a"], [TOY])
+    house.write()
+    await house.ask(after=1)
+    assert house.ended == ["a"]
+
+
+# --- silent witnesses ---
+
+
+async def test_an_unreachable_podresources_ends_nothing_and_is_said_once(house: House) -> None:
+    house.ledger.allocate([held("a")], house.now)
+    with capture_logs() as lines:
+        for _ in range(5):
+            house.write()
+            await house.ask(after=MIN_AGE)
+    assert house.holds == ["a"]
+    assert [line["event"] for line in lines] == ["witness-silent"]
+
+
+async def test_a_witness_that_is_back_is_said_too(house: House, pods: Pods) -> None:
+    pods.fails = True
+    with capture_logs() as lines:
+        await house.ask()
+        await house.ask()
+        pods.fails = False
+        await house.ask()
+        await house.ask()
+    assert [line["event"] for line in lines] == ["witness-silent", "witness-answers"]
+    assert "not now" in lines[0]["reason"]
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"Data": 3}', "\x00" * 100, None])
+async def test_a_corrupt_or_missing_checkpoint_ends_nothing(house: House, pods: Pods, content: str | None) -> None:
+    house.ledger.allocate([held("a")], house.now)
+    with capture_logs() as lines:
+        for _ in range(4):
+            if content is not None:
+                house.scribble(content)
+            await house.ask(after=MIN_AGE)
+    assert house.holds == ["a"]
+    assert [line["witness"] for line in lines] == ([] if content is None else ["checkpoint"])
+
+
+async def test_a_slow_podresources_ends_nothing(house: House, tmp_path: Path) -> None:
+    async def never(stream: object) -> None:
+        await asyncio.Event().wait()
+
+    server = SocketServer([Lister(never)], tmp_path / "podresources.sock")
+    await server.open()
+    house.ledger.allocate([held("a")], house.now)
+    for _ in range(3):
+        house.write()
+        await at_once(house.ask(after=MIN_AGE))
+    assert house.holds == ["a"]
+    await server.shut_down(0)
+
+
+async def test_a_checkpoint_whose_reading_hangs_ends_nothing_and_costs_two_threads(
+    house: House, pods: Pods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go = threading.Event()
+    monkeypatch.setattr(checkpoint, "read", lambda _: let_go.wait())
+    monkeypatch.setattr(checkpoint, "read_at_once", must_be_waited_for)
+    house.ledger.allocate([held("a")], house.now)
+    before = threading.active_count()
+    for _ in range(5):
+        await at_once(house.ask(after=MIN_AGE))
+    assert house.holds == ["a"]
+    assert threading.active_count() <= before + 2
+    let_go.set()
+
+
+# --- when it asks ---
+
+
+async def test_it_asks_soon_after_an_allocate_and_again_when_that_comes_of_age(
+    house: House, pods: Pods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "IDLE", 36_000.0)
+    asked: list[float] = []
+    original = PodClaims.ask
+
+    async def ask(self: PodClaims) -> None:
+        asked.append(house.now)
+        if len(asked) == 2:
+            house.witnesses.allocated()  # while it asks: the answer may be older than that
+        await original(self)
+
+    monkeypatch.setattr(PodClaims, "ask", ask)
+    running = asyncio.ensure_future(house.witnesses.run())
+    for seconds, allocates, count in (
+        (0.0, False, 1),
+        (module.IDLE / 2, False, 1),  # nothing happens, so it waits
+        (0.0, True, 1),
+        (module._AFTER_ALLOCATE, False, 2),
+        (module._AFTER_ALLOCATE, False, 3),
+        (module.IDLE / 4, False, 3),
+    ):
+        if allocates:
+            house.witnesses.allocated()
+        pass_time(seconds)
+        await settled()
+        assert len(asked) == count, (seconds, allocates)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+async def test_where_no_checkpoint_comes_it_asks_and_has_lists_sent_less_and_less_often(
+    house: House, pods: Pods
+) -> None:
+    house.ledger.allocate([held("a")], house.now - MIN_AGE)
+    running = asyncio.ensure_future(house.witnesses.run())
+
+    clock = asyncio.get_running_loop().time
+
+    async def pass_seconds(seconds: int) -> None:
+        for _ in range(seconds // 2):
+            house.now += 2
+            pass_time(2)
+            await settled()
+
+    began, asked = clock(), pods.asked
+    await pass_seconds(600)
+    most = 16 + (clock() - began) / 60  # a slow machine's own seconds pass, too
+    assert pods.asked - asked <= most
+    assert 1 < len(house.resent) <= most
+    assert house.holds == ["a"]
+    house.write()  # it is asked as often as before for what ends after that
+    await pass_seconds(70)
+    assert house.ended == ["a"]
+    house.resent.clear()
+    house.ledger.allocate([held("b")], house.now - MIN_AGE)
+    await pass_seconds(64)
+    assert house.resent
+    house.write()
+    await pass_seconds(8)
+    assert house.ended == ["a", "b"]
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def test_it_can_be_run_again_and_again(house: House, pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_asked = asyncio.Event()
+
+    async def wait(self: PodClaims) -> None:
+        has_asked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(PodClaims, "_wait", wait)
+    for _ in range(5):  # more often than it may have threads
+        with capture_logs() as lines:
+            running = asyncio.ensure_future(house.witnesses.run())
+            await until(has_asked.is_set)
+            running.cancel()
+            await asyncio.wait([running])
+        assert lines == []
+        has_asked.clear()
+
+
+@pytest.mark.parametrize(
+    ("ages", "ending", "seconds"),
+    [((), False, 60.0), ((100.0,), False, 60.0), ((10.0,), False, 21.0), ((100.0,), True, 2.0)],
+)
+async def test_how_long_it_waits(
+    house: House, pods: Pods, monkeypatch: pytest.MonkeyPatch, ages: Sequence[float], ending: bool, seconds: float
+) -> None:
+    waits: list[float | None] = []
+
+    def over(delay: float | None) -> anyio.CancelScope:
+        waits.append(delay)
+        return anyio.CancelScope(deadline=0)
+
+    for n, age in enumerate(ages):
+        house.ledger.allocate([held(f"d{n}")], house.now - age)
+    if ending:
+        house.ledger.listed(set(), house.now, house.now, None)
+    monkeypatch.setattr(anyio, "move_on_after", over)
+    await house.witnesses._wait()
+    assert waits == [pytest.approx(seconds)]
+
+
+# --- with a kubelet ---
+
+
+async def hold(house: House, node: SimulatedKubelet, plugin: ToyPlugin, pod: Pod) -> None:
+    """Have the pod admitted; what it is given is claimed."""
+    await plugin.register()
+    await node.wait_for(lambda k: TOY in k.resources and k.resources[TOY].allocatable == 3)
+    await node.admit(pod)
+    house.ledger.allocate([held(device_id) for ids in plugin.allocations for device_id in ids], house.now)
+
+
+async def rounds(
+    house: House, node: SimulatedKubelet, clock: ManualClock, plugin: ToyPlugin, count: int, each: float
+) -> None:
+    """Ask again and again; what it wants resent is sent, and the kubelet writes its checkpoint."""
+    for _ in range(count):
+        house.resent.clear()
+        clock.advance(each)
+        await house.ask(after=each)
+        if house.resent:
+            with node.changes() as changes:
+                plugin.publish(devices("a", "b", "c"))
+                while (await changes.get()).kind is not Kind.CHECKPOINT:
+                    pass
+
+
+async def test_a_long_init_container_keeps_its_claims_as_long_as_it_runs(tmp_path: Path) -> None:
+    clock = ManualClock()
+    pod = Pod("slow", (Container("app"),), (Container("init", {TOY: 2}, long=True),))
+    async with (
+        SimulatedKubelet(tmp_path / "k", clock=clock) as node,
+        ToyPlugin(node.plugin_dir, TOY, devices("a", "b", "c")) as plugin,
+    ):
+        house = House(node.pod_resources_socket, node.plugin_dir)
+        await hold(house, node, plugin, pod)
+        before = sorted(house.holds)
+        await rounds(house, node, clock, plugin, 60, each=3.0)
+        assert sorted(house.holds) == before
+        assert len(before) == 2
+        node.end(pod)
+        await rounds(house, node, clock, plugin, 60, each=3.0)
+        assert sorted(house.ended) == before
+    house.witnesses.close()
+
+
+async def test_a_restarted_kubelet_that_learns_of_its_pods_slowly_costs_no_claim(tmp_path: Path) -> None:
+    clock = ManualClock()
+    (tmp_path / "k/device-plugins/fairlead").mkdir(parents=True)
+    async with (
+        SimulatedKubelet(tmp_path / "k", clock=clock, pod_delay=50.0) as node,
+        ToyPlugin(node.plugin_dir, TOY, devices("a", "b", "c"), "fairlead/toy.sock") as plugin,
+    ):
+        house = House(node.pod_resources_socket, node.plugin_dir)
+        await hold(house, node, plugin, Pod("one", (Container("app", {TOY: 1}),)))
+        await node.admit(Pod("two", (Container("app", {TOY: 1}),)))
+        house.ledger.allocate([held(plugin.allocations[-1][0])], house.now)
+        before = sorted(house.holds)
+        await rounds(house, node, clock, plugin, 3, each=MIN_AGE)
+        await node.restart()
+        await plugin.register()
+        await rounds(house, node, clock, plugin, 40, each=3.0)
+        assert sorted(house.holds) == before
+        assert len(before) == 2
+    house.witnesses.close()
