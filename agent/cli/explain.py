@@ -60,8 +60,8 @@ def _look(config: Path | None, device: str) -> Explanation:
 
     from agent.config import load
     from agent.console.control import NoSuchDeviceError
-    from agent.console.explaining import Knowledge
-    from agent.console.explaining import explain as explained
+    from agent.console.explanation import Knowledge
+    from agent.console.explanation import explain as explained
     from agent.discovery.backend_factory import make_backends
     from agent.inventory.survey import PATIENCE, survey
     from agent.runtime import logs

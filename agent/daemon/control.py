@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from agent.console import views
 from agent.console.control import NoSuchDeviceError, RefusedError
 from agent.console.device_views import Drawn, described, draw
-from agent.console.explaining import Knowledge, explain, find
+from agent.console.explanation import Knowledge, explain, find
 from agent.console.histories import histories, history_by_key, history_of
 from agent.console.names import node_name
 from agent.daemon.node import Node

@@ -24,7 +24,7 @@ from backends.base import (
     Uevent,
     Watches,
 )
-from backends.cex import ap, finding, health, shadow, zcrypt
+from backends.cex import ap, devices, health, shadow, zcrypt
 from backends.cex.options import CexOptions, CexResource, complaints
 from backends.cex.shadow import ShadowError
 from backends.cex.zcrypt import NodeError, Nodes
@@ -40,7 +40,7 @@ class Cex(Backend[CexOptions]):
     """Hands out queues of crypto cards. Units are cards: `card01`."""
 
     options_type: ClassVar = CexOptions
-    attributes: ClassVar = finding.ATTRIBUTES
+    attributes: ClassVar = devices.ATTRIBUTES
 
     def __init__(self, host: Host, resources: Sequence[CexResource], kernel: Kernel | None = None) -> None:
         super().__init__(host, resources)
@@ -69,7 +69,7 @@ class Cex(Backend[CexOptions]):
 
     def discover(self, unit: str) -> Discovery:
         """A card's queues."""
-        return finding.find(self.host, self.resources, unit)
+        return devices.find(self.host, self.resources, unit)
 
     def probe(self, device: Device) -> Iterable[Signal]:
         """How the queue is, and its card."""

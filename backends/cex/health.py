@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from backends.base import Host, HostPath, Signal, Verdict
-from backends.cex import ap, finding
+from backends.cex import ap, devices
 from backends.linux import sysfs
 
 
@@ -16,7 +16,7 @@ def signals(host: Host, card: str, queue: str) -> Iterator[Signal]:
 
 
 def _signals(host: Host, name: str, path: HostPath) -> Iterator[Signal]:
-    hardware = finding.hardware(name)
+    hardware = devices.hardware(name)
     if sysfs.attribute(host, path / "config") == "0":
         yield Signal(
             hardware, "deconfigured", Verdict.NOW, f"{name} is deconfigured: the machine's operator took it away"

@@ -32,8 +32,8 @@ from backends.linux.kernel import Kernel
 from backends.linux.pci import functions as pci
 from backends.linux.pci import health as pci_health
 from backends.linux.pci import recovery as pci_recovery
-from backends.mdev import finding, making, parents
-from backends.mdev.making import Maker, MakingError
+from backends.mdev import creation, devices, parents
+from backends.mdev.creation import CreationError, Maker
 from backends.mdev.options import MdevOptions, MdevResource, complaints
 
 
@@ -41,7 +41,7 @@ class Mdev(Backend[MdevOptions]):
     """Hands out mediated devices. Units are their parents, by name: `0000:3b:00.0`, `matrix`, `mtty`."""
 
     options_type: ClassVar = MdevOptions
-    attributes: ClassVar = finding.ATTRIBUTES
+    attributes: ClassVar = devices.ATTRIBUTES
 
     @classmethod
     def check(cls, resource: MdevResource) -> None:
@@ -65,7 +65,7 @@ class Mdev(Backend[MdevOptions]):
 
     def discover(self, unit: str) -> Discovery:
         """What was made of a parent, and what would be for a pod."""
-        return finding.find(self.host, self.resources, unit)
+        return devices.find(self.host, self.resources, unit)
 
     def probe(self, device: Device) -> Iterator[Signal]:
         """Are its nodes there, and is its parent well?"""
@@ -83,7 +83,7 @@ class Mdev(Backend[MdevOptions]):
         """Mediated devices, parents on the PCI bus and vfio's nodes, wherever they come from."""
         return Watches(
             frozenset({"mdev", "pci", "vfio"}),
-            directories=frozenset({making.NODES}),
+            directories=frozenset({creation.NODES}),
             facts=frozenset({pci_recovery.FACT}),
         )
 
@@ -132,7 +132,7 @@ class Mdev(Backend[MdevOptions]):
         """
         try:
             self._maker.make(grant.device for grant in grants)
-        except MakingError as error:
+        except CreationError as error:
             ids = ", ".join(grant.id for grant in grants)
             raise AllocationRefused(
                 f"{ids} of {resource.name} cannot be made ready: {error}. Create the pod again."
@@ -145,4 +145,4 @@ class Mdev(Backend[MdevOptions]):
             ExceptionGroup: of what could not be removed.
         """
         uuids = (hardware.removeprefix("mdev:") for hardware in sorted(idle))
-        each(self._maker.remove, uuids, MakingError, "not removed")
+        each(self._maker.remove, uuids, CreationError, "not removed")

@@ -34,7 +34,7 @@ from backends.linux.network import device_info, netdevs, rdma
 from backends.linux.pci import functions as pci
 from backends.linux.pci import host_uses
 from backends.linux.pci import recovery as pci_recovery
-from backends.sriov import answers, creation, finding, functions, health, nodes, subfunctions
+from backends.sriov import answers, creation, devices, functions, health, nodes, subfunctions
 from backends.sriov.creation import Creator
 from backends.sriov.options import SriovOptions, SriovResource, complaints
 
@@ -78,7 +78,7 @@ class Sriov(Backend[SriovOptions]):
 
     def discover(self, unit: str) -> Discovery:
         """The function's device, of the first resource that selects it."""
-        return finding.find(self.host, self.resources, unit)
+        return devices.find(self.host, self.resources, unit)
 
     def watches(self, known: Known) -> Watches:  # noqa: ARG002  # an interface's
         """Functions, interfaces and their links, and the nodes of all kinds."""

@@ -36,7 +36,7 @@ from backends.linux.pci import functions as pci
 from backends.linux.pci import iommu, reset
 from backends.linux.pci import recovery as pci_recovery
 from backends.linux.pci.iommu import Group
-from backends.vfio import binding, finding, health, vgpu
+from backends.vfio import binding, devices, health, vgpu
 from backends.vfio.binding import Binder, BindError
 from backends.vfio.options import VfioOptions, VfioResource, complaints
 from backends.vfio.planning import plan
@@ -77,7 +77,7 @@ class Vfio(Backend[VfioOptions]):
 
     def discover(self, unit: str) -> Discovery:
         """The group's devices, one for each resource that selects any of its functions."""
-        return finding.find(self.host, self.resources, unit)
+        return devices.find(self.host, self.resources, unit)
 
     def probe(self, device: Device) -> Iterator[Signal]:
         """Nothing of what cannot be used anyway: the reason is told, and the hardware may be another's."""
@@ -85,7 +85,7 @@ class Vfio(Backend[VfioOptions]):
             return
         found = self._look(device)
         wanted = found[2].vgpu_type if found is not None else None
-        yield from vgpu.signals(self.host, device, finding.depends(device.unit), wanted)
+        yield from vgpu.signals(self.host, device, devices.depends(device.unit), wanted)
         if found is not None:
             group, functions, options = found
             yield from health.signals(self.host, device, group, functions, options)
@@ -98,7 +98,7 @@ class Vfio(Backend[VfioOptions]):
         """Functions, their drivers and recoveries, and vfio's nodes, wherever they come from."""
         return Watches(
             frozenset({"pci", "vfio", "vfio-dev"}),
-            directories=frozenset({finding.NODES, finding.OWN_NODES}),
+            directories=frozenset({devices.NODES, devices.OWN_NODES}),
             facts=frozenset({pci_recovery.FACT}),
         )
 
@@ -126,7 +126,7 @@ class Vfio(Backend[VfioOptions]):
         if group is None or device.resource is None:
             return None
         resource = self.resource(device.resource)
-        functions = finding.selected(resource, group)
+        functions = devices.selected(resource, group)
         return (group, functions, resource.spec.options) if functions else None
 
     # --- what a pod gets ---
@@ -204,13 +204,13 @@ class Vfio(Backend[VfioOptions]):
             group, functions = self._current(resource, device)
         if not iommu.is_vfio(functions[0]):
             raise BindError(f"{device.key} is on no vfio driver")
-        nodes = tuple(finding.nodes(self.host, group, functions, options.iommu))
+        nodes = tuple(devices.nodes(self.host, group, functions, options.iommu))
         self._binder.settle(nodes, since if planned.bind or given else 0.0)
         return bool(planned.bind)
 
     def _current(self, resource: VfioResource, device: Device) -> tuple[Group, Sequence[pci.Function]]:
         group = iommu.read(self.host, device.unit)
-        functions = finding.selected(resource, group) if group is not None else []
+        functions = devices.selected(resource, group) if group is not None else []
         if group is None or not functions or functions[0].address != device.key:
             raise BindError(f"{device.key} is gone, or in another group now")
         return group, functions
@@ -227,7 +227,7 @@ class Vfio(Backend[VfioOptions]):
         group = iommu.read(self.host, grant.device.unit)
         if group is None:
             raise AllocationRefused(f"{grant.id} of {resource.name} is gone. Create the pod again.")
-        asked = {function.address for function in finding.selected(resource, group)}
+        asked = {function.address for function in devices.selected(resource, group)}
         for function in group.functions:
             if not iommu.is_vfio(function):
                 if function.address in asked:

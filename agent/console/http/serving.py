@@ -11,7 +11,7 @@ from agent.console.control import Control
 from agent.console.http.app import Face, Health
 from agent.console.http.connections import Reception
 from agent.console.http.hosts import Hosts, OnlyFor, own_names
-from agent.console.http.listening import listening
+from agent.console.http.sockets import listening
 from agent.runtime.counts import Counts
 from agent.runtime.supervision.problems import Problems
 from agent.runtime.supervision.restarts import supervise

@@ -28,7 +28,7 @@ _NODE_APPEARS: Final = 2.0  # seconds; devtmpfs has it at once, another /dev whe
 _GONE: Final = (errno.ENOENT, errno.ENODEV, errno.ENXIO)
 
 
-class MakingError(Exception):
+class CreationError(Exception):
     """It cannot be made, or removed; one sentence."""
 
 
@@ -55,7 +55,7 @@ class Maker:
         """Make those of these devices that are not there yet, or none.
 
         Raises:
-            MakingError: one cannot be made; those that were made are removed again.
+            CreationError: one cannot be made; those that were made are removed again.
         """
         made: list[str] = []
         try:
@@ -64,9 +64,9 @@ class Maker:
                     made.append(device.key)
                     self._make(device)
                 self._await_node(device.key)
-        except MakingError:
+        except CreationError:
             for one in made:
-                with suppress(MakingError):  # the release will see to it
+                with suppress(CreationError):  # the release will see to it
                     self.remove(one)
             raise
 
@@ -74,7 +74,7 @@ class Maker:
         """Remove a device that we made; another's, and one that is gone, is left as it is.
 
         Raises:
-            MakingError: it is in use, or the kernel refuses.
+            CreationError: it is in use, or the kernel refuses.
         """
         path = self._path(one)
         kind = sysfs.linked_name(self._host, path / "mdev_type") if path is not None else None
@@ -85,7 +85,7 @@ class Maker:
             self._kernel.write(path / "remove", "1")
         except OSError as error:
             if error.errno not in _GONE:
-                raise MakingError(f"mediated device {one} cannot be removed: {reason_of(error)}") from error
+                raise CreationError(f"mediated device {one} cannot be removed: {reason_of(error)}") from error
 
     def _path(self, one: str) -> HostPath | None:
         return sysfs.device(self._host, parents.MADE / one)
@@ -94,13 +94,13 @@ class Maker:
         (kind,) = device.attributes["type_id"]
         parent = parents.of(self._host, device.unit)
         if parent is None:
-            raise MakingError(f"{device.unit} has no mediated devices any more")
+            raise CreationError(f"{device.unit} has no mediated devices any more")
         if not parents.available(self._host, parent, kind):  # it shrinks when another type is made of the same parent
-            raise MakingError(f"{device.unit} has no room for one more {kind} (available_instances is 0)")
+            raise CreationError(f"{device.unit} has no room for one more {kind} (available_instances is 0)")
         try:
             self._kernel.write(parent / parents.TYPES / kind / "create", device.key)
         except OSError as error:
-            raise MakingError(f"the kernel makes no {kind} of {device.unit}: {reason_of(error)}") from error
+            raise CreationError(f"the kernel makes no {kind} of {device.unit}: {reason_of(error)}") from error
 
     def _node(self, one: str) -> HostPath | None:
         path = self._path(one)
@@ -113,7 +113,7 @@ class Maker:
             return node is not None and self._host.local(node).exists()
 
         if not self._kernel.wait(is_there, _NODE_APPEARS):
-            raise MakingError(f"mediated device {one} was made and has no node in {NODES}: is vfio_mdev loaded?")
+            raise CreationError(f"mediated device {one} was made and has no node in {NODES}: is vfio_mdev loaded?")
 
     def _refuse_open(self, one: str, path: HostPath) -> None:
         """A group's node can be open once at a time (vfio_group_fops_open): to remove an open one would wait, or hurt."""
@@ -124,6 +124,6 @@ class Maker:
             self._kernel.try_open(NODES / group)
         except OSError as error:
             if error.errno not in _GONE:
-                raise MakingError(
+                raise CreationError(
                     f"mediated device {one} is not removed while {NODES / group} is in use: {reason_of(error)}"
                 ) from error

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from backends.base import NUMBER, TEXT, Attribute, Device, Discovery, Host, HostPath, Node, Problem
 from backends.linux import sysfs
 from backends.linux.pci import functions as pci
-from backends.mdev import making, parents
-from backends.mdev.making import NODES
+from backends.mdev import creation, parents
+from backends.mdev.creation import NODES
 from backends.mdev.options import MdevResource
 from backends.mdev.parents import Type
 
@@ -41,11 +41,11 @@ def find(host: Host, resources: Sequence[MdevResource], parent: str) -> Discover
             problems.append(Problem(uuid, why))
             continue
         found = _device(host, path, uuid, kind)
-        devices.append(_of_maker(found, resources) if uuid in making.uuids(parent, kind.id) else found)
+        devices.append(_of_maker(found, resources) if uuid in creation.uuids(parent, kind.id) else found)
     makers = [resource for resource in resources if resource.spec.options.create]
     for kind in parents.types(host, path) if makers else ():
         room = parents.available(host, path, kind.id)
-        for uuid in making.could_be_made(parent, kind.id, uuids, room):
+        for uuid in creation.could_be_made(parent, kind.id, uuids, room):
             to_be = _of_maker(_device(host, path, uuid, kind), makers)
             if to_be.resource is None:
                 break  # nobody wants this type

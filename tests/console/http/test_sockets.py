@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.console.http.listening import listening
+from agent.console.http.sockets import listening
 from tests.console.http.serving import free_port
 
 

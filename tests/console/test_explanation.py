@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.console.control import NoSuchDeviceError
-from agent.console.explaining import Knowledge, explain
+from agent.console.explanation import Knowledge, explain
 from agent.console.views import Decision, Explanation, Gift, Held, Holder, Problem, Signal
 from agent.health import Statement
 from agent.inventory.inventory import Inventory
