@@ -44,8 +44,8 @@ async def wait_for_held(
 
 
 def _absent(ledger: Ledger, inventory: Inventory) -> list[SlotKey]:
-    """What pods had of our resources and could not have now; what an operator has drained comes back by his word alone."""
-    names = set(inventory.names())
+    """What pods had of resources in force, and could not have now; what an operator has drained comes back by his word alone."""
+    names = set(inventory.selection.names())  # of one that retires nothing is Healthy ever again
     return [
         held.slot
         for held in ledger.held()
