@@ -231,7 +231,7 @@ def test_openshift_binds_its_constraint_to_our_service_account(openshift: Manife
 
 
 def test_a_kustomization_of_ones_own_is_as_the_docs_print_it(tool: tuple[str, ...], tmp_path: Path) -> None:
-    text = (REPOSITORY / "docs/operations.md").read_text()
+    text = (REPOSITORY / "docs/installing.md").read_text()
     (own,) = re.findall(r"```yaml\n# kustomization\.yaml\n(.*?)```", text, flags=re.DOTALL)
     shutil.copytree(KUBERNETES, tmp_path / "fairlead/deploy/kubernetes")
     (tmp_path / "kustomization.yaml").write_text(own)

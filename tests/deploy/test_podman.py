@@ -89,7 +89,7 @@ def test_every_directory_that_it_mounts_is_made_before() -> None:
 
 
 def test_the_machine_config_made_as_the_docs_say_has_the_quadlet_and_the_configuration(tmp_path: Path) -> None:
-    text = (REPOSITORY / "docs/operations.md").read_text()
+    text = (REPOSITORY / "docs/installing.md").read_text()
     (command,) = re.findall(r"```sh cluster\n(sed [^`]*machine-config\.yaml[^`]*)\| oc apply[^`]*```", text)
     for name in ("fairlead.container", "machine-config.yaml"):
         (tmp_path / name).write_bytes((PODMAN / name).read_bytes())

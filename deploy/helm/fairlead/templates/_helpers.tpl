@@ -29,7 +29,7 @@ capabilities:
   drop: [ALL]
 seccompProfile:
   type: RuntimeDefault
-# May connect to the kubelet's sockets; docs/operations.md says what to label where SELinux is enforcing.
+# May connect to the kubelet's sockets; docs/installing.md says what to label where SELinux is enforcing.
 seLinuxOptions:
   type: container_device_plugin_t
 {{- else -}}
