@@ -1,1 +1,1 @@
-"""Kinds of hardware, one file each: what a backend author sees, and nothing of gRPC."""
+"""Kinds of hardware, one file or folder each: what a backend author sees, and nothing of gRPC."""

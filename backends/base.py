@@ -11,12 +11,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic
 
-from backends.attributes import HEX4, NUMBER, NUMBERS, TEXT, Attribute, one_of
-from backends.durations import Seconds
 from backends.errors import reason_of
-from backends.host import Host, HostPath
-from backends.known_devices import Known
-from backends.values import (
+from backends.interface.attributes import HEX4, NUMBER, NUMBERS, TEXT, Attribute, one_of
+from backends.interface.durations import Seconds
+from backends.interface.host import Host, HostPath
+from backends.interface.known_devices import Known
+from backends.interface.values import (
     ALL,
     ANY_SUBSYSTEM,
     PLACEHOLDER,

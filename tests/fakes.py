@@ -27,7 +27,7 @@ from backends.base import (
     Signal,
     Watches,
 )
-from backends.known_devices import Known
+from backends.interface.known_devices import Known
 
 KIND = "fake"
 

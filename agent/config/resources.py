@@ -16,7 +16,6 @@ from agent.config.toml_lines import KeyPath
 from agent.discovery.backend_answers import ask
 from agent.runtime.errors import shown, unknown
 from agent.runtime.limits import MESSAGE_LIMIT, most_tokens, slot_bytes
-from backends.attributes import mistake
 from backends.base import (
     PLACEHOLDER,
     TEXT,
@@ -31,6 +30,7 @@ from backends.base import (
     ResourceSpec,
     Selector,
 )
+from backends.interface.attributes import mistake
 from backends.registry import BrokenBackendError, UnknownBackendError
 
 RESOURCE_KEYS: Final = (

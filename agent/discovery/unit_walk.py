@@ -16,7 +16,7 @@ from agent.discovery import backend_answers
 from agent.runtime import garbage
 from agent.runtime.supervision import shortage
 from backends.base import Backend, Device, Discovery, Link, Signal, Verdict
-from backends.known_devices import Known
+from backends.interface.known_devices import Known
 
 Glance = tuple[object, ...]
 """What `Backend.glance` said of each of a unit's devices."""

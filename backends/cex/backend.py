@@ -28,7 +28,7 @@ from backends.cex import ap, devices, health, shadow, zcrypt
 from backends.cex.options import CexOptions, CexResource, complaints
 from backends.cex.shadow import ShadowError
 from backends.cex.zcrypt import NodeError, Nodes
-from backends.known_devices import Known
+from backends.interface.known_devices import Known
 from backends.linux.kernel import Kernel
 
 _ID: Final = re.compile("apqn-[0-9]{1,3}-[0-9]{1,3}-[0-9]{1,3}")

@@ -39,7 +39,7 @@ from backends.chardev.usb import sticks
 from backends.chardev.usb.single_sticks import UsbSticks
 from backends.chardev.usb.stick_sets import StickSets
 from backends.chardev.usb.sticks import usb_env
-from backends.known_devices import Known
+from backends.interface.known_devices import Known
 
 
 def way_of_finding(options: GroupOptions) -> type[Finder]:

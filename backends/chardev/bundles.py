@@ -47,7 +47,7 @@ from backends.chardev.paths import (
     tokens,
     too_many,
 )
-from backends.known_devices import Known
+from backends.interface.known_devices import Known
 from backends.linux.globs import Glob, is_glob
 from backends.linux.nodes import DeviceNode, Fault, NoNodeError, device_node, links_to_file, numa_node
 

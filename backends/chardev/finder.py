@@ -7,7 +7,7 @@ from typing import ClassVar, Protocol
 
 from backends.base import All, Device, Discovery, Hint, Host, Signal, Watches
 from backends.chardev.groups import Group
-from backends.known_devices import Known
+from backends.interface.known_devices import Known
 
 
 class Finder(Protocol):

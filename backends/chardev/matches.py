@@ -20,7 +20,7 @@ from backends.chardev.options import listed
 from backends.chardev.paths import default_permissions, node_attributes, tokens
 from backends.chardev.selectors import MatchOption
 from backends.errors import reason_of
-from backends.known_devices import Known
+from backends.interface.known_devices import Known
 from backends.linux import sysfs, udev
 from backends.linux.nodes import NoNodeError
 from backends.linux.udev import UdevDevice

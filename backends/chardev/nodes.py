@@ -40,7 +40,7 @@ from backends.chardev.paths import (
     tokens,
     too_many,
 )
-from backends.known_devices import Known
+from backends.interface.known_devices import Known
 from backends.linux.globs import is_glob
 from backends.linux.nodes import DeviceNode, Fault, NoNodeError, device_node, numa_node
 

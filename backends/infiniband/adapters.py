@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from backends.attributes import assumed
 from backends.base import TEXT, Attribute, Device, Host, HostPath, Node, one_of
 from backends.infiniband import rdma_ports
 from backends.infiniband.options import UNSEEN_WHEN_AWAY, InfiniBandResource
 from backends.infiniband.rdma_ports import PortState, State
+from backends.interface.attributes import assumed
 from backends.linux.network import rdma
 from backends.linux.network.rdma import Adapter
 from backends.linux.pci import functions as pci

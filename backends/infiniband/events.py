@@ -7,7 +7,7 @@ from typing import Final
 
 from backends.base import ALL, All, Device, Hint, HostPath, LinkChange, PathChange, Uevent
 from backends.infiniband.pools import PREFIX
-from backends.known_devices import Known
+from backends.interface.known_devices import Known
 from backends.linux.network import rdma
 from backends.linux.pci import functions as pci
 

@@ -11,9 +11,9 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from backends.attributes import assumed
 from backends.base import ContainerEdits, Device, Grant
 from backends.infiniband.options import FROM_FIRMWARE, InfiniBandResource
+from backends.interface.attributes import assumed
 
 PREFIX: Final = "pool:"
 

@@ -7,7 +7,6 @@ from typing import ClassVar, Final
 
 from msgspec.structs import replace
 
-from backends.attributes import assumed
 from backends.base import (
     ALL,
     TEXT,
@@ -32,6 +31,7 @@ from backends.base import (
     Verdict,
     Watches,
 )
+from backends.interface.attributes import assumed
 from backends.linux.network import device_info, netdevs
 from backends.linux.pci import functions as pci
 from backends.linux.pci import health as pci_health

@@ -12,9 +12,9 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from backends.attributes import assumed
 from backends.base import Device, Host, NotReady, Signal, Verdict
 from backends.errors import reason_of
+from backends.interface.attributes import assumed
 from backends.linux import sysfs
 from backends.linux.kernel import Kernel
 from backends.linux.network import netdevs

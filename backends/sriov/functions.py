@@ -9,8 +9,8 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from backends.attributes import assumed
 from backends.base import NUMBER, NUMBERS, TEXT, Attribute, Device, Host, HostPath, Node, Problem, one_of
+from backends.interface.attributes import assumed
 from backends.linux import sysfs
 from backends.linux.network import devlink, netdevs, rdma
 from backends.linux.pci import functions as pci

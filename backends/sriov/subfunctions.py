@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from backends.attributes import assumed
 from backends.base import Device, Host, HostPath
+from backends.interface.attributes import assumed
 from backends.linux import sysfs
 from backends.linux.network import netdevs, rdma
 from backends.linux.pci import functions as pci

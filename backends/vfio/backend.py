@@ -30,7 +30,7 @@ from backends.base import (
     Uevent,
     Watches,
 )
-from backends.known_devices import Known
+from backends.interface.known_devices import Known
 from backends.linux.kernel import Kernel
 from backends.linux.pci import functions as pci
 from backends.linux.pci import iommu, reset

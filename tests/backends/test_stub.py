@@ -8,7 +8,7 @@ import pytest
 
 from backends import stub
 from backends.base import Grant, Host, HostPath, OptionsError, PathChange, Resource, ResourceSpec, Uevent, Verdict
-from backends.known_devices import Known
+from backends.interface.known_devices import Known
 from backends.stub import Stub, StubDevice, StubOptions, StubResource
 from tests.backends.trees import planted_host
 

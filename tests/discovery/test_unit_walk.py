@@ -11,7 +11,7 @@ from agent.discovery.backend_answers import NonsenseError
 from agent.discovery.backend_answers import units as checked_units
 from agent.discovery.unit_walk import Look, Seen, Walk, in_parts, probe, walk
 from backends.base import Device, Discovery, Link, Measure, Signal, Trend, Verdict
-from backends.known_devices import Known
+from backends.interface.known_devices import Known
 from tests.fakes import Fake, device
 
 D = device("d", unit="u")

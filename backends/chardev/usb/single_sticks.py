@@ -18,7 +18,7 @@ from backends.chardev.groups import Group
 from backends.chardev.paths import tokens
 from backends.chardev.usb import sticks
 from backends.chardev.usb.sticks import NotOfferedError, Selectors
-from backends.known_devices import Known
+from backends.interface.known_devices import Known
 from backends.linux import usb
 from backends.linux.usb import UsbDevice
 

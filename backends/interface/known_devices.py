@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, MutableMapping
 
-from backends.host import HostPath
-from backends.values import Device
+from backends.interface.host import HostPath
+from backends.interface.values import Device
 
 
 class Known(MutableMapping[str, tuple[Device, ...]]):

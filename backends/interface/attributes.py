@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from backends.values import Resource
+from backends.interface.values import Resource
 
 
 class Attribute(Struct, frozen=True):

@@ -14,7 +14,7 @@ from typing import Final, Generic, Literal, TypeVar
 import msgspec
 from msgspec import Struct
 
-from backends.host import HostPath
+from backends.interface.host import HostPath
 
 
 class Node(Struct, frozen=True):
