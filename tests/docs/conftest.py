@@ -6,8 +6,10 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import click
 import pytest
 
+from agent.cli import fairlead
 from tests.backends import machines
 from tests.backends.trees import plant
 from tests.docs.pages import REPOSITORY
@@ -17,7 +19,11 @@ from tests.e2e.node import Node, pod
 from tests.e2e.process import MAIN
 
 _GPUS = '[[resource]]\nname = "nvidia.com/gpu"\nbackend = "gpu"\nselect = { vendor = "10de" }\n'
-_WITH_A_CONFIGURATION = "run|discover|doctor|migrate|status|events|explain|drain|undrain|reload|handover"
+_ROOT = click.Context(fairlead)
+_COMMANDS = {name: fairlead.get_command(_ROOT, name) for name in fairlead.list_commands(_ROOT)}
+_WITH_A_CONFIGURATION = "|".join(
+    name for name, it in _COMMANDS.items() if any("--config" in of.opts for of in it.params)
+)
 _SHIM = f"""\
 #!/bin/bash
 # The pages rely on the configuration and the daemon that a node has: here they are a test's.

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from agent.config.resources import RESOURCE_KEYS
 from agent.config.schema import schema
-from backends import registry
 from tools import configuration_page, licences_page
 
 _FINE: Final = re.compile(r"MIT|BSD|Apache|PSF-2\.0|Python Software Foundation|MPL|Mozilla|LGPL")
@@ -29,13 +28,6 @@ def test_the_configuration_reference_has_every_key_with_a_meaning() -> None:
 
 def _keys(whole: dict[str, Any]) -> Iterator[str]:
     yield from (key for record in whole["$defs"].values() for key in record.get("properties", {}))
-
-
-def test_the_configuration_reference_has_every_backend_and_a_page_of_it() -> None:
-    page = configuration_page.page()
-    for name in registry.names():
-        assert f"### {name}\n" in page
-        assert (configuration_page.PAGE.parent / f"{name}.md").exists()
 
 
 def test_the_list_of_licences_is_current() -> None:
