@@ -74,9 +74,11 @@ def drain(device: str, config: Path | None, reason: str | None, until: float | N
             output.echo_json(drained)
             return
         when = f" until {output.moment(until)}" if until is not None else ""
-        output.echo(f"Drained{when}: {output.some(drained.ids) or 'nothing that is offered now'}.")
+        later = "nothing that is offered now; it stays drained once it is back"
+        output.echo(f"Drained{when}: {output.some(drained.ids) or later}.")
         if drained.held:
-            output.echo(f"Pods still hold {output.some(drained.held)}; they keep it.")
+            how = "they keep it" if drained.ids else "it is gone or cannot be used"
+            output.echo(f"Pods still hold {output.some(drained.held)}; {how}.")
         for before in drained.replaced:
             output.note(f"This takes the place of what was there: {before}.")
         if drained.problem:

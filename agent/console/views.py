@@ -288,7 +288,7 @@ class Drained(msgspec.Struct, frozen=True):
 
     ids: tuple[str, ...]
     held: tuple[str, ...]
-    """Those of them that pods hold; they keep them."""
+    """What pods hold of that hardware, also where it is gone and so has none of `ids`; they keep it."""
     problem: str = ""
     """Why a restart would forget it; empty if it would not."""
     replaced: tuple[str, ...] = ()

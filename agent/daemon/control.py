@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import structlog
@@ -324,9 +324,16 @@ class AgentControl:
         replaced = tuple(dict.fromkeys(drain.told() for drain in earlier))
         for sentence in replaced:
             log.warning("drain-replaced", device=device, reason=sentence)
-        slots = [slot for slot in self._slots_on(hardware) if not slot[1].health.offered]
-        held = tuple(slot.id for name, slot in slots if slot.id in self._parts.node.inventory.claims(name))
-        return views.Drained(tuple(slot.id for _, slot in slots), held, self._parts.node.keeper.unkept(), replaced)
+        ids = {(name, slot.id): slot.id for name, slot in self._slots_on(hardware) if not slot.health.offered}
+        held = tuple(self._held_of(hardware, ids))
+        return views.Drained(tuple(ids.values()), held, self._parts.node.keeper.unkept(), replaced)
+
+    def _held_of(self, hardware: frozenset[str], slots: Container[SlotKey]) -> Iterator[str]:
+        """The IDs that pods hold of these slots or of this hardware, which may be gone."""
+        inventory = self._parts.node.inventory
+        for claim in (claim for name in inventory.names() for claim in inventory.claims(name).values()):
+            if claim.slot in slots or not hardware.isdisjoint(claim.hardware):
+                yield claim.id
 
     async def undrain(self, device: str) -> views.Undrained:
         """Back into service: ends its drain, its quarantine, and what waits for an operator.

@@ -239,6 +239,18 @@ def test_a_device_is_drained_and_put_back(daemon: FakeDaemon, run: Run) -> None:
     assert daemon.asked == [("drain", "GPU-1", "new fan", None), ("undrain", "GPU-1")]
 
 
+def test_a_drain_says_who_keeps_the_device_and_that_one_that_is_gone_stays_drained(
+    daemon: FakeDaemon, run: Run
+) -> None:
+    daemon.held = ("GPU-1",)
+    assert run("drain", "GPU-1").output == "Drained: GPU-1.\nPods still hold GPU-1; they keep it.\n"
+    daemon.drained = ()
+    assert run("drain", "GPU-1").output.splitlines() == [
+        "Drained: nothing that is offered now; it stays drained once it is back.",
+        "Pods still hold GPU-1; it is gone or cannot be used.",
+    ]
+
+
 @pytest.mark.parametrize(
     ("until", "seconds"), [("2h30m", 9000.0), ("2030-01-01T00:01", 60.0)], ids=["a duration", "a moment"]
 )

@@ -174,6 +174,21 @@ async def test_a_drain_names_its_ids_and_those_that_pods_keep(node: Node) -> Non
         assert (await agent.control.undrain("card 0")).ended == ()
 
 
+async def test_a_device_that_is_gone_is_drained_for_when_it_is_back_and_says_that_a_pod_holds_it(node: Node) -> None:
+    async with node.running(toys(1)) as agent:
+        await node.has(TOY, healthy=1)
+        await node.kubelet.admit(pod("p", 1, TOY))
+        node.say("stub-0 gone")
+        await node.has(TOY, healthy=0, unhealthy=1)
+        drained = await agent.control.drain("stub-0", "the fan", None)
+        assert (drained.ids, drained.held) == ((), ("stub-0",))
+        assert [it.reason for it in agent.control.explain("stub-0").signals] == ["drained"]
+        node.say("stub-0 healthy")
+        await until(lambda: agent.control.explain("stub-0").reason == "drained")
+        again = await agent.control.drain("stub-0", "the fan", None)
+        assert (again.ids, again.held) == (("stub-0",), ("stub-0",))
+
+
 async def test_what_cannot_be_done_is_refused_with_a_sentence(node: Node) -> None:
     async with node.running(cards(), backends={"cards": Cards()}) as agent:
         await node.has(CARDS, healthy=4)

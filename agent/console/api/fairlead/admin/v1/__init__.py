@@ -358,7 +358,9 @@ class DrainResponse(betterproto.Message):
     """The IDs that are Unhealthy from now on."""
 
     held: List[str] = betterproto.string_field(2)
-    """Those of them that pods hold; they keep them."""
+    """
+    What pods hold of that hardware, also where it is gone and has none of these IDs; they keep it.
+    """
 
     problem: str = betterproto.string_field(3)
     """Why a restart would forget it; empty if it would not."""
