@@ -111,7 +111,9 @@ def _verdict(it: Explanation) -> Iterator[str]:
         yield wrapped(f"{it.reason}{since}: {it.message}", 2, 2)
     for held in it.held:
         who = ", ".join(f"{one.namespace}/{one.pod} ({one.container})" for one in held.holders)
-        yield wrapped(f"{held.id} is held by {who or 'a pod that the kubelet has not named yet'}", 2, 4)
+        yield wrapped(
+            f"{held.id} is held by {who or 'a pod that the kubelet does not name: it starts, or has ended'}", 2, 4
+        )
 
 
 def _section(heading: str, inner: Iterator[str]) -> Iterator[str]:

@@ -17,6 +17,10 @@ from agent.console.client import Client
 from agent.console.views import NAMES_NOTHING, Device, Resource, Status, Unclaimed
 
 _REDRAWN_AT_MOST = 0.5  # seconds; a burst of events is drawn once
+_UNNAMED = (
+    "A pod that the kubelet does not name starts, or has ended; its device is free once the kubelet's checkpoint leaves it "
+    "out, too."
+)
 
 
 @click.command(epilog="Exit codes: 0 done, 1 no daemon answers, 2 there is no such device.")
@@ -191,7 +195,7 @@ def _pods(shown: Status) -> Iterator[str]:
         for who in held.holders
     ]
     unknown = [
-        ("(not told yet)", "", resource.name, held.id)
+        ("(not named)", "", resource.name, held.id)
         for resource in shown.resources
         for device in resource.devices
         for held in device.held
@@ -201,3 +205,5 @@ def _pods(shown: Status) -> Iterator[str]:
         yield "No pod holds a device."
         return
     yield from table(("POD", "CONTAINER", "RESOURCE", "ID"), [*sorted(rows), *sorted(unknown)], left=4)
+    if unknown:
+        yield wrapped(_UNNAMED, 0, 2)

@@ -28,7 +28,7 @@ class Held(msgspec.Struct, frozen=True, gc=False):
 
     id: str
     holders: tuple[Holder, ...] = ()
-    """Who, as far as the kubelet has said."""
+    """Who, as the kubelet said last; none while a pod starts, and from its end until the kubelet's checkpoint shows that."""
 
 
 class Device(msgspec.Struct, frozen=True, gc=False):

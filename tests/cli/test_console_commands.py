@@ -132,6 +132,19 @@ def test_who_holds_what(daemon: FakeDaemon, run: Run) -> None:
     ]
 
 
+def test_what_is_held_by_a_pod_that_the_kubelet_does_not_name_says_what_is_awaited(
+    daemon: FakeDaemon, run: Run
+) -> None:
+    ending = replace(GPU, held=(Held("GPU-1"),))
+    daemon.shown = status(Resource("nvidia.com/gpu", "gpu", True, True, devices=(ending,)))
+    _, row, *awaited = run("status", "--pods").output.splitlines()
+    assert row.split() == ["(not", "named)", "nvidia.com/gpu", "GPU-1"]
+    assert " ".join(map(str.strip, awaited)) == (
+        "A pod that the kubelet does not name starts, or has ended; its device is free once the kubelet's checkpoint leaves "
+        "it out, too."
+    )
+
+
 def test_a_long_name_of_the_node_is_shown_within_80_columns(daemon: FakeDaemon, run: Run) -> None:
     kubelet = Kubelet("/var/lib/kubelet/device-plugins/kubelet.sock", False)
     daemon.shown = replace(status(), node="worker-3.europe.hardware.example.com", kubelet=kubelet)

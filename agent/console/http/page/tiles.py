@@ -141,7 +141,9 @@ def _holders(device: Device) -> Html:
     if len(number) > _HOLDERS_SHOWN:
         lines.append(h("li", f"and {many(len(number) - _HOLDERS_SHOWN, 'more container')}"))
     if unknown := sum(not held.holders for held in device.held):
-        lines.append(h("li", f"{many(unknown, 'ID')} by pods that the kubelet has not named yet"))
+        lines.append(
+            h("li", f"{many(unknown, 'ID')} by pods that the kubelet does not name: they start, or have ended")
+        )
     return h("ul", lines)
 
 
