@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+import anyio
 import msgspec
 
 from agent.simulation.changes import Change, Kind
 from agent.simulation.kubelet import Kubelet
+from agent.simulation.pods import Container, Pod
 
 _UNTOLD = (Kind.CHECKPOINT,)  # follows every list
 
@@ -30,7 +34,27 @@ def _print(change: Change) -> None:
         print(line(change), flush=True)
 
 
-async def simulate(root: Path, seconds: float | None) -> None:
+def pod(text: str) -> Pod:
+    """The pod that NAME=RESOURCE:NUMBER means.
+
+    Raises:
+        ValueError: it means none.
+    """
+    name, _, asked = text.partition("=")
+    resource, _, number = asked.rpartition(":")
+    if not (name and resource):
+        raise ValueError(text)
+    return Pod(name, (Container("main", {resource: int(number)}),))
+
+
+async def _admit(kubelet: Kubelet, wanted: Pod) -> None:
+    """Admit the pod once there is what it asks for."""
+    ((resource, number),) = wanted.containers[0].resources.items()
+    await kubelet.wait_for(lambda k: resource in k.resources and k.resources[resource].allocatable >= number, math.inf)
+    await kubelet.admit(wanted)
+
+
+async def simulate(root: Path, seconds: float | None, pods: Sequence[Pod]) -> None:
     """Run until SIGTERM, SIGINT, or the time is over."""
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -40,8 +64,11 @@ async def simulate(root: Path, seconds: float | None) -> None:
         loop.call_later(seconds, over.set)
     kubelet = Kubelet(root)
     kubelet.subscribe(_print)
-    async with kubelet:
+    async with kubelet, anyio.create_task_group() as tasks:
+        for wanted in pods:
+            tasks.start_soon(_admit, kubelet, wanted)
         await over.wait()
+        tasks.cancel_scope.cancel()
 
 
 def main() -> int:
@@ -49,9 +76,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m agent.simulation", description=__doc__)
     parser.add_argument("--root", type=Path, required=True, help="the kubelet's root directory; it is made if missing")
     parser.add_argument("--seconds", type=float, help="end after so many seconds")
+    of_pod = "a pod that runs once there is what it asks for, until the kubelet ends; may be repeated"
+    parser.add_argument("--pod", type=pod, action="append", default=[], metavar="NAME=RESOURCE:NUMBER", help=of_pod)
     arguments = parser.parse_args()
     try:
-        asyncio.run(simulate(arguments.root, arguments.seconds))
+        asyncio.run(simulate(arguments.root, arguments.seconds, arguments.pod))
     except OSError as error:
         print(f"cannot serve in {arguments.root}: {error}", file=sys.stderr)
         return 1

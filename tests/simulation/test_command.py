@@ -6,6 +6,8 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 from agent.simulation.kubelet import Kubelet
 from tests.simulation.plugin import ToyPlugin, devices
 
@@ -43,6 +45,30 @@ async def test_it_prints_one_json_line_for_each_change_and_ends_on_sigterm(tmp_p
         output, errors = await process.communicate()
     assert (process.returncode, errors) == (0, b"")
     assert json.loads(output.splitlines()[-1])["change"] == "stopped"
+
+
+async def test_a_pod_that_is_named_gets_its_devices_as_soon_as_there_are_enough(tmp_path: Path) -> None:
+    process = await run("--root", str(tmp_path), "--pod", f"clock={TOY}:2")
+    assert process.stdout is not None
+    assert json.loads(await process.stdout.readline())["change"] == "started"
+    async with ToyPlugin(Kubelet(tmp_path).plugin_dir, TOY, devices("a")) as plugin:
+        await plugin.register()
+        while (line := json.loads(await process.stdout.readline()))["change"] != "list":
+            pass
+        plugin.publish(devices("a", "b"))
+        while (line := json.loads(await process.stdout.readline()))["change"] != "pod":
+            pass
+        assert line["text"] == "default/clock Running"
+        assert [sorted(ids) for ids in plugin.allocations] == [["a", "b"]]
+        process.send_signal(signal.SIGTERM)
+        await process.communicate()
+
+
+@pytest.mark.parametrize("wrong", ["clock", "clock=:1", f"={TOY}:1", f"clock={TOY}", f"clock={TOY}:many"])
+async def test_a_pod_that_is_none_is_wrong_usage(tmp_path: Path, wrong: str) -> None:
+    process = await run("--root", str(tmp_path), "--pod", wrong)
+    _, errors = await process.communicate()
+    assert (process.returncode, f"invalid pod value: '{wrong}'" in errors.decode()) == (2, True)
 
 
 async def test_it_ends_after_the_given_time(tmp_path: Path) -> None:
