@@ -44,7 +44,7 @@ async def test_it_works_as_printed(tmp_path_factory: pytest.TempPathFactory) -> 
 
 def test_it_has_what_it_is_tested_for() -> None:
     assert set(files()) == {"pretend.sh", "fairlead_ptp.py", "pyproject.toml", "test_fairlead_ptp.py"}
-    assert len([step for step in steps() if step.text]) == 11
+    assert len([step for step in steps() if step.text]) == 15
     assert len(files()["fairlead_ptp.py"].splitlines()) <= 70
 
 
