@@ -81,6 +81,15 @@ def test_the_man_page_has_every_command_with_its_options() -> None:
     assert r"\-\-config" in written
 
 
+def test_every_command_says_its_exit_codes_and_is_named_in_the_readme() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    root = fairlead.make_context("fairlead", ["schema"])
+    for name in _COMMANDS:
+        command = fairlead.get_command(root, name)
+        assert (command.epilog or "").startswith("Exit codes: 0 "), f"@click.command(epilog=…) of agent/cli/{name}.py"
+        assert f"\nfairlead {name} " in readme, f"a line in README, Run it: fairlead {name}"
+
+
 def test_every_example_of_the_man_page_is_a_command_as_it_would_be_typed() -> None:
     examples = page().partition(".SH EXAMPLES")[2].partition(".SH FILES")[0]
     assert isinstance(fairlead, click.Group)
