@@ -257,7 +257,7 @@ def test_a_drain_says_who_keeps_the_device_and_that_one_that_is_gone_stays_drain
 ) -> None:
     daemon.held = ("GPU-1",)
     assert run("drain", "GPU-1").output == "Drained: GPU-1.\nPods still hold GPU-1; they keep it.\n"
-    daemon.drained = ()
+    daemon.gone = True
     assert run("drain", "GPU-1").output.splitlines() == [
         "Drained: nothing that is offered now; it stays drained once it is back.",
         "Pods still hold GPU-1; it is gone or cannot be used.",

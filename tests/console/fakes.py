@@ -51,7 +51,7 @@ class FakeDaemon:
     mistakes: str = ""
     changed: Reloaded = field(default_factory=lambda: Reloaded(added=("a.b/new",)))
     unkept: str = ""
-    drained: tuple[str, ...] = ("GPU-1",)
+    gone: bool = False
     held: tuple[str, ...] = ()
     plain: tuple[Period, ...] = (Period(2000.0 - 86400.0, 2000.0, "Healthy"),)
     past: dict[str, tuple[Period, ...]] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class FakeDaemon:
         if until is not None and until < self.shown.now:
             raise RefusedError("that time is past")
         self.asked.append(("drain", device, reason, until))
-        return Drained(self.drained, self.held, self.unkept)
+        return Drained(() if self.gone else (device,), self.held, self.unkept)
 
     async def undrain(self, device: str) -> Undrained:
         self._known(device)
