@@ -55,7 +55,7 @@ from tests.kubelet.plugins import (
     received,
     served,
 )
-from tests.kubelet.test_server import RawClient
+from tests.kubelet.transport.test_server import RawClient
 from tests.wait import PATIENCE, at_once, limit, pass_time, settled, until
 
 METHODS = (

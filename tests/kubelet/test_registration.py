@@ -630,7 +630,7 @@ class _Stalling(RegistrationBase):
         self._directory = directory
 
     async def register(self, register_request: RegisterRequest) -> Empty:
-        from tests.kubelet.test_server import RawClient
+        from tests.kubelet.transport.test_server import RawClient
 
         self.client = RawClient(self._directory / register_request.endpoint)
         await self.client.ask("/v1beta1.DevicePlugin/ListAndWatch")

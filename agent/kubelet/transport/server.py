@@ -28,7 +28,7 @@ from h2.events import DataReceived
 from h2.exceptions import ProtocolError
 
 from agent.kubelet.transport.flood import PER_TURN, Allowance, FrameCutter
-from agent.kubelet.transport.write_gathering import GatheringProtocol
+from agent.kubelet.transport.http2.protocol import ServerProtocol
 from agent.kubelet.wire import Codec
 from agent.runtime.errors import brief
 from agent.runtime.limits import MESSAGE_LIMIT, SOCKET_PATH_LIMIT
@@ -110,7 +110,7 @@ def _identify(path: Path) -> _FileId:
     return found.st_dev, found.st_ino
 
 
-class _Connection(GatheringProtocol):
+class _Connection(ServerProtocol):
     """One client's connection; tells its server when it is made and lost.
 
     What the client sends is bounded: frames in all and in one turn of the loop, and the bytes of a request.

@@ -23,7 +23,7 @@ from agent.kubelet.pods import podresources
 from agent.kubelet.pods.podresources import PodResourcesError, list_pods
 from agent.kubelet.transport.server import SocketServer
 from agent.kubelet.wire import Encoded, PodDevices, PodList
-from tests.kubelet.test_floods import EMPTY_DATA, PING, UNKNOWN
+from tests.kubelet.transport.test_floods import EMPTY_DATA, PING, UNKNOWN
 from tests.wait import PATIENCE, at_once, limit, pass_time
 
 SETTINGS = b"\0\0\0\x04\0\0\0\0\0"

@@ -1,0 +1,385 @@
+"""Reads and writes a server's HTTP/2 frames (RFC 9113): the part of `h2.connection.H2Connection` that grpclib's server uses.
+
+h2 holds each frame against the whole RFC, in objects of their own: half of an Allocate's time is its. This knows what a
+gRPC client may send, ignores what may be ignored, and ends the connection for anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Final
+
+from h2.connection import ConnectionState
+from h2.errors import ErrorCodes
+from h2.events import (
+    ConnectionTerminated,
+    DataReceived,
+    Event,
+    PingAckReceived,
+    RemoteSettingsChanged,
+    RequestReceived,
+    StreamEnded,
+    StreamReset,
+    WindowUpdated,
+)
+from h2.exceptions import ProtocolError, StreamClosedError
+from h2.settings import ChangedSetting, SettingCodes
+from hpack import HPACKError
+
+from agent.kubelet.transport.http2.header_blocks import EMPTY_TABLE, Headers, Table, write
+
+_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+_DATA, _HEADERS, _PRIORITY, _RST_STREAM, _SETTINGS, _PUSH_PROMISE, _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = (
+    range(10)
+)
+_END_STREAM = _ACK = 0x1
+_END_HEADERS, _PADDED, _PRIORITISED = 0x4, 0x8, 0x20
+_HEAD: Final = 9  # bytes
+_SIZES: Final = {_PRIORITY: 5, _RST_STREAM: 4, _PING: 8, _WINDOW_UPDATE: 4}
+_OF_THE_CONNECTION: Final = {_SETTINGS, _PING, _GOAWAY}
+_OF_A_STREAM: Final = {_DATA, _HEADERS, _PRIORITY, _RST_STREAM, _CONTINUATION}
+
+_MOST_FRAME: Final = 16384
+_MOST_BLOCK: Final = 65536
+_MOST_STREAMS: Final = 100
+_MOST_WINDOW: Final = 2**31 - 1
+_FIRST_WINDOW: Final = 65535
+_WINDOW: Final = 4 << 20
+"""Bytes that a client may send before they are read: in one stream, and in all. As many as grpclib allows."""
+
+
+def _frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
+    return (len(payload) << 48 | kind << 40 | flags << 32 | stream_id).to_bytes(_HEAD, "big") + payload
+
+
+def _number(value: int) -> bytes:
+    return value.to_bytes(4, "big")
+
+
+def _setting(code: SettingCodes, value: int) -> bytes:
+    return code.to_bytes(2, "big") + _number(value)
+
+
+class ViolationError(ProtocolError):
+    """A client broke the protocol: its connection ends."""
+
+    def __init__(self, code: ErrorCodes, why: str) -> None:
+        super().__init__(why)
+        self.error_code = code
+
+
+class _Stream:
+    """A call, until both sides have ended it."""
+
+    __slots__ = ("ended", "read", "room", "window")
+    closed, open = False, True  # what grpclib asks of h2's
+
+    def __init__(self, window: int) -> None:
+        self.window = window  # bytes that we may still send
+        self.room = _WINDOW  # bytes that the client may still send
+        self.read = 0  # bytes read of which the client has not been told
+        self.ended = False  # by the client
+
+
+class ServerConnection:
+    """A server's side of one connection. Bytes in, h2's events out; `data_to_send` has what goes back.
+
+    The names are those by which grpclib calls h2's.
+    """
+
+    def __init__(self) -> None:
+        self.streams: dict[int, _Stream] = {}
+        self.max_outbound_frame_size = _MOST_FRAME
+        self.state_machine = SimpleNamespace(state=ConnectionState.SERVER_OPEN)
+        settings = (
+            _setting(SettingCodes.MAX_CONCURRENT_STREAMS, _MOST_STREAMS)
+            + _setting(SettingCodes.INITIAL_WINDOW_SIZE, _WINDOW)
+            + _setting(SettingCodes.MAX_HEADER_LIST_SIZE, _MOST_BLOCK)
+        )
+        self._out = bytearray(
+            _frame(_SETTINGS, 0, 0, settings) + _frame(_WINDOW_UPDATE, 0, 0, _number(_WINDOW - _FIRST_WINDOW))
+        )
+        self._in = b""  # the begin of a frame
+        self._greeted = False
+        self._table = Table.first()
+        self._prefix = b""  # of the next block that we send
+        self._unfinished: tuple[int, int, bytes] | None = None  # stream, flags and begin of a block that continues
+        self._newest = 0  # stream
+        self._window, self._stream_window = (
+            _FIRST_WINDOW,
+            _FIRST_WINDOW,
+        )  # that the client allows: in all, to a new stream
+        self._room, self._read = _WINDOW, 0
+
+    # --- what grpclib's streams send ---
+
+    def data_to_send(self) -> bytes | bytearray:
+        """What has been written since the last time."""
+        out, self._out = self._out, bytearray()
+        return out
+
+    def send_headers(self, stream_id: int, headers: Sequence[tuple[str, str]], end_stream: bool = False) -> None:
+        """Write headers or trailers."""
+        self._stream(stream_id)
+        block, self._prefix = self._prefix + write(tuple(headers)), b""
+        kind, flags = _HEADERS, int(end_stream)
+        while len(block) > _MOST_FRAME:  # a long grpc-message
+            self._out += _frame(kind, flags, stream_id, block[:_MOST_FRAME])
+            kind, flags, block = _CONTINUATION, 0, block[_MOST_FRAME:]
+        self._out += _frame(kind, flags | _END_HEADERS, stream_id, block)
+        if end_stream:
+            self._end(stream_id)
+
+    def local_flow_control_window(self, stream_id: int) -> int:
+        """How many bytes may be sent now."""
+        return min(self._window, self._stream(stream_id).window)
+
+    def send_data(self, stream_id: int, data: bytes, end_stream: bool = False) -> None:
+        """Write a piece no larger than the window and a frame allow, as grpclib cuts it."""
+        stream = self._stream(stream_id)
+        self._window -= len(data)
+        stream.window -= len(data)
+        self._out += _frame(_DATA, int(end_stream), stream_id, data)
+        if end_stream:
+            self._end(stream_id)
+
+    def reset_stream(self, stream_id: int, error_code: int = ErrorCodes.NO_ERROR) -> None:
+        """End a call at once."""
+        self._stream(stream_id)
+        del self.streams[stream_id]
+        self._out += _frame(_RST_STREAM, 0, stream_id, _number(error_code))
+
+    def acknowledge_received_data(self, size: int, stream_id: int) -> None:
+        """Note what has been read; the client is told once that is half of what it may send."""
+        self._read += size
+        if self._read >= _WINDOW // 2:
+            self._out += _frame(_WINDOW_UPDATE, 0, 0, _number(self._read))
+            self._room, self._read = self._room + self._read, 0
+        stream = self.streams.get(stream_id)
+        if stream is not None and not stream.ended:
+            stream.read += size
+            if stream.read >= _WINDOW // 2:
+                self._out += _frame(_WINDOW_UPDATE, 0, stream_id, _number(stream.read))
+                stream.room, stream.read = stream.room + stream.read, 0
+
+    def ping(self, data: bytes) -> None:
+        """Ask whether the client is there; grpclib does so every two hours."""
+        self._out += _frame(_PING, 0, 0, data)
+
+    def close_connection(self, error_code: int = ErrorCodes.NO_ERROR) -> None:
+        """Write a GOAWAY; what comes after it is not read."""
+        if self.state_machine.state is not ConnectionState.CLOSED:
+            self.state_machine.state = ConnectionState.CLOSED
+            self._out += _frame(_GOAWAY, 0, 0, _number(self._newest) + _number(error_code))
+
+    def _stream(self, stream_id: int) -> _Stream:
+        try:
+            return self.streams[stream_id]
+        except KeyError:
+            raise StreamClosedError(stream_id) from None
+
+    def _end(self, stream_id: int) -> None:
+        if self.streams[stream_id].ended:
+            del self.streams[stream_id]
+
+    # --- what the client sends ---
+
+    def receive_data(self, data: bytes) -> list[Event]:
+        """Read what has come.
+
+        Raises:
+            ProtocolError: the client broke the protocol.
+        """
+        events: list[Event] = []
+        if self.state_machine.state is ConnectionState.CLOSED:
+            return events
+        data = self._in + data if self._in else data
+        try:
+            self._in = data[self._take(data, events) :]
+        except ViolationError as error:
+            self.close_connection(error.error_code)
+            raise
+        return events
+
+    def _take(self, data: bytes, events: list[Event]) -> int:
+        """Take the whole frames; returns how many bytes that was."""
+        start, size = 0, len(data)
+        if not self._greeted:
+            if data[: len(_PREFACE)] != _PREFACE[:size]:
+                raise ViolationError(ErrorCodes.PROTOCOL_ERROR, "no HTTP/2")
+            if size < len(_PREFACE):
+                return 0
+            self._greeted, start = True, len(_PREFACE)
+        while size - start >= _HEAD:
+            head = int.from_bytes(data[start : start + _HEAD], "big")
+            length = head >> 48
+            if length > _MOST_FRAME:
+                raise ViolationError(ErrorCodes.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
+            end = start + _HEAD + length
+            if end > size:
+                break
+            kind, flags, stream_id = head >> 40 & 0xFF, head >> 32 & 0xFF, head & _MOST_WINDOW  # without a reserved bit
+            self._receive(kind, flags, stream_id, data[start + _HEAD : end], events)
+            start = end
+        return start
+
+    def _receive(self, kind: int, flags: int, stream_id: int, payload: bytes, events: list[Event]) -> None:
+        if self._unfinished is not None and kind != _CONTINUATION:
+            raise ViolationError(ErrorCodes.PROTOCOL_ERROR, "a frame between those of a header block")
+        if len(payload) != _SIZES.get(kind, len(payload)):
+            raise ViolationError(ErrorCodes.FRAME_SIZE_ERROR, f"a frame of type {kind} with {len(payload)} bytes")
+        if (stream_id and kind in _OF_THE_CONNECTION) or (not stream_id and kind in _OF_A_STREAM):
+            raise ViolationError(ErrorCodes.PROTOCOL_ERROR, f"a frame of type {kind} on stream {stream_id}")
+        if kind == _HEADERS:
+            self._receive_headers(flags, stream_id, _content(flags, payload, 5 if flags & _PRIORITISED else 0), events)
+        elif kind == _DATA:
+            self._receive_data(flags, stream_id, payload, events)
+        elif kind == _WINDOW_UPDATE:
+            self._receive_window(stream_id, int.from_bytes(payload, "big") & _MOST_WINDOW, events)
+        elif kind == _PING and flags & _ACK:
+            events.append(PingAckReceived(ping_data=payload))
+        elif kind == _PING:
+            self._out += _frame(_PING, _ACK, 0, payload)
+        elif kind == _SETTINGS:
+            self._receive_settings(flags, payload, events)
+        elif kind == _RST_STREAM:
+            self._receive_reset(stream_id, int.from_bytes(payload, "big"), events)
+        elif kind == _CONTINUATION:
+            if self._unfinished is None or self._unfinished[0] != stream_id:
+                raise ViolationError(ErrorCodes.PROTOCOL_ERROR, "a continuation of nothing")
+            _, first, begin = self._unfinished
+            self._receive_headers(first & ~_END_HEADERS | flags & _END_HEADERS, stream_id, begin + payload, events)
+        elif kind == _GOAWAY:
+            if len(payload) < 8:
+                raise ViolationError(ErrorCodes.FRAME_SIZE_ERROR, "a GOAWAY without a code")
+            terminated = ConnectionTerminated()
+            terminated.error_code = int.from_bytes(payload[4:8], "big")
+            events.append(terminated)
+        elif kind == _PUSH_PROMISE:
+            raise ViolationError(ErrorCodes.PROTOCOL_ERROR, "a client that pushes")
+        # priorities say nothing to us, and frames of types that we do not know mean nothing (RFC 9113, 5.5)
+
+    def _receive_headers(self, flags: int, stream_id: int, block: bytes, events: list[Event]) -> None:
+        if len(block) > _MOST_BLOCK:
+            raise ViolationError(ErrorCodes.ENHANCE_YOUR_CALM, f"a header block of {len(block)} bytes and more")
+        if not flags & _END_HEADERS:
+            self._unfinished = stream_id, flags, block
+            return
+        self._unfinished = None
+        try:  # also of a stream that has ended: the table follows what was sent
+            headers, self._table = self._table.read(block)
+        except HPACKError as error:
+            raise ViolationError(ErrorCodes.COMPRESSION_ERROR, str(error)) from error
+        if stream_id > self._newest:
+            self._begin(stream_id, headers, events)
+        elif not flags & _END_STREAM:
+            raise ViolationError(ErrorCodes.PROTOCOL_ERROR, "headers amid a stream")
+        elif (stream := self.streams.get(stream_id)) is not None and stream.ended:
+            raise ViolationError(ErrorCodes.STREAM_CLOSED, "headers after a stream's end")
+        if flags & _END_STREAM:  # the headers were trailers, or there is no data
+            self._receive_end(stream_id, events)
+
+    def _begin(self, stream_id: int, headers: Headers, events: list[Event]) -> None:
+        if not stream_id & 1:
+            raise ViolationError(ErrorCodes.PROTOCOL_ERROR, "a client's stream with an even number")
+        self._newest = stream_id
+        names = {name for name, _ in headers}
+        if len(self.streams) >= _MOST_STREAMS:
+            self._out += _frame(_RST_STREAM, 0, stream_id, _number(ErrorCodes.REFUSED_STREAM))
+        elif ":method" not in names or ":path" not in names:  # grpclib takes them for granted
+            self._out += _frame(_RST_STREAM, 0, stream_id, _number(ErrorCodes.PROTOCOL_ERROR))
+        else:
+            self.streams[stream_id] = _Stream(self._stream_window)
+            # grpclib has h2 decode headers into text, which h2's types do not say
+            events.append(RequestReceived(stream_id=stream_id, headers=headers))  # type: ignore[arg-type]
+
+    def _receive_end(self, stream_id: int, events: list[Event]) -> None:
+        stream = self.streams.get(stream_id)
+        if stream is not None:
+            stream.ended = True
+            events.append(StreamEnded(stream_id=stream_id))
+
+    def _receive_data(self, flags: int, stream_id: int, payload: bytes, events: list[Event]) -> None:
+        size = len(payload)
+        data = _content(flags, payload, 0)
+        self._room -= size
+        if self._room < 0:
+            raise ViolationError(ErrorCodes.FLOW_CONTROL_ERROR, "more data than allowed")
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            if stream_id > self._newest:
+                raise ViolationError(ErrorCodes.PROTOCOL_ERROR, "data of no stream")
+            self.acknowledge_received_data(
+                size, stream_id
+            )  # the client sent it before it read that we ended the stream
+            return
+        stream.room -= size
+        if stream.ended:
+            raise ViolationError(ErrorCodes.STREAM_CLOSED, "data after a stream's end")
+        if stream.room < 0:
+            raise ViolationError(ErrorCodes.FLOW_CONTROL_ERROR, "more data than allowed")
+        if size:  # grpclib takes a piece of nothing for the end
+            events.append(DataReceived(stream_id=stream_id, data=data, flow_controlled_length=size))
+        if flags & _END_STREAM:
+            self._receive_end(stream_id, events)
+
+    def _receive_window(self, stream_id: int, more: int, events: list[Event]) -> None:
+        if not more:
+            raise ViolationError(ErrorCodes.PROTOCOL_ERROR, "a window that grows by nothing")
+        if stream_id > self._newest:
+            raise ViolationError(ErrorCodes.PROTOCOL_ERROR, "a window of no stream")
+        if not stream_id:
+            self._window = window = self._window + more
+        elif (stream := self.streams.get(stream_id)) is not None:
+            stream.window = window = stream.window + more
+        else:
+            return
+        if window > _MOST_WINDOW:
+            raise ViolationError(ErrorCodes.FLOW_CONTROL_ERROR, "too large a window")
+        events.append(WindowUpdated(stream_id=stream_id))
+
+    def _receive_settings(self, flags: int, payload: bytes, events: list[Event]) -> None:
+        if len(payload) % 6 or (flags & _ACK and payload):
+            raise ViolationError(ErrorCodes.FRAME_SIZE_ERROR, f"settings of {len(payload)} bytes")
+        if flags & _ACK:
+            return
+        for start in range(0, len(payload), 6):
+            code = int.from_bytes(payload[start : start + 2], "big")
+            value = int.from_bytes(payload[start + 2 : start + 6], "big")
+            if code == SettingCodes.INITIAL_WINDOW_SIZE:
+                for stream in self.streams.values():
+                    stream.window += value - self._stream_window
+                self._stream_window = value
+                if max(value, *(stream.window for stream in self.streams.values()), 0) > _MOST_WINDOW:
+                    raise ViolationError(ErrorCodes.FLOW_CONTROL_ERROR, "too large a window")
+                changed = RemoteSettingsChanged()
+                changed.changed_settings[code] = ChangedSetting(code, None, value)
+                events.append(changed)
+            elif code == SettingCodes.MAX_FRAME_SIZE:
+                if not _MOST_FRAME <= value < 1 << 24:
+                    raise ViolationError(ErrorCodes.PROTOCOL_ERROR, f"frames of at most {value} bytes")
+                self.max_outbound_frame_size = value
+            elif code == SettingCodes.HEADER_TABLE_SIZE:
+                self._prefix = EMPTY_TABLE
+        self._out += _frame(_SETTINGS, _ACK, 0)
+
+    def _receive_reset(self, stream_id: int, code: int, events: list[Event]) -> None:
+        if stream_id > self._newest:
+            raise ViolationError(ErrorCodes.PROTOCOL_ERROR, "a reset of no stream")
+        if self.streams.pop(stream_id, None) is not None:
+            events.append(StreamReset(stream_id=stream_id, error_code=code, remote_reset=True))
+
+
+def _content(flags: int, payload: bytes, start: int) -> bytes:
+    """A payload without its padding, and without the bytes of a priority."""
+    padding = 0
+    if flags & _PADDED:
+        if not payload:
+            raise ViolationError(ErrorCodes.FRAME_SIZE_ERROR, "a padded frame without its padding's length")
+        padding = payload[0]
+        start += 1
+    if len(payload) < start + padding:
+        raise ViolationError(ErrorCodes.PROTOCOL_ERROR, "more padding than frame")
+    return payload[start : len(payload) - padding] if start or padding else payload
