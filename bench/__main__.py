@@ -20,7 +20,7 @@ from bench.measures.allocate import allocate, allocate_concurrent
 from bench.measures.bursts import second_event, storms
 from bench.measures.flip import flip
 from bench.measures.health import unhealthy_to_list, xid_to_list
-from bench.measures.idle import everything, idle, whole
+from bench.measures.idle import each_device, everything, idle, whole
 from bench.measures.lists import event_to_list, tokens_to_list, uevent_to_list
 from bench.measures.metrics import metrics
 from bench.measures.prefer import prefer_16, prefer_1000
@@ -100,6 +100,7 @@ def _kubelet_to_registered(quick: bool) -> Iterable[Figure]:
 def _idle(quick: bool) -> Iterable[Figure]:
     seconds = 5.0 if quick else 60.0
     yield from idle(seconds)
+    yield each_device()
     yield everything(seconds)
     yield whole(seconds)
 

@@ -15,7 +15,7 @@ from bench import whole_node
 from bench.figures import Figure, figure
 from bench.kubelet import Kubelet
 from bench.names import resource_names
-from bench.processes import Agent, Baseline, Offer, Process, resident, size_of
+from bench.processes import Agent, Bare, Baseline, Offer, Process, many_nodes, resident, size_of
 from tests.backends.machines import HEALTHY_LINK, hgx_h100
 from tests.backends.rdma_trees import RDMA_CM, adapter
 from tests.backends.trees import plant
@@ -32,6 +32,7 @@ name = "{name}"
 backend = "vfio"
 select = {{ vendor = "8086" }}
 """
+_MANY: Final = 5_000  # nodes of one resource
 _FEW: Final = 8  # GPUs, and as many HCAs, where everything is on
 _ANSWERS_WITHIN: Final = 10.0  # seconds
 _SETTLE: Final = 2.0  # seconds after the registration
@@ -46,6 +47,7 @@ _ALL: Final = (
 _WHOLE: Final = (
     "VmRSS on a node with 8 GPUs, 4 HCAs of 64 VFs, 16 APQNs, 20 mediated devices and 1,002 tokens, without HTTP"
 )
+_EACH: Final = "VmRSS with 5,001 nodes less that with one, by five; the plugin beside it is the bare one"
 _CPU: Final = "user and system time while nothing happens, probes every 30 s and a full look every 30 s included"
 _POLLED: Final = (
     "the same with a glance at each HCA's port every 2 s and probes every 30 s, of files in memory, where a real HCA asks its "
@@ -75,6 +77,21 @@ def idle(seconds: float) -> list[Figure]:
         figure("idle_cpu", "100", "%", shares[:1], shares[1:2], f"{_CPU}; {seconds:g} s"),
         figure("idle_cpu", "100 HCAs", "%", shares[2:], shares[1:2], f"{_POLLED}; {seconds:g} s"),
     ]
+
+
+def each_device() -> Figure:
+    """The memory of 1,000 devices."""
+    with tempfile.TemporaryDirectory() as home:
+        few = _rss_with(many_nodes(Path(home, "a"), 1)), _rss_with(Bare(Path(home, "b"), 1, 1))
+        many = _rss_with(many_nodes(Path(home, "c"), 1 + _MANY)), _rss_with(Bare(Path(home, "d"), 1, 1 + _MANY))
+    agent, bare = ((after - before) * 1000 / _MANY for before, after in zip(few, many, strict=True))
+    return figure("rss", "1,000 devices more", "MB", [agent], [bare], _EACH, [bare])
+
+
+def _rss_with(process: Process) -> float:
+    with _registered(process, 1):
+        time.sleep(_SETTLE)
+        return resident(process.pid)
 
 
 def everything(seconds: float) -> Figure:
