@@ -129,7 +129,7 @@ class DiscoveryRunner:
         assert self._uevents is not None
         async with anyio.create_task_group() as tasks:
             await tasks.start(self._uevents.run)
-            if not heard:  # opening the socket took 30 ms, in which the first scan was under way
+            if not heard:  # udevd's socket took 30 ms, in which the first scan was under way
                 self._rescan()
 
     async def looked(self) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import fcntl
 import os
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -147,7 +148,7 @@ class TestInjected:
         (sentence,) = cases["udev_without_udevd"]
         assert "no udevd runs here" in sentence
 
-    def test_what_happens_while_the_socket_is_being_made_is_told(self, cases: dict[str, Any]) -> None:
+    def test_what_happens_before_anybody_reads_is_told(self, cases: dict[str, Any]) -> None:
         assert cases["early"] == {"emitted": ["add", "remove"], "open sockets": 0}
 
     def test_running_again_asks_for_a_full_look_and_leaves_no_socket(self, cases: dict[str, Any]) -> None:
@@ -155,22 +156,26 @@ class TestInjected:
 
 
 @pytest.mark.parametrize(
-    ("error", "sentence"),
+    ("mode", "error", "sentence"),
     [
-        (OSError(errno.EPERM, "no"), "NETLINK_KOBJECT_UEVENT.*was refused.*allow AF_NETLINK"),
-        (OSError(errno.EAFNOSUPPORT, "no"), "Address family not supported.*allow AF_NETLINK"),
-        (ValueError("Invalid argument"), "allow AF_NETLINK"),
+        ("kernel", OSError(errno.EPERM, "no"), "NETLINK_KOBJECT_UEVENT.*was refused.*allow AF_NETLINK"),
+        ("kernel", OSError(errno.EAFNOSUPPORT, "no"), "Address family not supported.*allow AF_NETLINK"),
+        ("udev", OSError(errno.EPERM, "no"), "NETLINK_KOBJECT_UEVENT.*was refused.*allow AF_NETLINK"),
+        ("udev", ValueError("Invalid argument"), "allow AF_NETLINK"),
     ],
 )
 async def test_a_refused_socket_is_told_in_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, sentence: str
+    monkeypatch: pytest.MonkeyPatch, mode: Mode, error: Exception, sentence: str
 ) -> None:
-    def refuse(context: object, source: Mode) -> None:
+    def refuse(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(pyudev.Monitor, "from_netlink", refuse)
+    if mode == "kernel":
+        monkeypatch.setattr(socket, "socket", refuse)
+    else:
+        monkeypatch.setattr(pyudev.Monitor, "from_netlink", refuse)
     with pytest.raises(OSError, match=sentence):
-        await UeventSource(print, Host()).run()
+        await UeventSource(print, Host(), mode).run()
 
 
 @pytest.mark.parametrize(
@@ -191,7 +196,7 @@ async def test_a_library_that_cannot_be_had_is_told_in_a_sentence(
 
     monkeypatch.setattr(pyudev, "Context", refuse)
     with pytest.raises(OSError, match=sentence):
-        await UeventSource(print, Host()).run()
+        await UeventSource(print, Host(), "udev").run()
 
 
 class Loop:

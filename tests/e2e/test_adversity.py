@@ -182,14 +182,17 @@ async def test_a_broken_state_file_is_reported_and_the_kubelet_asked(node: Node,
 # --- events ---
 
 NO_NETLINK = """
-import pyudev
+import socket
 from agent.runtime.supervision import restarts
 restarts._FIRST_DELAY = restarts._MOST_DELAY = 0.01
 
-def refused(*_, **__):
-    raise PermissionError(1, "Operation not permitted")
+class WithoutUevents(socket.socket):
+    def __init__(self, family=-1, type=-1, proto=-1, fileno=None):
+        if (family, proto) == (socket.AF_NETLINK, 15):
+            raise PermissionError(1, "Operation not permitted")
+        super().__init__(family, type, proto, fileno)
 
-pyudev.Monitor.from_netlink = refused
+socket.socket = WithoutUevents
 """
 
 

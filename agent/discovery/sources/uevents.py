@@ -1,8 +1,9 @@
 """Kernel object events from netlink, as hints where to look; those that say what sysfs does not keep, as records too.
 
-pyudev makes the socket; its messages are read and parsed here. In a burst an event costs 8 us with all its
-properties, and 4 us if nobody wants it; `Monitor.poll` alone takes 11 us, 37 us with the properties, repeats
-ENOBUFS for ever after an overflow, and raises ValueError for a message it finds odd.
+The kernel's own events come from a plain socket; pyudev makes that for udevd's, and only there it is imported: with
+libudev it takes 5 ms of a start, and 1 MB. Messages are read and parsed here. In a burst an event costs 8 us with all
+its properties, and 4 us if nobody wants it; `Monitor.poll` alone takes 11 us, 37 us with the properties, repeats ENOBUFS
+for ever after an overflow, and raises ValueError for a message it finds odd.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, Literal
 
-import pyudev
 from anyio import TASK_STATUS_IGNORED, to_thread
 from anyio.abc import TaskStatus
 
@@ -70,7 +70,7 @@ class UeventSource:
         self._facts: frozenset[str] = frozenset()
         self._dropped = False
         self._ran_before = False
-        self._early: socket.socket | None = None
+        self._socket: socket.socket | None = None  # which nobody reads yet
 
     def watch(self, subsystems: frozenset[str], facts: frozenset[str] = frozenset()) -> None:
         """From now on hand on these subsystems' events; `ANY_SUBSYSTEM` among them stands for all.
@@ -83,14 +83,11 @@ class UeventSource:
         self._wanted, self._facts = subsystems, facts
 
     def listen(self) -> bool:
-        """Have the kernel keep the events of from now on, until `run` has its own socket and hands them on; does it?
-
-        libudev takes 30 ms, and this no time. What udevd says cannot be had so.
-        """
+        """Have the kernel keep the events of from now on, until `run` hands them on; does it? Udevd's cannot be had so."""
         if self._mode == "kernel":
-            with suppress(OSError):
-                self._early = _early_socket()
-        return self._early is not None
+            with suppress(OSError):  # `run` tries again, and tells
+                self._socket = _open_kernel(self._buffer_bytes)
+        return self._socket is not None
 
     async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
         """Receive until cancelled; `started` once no later event can be missed.
@@ -98,24 +95,18 @@ class UeventSource:
         Raises:
             OSError: no such socket can be had here; the message says why and what to do.
         """
-        sock = await to_thread.run_sync(_open, self._mode, self._buffer_bytes)  # looks for libudev with ldconfig
-        with sock:
+        with self._socket or await self._open() as sock:
+            self._socket = None
             if self._ran_before:
                 self._emit(Resync("uevents are received again after an interruption"))
             self._ran_before = True
-            await self._hand_on_early()
             task_status.started()
             await read_in_turns(sock.fileno(), partial(self._receive, sock), self._beat)
 
-    async def _hand_on_early(self) -> None:
-        """Hand on what came before there was a socket; an event that both have is handed on twice."""
-        if (early := self._early) is not None:
-            self._early = None
-            with early:
-                more = True
-                while more:
-                    more = self._receive(early)
-                    await asyncio.sleep(0)  # a boot's worth of them takes many steps
+    async def _open(self) -> socket.socket:
+        if self._mode == "kernel":
+            return _open_kernel(self._buffer_bytes)
+        return await to_thread.run_sync(_open_udev, self._buffer_bytes)
 
     def _receive(self, sock: socket.socket) -> bool:
         """Read one batch; True if more may be waiting."""
@@ -193,55 +184,39 @@ def _is_genuine(mode: Mode, sender: tuple[int, int], ancillary: list[tuple[int, 
     )
 
 
-def _early_socket() -> socket.socket:
-    """A socket that receives what the kernel sends to the same group as libudev's monitor.
-
-    Raises:
-        OSError: it cannot be had.
-    """
-    sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, _UEVENTS)
-    try:
-        sock.bind((0, _FROM_KERNEL))
-    except OSError:
-        sock.close()
-        raise
-    return sock
-
-
-def _library() -> pyudev.Context:
-    """libudev; it is looked for with a process of its own (ldconfig).
+def _open_kernel(buffer_bytes: int) -> socket.socket:
+    """A socket bound to the kernel's group, with a large buffer.
 
     Raises:
         OSError: it cannot be had; the reason is a sentence.
     """
     try:
-        return pyudev.Context()
-    except (ImportError, OSError) as error:
-        try:
-            shortage.check()
-        except ShortageError as short:
-            raise OSError(errno.EMFILE, f"hot-plug events cannot be received: {short}") from error
-        if isinstance(error, ImportError):
-            why = "libudev is missing; install libudev1 (or eudev)"
-            raise OSError(errno.ENOENT, f"hot-plug events cannot be received: {why}") from error
-        why = f"libudev cannot be loaded: {words(error)}"
-        raise OSError(error.errno or errno.EIO, f"hot-plug events cannot be received: {why}") from error
+        sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, _UEVENTS)
+        _enlarge(sock, buffer_bytes)
+        sock.bind((0, _FROM_KERNEL))
+    except OSError as error:
+        raise _refused(error.errno or errno.EPERM) from error
+    return sock
 
 
-def _open(mode: Mode, buffer_bytes: int) -> socket.socket:
-    """The monitor's socket, bound to its group, with a large buffer; blocks for some milliseconds."""
-    context = _library()
+def _open_udev(buffer_bytes: int) -> socket.socket:
+    """The socket of libudev's monitor, bound to udevd's group, with a large buffer; blocks for some milliseconds.
+
+    Raises:
+        OSError: it cannot be had; the reason is a sentence.
+    """
+    import pyudev  # noqa: PLC0415  # see above
+
     try:
-        monitor = pyudev.Monitor.from_netlink(context, source=mode)
+        context = pyudev.Context()  # looks for libudev with a process of its own (ldconfig)
+    except (ImportError, OSError) as error:
+        raise _unloadable(error) from error
+    try:
+        monitor = pyudev.Monitor.from_netlink(context)
         monitor.start()
         sock = socket.socket(fileno=os.dup(monitor.fileno()))  # outlives the monitor, which closes its own
     except (OSError, ValueError, MemoryError) as error:
-        code = error.errno if isinstance(error, OSError) and error.errno else errno.EPERM
-        raise OSError(
-            code,
-            "hot-plug events cannot be received: the kernel's event socket (NETLINK_KOBJECT_UEVENT) was refused "
-            f'({os.strerror(code)}); allow AF_NETLINK in the unit or the container, or set agent.uevents = "off"',
-        ) from error
+        raise _refused(error.errno if isinstance(error, OSError) and error.errno else errno.EPERM) from error
     if sock.getsockname()[1] == 0:  # libudev's way to say that no udevd runs
         sock.close()
         raise OSError(
@@ -251,6 +226,26 @@ def _open(mode: Mode, buffer_bytes: int) -> socket.socket:
         )
     _enlarge(sock, buffer_bytes)
     return sock
+
+
+def _unloadable(error: ImportError | OSError) -> OSError:
+    try:
+        shortage.check()
+    except ShortageError as short:
+        return OSError(errno.EMFILE, f"hot-plug events cannot be received: {short}")
+    if isinstance(error, ImportError):
+        why = "libudev is missing; install libudev1 (or eudev)"
+        return OSError(errno.ENOENT, f"hot-plug events cannot be received: {why}")
+    why = f"libudev cannot be loaded: {words(error)}"
+    return OSError(error.errno or errno.EIO, f"hot-plug events cannot be received: {why}")
+
+
+def _refused(code: int) -> OSError:
+    return OSError(
+        code,
+        "hot-plug events cannot be received: the kernel's event socket (NETLINK_KOBJECT_UEVENT) was refused "
+        f'({os.strerror(code)}); allow AF_NETLINK in the unit or the container, or set agent.uevents = "off"',
+    )
 
 
 def _enlarge(sock: socket.socket, buffer_bytes: int) -> None:
