@@ -19,8 +19,8 @@ from grpclib.client import Channel, UnaryUnaryMethod
 from grpclib.const import Cardinality, Handler
 from grpclib.encoding.base import CodecBase
 from grpclib.server import Server
-from inotify_simple import INotify, flags
 
+from agent.discovery.sources.inotify import CREATE, DELETE, Inotify, events
 from agent.kubelet import wire
 from backends.base import ContainerEdits, HostPath, Node
 from bench.names import resource_names
@@ -106,22 +106,22 @@ class _Plugin:
 
 def _hear(dev: Path, plugin: _Plugin) -> None:
     """By inotify and by uevents."""
-    loop, inotify = asyncio.get_running_loop(), INotify(nonblocking=True)
-    inotify.add_watch(dev, flags.CREATE | flags.DELETE)
-    events = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK, _KOBJECT_UEVENT)
-    events.bind((0, 1))
+    loop, inotify = asyncio.get_running_loop(), Inotify()
+    inotify.add_watch(str(dev), CREATE | DELETE)
+    uevents = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK, _KOBJECT_UEVENT)
+    uevents.bind((0, 1))
 
     def changed() -> None:
-        for event in inotify.read(timeout=0):
-            plugin.look(event.name)
+        for _, _, name in events(os.read(inotify.fileno(), 8192)):
+            plugin.look(name)
 
     def told() -> None:
-        for part in events.recv(8192).split(b"\0"):
+        for part in uevents.recv(8192).split(b"\0"):
             if part.startswith(b"DEVNAME="):
                 plugin.look(part[8:].decode())
 
     loop.add_reader(inotify.fileno(), changed)
-    loop.add_reader(events.fileno(), told)
+    loop.add_reader(uevents.fileno(), told)
 
 
 async def _register(directory: Path, resources: int) -> None:

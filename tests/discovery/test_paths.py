@@ -13,9 +13,9 @@ from pathlib import Path
 import anyio
 import pytest
 import structlog
-from inotify_simple import INotify
 
 from agent.discovery.sources.base import Resync, Said
+from agent.discovery.sources.inotify import Inotify
 from agent.discovery.sources.paths import Change, DirectoryWatch, PathSource
 from backends.base import Host, HostPath, PathChange
 from tests.e2e import hermetic
@@ -198,15 +198,14 @@ async def test_a_directory_made_while_its_watch_is_being_made_is_not_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deep = tmp_path / "a" / "b"
-    add_watch = INotify.add_watch
+    add_watch = Inotify.add_watch
 
-    def make_first(self: INotify, path: str, mask: int) -> int:
+    def make_first(self: Inotify, path: str, mask: int) -> int:
         if path == str(tmp_path):
             deep.mkdir(parents=True, exist_ok=True)
-        wd: int = add_watch(self, path, mask)
-        return wd
+        return add_watch(self, path, mask)
 
-    monkeypatch.setattr(INotify, "add_watch", make_first)
+    monkeypatch.setattr(Inotify, "add_watch", make_first)
     async with watching(tmp_path, deep) as seen:
         assert await seen.so_far() == [(deep, CREATED)]
 
@@ -339,15 +338,14 @@ async def test_a_directory_that_cannot_be_watched_is_told_once_and_the_others_go
     bad, good = tmp_path / "bad", tmp_path / "good"
     bad.mkdir()
     good.mkdir()
-    add_watch = INotify.add_watch
+    add_watch = Inotify.add_watch
 
-    def refuse(self: INotify, path: str, mask: int) -> int:
+    def refuse(self: Inotify, path: str, mask: int) -> int:
         if path == str(bad):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        wd: int = add_watch(self, path, mask)
-        return wd
+        return add_watch(self, path, mask)
 
-    monkeypatch.setattr(INotify, "add_watch", refuse)
+    monkeypatch.setattr(Inotify, "add_watch", refuse)
     with structlog.testing.capture_logs() as logs:
         async with watching(tmp_path, bad, good) as seen:
             seen.want(good, bad, tmp_path / "else")

@@ -11,15 +11,15 @@ OTHER = "fl.test/other"
 NO_INSTANCES = """
 import errno
 from agent.discovery.sources import paths
-def _open(): raise OSError(errno.EMFILE, "none left")
-paths._open, paths.POLL = _open, 0.1
+def no_instance(): raise OSError(errno.EMFILE, "none left")
+paths.Inotify, paths.POLL = no_instance, 0.1
 """
 NO_WATCHES = """
 import errno
 from agent.discovery.sources import paths
-class Full(paths.INotify):
+class Full(paths.Inotify):
     def add_watch(self, *_): raise OSError(errno.ENOSPC, "none left")
-paths.INotify, paths.POLL = Full, 0.1
+paths.Inotify, paths.POLL = Full, 0.1
 """
 
 

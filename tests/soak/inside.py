@@ -130,8 +130,9 @@ def mend(part: str) -> None:
 
 
 def _make_breakable() -> None:
-    import inotify_simple
     import structlog
+
+    from agent.discovery.sources.inotify import Inotify
 
     def breakable(owner: Any, name: str, part: str, error: Exception) -> None:
         whole = getattr(owner, name)
@@ -145,7 +146,7 @@ def _make_breakable() -> None:
 
     for name in ("fsync", "fdatasync"):
         breakable(os, name, "disk", OSError(errno.EIO, os.strerror(errno.EIO)))
-    breakable(inotify_simple.INotify, "add_watch", "inotify", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    breakable(Inotify, "add_watch", "inotify", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     breakable(structlog.processors.TimeStamper, "__call__", "log", ZeroDivisionError("told to fail"))
 
 

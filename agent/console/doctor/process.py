@@ -7,9 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-import inotify_simple
-
 from agent.console.doctor.findings import Finding, Patient, failure, fine, warning
+from agent.discovery.sources.inotify import Inotify
 from backends.base import HostPath
 
 _DAC_OVERRIDE, _SYS_PTRACE = 1, 19  # linux/capability.h
@@ -145,7 +144,7 @@ def boot(patient: Patient) -> Iterator[Finding]:
 def inotify(_patient: Patient) -> Iterator[Finding]:
     """Is there an inotify instance left for this user?"""
     try:
-        inotify_simple.INotify().close()
+        Inotify().close()
     except OSError as error:
         yield failure(
             "inotify",

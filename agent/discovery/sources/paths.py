@@ -11,21 +11,34 @@ import asyncio
 import errno
 import os
 import stat
-import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import anyio
-from anyio import TASK_STATUS_IGNORED, to_thread
+from anyio import TASK_STATUS_IGNORED
 from anyio.abc import TaskStatus
-from inotify_simple import INotify, flags
 from msgspec import Struct, field
 
 from agent.discovery.sources.base import Beat, Emit, Resync, nobody
 from agent.discovery.sources.entries import Change, Entries, differences, entries_of
+from agent.discovery.sources.inotify import (
+    ATTRIB,
+    CLOSE_WRITE,
+    CREATE,
+    DELETE,
+    EVENT_BYTES,
+    IGNORED,
+    MASK_ADD,
+    MOVED_FROM,
+    MOVED_TO,
+    ONLYDIR,
+    Q_OVERFLOW,
+    Inotify,
+    events,
+)
 from agent.discovery.sources.turns import read_in_turns
 from agent.runtime.supervision.problems import Problems, Trouble
 from backends.base import Host, HostPath, PathChange
@@ -33,15 +46,11 @@ from backends.base import Host, HostPath, PathChange
 __all__ = ["POLL", "Change", "DirectoryWatch", "PathSource", "Trail", "trail"]
 
 
-_APPEARED: Final = int(flags.CREATE | flags.MOVED_TO)
-_VANISHED: Final = int(flags.DELETE | flags.MOVED_FROM)
-_OVERFLOW: Final = int(flags.Q_OVERFLOW)
-_IGNORED: Final = int(flags.IGNORED)
+_APPEARED: Final = CREATE | MOVED_TO
+_VANISHED: Final = DELETE | MOVED_FROM
 _ON_THE_WAY: Final = _APPEARED | _VANISHED
-_WANTED: Final = _ON_THE_WAY | int(flags.ATTRIB | flags.CLOSE_WRITE)
-_OPTIONS: Final = int(flags.ONLYDIR | flags.MASK_ADD)  # one inode may be wanted and on the way: add, never replace
-_HEAD: Final = struct.Struct("iIII")  # struct inotify_event: wd, mask, cookie, len; the name follows (inotify(7))
-_EVENT_BYTES: Final = _HEAD.size + 256  # of the longest name, NAME_MAX
+_WANTED: Final = _ON_THE_WAY | ATTRIB | CLOSE_WRITE
+_OPTIONS: Final = ONLYDIR | MASK_ADD  # one inode may be wanted and on the way: add, never replace
 _READ_BYTES: Final = 16 << 10  # some 300 events between two turns of the event loop: 2 ms
 _EVERYTHING: Final = "/"  # stands for all directories where there is no inotify instance
 POLL: Final = 5.0
@@ -115,7 +124,7 @@ class DirectoryWatch:
         self._beat = beat
         self._on_overflow = on_overflow
         self._wanted: frozenset[Path] = frozenset()
-        self._inotify: INotify | None = None
+        self._inotify: Inotify | None = None
         self._watched = _Watched()
         self._vanished: set[Path] = set()
         self._problems = problems or Problems()
@@ -151,13 +160,11 @@ class DirectoryWatch:
             self._inotify = None
             self._watched = _Watched()
 
-    async def _instance(self, start: Callable[[], None]) -> INotify:
+    async def _instance(self, start: Callable[[], None]) -> Inotify:
         """An inotify instance; until there is one, the directories are looked at now and then."""
         while True:
             try:
-                # The first time looks for the C library with ldconfig; what a thread opened would be lost with who waits.
-                await to_thread.run_sync(lambda: _open().close())
-                inotify = _open()
+                inotify = Inotify()
             except OSError as error:
                 self._report_refusal(_EVERYTHING, error)
             else:
@@ -168,7 +175,7 @@ class DirectoryWatch:
             self._beat()
             await asyncio.sleep(POLL)
 
-    async def _poll_for_ever(self, inotify: INotify) -> None:
+    async def _poll_for_ever(self, inotify: Inotify) -> None:
         while True:
             await asyncio.sleep(POLL)
             if self._wanted - self._watched.directories.keys():
@@ -186,23 +193,23 @@ class DirectoryWatch:
             elif now is not None:
                 self._on_change(directory, Change.CREATED)
 
-    def _receive(self, inotify: INotify) -> bool:
+    def _receive(self, inotify: Inotify) -> bool:
         """Read one batch; True if more may be waiting."""
         try:
             data = os.read(inotify.fileno(), _READ_BYTES)
         except BlockingIOError:
             return False
-        moved = [self._take(wd, mask, name) for wd, mask, name in _events(data)]
+        moved = [self._take(wd, mask, name) for wd, mask, name in events(data)]
         if any(moved):
             self._settle(inotify, frozenset())
-        return len(data) > _READ_BYTES - _EVENT_BYTES
+        return len(data) > _READ_BYTES - EVENT_BYTES
 
     def _take(self, wd: int, mask: int, name: str) -> bool:
         """Report one event; True if wanted names may lead elsewhere now."""
-        if mask & _OVERFLOW:
+        if mask & Q_OVERFLOW:
             self._on_overflow()
             return True
-        if mask & _IGNORED:  # the directory is gone, or unmounted
+        if mask & IGNORED:  # the directory is gone, or unmounted
             return wd in self._watched.on_the_way or wd in self._watched.aliases
         change = Change.CREATED if mask & _APPEARED else Change.REMOVED if mask & _VANISHED else Change.CHANGED
         if name:
@@ -213,7 +220,7 @@ class DirectoryWatch:
             self._vanished |= led_to  # even if the same one is back when we look
         return change is not Change.CHANGED and bool(led_to)
 
-    def _settle(self, inotify: INotify, fresh: frozenset[Path]) -> None:
+    def _settle(self, inotify: Inotify, fresh: frozenset[Path]) -> None:
         """Find out what the wanted names mean now, watch that, and report what came and went."""
         before, now = self._watched, self._look(inotify)
         # Only what is resolved after its watches were made can be trusted: a later change is an event.
@@ -234,7 +241,7 @@ class DirectoryWatch:
             if directory in now.directories:
                 self._appeared(directory, with_entries=directory not in fresh)
 
-    def _look(self, inotify: INotify) -> _Watched:
+    def _look(self, inotify: Inotify) -> _Watched:
         """Resolve the wanted names as they are now, and watch every directory that this depended on."""
         trails = {directory: trail(directory) for directory in self._wanted}
         ends = {found.end for found in trails.values() if found.end is not None}
@@ -254,10 +261,10 @@ class DirectoryWatch:
                 aliases[wd] = (*aliases.get(wd, ()), directory)
         return _Watched(directories, aliases, on_the_way)
 
-    def _add(self, inotify: INotify, place: str, mask: int) -> int | None:
+    def _add(self, inotify: Inotify, place: str, mask: int) -> int | None:
         """The descriptor of a directory, or None if it cannot be watched."""
         try:
-            wd: int = inotify.add_watch(place, mask | _OPTIONS)
+            wd = inotify.add_watch(place, mask | _OPTIONS)
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR):  # those: it vanished in this moment
                 self._report_refusal(place, error)
@@ -290,19 +297,6 @@ class DirectoryWatch:
             with suppress(OSError):  # it vanished again: an event says so
                 for name in os.listdir(directory):  # noqa: PTH208  # strings are enough
                     self._on_change(directory / name, Change.CREATED)
-
-
-def _events(data: bytes) -> Iterator[tuple[int, int, str]]:
-    """Descriptor, mask and name of each event; inotify_simple makes objects of them, which takes as long as all the rest."""
-    at = 0
-    while at < len(data):
-        wd, mask, _, size = _HEAD.unpack_from(data, at)
-        at += _HEAD.size + size
-        yield wd, mask, os.fsdecode(data[at - size : at].rstrip(b"\0"))
-
-
-def _open() -> INotify:
-    return INotify(nonblocking=True)
 
 
 class PathSource:
