@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import functools
-import hashlib
 import itertools
 import os
 import re
@@ -27,6 +26,7 @@ _HEALTH_BYTES: Final = 2 + len("Unhealthy")
 
 _SUFFIX: Final = ".sock"
 _HASH_BYTES: Final = 6  # 10 characters of base32; 1,000 resources share a name once in 10^9 nodes
+_HASHED: Final = 10 + len(_SUFFIX)
 _USUAL_ROOM: Final = SOCKET_PATH_LIMIT - len(f"/var/lib/kubelet/device-plugins/{SOCKET_DIRECTORY}/")
 
 _DOMAIN_LIMIT: Final = 253 - len("requests.")  # the kubelet checks the name with that in front, as quotas write it
@@ -113,13 +113,15 @@ def socket_name(resource: str, room: int = _USUAL_ROOM) -> str:
         readable = resource.replace("/", "_") + _SUFFIX
         if len(readable) <= room:
             return readable
+    import hashlib  # noqa: PLC0415  # 0.5 MB that most nodes can do without
+
     digest = hashlib.blake2b(resource.encode(), digest_size=_HASH_BYTES).digest()
     return base64.b32encode(digest).decode().rstrip("=").lower() + _SUFFIX
 
 
 def plugin_directory_problem(directory: Path) -> str | None:
     """Why no socket could be made in our directory below this plugin directory, or None if it can."""
-    shortest = len(os.fsencode(directory / SOCKET_DIRECTORY)) + 1 + len(socket_name(""))
+    shortest = len(os.fsencode(directory / SOCKET_DIRECTORY)) + 1 + _HASHED
     if shortest <= SOCKET_PATH_LIMIT:
         return None
     return f"is too long: a socket in it would have a path of {shortest} bytes, and {SOCKET_PATH_LIMIT} is the most"

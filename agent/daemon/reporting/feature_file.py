@@ -8,7 +8,6 @@ limits. After a time that is written into the file, NFD drops it: labels of a Fa
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import re
 import time
 from collections import Counter
@@ -75,6 +74,8 @@ def _line(resource: str, feature: str, number: int) -> str:
     """`nvidia.com/gpu` is `nvidia.com_gpu` here, as in its socket's name; what is too long ends in a hash."""
     name = f"{resource.replace('/', '_')}.{feature}"
     if len(name) > _LONGEST:
+        import hashlib  # noqa: PLC0415  # 0.5 MB that most nodes can do without
+
         digest = hashlib.blake2b(name.encode(), digest_size=_DIGEST).hexdigest()
         kept = max(0, _LONGEST - len(feature) - len(digest) - 2)
         name = f"{name[:kept]}-{digest}.{feature}" if kept else f"{name[: _LONGEST - len(digest) - 1]}-{digest}"
