@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from agent.discovery import backend_answers
@@ -43,7 +43,7 @@ class Sightings:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, str], frozenset[str]] = {}  # by backend and unit
+        self._seen: dict[str, dict[str, Sequence[Device]]] = {}  # by backend and unit
         self._places: dict[str, int] = {}  # the units in which a piece of hardware is
         self._early: dict[str, list[tuple[Signal, Record]]] = {}
 
@@ -64,18 +64,19 @@ class Sightings:
 
     def found(self, changes: Changes) -> Iterator[tuple[Signal, Record]]:
         """A scan found this; what was said earlier of the hardware that is new, in the order in which it was said."""
+        seen = self._seen.setdefault(changes.backend, {})
         for unit, devices in changes.units.items():
-            hardware = _hardware_of(unit, devices, changes.beside)
-            for name in hardware:
+            devices += changes.beside.get(unit, ())
+            for name in _hardware_of(devices):
                 self._places[name] = self._places.get(name, 0) + 1
                 yield from self._early.pop(name, ())
-            for name in self._seen.pop((changes.backend, unit), frozenset()):
+            for name in _hardware_of(seen.pop(unit, ())):
                 self._places[name] -= 1
                 if not self._places[name]:
                     del self._places[name]
-            if hardware:
-                self._seen[changes.backend, unit] = hardware
+            if devices:
+                seen[unit] = devices
 
 
-def _hardware_of(unit: str, devices: Sequence[Device], beside: Mapping[str, Sequence[Device]]) -> frozenset[str]:
-    return frozenset().union(*(device.hardware | device.depends for device in (*devices, *beside.get(unit, ()))))
+def _hardware_of(devices: Iterable[Device]) -> frozenset[str]:
+    return frozenset().union(*(device.hardware | device.depends for device in devices))

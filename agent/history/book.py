@@ -26,7 +26,7 @@ class Book:
 
     def __init__(self) -> None:
         """Begin with none."""
-        self._changes: dict[Key, list[Change]] = {}
+        self._changes: dict[Key, tuple[Change, ...]] = {}
         self._past: deque[Change] = deque()  # what may be forgotten, the oldest first; some of it may have been
         self._lost = -SPAN  # when a device went of which nothing is kept any more, though its day has not passed
 
@@ -71,7 +71,7 @@ class Book:
     def forget(self, keys: Iterable[Key], now: float) -> None:
         """Drop what these devices' last 24 hours are not made of."""
         for key in keys:
-            if changes := list(kept(self._changes.get(key, ()), now)):
+            if changes := tuple(kept(self._changes.get(key, ()), now)):
                 self._changes[key] = changes
             else:
                 self._changes.pop(key, None)
@@ -82,22 +82,21 @@ class Book:
             yield from changes
 
     def _add(self, change: Change) -> None:
-        changes = self._changes.setdefault((change.resource, change.device), [])
+        key = change.resource, change.device
+        changes = self._changes.get(key, ())
         if changes and changes[-1].condition.state != GONE:
             self._past.append(changes[-1])
-        changes.append(change)
+        self._changes[key] = (*changes, change)[-PER_DEVICE:]
         if change.condition.state == GONE:  # it may never be followed by another
             self._past.append(change)
-        if len(changes) > PER_DEVICE:
-            del changes[0]
         while len(self._past) > IN_ALL:
             self._drop(self._past.popleft())
 
     def _drop(self, change: Change) -> None:
         key = change.resource, change.device
-        changes = self._changes.get(key, [])
+        changes = self._changes.get(key, ())
         if changes and changes[0] is change:
-            del changes[0]
-            if not changes:
+            self._changes[key] = changes[1:]
+            if not self._changes[key]:
                 del self._changes[key]
                 self._lost = change.time

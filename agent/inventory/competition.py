@@ -23,7 +23,7 @@ from backends.base import Device
 Ref = TypeVar("Ref", bound=tuple[str, ...])
 
 
-class Candidate(Struct, frozen=True):
+class Candidate(Struct, frozen=True, gc=False):
     """A resource that selects a device, and the IDs it would have there."""
 
     resource: str
@@ -33,7 +33,7 @@ class Candidate(Struct, frozen=True):
     """Of which value a template made the resource's name; empty if none did."""
 
 
-class Placed(Struct, frozen=True):
+class Placed(Struct, frozen=True, gc=False):
     """The resource that a device joined, and its IDs there."""
 
     resource: str

@@ -17,7 +17,7 @@ Ref = tuple[str, str, str, str]
 """Names one found device: backend, unit, the resource it was built for or "", key."""
 
 
-class Found(Struct):
+class Found(Struct, gc=False):
     """A device that was found, and what became of it."""
 
     ref: Ref

@@ -71,7 +71,7 @@ class Missing:
         return self.seen.hardware
 
 
-class Offered(Struct, frozen=True):
+class Offered(Struct, frozen=True, gc=False):
     """A device as it was when it was offered last; kept over restarts, in which hardware may get lost."""
 
     resource: str

@@ -9,7 +9,7 @@ KubeVirt's of /dev/a/x, /dev/b/x and of the node x0 would be the same.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from backends.base import (
     ALL,
@@ -43,6 +43,8 @@ from backends.chardev.paths import (
 from backends.interface.known_devices import Known
 from backends.linux.globs import is_glob
 from backends.linux.nodes import DeviceNode, Fault, NoNodeError, device_node, numa_node
+
+_NONE: Final = frozenset[str]()  # one for all: each takes 216 bytes
 
 
 class Nodes:
@@ -130,7 +132,7 @@ class Nodes:
         path = HostPath(unit)
         number = frozenset({f"node:{node.number}"})
         hardware = frozenset({f"shared:{group.resource}/{node.number}"}) if option.shared else number
-        links = frozenset(f"path:{target}" for target in node.via)
+        links = frozenset(f"path:{target}" for target in node.via) or _NONE
         return Device(
             key=unit,
             unit=unit,

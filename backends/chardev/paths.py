@@ -126,10 +126,12 @@ ATTRIBUTES: Final[Mapping[str, Attribute]] = {
 
 def node_attributes(members: Sequence[tuple[HostPath, DeviceNode]]) -> Mapping[str, tuple[str, ...]]:
     """What selectors match: one value for each node, all in the nodes' order."""
+    names = tuple(path.name for path, _ in members)
+    below_dev = tuple(path.text.removeprefix("/dev/") for path, _ in members)
     attributes = {
         "path": tuple(path.text for path, _ in members),
-        "name": tuple(path.name for path, _ in members),
-        "devname": tuple(path.text.removeprefix("/dev/") for path, _ in members),
+        "name": names,
+        "devname": names if names == below_dev else below_dev,  # once is enough in memory
         "type": tuple("block" if node.block else "character" for _, node in members),
         "major": tuple(str(node.major) for _, node in members),
         "minor": tuple(str(node.minor) for _, node in members),

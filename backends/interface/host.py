@@ -7,7 +7,7 @@ from pathlib import Path
 from msgspec import Struct
 
 
-class HostPath(Struct, frozen=True, order=True):
+class HostPath(Struct, frozen=True, order=True, gc=False):
     """An absolute path as the host and the kubelet see it.
 
     It is deliberately no `os.PathLike`: to open it, ask `Host.local` where this process sees it.

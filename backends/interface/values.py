@@ -17,7 +17,7 @@ from msgspec import Struct
 from backends.interface.host import HostPath
 
 
-class Node(Struct, frozen=True):
+class Node(Struct, frozen=True, gc=False):
     """A device node to hand to a container."""
 
     path: HostPath
@@ -37,7 +37,7 @@ class Node(Struct, frozen=True):
         return self.path, self.container_path, self.permissions
 
 
-class Mount(Struct, frozen=True):
+class Mount(Struct, frozen=True, gc=False):
     """A host path to mount into a container."""
 
     path: HostPath
@@ -45,7 +45,7 @@ class Mount(Struct, frozen=True):
     read_only: bool = False
 
 
-class Device(Struct, frozen=True):
+class Device(Struct, frozen=True, gc=False):
     """One piece of hardware that can be offered, as one look at the node found it."""
 
     key: str
@@ -100,7 +100,7 @@ class Problem(Struct, frozen=True):
     sentence: str
 
 
-class Discovery(Struct, frozen=True):
+class Discovery(Struct, frozen=True, gc=False):
     """What one look at one unit found."""
 
     devices: tuple[Device, ...] = ()
@@ -147,7 +147,7 @@ class Measure(Struct, frozen=True):
     trend: Trend
 
 
-class Signal(Struct, frozen=True):
+class Signal(Struct, frozen=True, gc=False):
     """One observation about one piece of hardware."""
 
     hardware: str
