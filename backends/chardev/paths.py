@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import Final, Generic, TypeVar
 
@@ -124,20 +125,24 @@ ATTRIBUTES: Final[Mapping[str, Attribute]] = {
 """Those of `node_attributes`."""
 
 
+@lru_cache(maxsize=16)
+def _first_such(values: tuple[str, ...]) -> tuple[str, ...]:
+    """The one of many equal tuples that all nodes keep: of nodes one after the other much is the same."""
+    return values
+
+
 def node_attributes(members: Sequence[tuple[HostPath, DeviceNode]]) -> Mapping[str, tuple[str, ...]]:
     """What selectors match: one value for each node, all in the nodes' order."""
-    names = tuple(path.name for path, _ in members)
-    below_dev = tuple(path.text.removeprefix("/dev/") for path, _ in members)
     attributes = {
         "path": tuple(path.text for path, _ in members),
-        "name": names,
-        "devname": names if names == below_dev else below_dev,  # once is enough in memory
+        "name": tuple(path.name for path, _ in members),
+        "devname": tuple(path.text.removeprefix("/dev/") for path, _ in members),
         "type": tuple("block" if node.block else "character" for _, node in members),
         "major": tuple(str(node.major) for _, node in members),
         "minor": tuple(str(node.minor) for _, node in members),
         "target": tuple(node.path.text for _, node in members if node.via),
     }
-    return {name: values for name, values in attributes.items() if values}
+    return {name: _first_such(values) for name, values in attributes.items() if values}
 
 
 def numbers(attributes: Mapping[str, tuple[str, ...]]) -> list[str]:
