@@ -124,15 +124,11 @@ class Indexes(Struct, frozen=True):
             if ref in connected or ref not in found:
                 continue
             connected.add(ref)
-            todo.extend(self.beside(found[ref]))
+            for hardware in found[ref].device.hardware:
+                todo.extend(self.owned[hardware])
+            for candidate in found[ref].candidates:
+                index = self.wanted[candidate.resource]
+                for device_id in candidate.ids:
+                    if len(rivals := index[device_id]) > 1:
+                        todo.extend(rivals)
         return connected
-
-    def beside(self, found: Found) -> Iterator[Ref]:
-        """Those that own some of its hardware, or would have one of its IDs."""
-        for hardware in found.device.hardware:
-            yield from self.owned[hardware]
-        for candidate in found.candidates:
-            index = self.wanted[candidate.resource]
-            for device_id in candidate.ids:
-                if len(refs := index[device_id]) > 1:
-                    yield from refs

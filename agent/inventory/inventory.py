@@ -79,13 +79,14 @@ class Inventory:
         self.revision += bool(units)
         for unit, devices in units.items():
             moved |= self._replace_unit(backend, unit, devices)
-        self._settle(moved | self._make_room())
+        self._settle(moved | self._make_room() if self._crowded else moved)
         self._slots.withhold()
 
     def set_health(self, changes: Mapping[str, Health]) -> None:
         """The health of hardware changed."""
-        self._conditions.set(changes)
-        self._slots.write_minding(changes)
+        if changes:
+            self._conditions.set(changes)
+            self._slots.write_minding(changes)
 
     def claim(self, held: Iterable[Held]) -> None:
         """Pods hold these from now on, or hold them with other hardware than was known."""
@@ -106,8 +107,10 @@ class Inventory:
                 changed.append(before)
                 moved |= self._concerned(before)
             changed.append(claim)
-            self._bring(claim.resource, claim.backend)
-            self._lists.setdefault(claim.resource, Listing(claim.resource)).claims[claim.id] = claim
+            self.selection.bring(claim.resource, claim.backend)
+            if claim.resource not in self._lists:
+                self._lists[claim.resource] = Listing(claim.resource)
+            self._lists[claim.resource].claims[claim.id] = claim
             if not self._is_placed(claim):
                 moved |= self._concerned(claim)
         self._slots.write_all(claim.slot for claim in changed)
@@ -187,7 +190,7 @@ class Inventory:
         """The snapshots of the resources that changed since the last call; `now` (monotonic) dates what became of claims."""
         snapshots = []
         for name, listing in list(self._lists.items()):
-            if listing.dirty and self._is_ready(name):
+            if listing.dirty and ((kind := self.selection.kind(name)) is None or kind in self._ready):
                 snapshots.append(listing.snapshot(now))
             if name not in self.selection.resources and not listing.slots:
                 del self._lists[name]  # retired: its last claim has ended
@@ -287,17 +290,14 @@ class Inventory:
                 moved |= self._remove(ref)
         for ref, device in fresh.items():
             if ref not in self._found:
-                self._add(ref, device)
+                self._found[ref] = Found(ref, device, *self._select(ref, device))
+                self._index.add(self._found[ref])
+                self._pile.grow(1)
                 self._slots.rewrite_tombstones(device)
                 moved.add(ref)
         if fresh:
             self._units[backend, unit] = tuple(fresh)
         return moved
-
-    def _add(self, ref: Ref, device: Device) -> None:
-        found = self._found[ref] = Found(ref, device, *self._select(ref, device))
-        self._index.add(found)
-        self._pile.grow(1)
 
     def _select(self, ref: Ref, device: Device) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
         """Who takes a device: a list that is full already only one that a pod holds. Other IDs are not even made."""
@@ -355,7 +355,8 @@ class Inventory:
             self.selection.stands_for,
         )
         for ref, placed in outcome.placed.items():
-            self._bring(placed.resource, ref[0], placed.value)
+            if placed.value and self.selection.bring(placed.resource, ref[0], placed.value):
+                self._lists.setdefault(placed.resource, Listing(placed.resource))
         changed = [
             (found, place) for ref, found in rivals.items() if (place := outcome.placed.get(ref)) != found.placed
         ]
@@ -372,11 +373,6 @@ class Inventory:
             if self._slots.minds_claims(found):
                 self._slots.write_device(found)
 
-    def _bring(self, name: str, kind: str, value: str = "") -> None:
-        """Somebody has joined a resource, or holds of it: if a template gives it, it is in force from now on."""
-        if self.selection.bring(name, kind, value):
-            self._lists.setdefault(name, Listing(name))
-
     def _is_placed(self, claim: Held) -> bool:
         """Is the claimed hardware where it belongs already, and nobody else after its ID?
 
@@ -388,10 +384,6 @@ class Inventory:
             and claim.hardware <= self._found[ref].device.hardware
             and self._index.wanted[claim.resource][claim.id] == (ref,)
         )
-
-    def _is_ready(self, resource: str) -> bool:
-        backend = self.selection.kind(resource)
-        return backend is None or backend in self._ready
 
 
 def _differing(now: Mapping[str, Sequence[_T]], before: Mapping[str, Sequence[_T]]) -> dict[str, Sequence[_T]]:

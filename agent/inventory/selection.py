@@ -149,7 +149,7 @@ class Selection:
         `full` says why a resource's list has no room for it; no IDs are made then.
         """
         candidates, refused = [], [device.unusable] if device.unusable else []
-        for resource in self.of_kind(kind) if not device.unusable else ():
+        for resource in self._of_kind.get(kind, ()) if not device.unusable else ():
             name = resource.name
             if device.resource not in (None, name):
                 continue  # made for another, so there is nothing to be said about it

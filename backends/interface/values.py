@@ -304,7 +304,7 @@ class Resource(Struct, Generic[Options], frozen=True):
     @property
     def is_template(self) -> bool:
         """Does it stand for a resource for each value of an attribute?"""
-        return bool(self.named_by)
+        return PLACEHOLDER.search(self.name) is not None
 
     def refuses(self, device: Device) -> str | None:
         """Why this resource's selectors do not take the device, or None if they do."""
