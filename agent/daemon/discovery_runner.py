@@ -76,22 +76,13 @@ class DiscoveryRunner:
 
     def _discoverer(self, kind: str, backend: Backend[Any], settings: AgentConfig) -> Discoverer:
         """Whoever looks through this instance; what it finds is heard while it is in force."""
-
-        def publish(changes: Changes) -> None:
-            if self.discoverers.get(kind) is made:
-                self._publish(changes)
-
-        def watch(kind: str, watches: Watches) -> None:
-            if self.discoverers.get(kind) is made:
-                self._watch(kind, watches)
-
         made = Discoverer(
             kind,
             backend,
-            publish,
+            lambda changes: self._publish(made, changes),
             resync=settings.resync,
             probe=settings.probe,
-            on_watches=watch,
+            on_watches=lambda watches: self._watch(made, watches),
             counts=self._counts,
             before=self.discoverers.get(kind),
         )
@@ -237,10 +228,11 @@ class DiscoveryRunner:
                 if signals:
                     self._node.recorded(signals, record)
 
-    def _publish(self, changes: Changes) -> None:
+    def _publish(self, finder: Discoverer, changes: Changes) -> None:
         """Looking has found something: what was said of that before comes first, so that it is not Healthy for a moment."""
-        self._sight(changes)
-        self._node.scanned(changes)
+        if self.discoverers.get(finder.kind) is finder:
+            self._sight(changes)
+            self._node.scanned(changes)
 
     def _sight(self, changes: Changes) -> None:
         for signal, record in list(self._sightings.found(changes)):
@@ -252,12 +244,11 @@ class DiscoveryRunner:
 
     # --- what is listened to ---
 
-    def _watch(self, kind: str, watches: Watches) -> None:
-        """A backend wants to hear of something else from now on."""
-        if self._watches.get(kind) == watches:
-            return
-        self._watches[kind] = watches
-        self.listen()
+    def _watch(self, finder: Discoverer, watches: Watches) -> None:
+        """A backend may want to hear of something else from now on."""
+        if self.discoverers.get(finder.kind) is finder and self._watches.get(finder.kind) != watches:
+            self._watches[finder.kind] = watches
+            self.listen()
 
     def _all_watches(self) -> Watches:
         every = Watches()

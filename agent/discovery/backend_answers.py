@@ -72,7 +72,7 @@ def watches(backend: Backend[Any], answer: Any) -> Watches:
         "directories": _is_all(answer.directories, frozenset, _is_path),
         "facts": _is_names(answer.facts),
         "kernel_lines": _is_names(answer.kernel_lines),
-        "links": _is_flag(answer.links),
+        "links": isinstance(answer.links, bool),
         "poll": poll is None or (_is_number(poll) and poll > 0),
     }
     _refuse("Watches", answer, allowed)
@@ -123,7 +123,7 @@ def signals(call: str, answer: Iterable[Any]) -> tuple[Signal, ...]:
             "recover_after": _is_duration(signal.recover_after),
             "clears_on": _is_all(signal.clears_on, frozenset, _is_clearing),
             "measure": signal.measure is None or _is_measure(signal.measure),
-            "unless_held": _is_flag(signal.unless_held),
+            "unless_held": isinstance(signal.unless_held, bool),
         }
         _refuse(f"{call}() returned a Signal", signal, allowed)
     return said
@@ -283,10 +283,6 @@ def _is_node(answer: Any) -> bool:
 
 def _is_mount(answer: Any) -> bool:
     return isinstance(answer, Mount) and _is_path(answer.path) and _is_text(answer.container_path)
-
-
-def _is_flag(answer: Any) -> bool:
-    return isinstance(answer, bool)
 
 
 def _is_whole(answer: Any) -> bool:

@@ -51,7 +51,7 @@ class Discoverer:
         resync: float = 300.0,
         probe: float = 30.0,
         unit_deadline: float = UNIT_DEADLINE,
-        on_watches: Callable[[str, Watches], None] = lambda _kind, _watches: None,
+        on_watches: Callable[[Watches], None] = lambda _watches: None,
         clock: Callable[[], float] = time.monotonic,
         counts: Counts | None = None,
         before: Discoverer | None = None,
@@ -271,17 +271,13 @@ class Discoverer:
         await self._end_slow(None)
 
     async def _run(self, call: Callable[[], None], progress: Walk) -> Exception | None:
-        """Have a thread walk, to its end or until a read hangs; the error that ended it, if one did.
+        """Have a thread walk, to its end or until one of its reads is slow or hangs; the error that ended it, if one did.
 
         Raises:
             NoWorkerError: there is no thread left that could.
         """
         progress.since = self._clock()  # before the thread starts, which from then on sets it itself
         job = self.workers.start(call)
-        return await self._finish(job, progress)
-
-    async def _finish(self, job: asyncio.Future[None], progress: Walk) -> Exception | None:
-        """Wait for a walk's end, or until one of its reads is slow or hangs; the error that ended it, if one did."""
         running, began, missed, passed = Running(progress.since), progress.since, 0.0, 0.0
         while not job.done():
             # in this order, since the thread sets the time first: a later unit is never blamed
@@ -350,7 +346,8 @@ class Discoverer:
 
         Where it is much this takes several steps of the loop, as if there had been several walks.
         """
-        looks, gone = dict(progress.looks), self._gone(progress)
+        looks = dict(progress.looks)
+        gone = self.known.keys() - progress.listed if progress.listed is not None else frozenset()
         different, left = False, len(looks) + len(gone)
         for looked, lost in in_parts(looks, gone, BATCH):
             if left < len(looks) + len(gone):
@@ -363,10 +360,7 @@ class Discoverer:
             self._reports.looked(looked)
         self._reports.walked(progress, failure)
         if different or "watches" in self.problems:
-            self._on_watches(self.kind, self.watches())
-
-    def _gone(self, progress: Walk) -> Set[str]:
-        return self.known.keys() - progress.listed if progress.listed is not None else frozenset()
+            self._on_watches(self.watches())
 
     async def _digest_probes(self, progress: Walk) -> None:
         """Publish what probes said that they did not say before, note what went wrong; in steps, as above."""

@@ -110,7 +110,13 @@ class Schedule:
         if self.poll is not None and now >= self._glanced + self.poll and not self._todo.glances:
             self._glanced = now
             self._todo.glances.update(known)
-        self._collect_retries(now)
+        for unit, (at, delay) in self._retries.items():
+            if at <= now:
+                self._retries[unit] = (now + delay, min(delay * 2, _RETRY_MOST))
+                if unit == EVERY_UNIT:
+                    self._todo.everything = True
+                else:
+                    self._todo.units.add(unit)
         return self._todo != Todo()
 
     def _deadline(self) -> float:
@@ -125,12 +131,3 @@ class Schedule:
             self._retries.pop(unit, None)
         elif steady or unit not in self._retries:
             self._retries[unit] = (self._clock() + _RETRY_FIRST, _RETRY_FIRST * 2)
-
-    def _collect_retries(self, now: float) -> None:
-        for unit in [unit for unit, (at, _) in self._retries.items() if at <= now]:
-            _, delay = self._retries[unit]
-            self._retries[unit] = (now + delay, min(delay * 2, _RETRY_MOST))
-            if unit == EVERY_UNIT:
-                self._todo.everything = True
-            else:
-                self._todo.units.add(unit)

@@ -974,8 +974,8 @@ async def test_a_hint_that_a_backend_cannot_take_has_everything_looked_at_and_is
 
 
 async def test_what_to_listen_to_is_asked_again_when_something_new_is_known() -> None:
-    wanted: list[tuple[str, Watches]] = []
-    eyes = Eyes(options={"on_watches": lambda kind, watches: wanted.append((kind, watches))})
+    wanted: list[Watches] = []
+    eyes = Eyes(options={"on_watches": wanted.append})
     eyes.backend.watched = lambda: Watches(subsystems=frozenset({"drm"}))
     async with looking(eyes):
         assert wanted == []
@@ -984,7 +984,7 @@ async def test_what_to_listen_to_is_asked_again_when_something_new_is_known() ->
         await eyes.until(lambda: bool(wanted))
         eyes.it.rescan()
         await eyes.until(lambda: len(eyes.news) == 3)
-        assert wanted == [(KIND, Watches(subsystems=frozenset({"drm"})))]
+        assert wanted == [Watches(subsystems=frozenset({"drm"}))]
 
 
 @pytest.mark.parametrize("answer", [failing(), lambda: None])
