@@ -90,8 +90,7 @@ class Node:
         found = self.health.found(
             changes.backend, changes.units, now, beside=changes.beside, anew=changes.anew, ours=ours
         )
-        self.inventory.set_health(found)
-        self.inventory.set_health(self.health.probed(changes.backend, changes.signals, now))
+        self.inventory.set_health(found | self.health.probed(changes.backend, changes.signals, now))
 
     def recorded(self, signals: Sequence[Signal], record: Record) -> None:
         """The kernel told a fact that means this."""

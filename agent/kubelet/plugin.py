@@ -248,10 +248,12 @@ class Plugin:
                 left = self._list.take_left()
                 since, self._since = self._since, None
                 await stream.send_message(self._list.message())
-                self._count_list(since)
                 self._note_left(left, snapshot.slots)
                 self._sent, self._sending = snapshot.slots, None
                 self.sent_at = time.monotonic()
+                self._counts.updates += 1
+                if since is not None:
+                    self._counts.hotplug.observe(self.sent_at - since)
                 self.began = self.began or self.sent_at
                 credit.spend(self.sent_at)
                 sent = snapshot
@@ -263,11 +265,6 @@ class Plugin:
         await self._confirm(self.resource, lambda: (self._snapshot or snapshot).slots)
         return self._snapshot or snapshot
 
-    def _count_list(self, since: float | None) -> None:
-        self._counts.updates += 1
-        if since is not None:
-            self._counts.hotplug.observe(time.monotonic() - since)
-
     async def _pause(self, seconds: float) -> None:
         """Let changes gather; cut short when the stream is to end."""
         with anyio.move_on_after(seconds):
@@ -275,15 +272,17 @@ class Plugin:
 
     def _note_left(self, left: Set[str], slots: Mapping[str, Slot]) -> None:
         """Remember what the list that has just been sent lacks, and forget what is long past."""
+        gone = [device_id for device_id in left if device_id in self._sent and device_id not in slots]
+        if not (gone or self._left):
+            return
         if not self._ticking:
             self._running, self._missed = Running(time.monotonic()), 0.0
         now = self._let_pass()
-        gone = [device_id for device_id in left if device_id in self._sent and device_id not in slots]
         self._left.update(dict.fromkeys(gone, now))
         self._former.update(dict.fromkeys(gone))
         for device_id in list(islice(self._former, max(0, len(self._former) - _FORMER_AT_MOST))):
             del self._former[device_id]
-        if self._left and not self._ticking:
+        if not self._ticking:
             self._tick()
 
     def _tick(self) -> None:

@@ -96,8 +96,9 @@ class Faces:
 
     def lists_changed(self) -> None:
         """Some list is another, or a drain."""
-        self._condition.changed()
-        self._annotation.changed()
+        if self._config.is_on:  # else each begins with a look at all, once it is turned on
+            self._condition.changed()
+            self._annotation.changed()
 
     @property
     def tells_events(self) -> bool:

@@ -285,7 +285,8 @@ class PodClaims:
                     fresh.append(key)
                 seen[key] = known
             self._foreign = seen
-            await self._follow_foreign(fresh)
+            if fresh:
+                await self._follow_foreign(fresh)
 
     async def _follow_foreign(self, entries: Iterable[tuple[str, tuple[str, ...]]]) -> None:
         assert self._tracer is not None
@@ -333,7 +334,7 @@ class PodClaims:
 
     async def _trace_again(self) -> None:
         """Other devices are there: what a pod holds of an earlier plugin may be among them."""
-        if self._tracer is None or self._traced_at == self._tracer.revision:
+        if self._tracer is None or not (self._foreign or self._traces) or self._traced_at == self._tracer.revision:
             return
         async with self._adopting:
             self._traced_at = self._tracer.revision
