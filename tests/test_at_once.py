@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from agent.claims import ledger
 from agent.config import compare
-from agent.daemon.reload import Change
+from agent.daemon.configuration_swap import Change
 from agent.daemon.supervisor import Agent
 from agent.hardware import reconciler
 from agent.kubelet import plugin, registration
@@ -247,7 +247,7 @@ class Chaos:
         self.configuration = self.dice.choice(CONFIGURATIONS)
         difference = compare(self.agent.config, self.node.config(*self.configuration))
         made = {KIND: Cards(self.world, self.configuration)} if difference.kinds else {}
-        await self.agent._apply(Change(difference, made))
+        await self.agent._swap.apply(Change(difference, made))
 
     async def an_operator_drains(self) -> None:
         hardware = [f"c:{self.dice.choice(PLACES)}"]

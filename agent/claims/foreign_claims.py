@@ -55,11 +55,6 @@ class Tracer:
         self._revision = -1
         self._leads: Mapping[str, Mapping[str, frozenset[str]]] = {}
 
-    @property
-    def revision(self) -> int:
-        """Another number when other devices are there, and a trace may lead to them."""
-        return self._inventory.revision
-
     def traced(
         self,
         answers: Mapping[SlotKey, Answer],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import anyio
 from msgspec import Struct
@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from agent.config import DEFAULT_PATH, Config, ConfigError, ConfigProblem, Difference
 from agent.daemon.discovery_runner import DiscoveryRunner
 from agent.daemon.node import Node
-from agent.daemon.reload import Change
 from agent.daemon.reporting.list_warnings import ListWarnings
 from agent.daemon.serving import Serving
 from agent.discovery.changes import Changes
@@ -27,13 +26,21 @@ from agent.hardware.adoption import Adopter
 from agent.hardware.jobs import Jobs
 from agent.inventory.found_devices import Facts
 from agent.inventory.inventory import Inventory
-from agent.kubelet.preference import Preferences
-from agent.kubelet.prestart import Starter
+from agent.kubernetes.faces import Faces
 from agent.runtime.chunked_work import BATCH, in_batches
 from agent.runtime.workers import Workers
+from backends.base import Backend
 
 DECISION_DEADLINE: Final = 10.0
 """Seconds that it may take to decide who has what; 10,000 devices take less than one."""
+
+
+class Change(Struct, frozen=True):
+    """What a new configuration asks for."""
+
+    difference: Difference
+    backends: Mapping[str, Backend[Any]]
+    """A new instance of each backend that is to look anew: whose resources are others, or which is stuck."""
 
 
 class ConfigurationSwap(Struct):
@@ -44,29 +51,31 @@ class ConfigurationSwap(Struct):
     discovery: DiscoveryRunner
     inventory: Inventory
     serving: Serving
-    preferences: Preferences
-    starter: Starter
     adopter: Adopter
     list_warnings: ListWarnings
+    kubernetes: Faces
     jobs: Jobs
     node: Node
 
-    async def apply(self, change: Change, patience: float) -> None:
-        """Build, and move.
-
-        Args:
-            change: from the configuration in force.
-            patience: seconds that new instances of backends may take; then what is known so far is listed.
+    async def apply(self, change: Change) -> None:
+        """Put the change from the configuration in force into force.
 
         Raises:
             ConfigError: it cannot be put into force, and nothing has changed.
             Exception: the same, unless `config` says otherwise: then not everybody has been told.
         """
+        if change.difference or change.backends:
+            await self._move(change)
+        else:
+            self.config = change.difference.config
+        self.kubernetes.configure(self.config.kubernetes)
+        self.node.cdi.changed(self.inventory.names())
+        self.node.tasks.start_soon(self.adopter.adopt_what_is_new)
+
+    async def _move(self, change: Change) -> None:
+        """Build the second house, and move in."""
         difference = change.difference
-        if not (difference or change.backends):
-            self.config = difference.config
-            return
-        async with self.discovery.beside(change.backends, difference.config.agent, patience) as fresh:
+        async with self.discovery.beside(change.backends, difference.config.agent) as fresh:
             kinds = {resource.spec.backend for resource in difference.config.resources}
             every = {kind: it for kind, it in (self.discovery.discoverers | fresh).items() if kind in kinds}
             inventory, facts = await self._decide(difference.config, every)
@@ -129,15 +138,8 @@ class ConfigurationSwap(Struct):
                     self.node.judge(part)
                 self.discovery.sight_soon(changes)
         self.node.ready(fresh)
-        self._tell_kubelet(difference)
+        resources = self.inventory.selection.in_force()
+        self.serving.configure(it.name for it in resources if it.configured in difference.new)
         self.jobs.close()  # threads that only backends of before needed
         self.list_warnings.tell_of_selectors(it for it in difference.config.resources if it.name in difference.new)
-        resources = self.inventory.selection.in_force()
-        self.adopter.configure((it for it in resources if it.configured not in difference.new), self.inventory.slots)
-
-    def _tell_kubelet(self, difference: Difference) -> None:
-        """Where it is to ask for something else from now on."""
-        for resource in self.inventory.selection.in_force():
-            plugin = self.serving.plugins.get(resource.name) if resource.configured in difference.new else None
-            if plugin is not None and plugin.ask(self.preferences.of(resource.name), self.starter.of(resource.name)):
-                self.serving.renew(resource.name)
+        self.adopter.configure(it for it in resources if it.configured not in difference.new)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import structlog
@@ -16,7 +17,10 @@ from agent.console.device_views import Drawn, described, draw
 from agent.console.explanation import Knowledge, explain, find
 from agent.console.histories import histories, history_by_key, history_of
 from agent.console.names import node_name
+from agent.daemon.configuration_swap import ConfigurationSwap
+from agent.daemon.ending import Ending
 from agent.daemon.node import Node
+from agent.daemon.reload import Reloader
 from agent.daemon.reporting.event_log import Events
 from agent.daemon.serving import Serving
 from agent.daemon.state_keeper import NotYetError
@@ -41,7 +45,6 @@ log = structlog.get_logger()
 class Parts(Struct, frozen=True):
     """The parts of the daemon that know something, and what can be done."""
 
-    configuration: Callable[[], views.Configuration]
     node: Node
     backends: Mapping[str, Backend[Any]]
     discoverers: Mapping[str, Discoverer]
@@ -52,8 +55,9 @@ class Parts(Struct, frozen=True):
     problems: Problems
     shortfall: Shortfall
     history: Recorder
-    reload: Callable[[], Awaitable[views.Reloaded]]
-    hand_over: Callable[[], Awaitable[views.HandedOver]]
+    swap: ConfigurationSwap
+    reloader: Reloader
+    ending: Ending
 
 
 class AgentControl:
@@ -87,7 +91,7 @@ class AgentControl:
             self._started,
             self._wall_clock(),
             self._kubelet(),
-            parts.configuration(),
+            self._configuration(),
             tuple(self._resource(name, devices[name]) for name in names),
             tuple(sorted(await in_slices(self._unclaimed()), key=lambda it: not it.resource)),
             tuple(self._problems()),
@@ -96,6 +100,10 @@ class AgentControl:
             parts.serving.is_standing_by,
             standby.who if (standby := parts.serving.standbys.ready()) is not None else "",
         )
+
+    def _configuration(self) -> views.Configuration:
+        config, reloader = self._parts.swap.config, self._parts.reloader
+        return views.Configuration(str(config.source or ""), config.read_at, reloader.mistakes, reloader.needs_restart)
 
     def _kubelet(self) -> views.Kubelet:
         serving = self._parts.serving
@@ -371,7 +379,7 @@ class AgentControl:
         Raises:
             RefusedError: it has mistakes; nothing has changed.
         """
-        return await self._parts.reload()
+        return await asyncio.shield(self._parts.reloader.request())
 
     async def hand_over(self) -> views.HandedOver:
         """Have another process, of what is installed now, serve the node, and end.
@@ -379,7 +387,7 @@ class AgentControl:
         Raises:
             RefusedError: it cannot, and this one serves on.
         """
-        return await self._parts.hand_over()
+        return await self._parts.ending.replace()
 
 
 _Seen = TypeVar("_Seen", views.Device, views.Explanation)

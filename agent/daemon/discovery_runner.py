@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Set
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -24,6 +24,7 @@ from agent.discovery.sources.kmsg import KmsgSource
 from agent.discovery.sources.links import LinkSource
 from agent.discovery.sources.paths import PathSource
 from agent.discovery.sources.uevents import UeventSource
+from agent.kubelet.pods.pod_claims import PodClaims
 from agent.runtime import patience
 from agent.runtime.counts import Counts
 from agent.runtime.supervision.problems import Problems
@@ -32,6 +33,9 @@ from agent.runtime.supervision.watchdog import Watchdog
 from backends.base import ANY_SUBSYSTEM, Backend, Hint, Host, LinkChange, Record, Uevent, Watches
 
 T = TypeVar("T")
+
+SETTLE: Final = 2.0
+"""Seconds that first scans, and the kubelet's memory, may take before resources are listed without them."""
 
 _INOTIFY, _KMSG, _LINKS, _UEVENTS = "inotify", "kernel's log", "network interfaces", "uevents"
 
@@ -123,10 +127,30 @@ class DiscoveryRunner:
             if not heard:  # udevd's socket took 30 ms, in which the first scan was under way
                 self._rescan()
 
+    async def settle(self, pod_claims: PodClaims) -> None:
+        """Give the kubelet's memory, every backend's first scan and what was logged before we came their time."""
+        with anyio.move_on_after(SETTLE):
+            await pod_claims.ask()
+            await self.looked()
+            if self._all_watches().kernel_lines:
+                await self.kmsg.caught_up.wait()
+        _tell_of_slow(self.discoverers)
+
     async def looked(self) -> None:
         """Wait until every backend has had its first scan."""
         while waiting := [it for it in self.discoverers.values() if not it.first_scan.is_set()]:
             await waiting[0].first_scan.wait()
+
+    async def look_at(self, kind: str, units: Set[str]) -> None:
+        """Have these units of a backend looked at now; returns when what was found is known.
+
+        Raises:
+            LookError: one of them cannot be read, or hangs.
+        """
+        while (discoverer := self.discoverers.get(kind)) is not None:  # else it is not configured, and sees nothing
+            await discoverer.look_at(units)
+            if self.discoverers.get(kind) is discoverer:
+                return  # else a reload has put another into its place, which is to look
 
     async def until(self, due: float | None, event: asyncio.Event, clock: Callable[[], float]) -> None:
         """Wait until this time, or for an event.
@@ -144,11 +168,6 @@ class DiscoveryRunner:
                     discoverer.rescan()
                     tasks.start_soon(_look_again, discoverer)
 
-    async def caught_up(self) -> None:
-        """Wait until what the kernel logged before we came has been told, if any backend wants it."""
-        if self._all_watches().kernel_lines:
-            await self.kmsg.caught_up.wait()
-
     # --- another configuration ---
 
     def stuck(self) -> set[str]:
@@ -157,9 +176,9 @@ class DiscoveryRunner:
 
     @asynccontextmanager
     async def beside(
-        self, backends: Mapping[str, Backend[Any]], settings: AgentConfig, patience: float
+        self, backends: Mapping[str, Backend[Any]], settings: AgentConfig
     ) -> AsyncIterator[dict[str, Discoverer]]:
-        """Have these instances look at the node beside those in force, for so many seconds before the body is run.
+        """Have these instances look at the node beside those in force, for `SETTLE` at most before the body is run.
 
         What has not been put into force by its end goes.
         """
@@ -167,12 +186,10 @@ class DiscoveryRunner:
         try:
             for discoverer in fresh.values():
                 self._start(discoverer)
-            with anyio.move_on_after(patience):
+            with anyio.move_on_after(SETTLE):
                 for discoverer in fresh.values():
                     await discoverer.first_scan.wait()
-            for kind, discoverer in fresh.items():
-                if not discoverer.first_scan.is_set():
-                    log.warning("backend-slow", backend=kind, waited=patience, then="listing what is known so far")
+            _tell_of_slow(fresh)
             yield fresh
         finally:
             for kind, discoverer in fresh.items():
@@ -262,6 +279,12 @@ class DiscoveryRunner:
             self._uevents.watch(watches.subsystems, watches.facts)
         self.kmsg.watch(watches.kernel_lines)
         self._links.watch(watches.links)
+
+
+def _tell_of_slow(discoverers: Mapping[str, Discoverer]) -> None:
+    for kind, discoverer in discoverers.items():
+        if not discoverer.first_scan.is_set():
+            log.warning("backend-slow", backend=kind, waited=SETTLE, then="listing what is known so far")
 
 
 async def _look_again(discoverer: Discoverer) -> None:

@@ -9,20 +9,27 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
+from typing import TYPE_CHECKING
 
 from anyio.abc import TaskGroup
 
+from agent.cdi.on_demand import Cdi
 from agent.claims.ledger import Ledger
-from agent.daemon.publisher import Publisher
 from agent.daemon.state_keeper import StateKeeper
 from agent.discovery.changes import Changes
 from agent.hardware.queue import HardwareQueue
 from agent.hardware.releases import Releaser
+from agent.hardware.resumption import Resumer
 from agent.health import HealthBook
+from agent.history.recorder import Recorder
 from agent.inventory.inventory import Inventory
-from agent.model import Held
+from agent.kubelet.pods.pod_claims import PodClaims
+from agent.model import Health, Held
 from agent.runtime.chunked_work import BATCH
 from backends.base import Clears, Record, Signal
+
+if TYPE_CHECKING:
+    from agent.daemon.publisher import Publisher
 
 
 class Node:
@@ -31,8 +38,12 @@ class Node:
     publisher: Publisher
     keeper: StateKeeper
     releaser: Releaser
+    resumer: Resumer
+    pod_claims: PodClaims
+    history: Recorder
+    cdi: Cdi
     tasks: TaskGroup
-    """Of the running agent; these four are there before anything changes."""
+    """Of the running agent; all these are there before anything changes."""
 
     def __init__(
         self,
@@ -40,7 +51,6 @@ class Node:
         health: HealthBook,
         ledger: Ledger,
         turns: HardwareQueue,
-        named: Callable[[], None],
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -52,24 +62,19 @@ class Node:
             health: of all hardware.
             ledger: the claims.
             turns: what is being done to hardware.
-            named: called when devices have given new resources their names.
             clock: monotonic seconds.
             wall: seconds since the epoch.
         """
         self.inventory, self.health, self.ledger = inventory, health, ledger
-        self._turns, self._named = turns, named
+        self._turns = turns
         self._clock, self._wall = clock, wall
         self._changed = asyncio.Event()
         self._moments: dict[str, float] = {}  # backend → when it was that the look was told whose parts are coming
 
     def _commit(self, since: float | None = None) -> None:
         """Hand on what changed; `since` is when the event came that was the cause, if one was."""
-        self._publish(since)
+        self.publisher.publish(self._clock(), since)
         asyncio.get_running_loop().call_soon(self._changed.set)  # a turn later: the streams send first
-
-    def _publish(self, since: float | None = None) -> None:
-        if self.publisher.publish(self._clock(), since):
-            self._named()
 
     # --- the kernel and the backends ---
 
@@ -97,6 +102,10 @@ class Node:
         self.inventory.set_health(self.health.recorded(signals, record, self._clock()))
         self._commit()
 
+    def to_holder(self, hardware: str, *, reset: bool) -> Health:
+        """How this hardware is to the pod that has it, or would be once we have reset it."""
+        return self.health.to_holder(hardware, self._clock(), Clears.OUR_RESET if reset else None)
+
     def was_reset(self, hardware: Set[str]) -> None:
         """We have reset this hardware."""
         self.inventory.set_health(self.health.cleared(Clears.OUR_RESET, hardware, self._clock()))
@@ -116,7 +125,7 @@ class Node:
             if (deadline := self.health.next_deadline()) is not None and deadline <= now:
                 await asyncio.sleep(0)  # there is more
                 continue
-            self._publish()
+            self.publisher.publish(now)
             self.tasks.start_soon(self.keeper.write_health)
             self._changed.clear()
             await until(self.health.next_deadline(), self._changed, self._clock)
@@ -129,6 +138,7 @@ class Node:
         self.inventory.claim(given)
         if changed:
             await self.keeper.write_claims()
+        self.pod_claims.allocated()
         asyncio.get_running_loop().call_soon(self._commit)  # once the reply has left
 
     def adopted(self, held: Sequence[Held]) -> None:
@@ -139,11 +149,17 @@ class Node:
         """No pod has these any more, and the ledger has dropped them; `claims_settled` follows."""
         self.inventory.unclaim(ended)
         self.releaser.add(ended)
+        self.resumer.over(ended)
+        self.cdi.changed(held.resource for held in ended)
 
     def claims_settled(self) -> None:
         """All that the kubelet's answer changed has been told."""
         self._commit()
         self.keep_claims()
+
+    def claims_asked(self) -> None:
+        """The kubelet has said who has what."""
+        self.history.claims_changed()
 
     def keep_claims(self) -> None:
         """Have the claims written, and what is to be undone of those that ended."""

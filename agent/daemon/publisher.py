@@ -10,15 +10,12 @@ from typing import Final
 
 import structlog
 
-from agent.cdi.on_demand import Cdi
+from agent.daemon.node import Node
 from agent.daemon.reporting.device_log import LOGGED_AT_MOST, of_id, tell
 from agent.daemon.reporting.feature_file import FeatureFile
 from agent.daemon.reporting.list_warnings import ListWarnings
 from agent.daemon.serving import Serving
 from agent.hardware.adoption import Adopter
-from agent.history.recorder import Recorder
-from agent.inventory.inventory import Inventory
-from agent.kubelet.pods.pod_claims import PodClaims
 from agent.kubernetes.faces import Faces
 from agent.kubernetes.notices import Subject
 from agent.model import Slot, Snapshot, Transition
@@ -35,23 +32,18 @@ class Publisher:
 
     def __init__(
         self,
-        inventory: Inventory,
+        node: Node,
         serving: Serving,
         adopter: Adopter,
         list_warnings: ListWarnings,
         features: FeatureFile | None,
         counts: Counts,
         kubernetes: Faces,
-        pod_claims: PodClaims,
-        history: Recorder,
-        cdi: Cdi,
     ) -> None:
-        """Prepare; these are told, `counts` counts what changed, and `pod_claims` knows which pods it concerns."""
-        self._history, self._cdi = history, cdi
-        self._inventory, self._serving = inventory, serving
+        """Prepare; these are told of the node's changes, and `counts` counts them."""
+        self._node, self._inventory, self._serving = node, node.inventory, serving
         self._adopter, self._list_warnings = adopter, list_warnings
-        self._features, self._counts = features, counts
-        self._kubernetes, self._pod_claims = kubernetes, pod_claims
+        self._features, self._counts, self._kubernetes = features, counts, kubernetes
         self._untold: deque[tuple[Snapshot | None, Snapshot]] = deque()
         self._telling: asyncio.Task[None] | None = None
         self._is_withheld = False
@@ -66,19 +58,14 @@ class Publisher:
         finally:
             self._is_withheld = False
 
-    def publish(self, now: float, since: float | None = None) -> bool:
-        """Publish what has changed; have devices given new resources their names?
-
-        Args:
-            now: monotonic seconds.
-            since: when the event came that was the cause, if it was one.
-        """
+    def publish(self, now: float, since: float | None = None) -> None:
+        """Publish what has changed, at this monotonic time; `since` is when the event came that was the cause, if one was."""
         if self._is_withheld:
-            return False
+            return
         for snapshot in self._inventory.take(now):
             before = self._serving.publish(snapshot, since)
             self._adopter.listed(snapshot)
-            self._cdi.changed([snapshot.resource])
+            self._node.cdi.changed([snapshot.resource])
             # after the streams have sent it, which takes them two turns of the loop
             asyncio.get_running_loop().call_later(_TELL_AFTER, self._tell_soon, before, snapshot)
             self._list_warnings.tell_of_length(snapshot.resource)
@@ -90,7 +77,10 @@ class Publisher:
             self._list_warnings.lists_changed()
         self._serving.follow(self._inventory.names())
         self._list_warnings.tell_of_failures()
-        return self._tell_of_names()
+        if given := self._inventory.selection.take_given():
+            for it in given:
+                log.info("resource-named", resource=it.name, backend=it.spec.backend, template=it.template)
+            self._node.tasks.start_soon(self._adopter.adopt_what_is_new)
 
     def _tell_soon(self, before: Snapshot | None, snapshot: Snapshot) -> None:
         self._untold.append((before, snapshot))
@@ -108,22 +98,15 @@ class Publisher:
                 self._kubernetes.changed(
                     snapshot.resource, first, more, dict.fromkeys(await in_slices(self._held(slots, snapshot)))
                 )
-            await self._history.listed(slots, snapshot)
+            await self._node.history.listed(slots, snapshot)
 
     def _held(self, before: Mapping[str, Slot], after: Snapshot) -> Iterator[tuple[Subject, Transition]]:
         """What changed of a pod's devices, with the pod."""
-        resource, holders = after.resource, self._pod_claims.holders
+        resource, pod_claims = after.resource, self._node.pod_claims
+        holders = pod_claims.holders
         held = [it for it in after.changed_since(before) if (resource, it) in holders]
-        uids = self._pod_claims.uids(resource) if held else {}
+        uids = pod_claims.uids(resource) if held else {}
         for device_id in held:
             if changed := of_id(resource, device_id, before.get(device_id), after.slots.get(device_id)):
                 for it in holders[resource, device_id]:
                     yield Subject("Pod", it.pod, uids.get((it.container, device_id), ""), it.namespace), changed
-
-    def _tell_of_names(self) -> bool:
-        given = self._inventory.selection.take_given()
-        for resource in given:
-            log.info(
-                "resource-named", resource=resource.name, backend=resource.spec.backend, template=resource.template
-            )
-        return bool(given)

@@ -7,18 +7,19 @@ backends that it needs are made, too.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Set
+from collections.abc import Set
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import anyio
 import structlog
-from msgspec import Struct
 
 from agent.config import DEFAULT_PATH, Config, ConfigError, ConfigProblem, Difference, compare, load
 from agent.console.control import RefusedError
 from agent.console.views import Reloaded
+from agent.daemon.configuration_swap import Change, ConfigurationSwap
+from agent.daemon.serving import Serving
 from agent.discovery.backend_factory import make_backends, why_unmade
 from agent.discovery.sources.files import FileWatch
 from agent.discovery.sources.paths import POLL
@@ -26,7 +27,6 @@ from agent.runtime.errors import shown
 from agent.runtime.supervision.notify import Notifier
 from agent.runtime.supervision.problems import Problems
 from agent.runtime.workers import NoWorkerError, Workers
-from backends.base import Backend
 
 READ_DEADLINE: Final = 10.0
 """Seconds that reading the file may take."""
@@ -40,35 +40,23 @@ _CLOCK_TICK: Final = 0.01  # seconds by which the time of a file may lag behind 
 log = structlog.get_logger()
 
 
-class Change(Struct, frozen=True):
-    """What a new configuration asks for."""
-
-    difference: Difference
-    backends: Mapping[str, Backend[Any]]
-    """A new instance of each backend that is to look anew: whose resources are others, or which is stuck."""
-
-
 class Reloader:
     """Does one reload after the other; those who ask while one is under way all get the next."""
 
     def __init__(
         self,
-        current: Callable[[], Config],
-        stuck: Callable[[], Set[str]],
-        apply: Callable[[Change], Awaitable[None]],
+        swap: ConfigurationSwap,
         notifier: Notifier,
-        status: Callable[[], str],
+        serving: Serving,
         problems: Problems | None = None,
         default: Path = DEFAULT_PATH,
     ) -> None:
         """Prepare.
 
         Args:
-            current: the configuration in force.
-            stuck: the backends in force that another instance may do better than.
-            apply: puts another into force; if it raises and has not, nothing has changed.
+            swap: has the configuration in force, and puts another into force.
             notifier: is told when it begins and ends.
-            status: what it is told then.
+            serving: knows what it is told then.
             problems: is told which directories cannot be watched.
             default: the file, where there was none at the start.
         """
@@ -76,8 +64,7 @@ class Reloader:
         """What was wrong with the configuration when it was read last; empty if it is in force."""
         self.needs_restart: tuple[str, ...] = ()
         """The settings that are others in the file, and that only a restart applies."""
-        self._current, self._stuck, self._apply = current, stuck, apply
-        self._notifier, self._status = notifier, status
+        self._swap, self._notifier, self._serving = swap, notifier, serving
         self._problems, self._default = problems, default
         self._next: asyncio.Future[Reloaded] | None = None
         self._wanted = asyncio.Event()
@@ -110,7 +97,7 @@ class Reloader:
                 if not answer.done():
                     answer.set_result(reloaded)
             finally:
-                self._notifier.ready(self._status())
+                self._notifier.ready(self._serving.status)
 
     async def _reload(self) -> Reloaded:
         """Read, and apply what is new.
@@ -118,18 +105,18 @@ class Reloader:
         Raises:
             RefusedError: it has mistakes.
         """
-        if not self._current().read_at:
+        if not self._swap.config.read_at:
             raise RefusedError("this daemon was given its configuration by another program, and has no file to read")
         change = None
         try:
             change = await self._read()
-            await self._apply(change)
+            await self._swap.apply(change)
         except ConfigError as error:
             raise self._refuse(tuple(map(str, error.problems))) from None
         except (TimeoutError, NoWorkerError):
             raise self._refuse((f"{self._file()}: reading it, or starting a backend for it, hangs",)) from None
         except Exception as error:
-            if change is not None and self._current() is change.difference.config:
+            if change is not None and self._swap.config is change.difference.config:
                 self.mistakes = ()
                 raise  # it is in force
             log.exception("part-failed", part="reload")  # where it came from matters
@@ -149,7 +136,8 @@ class Reloader:
         """
         try:
             with anyio.fail_after(READ_DEADLINE):
-                return await self._workers.start(partial(_read, self._current(), self._default, self._stuck()))
+                stuck = self._swap.discovery.stuck()
+                return await self._workers.start(partial(_read, self._swap.config, self._default, stuck))
         finally:
             self._workers.close()
 
@@ -178,7 +166,7 @@ class Reloader:
                 log.warning("config-needs-restart", settings=list(difference.needs_restart))
 
     def _file(self) -> Path:
-        return (self._current().source or self._default).absolute()
+        return (self._swap.config.source or self._default).absolute()
 
     async def watch(self) -> None:
         """Request a reload whenever the file has changed, until cancelled.
@@ -186,13 +174,13 @@ class Reloader:
         Raises:
             OSError: it cannot be watched; the message says why.
         """
-        if not self._current().read_at:
+        if not self._swap.config.read_at:
             await anyio.sleep_forever()
         watch = FileWatch(self._file(), self._touched.set, self._problems)
         async with anyio.create_task_group() as tasks:
             await tasks.start(watch.run)
             self._touched.clear()  # by the directories that are there
-            if watch.changed_since(self._current().read_at - _CLOCK_TICK):  # before we watched
+            if watch.changed_since(self._swap.config.read_at - _CLOCK_TICK):  # before we watched
                 self._touched.set()
             while True:
                 seen = watch.identity()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -15,8 +15,10 @@ import anyio
 import structlog
 from anyio.abc import TaskGroup, TaskStatus
 
+from agent.daemon.duties import Duties
 from agent.daemon.handover import Giver
-from agent.discovery.sources.base import Beat, nobody
+from agent.daemon.plugin_factory import PluginFactory
+from agent.discovery.sources.base import Beat
 from agent.discovery.sources.paths import POLL, Change, DirectoryWatch
 from agent.kubelet.handover import Predecessor, Relay, Standbys
 from agent.kubelet.lock import Lock, exclusive, identity, remove_leftovers
@@ -50,23 +52,20 @@ class Serving:
         self,
         plugin_dir: Path,
         notifier: Notifier,
-        plugin: Callable[[str], Plugin],
-        *,
-        catch_up: Callable[[], Awaitable[None]],
-        alongside: Callable[[], Awaitable[None]],
+        factory: PluginFactory,
+        duties: Duties,
         counts: Counts,
         lost_resources: LostResources,
-        beat: Beat = nobody,
-        problems: Problems | None = None,
+        beat: Beat,
+        problems: Problems,
     ) -> None:
         """Prepare.
 
         Args:
             plugin_dir: the kubelet's directory for sockets.
             notifier: is told what we wait for.
-            plugin: makes a resource's service.
-            catch_up: learns what an agent before us gave while we waited for it to go.
-            alongside: what only the one agent of a node may do; runs as long as we are that.
+            factory: makes a resource's service.
+            duties: what only the one agent of a node may do.
             counts: has the registrations.
             lost_resources: looks after the resources that another plugin takes.
             beat: the sign of life of `watch`.
@@ -77,9 +76,7 @@ class Serving:
         self.plugins: dict[str, Plugin] = {}
         self._plugin_dir = plugin_dir
         self._notifier = notifier
-        self._plugin = plugin
-        self._catch_up = catch_up
-        self._alongside = alongside
+        self._factory, self._duties = factory, duties
         self._counts = counts
         self.lost_resources = lost_resources
         lost_resources.registrars = self.every_registrar
@@ -150,10 +147,12 @@ class Serving:
         """Those of all resources that are served."""
         return [registrar for registrar, _ in self.registrars.values()]
 
-    def renew(self, name: str) -> None:
-        """Have the kubelet read the options of a resource's plugin again."""
-        log.info("options-changed", resource=name)
-        self.registrars[name][0].renew()
+    def configure(self, names: Iterable[str]) -> None:
+        """These resources have another configuration: the kubelet reads the options of those again that are others now."""
+        for name in names:
+            if (plugin := self.plugins.get(name)) is not None and plugin.ask(*self._factory.hooks(name)):
+                log.info("options-changed", resource=name)
+                self.registrars[name][0].renew()
 
     # --- parts that run ---
 
@@ -184,7 +183,7 @@ class Serving:
             await self.predecessor.decided()
             remove_leftovers(ours)
             if lock.waited or self._is_giving:
-                await self._catch_up()
+                await self._duties.catch_up()
             is_back = self._is_giving
             self.kubelet.look()
             if not self.kubelet.generation:
@@ -220,7 +219,7 @@ class Serving:
         async with self._acts:
             with anyio.CancelScope() as self._acting:
                 task_status.started()
-                await self._keep_running("claims", self._alongside)
+                await self._keep_running("claims", self._duties.run)
 
     async def _stop_acting(self) -> None:
         self._acting.cancel()
@@ -342,7 +341,7 @@ class Serving:
                 self._serve(name, tasks)  # a name that is back waits for its old server's end: never two streams (A2)
 
     def _serve(self, name: str, tasks: TaskGroup) -> None:
-        plugin = self.plugins[name] = self._plugin(name)
+        plugin = self.plugins[name] = self._factory.plugin(name)
         endpoint = self._endpoint(name)
         registrar = Registrar(plugin, self.kubelet, self._plugin_dir, endpoint, self._counts, self.predecessor)
         registrar.on_change = self._report

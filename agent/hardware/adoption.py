@@ -5,15 +5,16 @@ A device that is new in a list, or has changed, is adopted, until it works or th
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import structlog
 
 from agent.discovery.backend_answers import ask
 from agent.hardware.reconciler import Reconciler, Want
-from agent.model import Slot, SlotKey, Snapshot
+from agent.inventory.inventory import Inventory
+from agent.model import SlotKey, Snapshot
 from agent.runtime.supervision.problems import Trouble
 from agent.runtime.workers import Workers
 from backends.base import Backend, Device, Resource
@@ -24,31 +25,42 @@ ADOPT_DEADLINE: Final = 60.0
 log = structlog.get_logger()
 
 
+class Discovery(Protocol):
+    """Whatever looks at the node."""
+
+    async def look_at(self, kind: str, units: Set[str]) -> None:
+        """Look at these units of a backend once more."""
+
+    async def looked(self) -> None:
+        """Wait until every backend has had its first scan."""
+
+
 class Adopter:
     """The devices of those backends that adopt any."""
 
     def __init__(
-        self,
-        backends: Mapping[str, Backend[Any]],
-        reconciler: Reconciler,
-        look: Callable[[str, Set[str]], Awaitable[None]],
+        self, backends: Mapping[str, Backend[Any]], inventory: Inventory, reconciler: Reconciler, discovery: Discovery
     ) -> None:
-        """Prepare; `backends` are those in force now, and `look` looks at units of a backend once more."""
+        """Prepare; `backends` are those in force now."""
         self._wanting: dict[str, Resource[Any]] = {}
-        self._backends = backends
-        self._reconciler = reconciler
-        self._look = look
+        self._backends, self._inventory = backends, inventory
+        self._reconciler, self._discovery = reconciler, discovery
         self._devices: dict[SlotKey, Device] = {}  # in the lists, as they are or are being made ready
 
-    def configure(self, resources: Iterable[Resource[Any]], slots: Callable[[str], Mapping[str, Slot]]) -> None:
-        """These are the resources now, with these slots: whatever is listed by one that is new or another is adopted."""
+    async def adopt_what_is_new(self) -> None:
+        """Adopt for all resources, once every backend has looked: until then, nobody knows what is another's."""
+        await self._discovery.looked()
+        self.configure(self._inventory.selection.in_force())
+
+    def configure(self, resources: Iterable[Resource[Any]]) -> None:
+        """These are the resources now: whatever is listed by one that is new or another is adopted."""
         before = self._wanting
         self._wanting = {r.name: r for r in resources if _adopts(self._backends[r.spec.backend], r)}
         anew = {name for name, resource in self._wanting.items() if resource != before.get(name)}
         for slot in [slot for slot in self._devices if slot[0] not in self._wanting or slot[0] in anew]:
             self._note(slot, None)
         for name in anew:
-            for device_id, listed in slots(name).items():
+            for device_id, listed in self._inventory.slots(name).items():
                 self._note((name, device_id), listed.device)
 
     def listed(self, snapshot: Snapshot) -> None:
@@ -94,7 +106,7 @@ class Adopter:
                 return True  # it is gone, or another, since its turn was waited for
             acted = await turn.run(workers, partial(self._backends[kind].adopt, resource, device))
         if acted:
-            await self._look(kind, {device.unit})
+            await self._discovery.look_at(kind, {device.unit})
         if acted or ("adopt", slot) in self._reconciler.troubled:
             log.info("adopted", backend=kind, resource=resource.name, device=device.key)
         return True

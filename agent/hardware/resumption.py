@@ -6,7 +6,7 @@ their nodes for ever. `claim` does nothing where nothing is to be done. What an 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Set
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Set
 from functools import partial
 from typing import Any, Final
 
@@ -38,7 +38,7 @@ class Resumer:
         ledger: Ledger,
         reconciler: Reconciler,
         look: Callable[[str, Set[str]], Awaitable[None]],
-        is_known: Callable[[SlotKey], bool],
+        pods: Callable[[SlotKey], Collection[str]],
     ) -> None:
         """Prepare.
 
@@ -48,14 +48,14 @@ class Resumer:
             ledger: who holds what.
             reconciler: tries until it works.
             look: looks at units of a backend once more.
-            is_known: has the kubelet said that a pod has it? We remember pods that went while we were away, too.
+            pods: that have a slot, as far as the kubelet has said. We remember pods that went while we were away, too.
         """
         self._backends = backends
         self._inventory = inventory
         self._ledger = ledger
         self._reconciler = reconciler
         self._look = look
-        self._is_known = is_known
+        self._pods = pods
 
     async def resume(self) -> None:
         """Have each of them made ready, or wait until it is over; once all backends have looked."""
@@ -109,7 +109,7 @@ class Resumer:
             return True
         async with self._reconciler.turns.take_within(RESUME_DEADLINE, held.things) as turn:
             device = self._device(held)
-            if device is None or not self._is_known(held.slot):
+            if device is None or not self._pods(held.slot):
                 return False
             if self._ledger.of(held.slot) != held or self._inventory.resource(held.resource) != resource:
                 return False  # another since we wait

@@ -210,6 +210,10 @@ class Inventory:
         """All slots of a resource as they are now."""
         return self._lists[resource].slots
 
+    def all_slots(self) -> dict[str, dict[str, Slot]]:
+        """Copies of the slots of all resources, which a thread may read."""
+        return {name: dict(self.slots(name)) for name in self.names()}
+
     def devices(self, backend: str) -> list[Device]:
         """All devices of a backend, whoever has them."""
         return [found.device for ref, found in sorted(self._found.items()) if ref[0] == backend]

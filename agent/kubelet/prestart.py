@@ -7,9 +7,9 @@ Hardware that an operator has drained is no reason to refuse: drained means no n
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from collections.abc import Hashable, Mapping, Sequence, Set
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import structlog
 
@@ -34,6 +34,16 @@ _RESET: Final = Kind("prepare", "could not be reset before the container's start
 log = structlog.get_logger()
 
 
+class Node(Protocol):
+    """What knows the health of hardware."""
+
+    def to_holder(self, hardware: str, *, reset: bool) -> Health:
+        """How this hardware is to the pod that has it, or would be once we have reset it."""
+
+    def was_reset(self, hardware: Set[str]) -> None:
+        """We have reset this hardware."""
+
+
 class Starter:
     """Says whether containers may start."""
 
@@ -43,9 +53,7 @@ class Starter:
         ledger: Ledger,
         backends: Mapping[str, Backend[Any]],
         jobs: Jobs,
-        *,
-        health: Callable[[str, bool], Health],
-        was_reset: Callable[[Set[str]], None],
+        node: Node,
     ) -> None:
         """Prepare.
 
@@ -54,15 +62,13 @@ class Starter:
             ledger: who holds what.
             backends: by their kinds.
             jobs: makes backends act.
-            health: of this hardware to the pod that has it; if so asked, once a reset has ended what it ends.
-            was_reset: told which hardware has been reset.
+            node: knows how hardware is to pods, and is told what has been reset.
         """
         self._inventory = inventory
         self._ledger = ledger
         self._backends = backends
         self._jobs = jobs
-        self._health = health
-        self._was_reset = was_reset
+        self._node = node
         self._said: dict[SlotKey, str] = {}
 
     def of(self, name: str) -> PreStart | None:
@@ -138,7 +144,7 @@ class Starter:
         """
         device = self._there(slot)
         resets = device.hardware if before_reset else frozenset[str]()
-        health = condition(device, lambda name: unseen.get(name) or self._health(name, name in resets))
+        health = condition(device, lambda name: unseen.get(name) or self._node.to_holder(name, reset=name in resets))
         if not health.offered:
             raise _refusal(slot, f"is unhealthy: {health.message or health.reason}", "is healthy again")
         return device
@@ -154,7 +160,7 @@ class Starter:
             call = partial(_prepare, self._backends[resource.spec.backend], resource, grants)
             done = await job.run(turn, call)
         log.info("hardware-reset", resource=resource.name, ids=_ids(slots), hardware=sorted(done))
-        self._was_reset(done)
+        self._node.was_reset(done)
 
     def _refuse_to_disturb(self, slots: Sequence[SlotKey], hardware: Set[str]) -> None:
         """Refuse where another slot has some of this hardware, or a device that is a part of it."""

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, Protocol
 
 import anyio
 import msgspec
 import structlog
 from msgspec import Struct
 
+from agent.health import HealthBook
 from agent.health.drains import Drain
 from agent.inventory.inventory import Inventory
 from agent.kubernetes import notices
@@ -98,16 +99,26 @@ class _Change(msgspec.Struct):
     object: _Object
 
 
+class Devices(Protocol):
+    """The devices of the node, which can be drained."""
+
+    inventory: Inventory
+    health: HealthBook
+
+    async def drain(self, hardware: Iterable[str], reason: str) -> None:
+        """Drain hardware."""
+
+    async def undrain(self, hardware: Iterable[str]) -> tuple[str, ...]:
+        """End drains; the reasons that ended."""
+
+
 class DrainAnnotation:
     """Follows the annotation for ever."""
 
     def __init__(
         self,
         node: str,
-        inventory: Inventory,
-        drains: Callable[[], Iterable[Drain]],
-        drain: Callable[[Iterable[str], str], Awaitable[None]],
-        undrain: Callable[[Iterable[str]], Awaitable[tuple[str, ...]]],
+        devices: Devices,
         tell: Callable[[Sequence[Notice]], None],
         problems: Problems,
     ) -> None:
@@ -115,15 +126,11 @@ class DrainAnnotation:
 
         Args:
             node: the Node's name.
-            inventory: finds devices by their names.
-            drains: every drain that there is.
-            drain: drains hardware, for a reason.
-            undrain: ends drains; the reasons that ended.
+            devices: of the node.
             tell: is told what is to become Events.
             problems: is told what does not work.
         """
-        self._inventory, self._drains, self._drain, self._undrain = inventory, drains, drain, undrain
-        self._tell, self._subject = tell, notices.node(node)
+        self._devices, self._tell, self._subject = devices, tell, notices.node(node)
         self._path = f"/api/v1/nodes?fieldSelector=metadata.name%3D{node}&watch=true&timeoutSeconds={WATCH}"
         self._named: tuple[str, ...] | None = None  # None: the API server has not said
         self._found: Mapping[str, frozenset[str]] = {}
@@ -209,13 +216,13 @@ class DrainAnnotation:
 
     async def _follow(self, named: tuple[str, ...]) -> None:
         found = await self._find(named)
-        todo = plan(found, named, self._drains())
+        todo = plan(found, named, self._devices.health.drains())
         try:
             for name, hardware in todo.drain.items():
-                await self._drain(hardware, reason(name))
+                await self._devices.drain(hardware, reason(name))
                 log.info("drained", device=name, hardware=sorted(hardware), reason=reason(name))
             for name, hardware in todo.undrain.items():
-                ended = await self._undrain(hardware)
+                ended = await self._devices.undrain(hardware)
                 log.info("undrained", device=name, hardware=sorted(hardware), ended=list(ended) or "nothing")
         except FairleadError as error:
             self._undone.report_once(error.sentence)
@@ -224,13 +231,14 @@ class DrainAnnotation:
 
     async def _find(self, named: tuple[str, ...]) -> Mapping[str, frozenset[str]]:
         """The names that are devices' → their hardware; searched for where other names or devices are there."""
-        if (state := (named, self._inventory.revision)) == self._found_at:
+        inventory = self._devices.inventory
+        if (state := (named, inventory.revision)) == self._found_at:
             return self._found
         found: dict[str, frozenset[str]] = {}
         unknown: dict[str, str] = {}
         for name in named[:MOST_NAMES]:
             try:
-                found[name] = self._inventory.find(name)
+                found[name] = inventory.find(name)
             except FairleadError as error:
                 unknown[name] = error.sentence
             await asyncio.sleep(0)  # each takes 10 to 20 ms with 10,000 devices

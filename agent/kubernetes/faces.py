@@ -14,13 +14,11 @@ from typing import Any, Final
 import anyio
 
 from agent.config.model import KubernetesConfig
-from agent.health import HealthBook
-from agent.inventory.inventory import Inventory
-from agent.inventory.shortfall import Missing
+from agent.inventory.shortfall import Missing, Shortfall
 from agent.kubernetes import notices
 from agent.kubernetes.api import Api
-from agent.kubernetes.condition import ConditionKeeper, Resources
-from agent.kubernetes.drain_annotation import DrainAnnotation
+from agent.kubernetes.condition import ConditionKeeper
+from agent.kubernetes.drain_annotation import Devices, DrainAnnotation
 from agent.kubernetes.event_sender import EventSender
 from agent.kubernetes.notices import Notice, Subject
 from agent.model import Transition
@@ -44,12 +42,8 @@ class Faces:
         self,
         config: KubernetesConfig,
         node: str,
-        inventory: Inventory,
-        health: HealthBook,
-        drain: Callable[[Iterable[str], str], Awaitable[None]],
-        undrain: Callable[[Iterable[str]], Awaitable[tuple[str, ...]]],
-        resources: Callable[[], Resources],
-        missing: Callable[[], Iterable[Missing]],
+        devices: Devices,
+        shortfall: Shortfall,
         problems: Problems,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -60,12 +54,8 @@ class Faces:
         Args:
             config: what is turned on.
             node: the Node's name.
-            inventory: finds devices by their names.
-            health: knows the drains.
-            drain: drains hardware, for a reason.
-            undrain: ends drains; the reasons that ended.
-            resources: copies of the slots of every resource.
-            missing: the devices that are not offered.
+            devices: of the node.
+            shortfall: knows the devices that are not offered.
             problems: is told what does not work.
             clock: monotonic seconds.
             wall: seconds since 1970.
@@ -88,8 +78,9 @@ class Faces:
             "kubernetes", "the Node's condition is not written", "kubernetes-condition-unwritten"
         )
         self._events = EventSender(node, refused, clock=clock, wall=wall)
-        self._condition = ConditionKeeper(node, resources, missing, unwritten, clock=clock, wall=wall)
-        self._annotation = DrainAnnotation(node, inventory, health.drains, drain, undrain, self._tell, problems)
+        told = devices.inventory.all_slots, lambda: shortfall.missing
+        self._condition = ConditionKeeper(node, *told, unwritten, clock=clock, wall=wall)
+        self._annotation = DrainAnnotation(node, devices, self._tell, problems)
         self._troubles = (self._lacking, refused, unwritten, *self._annotation.troubles)
 
     # --- what happens ---

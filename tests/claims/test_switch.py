@@ -21,7 +21,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from agent.claims.foreign_claims import Tracer
 from agent.claims.ledger import MIN_AGE, Ledger
 from agent.inventory.inventory import Inventory
 from agent.kubelet.api.v1beta1 import ContainerAllocateResponse, DeviceSpec
@@ -111,18 +110,21 @@ class Daemon:
         self.ledger.restore(kept, clock[0])
         self.inventory.claim(kept)
         self.claims = PodClaims(
-            self.ledger,
-            Path("podresources"),
-            Path("plugins"),
-            names=self.inventory.names,
-            served=self.inventory.kind,
-            devices=self.inventory.device,
-            tracer=Tracer(self.inventory),
-            began=self.inventory.claim,
-            ended=self.inventory.unclaim,
-            resend=self.inventory.touch,
-            clock=lambda: clock[0],
+            self.ledger, self.inventory, self, Path("podresources"), Path("plugins"), clock=lambda: clock[0]
         )
+
+    def adopted(self, held: Sequence[Held]) -> None:
+        self.inventory.claim(held)
+
+    def released(self, ended: Sequence[Held]) -> None:
+        self.inventory.unclaim(ended)
+
+    def resend(self, resource: str) -> None:
+        self.inventory.touch(resource)
+
+    def claims_settled(self) -> None: ...
+
+    def claims_asked(self) -> None: ...
 
 
 class Switching(RuleBasedStateMachine):

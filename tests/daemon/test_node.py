@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Final, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, cast
 
 import anyio
 from anyio.abc import TaskGroup
@@ -41,9 +41,18 @@ class Published:
         self._take = take
         self.lists: dict[str, Snapshot] = {}
 
-    def publish(self, now: float, _since: float | None) -> bool:
+    def publish(self, now: float, _since: float | None = None) -> None:
         self.lists |= {snapshot.resource: snapshot for snapshot in self._take(now)}
-        return False
+
+
+class Deaf:
+    """Stands for all others that are told of claims."""
+
+    def allocated(self) -> None: ...
+
+    def over(self, _ended: Sequence[Held]) -> None: ...
+
+    def changed(self, _resources: Iterable[str]) -> None: ...
 
 
 class Written:
@@ -70,7 +79,7 @@ class House:
         self.now, self.deadline, self._sequence = 1000.0, cast(float | None, -1.0), 0
         lists, health, ledger, turns = inventory(resource(CARDS)), HealthBook(BOOT), Ledger(), HardwareQueue()
         clock, wall = lambda: self.now, lambda: 1e9 + self.now
-        self.node = Node(lists, health, ledger, turns, lambda: None, clock=clock, wall=wall)
+        self.node = Node(lists, health, ledger, turns, clock=clock, wall=wall)
         self.file = Written()
         self.node.releaser = Releaser(Host(), {KIND: Fake()}, ledger, Reconciler(turns), self.node.keep_claims)
         state = cast(StateFile, self.file)
@@ -81,6 +90,8 @@ class House:
         self.published = Published(lists.take)
         self.node.publisher = cast(Publisher, self.published)
         self.node.tasks = tasks
+        told: Any = Deaf()
+        self.node.pod_claims = self.node.resumer = self.node.cdi = told
 
     async def sleep(self, due: float | None, woken: asyncio.Event, _clock: Callable[[], float]) -> None:
         self.deadline = due

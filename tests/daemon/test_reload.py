@@ -8,6 +8,8 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import anyio
 import pytest
@@ -18,7 +20,9 @@ from agent.config import load
 from agent.console.control import RefusedError
 from agent.console.views import Reloaded
 from agent.daemon import reload
-from agent.daemon.reload import Change, Reloader
+from agent.daemon.configuration_swap import Change, ConfigurationSwap
+from agent.daemon.reload import Reloader
+from agent.daemon.serving import Serving
 from agent.runtime.supervision.notify import Notifier
 from tests.background import running
 from tests.wait import PATIENCE, limit, pass_time, settled, until
@@ -41,9 +45,8 @@ class House:
         self.systemd.setblocking(False)
         notifier = Notifier(str(file.with_name("notify")))
         self.stuck: set[str] = set()
-        self.it = Reloader(
-            lambda: self.config, lambda: self.stuck, lambda change: self.apply(change), notifier, lambda: "well"
-        )
+        self.discovery = SimpleNamespace(stuck=lambda: self.stuck)
+        self.it = Reloader(cast(ConfigurationSwap, self), notifier, cast(Serving, SimpleNamespace(status="well")))
 
     def write(self, *names: str, more: str = "") -> None:
         self.file.write_text("".join(STUB.format(name=name) for name in names) + more)

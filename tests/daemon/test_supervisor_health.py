@@ -14,7 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.config import Difference
-from agent.daemon.reload import Change
+from agent.daemon.configuration_swap import Change
 from agent.daemon.state_file import StateFile
 from agent.daemon.supervisor import Agent
 from agent.discovery.changes import Changes
@@ -282,12 +282,12 @@ async def test_a_card_that_comes_and_goes_because_of_reloads_is_well(node: Node)
             fresh = Cards()
             fresh.there = fresh.there[: 1 + n % 2]
             difference = Difference(node.config(cards()), changed=(CARDS,), kinds=frozenset({"cards"}))
-            await agent._apply(Change(difference, {"cards": fresh}))
+            await agent._swap.apply(Change(difference, {"cards": fresh}))
             await node.has(CARDS, healthy=2 * len(fresh.there))
         gone = Difference(node.config(), removed=(CARDS,), kinds=frozenset({"cards"}))
         for _ in range(2 * FAILURES):
-            await agent._apply(Change(gone, {}))
-            await agent._apply(Change(difference, {"cards": Cards()}))
+            await agent._swap.apply(Change(gone, {}))
+            await agent._swap.apply(Change(difference, {"cards": Cards()}))
             await until(lambda: [it.health.offered for it in agent.inventory.slots(CARDS).values()] == [True] * 4)
             await node.has(CARDS, healthy=4)
 

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from agent.config.model import AgentConfig
-from agent.daemon.supervisor import SETTLE
+from agent.daemon.discovery_runner import SETTLE
 from agent.discovery.discoverer import UNIT_DEADLINE
 from agent.discovery.schedule import _RETRY_FIRST, _RETRY_MOST
 from agent.hardware import reconciler

@@ -24,10 +24,10 @@ _NEVER: Final = "24h"
 """So that what a test waits for comes by an event, unless it says otherwise."""
 
 UNHURRIED: Final = """
-from agent.daemon import reload, supervisor
+from agent.daemon import discovery_runner, reload
 from agent.daemon import configuration_swap
 from agent.daemon import state_file
-supervisor.SETTLE = state_file._WRITE_PATIENCE = 15.0
+discovery_runner.SETTLE = state_file._WRITE_PATIENCE = 15.0
 reload.READ_DEADLINE = configuration_swap.DECISION_DEADLINE = 3600.0
 reload._CLOCK_TICK = 0.0
 """

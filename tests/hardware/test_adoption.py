@@ -45,18 +45,20 @@ class House:
         resources = [resource(A), resource(B)]
         self.backend = Adopting(*resources)
         self.turns = HardwareQueue()
-        self.looked: list[tuple[str, Set[str]]] = []
+        self.looks: list[tuple[str, Set[str]]] = []
         self.inventory = Inventory(resources, {KIND: self.backend})
         self.inventory.ready(KIND)
         self.reconciler = Reconciler(self.turns)
-        self.it = Adopter({KIND: self.backend}, self.reconciler, self._look)
+        self.it = Adopter({KIND: self.backend}, self.inventory, self.reconciler, self)
         self.configure(*resources)
 
     def configure(self, *resources: Resource[Any]) -> None:
-        self.it.configure(resources, self.inventory.slots)
+        self.it.configure(resources)
 
-    async def _look(self, kind: str, units: Set[str]) -> None:
-        self.looked.append((kind, units))
+    async def look_at(self, kind: str, units: Set[str]) -> None:
+        self.looks.append((kind, units))
+
+    async def looked(self) -> None: ...
 
     def show(self, *devices: Device, gone: tuple[str, ...] = ()) -> None:
         self.inventory.update(KIND, {**dict.fromkeys(gone, ()), **by_unit(devices)})
@@ -81,16 +83,16 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_device_that_joins_is_adopted_and_looked_at_again(house: House) -> None:
     house.show(device("x", A, unit="u"))
     async with house.running():
-        await until(lambda: house.looked == [(KIND, {"u"})])
+        await until(lambda: house.looks == [(KIND, {"u"})])
         house.show(device("y", A))
-        await until(lambda: len(house.looked) == 2)
+        await until(lambda: len(house.looks) == 2)
     assert house.backend.told == [(A, "x"), (A, "y")]
 
 
 async def test_what_is_adopted_each_time_it_comes_back_is_not_said_to_come_and_go_because_of_that(house: House) -> None:
     house.show(device("x", A))
     async with house.running():
-        await until(lambda: bool(house.looked))
+        await until(lambda: bool(house.looks))
     assert not house.turns.have_effects()
 
 
@@ -99,7 +101,7 @@ async def test_nothing_is_looked_at_where_nothing_was_done(house: House) -> None
     house.show(device("x", A))
     async with house.running():
         await until(lambda: house.backend.told == [(A, "x")])
-    assert house.looked == []
+    assert house.looks == []
 
 
 async def test_resources_that_adopt_nothing_are_left_alone(house: House) -> None:
@@ -111,13 +113,13 @@ async def test_resources_that_adopt_nothing_are_left_alone(house: House) -> None
 async def test_a_device_is_adopted_anew_when_it_changes_and_not_before(house: House) -> None:
     house.show(device("x", A))
     async with house.running():
-        await until(lambda: len(house.looked) == 1)
+        await until(lambda: len(house.looks) == 1)
         house.inventory.touch(A)
         house.show()
         house.show(device("z", A))
-        await until(lambda: len(house.looked) == 2)
+        await until(lambda: len(house.looks) == 2)
         house.show(device("x", A, numa_node=1))
-        await until(lambda: len(house.looked) == 3)
+        await until(lambda: len(house.looks) == 3)
     assert [key for _, key in house.backend.told] == ["x", "z", "x"]
 
 
@@ -131,7 +133,7 @@ async def test_what_fails_is_told_once_and_tried_until_it_works(house: House) ->
     with capture_logs() as logs:
         house.show(device("x", A))
         async with house.running():
-            await until(lambda: bool(house.looked))
+            await until(lambda: bool(house.looks))
     assert [line["event"] for line in logs] == ["not-adopted", "adopted"]
     assert logs[0]["reason"] == "its driver will not let go"
     assert "exc_info" not in logs[0]
@@ -171,11 +173,11 @@ async def test_one_that_hangs_holds_up_no_other_and_is_told(house: House) -> Non
             await until(entered.is_set)
             house.backend.do = lambda: True
             house.show(device("y", A))
-            await until(lambda: house.looked == [(KIND, {"y"})])
+            await until(lambda: house.looks == [(KIND, {"y"})])
             pass_time(adoption.ADOPT_DEADLINE)
             await until(lambda: any(line["event"] == "not-adopted" for line in logs))
             go_on.set()
-            await until(lambda: (KIND, {"x"}) in house.looked)
+            await until(lambda: (KIND, {"x"}) in house.looks)
     assert "not done within 60 s" in next(line["reason"] for line in logs if line["event"] == "not-adopted")
 
 
@@ -185,7 +187,7 @@ async def test_it_waits_for_whoever_acts_on_the_hardware(house: House) -> None:
             house.show(device("x", A, hardware=("pci:1",)))
             await settled()
             assert house.backend.told == []
-        await until(lambda: bool(house.looked))
+        await until(lambda: bool(house.looks))
 
 
 async def test_what_was_exchanged_while_it_waited_is_not_acted_on(house: House) -> None:
@@ -196,7 +198,7 @@ async def test_what_was_exchanged_while_it_waited_is_not_acted_on(house: House) 
             await settled()
             house.show(device("x", B, identity="serial 2"), gone=("y",))
             house.show(device("z", A))
-        await until(lambda: house.looked == [(KIND, {"z"})])
+        await until(lambda: house.looks == [(KIND, {"z"})])
         await settled()
     assert house.backend.told == [(A, "z")]
 
@@ -221,7 +223,8 @@ async def test_a_backend_that_cannot_say_whether_it_adopts_is_asked_nothing_more
 
     backend = Broken(resource(A))
     with capture_logs() as logs:
-        Adopter({KIND: backend}, Reconciler(HardwareQueue()), House()._look).configure([resource(A)], lambda _: {})
+        house = House()
+        Adopter({KIND: backend}, house.inventory, house.reconciler, house).configure([resource(A)])
     assert [line["event"] for line in logs] == ["backend-failed"]
 
 

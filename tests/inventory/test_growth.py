@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
 
 from agent.claims.ledger import Ledger
-from agent.hardware.adoption import Adopter
+from agent.hardware.adoption import Adopter, Discovery
 from agent.hardware.queue import HardwareQueue
 from agent.hardware.reconciler import Reconciler
 from agent.inventory.inventory import Inventory
-from agent.model import HEALTHY, Held, Slot
+from agent.model import Held
 from backends.base import Device, Resource
-from tests.fakes import KIND, Fake, Sharing, by_unit, device, held, reconfigure, resource
+from tests.fakes import KIND, Fake, Sharing, by_unit, device, held, inventory, reconfigure, resource
 from tests.work import growth
 
 NAME = "a.example/one"
@@ -130,17 +130,15 @@ class Adopting(Fake):
 
 def adoption(number: int) -> Callable[[], object]:
     """All of them join at once and are adopted, one after the other in a few threads."""
-    joined = {card.key: Slot(card.key, card, HEALTHY) for card in cards(number)}
+    joined = inventory(resource(NAME), devices=cards(number))
 
     async def adopt() -> None:
         backend = Adopting(resource(NAME))
-
-        async def look(_kind: str, _units: object) -> None:
-            pass
-
         reconciler = Reconciler(HardwareQueue())
-        adopter = Adopter({KIND: backend}, reconciler, look)
-        adopter.configure([resource(NAME)], lambda _: joined)
+        adopter = Adopter(
+            {KIND: backend}, joined, reconciler, cast(Discovery, None)
+        )  # where nothing is done, nobody looks
+        adopter.configure([resource(NAME)])
         running = asyncio.create_task(reconciler.run())
         while reconciler._cases:
             await reconciler._changed.wait()

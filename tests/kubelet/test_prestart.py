@@ -18,7 +18,7 @@ from agent.hardware.queue import HardwareQueue
 from agent.health import HealthBook
 from agent.inventory.inventory import Inventory
 from agent.kubelet.prestart import PRE_START_DEADLINE, Starter
-from agent.model import Held
+from agent.model import Health, Held
 from backends.base import (
     AllocationRefused,
     Clears,
@@ -66,14 +66,7 @@ class House:
         self.jobs = Jobs(self.turns, self._look)
         self.on_look: Callable[[], Awaitable[object]] = nothing
         self.resets: list[Set[str]] = []
-        self.starter = Starter(
-            self.inventory,
-            self.ledger,
-            {KIND: self.backend},
-            self.jobs,
-            health=lambda hardware, reset: self.book.to_holder(hardware, 0.0, Clears.OUR_RESET if reset else None),
-            was_reset=self._was_reset,
-        )
+        self.starter = Starter(self.inventory, self.ledger, {KIND: self.backend}, self.jobs, self)
         for key in "abc":
             self.look(self.device(key))
         self.look(toy("d"))
@@ -103,7 +96,10 @@ class House:
         self.backend.asked.append(("look", sorted(units)))
         await self.on_look()
 
-    def _was_reset(self, hardware: Set[str]) -> None:
+    def to_holder(self, hardware: str, *, reset: bool) -> Health:
+        return self.book.to_holder(hardware, 0.0, Clears.OUR_RESET if reset else None)
+
+    def was_reset(self, hardware: Set[str]) -> None:
         self.resets.append(hardware)
         self.inventory.set_health(self.book.cleared(Clears.OUR_RESET, hardware, 0.0))
 

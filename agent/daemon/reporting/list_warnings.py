@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import anyio
 import structlog
 
 from agent.daemon.reporting.device_log import LOGGED_AT_MOST
+from agent.daemon.state_keeper import StateKeeper
 from agent.discovery.discoverer import Discoverer
 from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import Shortfall
@@ -33,11 +34,11 @@ class ListWarnings:
         inventory: Inventory,
         discoverers: Mapping[str, Discoverer],
         shortfall: Shortfall,
-        keep: Callable[[], Awaitable[None]],
+        keeper: StateKeeper,
         kubernetes: Faces,
     ) -> None:
-        """Prepare; `keep` has what was offered kept for the next run, `kubernetes` is told what is not offered, too."""
-        self._shortfall, self._keep = shortfall, keep
+        """Prepare; `keeper` keeps what was offered for the next run, `kubernetes` is told what is not offered, too."""
+        self._shortfall, self._keeper = shortfall, keeper
         self._inventory, self._kubernetes = inventory, kubernetes
         self._discoverers = discoverers
         self._omitted: dict[str, int] = {}
@@ -51,7 +52,7 @@ class ListWarnings:
             self._changed.clear()
             looked = {kind for kind, it in self._discoverers.items() if not it.unseen()}
             told, ended = await self._shortfall.look(looked)
-            await self._keep()
+            await self._keeper.write_offered()
             for it in told[:LOGGED_AT_MOST]:
                 log.warning(
                     "device-not-offered", resource=it.resource, backend=it.backend, device=it.device, reason=it.message

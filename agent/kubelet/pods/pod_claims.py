@@ -16,13 +16,14 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import anyio
 import structlog
 
 from agent.claims.foreign_claims import Answer, Trace, Tracer
-from agent.claims.ledger import Ledger, Pods, Traced, names_of
+from agent.claims.ledger import Ledger, Pods, names_of
+from agent.inventory.inventory import Inventory
 from agent.kubelet.pods.checkpoint import Checkpoint, CheckpointEntry, CheckpointError, CheckpointReader, Version
 from agent.kubelet.pods.podresources import PodResourcesError, list_pods
 from agent.kubelet.wire import PodDevices, PodList
@@ -30,7 +31,6 @@ from agent.model import Held, SlotKey
 from agent.runtime import patience
 from agent.runtime.chunked_work import in_batches, in_slices
 from agent.runtime.supervision.problems import Problems, Trouble
-from backends.base import Device
 
 IDLE: Final = 60.0
 """Seconds between two questions while nothing happens."""
@@ -46,56 +46,58 @@ _CHECKPOINT, _PODRESOURCES = "checkpoint", "podresources"
 log = structlog.get_logger()
 
 
+class Node(Protocol):
+    """What is told of claims."""
+
+    def adopted(self, held: Sequence[Held]) -> None:
+        """Only the kubelet remembered these, and the ledger has them now; `claims_settled` follows."""
+
+    def released(self, ended: Sequence[Held]) -> None:
+        """Both witnesses leave these out, and the ledger has dropped them; `claims_settled` follows."""
+
+    def claims_settled(self) -> None:
+        """All that an answer changed has been told."""
+
+    def claims_asked(self) -> None:
+        """Both witnesses have been asked."""
+
+    def resend(self, resource: str) -> None:
+        """Send this resource's list again: the kubelet writes its checkpoint then."""
+
+
 class PodClaims:
     """Keeps the ledger true to what the kubelet says."""
 
     def __init__(
         self,
         ledger: Ledger,
+        inventory: Inventory,
+        node: Node,
         pod_resources: Path,
         plugin_dir: Path,
         *,
-        names: Callable[[], Iterable[str]] = tuple,
-        served: Callable[[str], str | None],
-        devices: Callable[[SlotKey], Device | None],
-        tracer: Tracer | None = None,
-        began: Callable[[Sequence[Held]], None],
-        ended: Callable[[Sequence[Held]], None],
-        settled: Callable[[], None] = lambda: None,
-        resend: Callable[[str], None],
-        asked: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         problems: Problems | None = None,
     ) -> None:
         """Prepare.
 
         Args:
-            ledger: whom to tell.
+            ledger: is told who holds what.
+            inventory: what is ours.
+            node: is told of claims that begin and end, some at a time.
             pod_resources: the podresources socket.
             plugin_dir: where the checkpoint lies.
-            names: of the resources that are ours.
-            served: the backend of a resource, if it is ours.
-            devices: the device that has a slot's ID now.
-            tracer: finds the hardware of claims whose IDs are another plugin's.
-            began: told of claims that only the kubelet remembered, some at a time.
-            ended: told of claims that both witnesses leave out, some at a time.
-            settled: called when all of them have been told.
-            resend: makes the kubelet write its checkpoint, by sending this resource's list again.
-            asked: called when both have been asked.
             clock: monotonic seconds.
             problems: is told which of them does not answer.
         """
-        self._ledger = ledger
+        self._ledger, self._inventory, self._node = ledger, inventory, node
         self._socket = pod_resources
-        self._names, self._served, self._devices = names, served, devices
-        self._tracer = tracer
+        self._tracer = Tracer(inventory)
         self._traces: dict[SlotKey, Answer] = {}
         """Of claims whose hardware is not known."""
-        self._traced_at = -1  # the tracer's revision
+        self._traced_at = -1  # the inventory's revision
         self._foreign: dict[tuple[str, tuple[str, ...]], tuple[bytes, Trace]] = {}
         """Of resources that are not ours: the last answer for these IDs, and what the container got."""
-        self._began, self._ended, self._settled, self._resend = began, ended, settled, resend
-        self._asked = asked
         self._clock = clock
         self._checkpoint = CheckpointReader(plugin_dir)
         self._asked_about: frozenset[str] = frozenset()  # the resources that were ours when both had been asked
@@ -108,9 +110,9 @@ class PodClaims:
         self.holders: Mapping[SlotKey, tuple[PodDevices, ...]] = {}
         """Which containers have what, as the kubelet said last."""
 
-    def know(self, slot: SlotKey) -> bool:
-        """Has the kubelet said that a container has it?"""
-        return slot in self.holders
+    def pods(self, slot: SlotKey) -> list[str]:
+        """The pods that have it, as `namespace/name`, as far as the kubelet has said."""
+        return [f"{it.namespace}/{it.pod}" for it in self.holders.get(slot, ())]
 
     def uids(self, resource: str) -> Mapping[tuple[str, str], str]:
         """Container's name and ID of a resource → the UID of the pod, which only the checkpoint tells; none of several."""
@@ -157,8 +159,8 @@ class PodClaims:
         try:
             await self._ask()
         finally:  # who does not answer is not asked once more by each first list
-            self._asked_about = frozenset(self._names())
-            self._asked()
+            self._asked_about = frozenset(self._inventory.names())
+            self._node.claims_asked()
 
     async def _ask(self) -> None:
         asked = self._clock()
@@ -180,10 +182,10 @@ class PodClaims:
         resources, before = self._ledger.awaiting_checkpoint(self._clock()), self._resent_at
         self._resent_at = (version,) if resources else None
         self._pause = min(self._pause * 2, IDLE) if resources and before == (version,) else _WHILE_ENDING
-        if resources and not (ours := [name for name in resources if self._served(name) is not None]):
-            ours = list(self._names())[:1]  # any list makes the kubelet write all it has
+        if resources and not (ours := [name for name in resources if self._inventory.kind(name) is not None]):
+            ours = self._inventory.names()[:1]  # any list makes the kubelet write all it has
         for resource in ours if resources else ():
-            self._resend(resource)
+            self._node.resend(resource)
 
     async def confirm(self, resource: str, listed: Callable[[], Container[str]]) -> frozenset[str]:
         """Take in what pods hold of a resource, as the checkpoint of this moment says, and we do not know.
@@ -241,12 +243,12 @@ class PodClaims:
         try:
             async for batch in in_batches(self._ledger.doubted()):
                 if ended := self._ledger.checkpoint(present, version, batch):
-                    self._ended(ended)
+                    self._node.released(ended)
                     over += ended
         finally:  # also of a part: a first list does not wait for all of it for ever
             if over:
                 log.info("claims-ended", count=len(over), slots=names_of(held.slot for held in over))
-                self._settled()
+                self._node.claims_settled()
 
     async def _adopt(self, present: set[SlotKey], checkpoint: Checkpoint | None = None) -> None:
         """Take in claims that we do not know: our own state was lost, or another plugin's pods are still there."""
@@ -255,29 +257,29 @@ class PodClaims:
             await self._take_in(present)
 
     async def _take_in(self, present: set[SlotKey]) -> None:
-        kinds = {name: self._served(name) for name in {name for name, _ in present}}
+        kinds = {name: self._inventory.kind(name) for name in {name for name, _ in present}}
         news: list[Held] = []
         try:
             async for batch in in_batches(sorted(slot for slot in present if kinds[slot[0]] is not None)):
                 seen = {slot: kind for slot in batch if (kind := kinds[slot[0]]) is not None}
-                devices = {slot: device for slot in seen if (device := self._devices(slot)) is not None}
+                devices = {slot: device for slot in seen if (device := self._inventory.device(slot)) is not None}
                 bare = {slot: kind for slot, kind in seen.items() if self._is_bare(slot)}
-                if fresh := self._ledger.adopt(seen, devices, self._clock(), self._trace(bare)):
-                    self._began(fresh)
+                answers = {slot: self._traces[slot] for slot in bare if slot in self._traces}
+                traced = self._tracer.traced(answers, bare, self._inventory.device)
+                if fresh := self._ledger.adopt(seen, devices, self._clock(), traced):
+                    self._node.adopted(fresh)
                     news += fresh
         finally:  # as above
-            if news:
-                log.info("claims-adopted", count=len(news), slots=names_of(held.slot for held in news))
-                self._settled()
+            self._settle(news)
 
     async def _see_foreign(self, checkpoint: Checkpoint | None) -> None:
         """Take in what pods have of our hardware through resources that are not ours; each answer is followed once."""
-        if self._tracer is None or checkpoint is None:
+        if checkpoint is None:
             return
         async with self._adopting:
             seen, fresh = {}, []
             for entry in checkpoint.entries:
-                if self._served(entry.resource) is not None:
+                if self._inventory.kind(entry.resource) is not None:
                     continue
                 known = self._foreign.get(key := (entry.resource, entry.ids))
                 if known is None or known[0] != entry.response:
@@ -289,7 +291,6 @@ class PodClaims:
                 await self._follow_foreign(fresh)
 
     async def _follow_foreign(self, entries: Iterable[tuple[str, tuple[str, ...]]]) -> None:
-        assert self._tracer is not None
         found = (
             Held(resource, device_id, backend, hardware, foreign=True)
             for resource, ids in entries
@@ -299,24 +300,20 @@ class PodClaims:
         news: list[Held] = []
         async for batch in in_batches(found):
             if fresh := self._ledger.adopt_foreign(batch, self._clock()):
-                self._began(fresh)
+                self._node.adopted(fresh)
                 news += fresh
-        if news:
-            log.info("claims-adopted", count=len(news), slots=names_of(held.slot for held in news))
-            self._settled()
+        self._settle(news)
 
-    def _trace(self, bare: Mapping[SlotKey, str]) -> Mapping[SlotKey, Traced]:
-        """What the claims lead to that have no device under their IDs; `bare` has each one's backend."""
-        if self._tracer is None or not bare:
-            return {}
-        answers = {slot: self._traces[slot] for slot in bare if slot in self._traces}
-        return self._tracer.traced(answers, bare, self._devices)
+    def _settle(self, adopted: Sequence[Held]) -> None:
+        if adopted:
+            log.info("claims-adopted", count=len(adopted), slots=names_of(held.slot for held in adopted))
+            self._node.claims_settled()
 
     async def _note_traces(self, checkpoint: Checkpoint | None) -> None:
         """Note what pods got whose devices are not known by their IDs."""
         bare: defaultdict[SlotKey, list[CheckpointEntry]] = defaultdict(list)
-        for entry in checkpoint.entries if checkpoint and self._tracer else ():
-            if self._served(entry.resource) is not None:
+        for entry in checkpoint.entries if checkpoint else ():
+            if self._inventory.kind(entry.resource) is not None:
                 for slot in await in_slices(filter(self._is_bare, entry.slots())):
                     bare[slot].append(entry)
         traced: dict[tuple[int, ...], Answer] = {}  # all devices of a container have one
@@ -330,14 +327,14 @@ class PodClaims:
 
     def _is_bare(self, slot: SlotKey) -> bool:
         """Is nothing known of the hardware that a pod has under this ID?"""
-        return self._ledger.is_bare(slot) and self._devices(slot) is None
+        return self._ledger.is_bare(slot) and self._inventory.device(slot) is None
 
     async def _trace_again(self) -> None:
         """Other devices are there: what a pod holds of an earlier plugin may be among them."""
-        if self._tracer is None or not (self._foreign or self._traces) or self._traced_at == self._tracer.revision:
+        if self._traced_at == self._inventory.revision or not (self._foreign or self._traces):
             return
         async with self._adopting:
-            self._traced_at = self._tracer.revision
+            self._traced_at = self._inventory.revision
             await self._follow_foreign(self._foreign)
             self._traces = {
                 slot: trace for slot, trace in self._traces.items() if self._ledger.is_bare(slot, unknown=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,11 +12,13 @@ import pytest
 
 from agent.claims.foreign_claims import Answer, Trace
 from agent.claims.ledger import Ledger, Traced
+from agent.inventory.inventory import Inventory
 from agent.kubelet.api.v1beta1 import ContainerAllocateResponse, DeviceSpec
 from agent.kubelet.pods import checkpoint, pod_claims
 from agent.kubelet.pods.checkpoint import Checkpoint, CheckpointEntry, CheckpointError, CheckpointReader
 from agent.kubelet.pods.pod_claims import PodClaims
 from agent.model import Held, SlotKey
+from backends.base import Device
 from tests.wait import limit, until
 
 TOY = "example.com/toy"
@@ -77,10 +79,47 @@ async def test_those_who_ask_during_a_reading_share_the_next(reader: CheckpointR
     assert readings.begun == 2
 
 
+class Lists(Inventory):
+    """Of one resource, with the devices that are put there."""
+
+    def __init__(self) -> None:
+        super().__init__([], {})
+        self.of_slots: dict[SlotKey, Device] = {}
+
+    def names(self) -> list[str]:
+        return [TOY]
+
+    def kind(self, name: str) -> str | None:
+        return KIND if name == TOY else None
+
+    def device(self, slot: SlotKey) -> Device | None:
+        return self.of_slots.get(slot)
+
+
+class Told:
+    """A node that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.began: list[Held] = []
+        self.ended: list[str] = []
+        self.resent: list[str] = []
+
+    def adopted(self, held: Sequence[Held]) -> None:
+        self.began.extend(held)
+
+    def released(self, ended: Sequence[Held]) -> None:
+        self.ended.extend(claim.id for claim in ended)
+
+    def resend(self, resource: str) -> None:
+        self.resent.append(resource)
+
+    def claims_settled(self) -> None: ...
+
+    def claims_asked(self) -> None: ...
+
+
 class AllLead:
     """A tracer to which every trace with a node leads to a card."""
-
-    revision = 0
 
     def ours(self, _: Trace) -> tuple[()]:
         return ()
@@ -92,20 +131,9 @@ class AllLead:
 
 class House:
     def __init__(self, root: Path) -> None:
-        self.began: list[Held] = []
-        self.listed: set[str] = set()
-        self.witnesses = PodClaims(
-            Ledger(),
-            root / "podresources.sock",
-            root,
-            names=lambda: [TOY],
-            served={TOY: KIND}.get,
-            devices=lambda _: None,
-            tracer=AllLead(),  # type: ignore[arg-type]
-            began=self.began.extend,
-            ended=lambda _: None,
-            resend=lambda _: None,
-        )
+        self.told, self.listed = Told(), set[str]()
+        self.witnesses = PodClaims(Ledger(), Lists(), self.told, root / "podresources.sock", root)
+        self.witnesses._tracer = AllLead()  # type: ignore[assignment]
 
     async def confirm(self) -> None:
         async with limit("a list's confirmation"):
@@ -113,7 +141,7 @@ class House:
 
     @property
     def ids(self) -> list[str]:
-        return sorted(held.id for held in self.began)
+        return sorted(held.id for held in self.told.began)
 
 
 @pytest.fixture
@@ -146,7 +174,7 @@ async def test_the_hardware_of_what_a_list_has_is_traced_once_the_checkpoint_tel
     readings.found = Checkpoint((1, 1, 2), (entry,), {TOY: frozenset({"a"})})
     house.listed = {"a"}
     await house.confirm()
-    assert [held.hardware for held in house.began] == [frozenset(), frozenset({"card"})]
+    assert [held.hardware for held in house.told.began] == [frozenset(), frozenset({"card"})]
 
 
 async def test_a_damaged_checkpoint_is_told_and_holds_no_list_up(house: House, readings: Readings) -> None:

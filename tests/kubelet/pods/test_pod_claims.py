@@ -23,16 +23,14 @@ from agent.model import Held
 from agent.simulation.changes import Kind
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
 from agent.simulation.pods import Container, Pod
-from backends.base import Device
 from tests.kubelet.plugins import TOY, device
-from tests.kubelet.pods.test_confirm import must_be_waited_for
+from tests.kubelet.pods.test_confirm import KIND, Lists, Told, must_be_waited_for
 from tests.kubelet.pods.test_podresources import Lister
 from tests.simulation.manual_clock import ManualClock
 from tests.simulation.plugin import ToyPlugin, devices
 from tests.wait import at_once, limit, pass_time, settled, until
 
 OTHER = "example.com/not-ours"
-KIND = "toy"
 
 
 def held(device_id: str, hardware: str = "", identity: str = "") -> Held:
@@ -45,22 +43,10 @@ class House:
     def __init__(self, socket: Path, plugin_dir: Path) -> None:
         self.now = 1000.0
         self.ledger = Ledger()
-        self.devices: dict[tuple[str, str], Device] = {}
-        self.began: list[Held] = []
-        self.ended: list[str] = []
-        self.resent: list[str] = []
+        lists, told = Lists(), Told()
+        self.devices, self.began, self.ended, self.resent = lists.of_slots, told.began, told.ended, told.resent
         self.plugin_dir = plugin_dir
-        self.witnesses = PodClaims(
-            self.ledger,
-            socket,
-            plugin_dir,
-            served={TOY: KIND}.get,
-            devices=self.devices.get,
-            began=self.began.extend,
-            ended=lambda over: self.ended.extend(claim.id for claim in over),
-            resend=self.resent.append,
-            clock=lambda: self.now,
-        )
+        self.witnesses = PodClaims(self.ledger, lists, told, socket, plugin_dir, clock=lambda: self.now)
 
     async def ask(self, after: float = 0.0) -> None:
         self.now += after

@@ -1,0 +1,68 @@
+"""Does what only the one agent of a node may do: keeps the state, ends claims and undoes them, acts before any pod asks."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final
+
+import anyio
+from msgspec import Struct
+
+from agent.daemon.node import Node
+from agent.daemon.reporting.feature_file import FeatureFile
+from agent.hardware.adoption import Adopter
+from agent.hardware.jobs import Jobs
+from agent.hardware.reconciler import Reconciler
+from agent.kubelet.lost_resources import LostResources
+from agent.kubernetes.faces import Faces
+from agent.runtime.supervision.problems import Problems
+from agent.runtime.supervision.restarts import supervise
+
+_ASKS: Final = 2.0  # seconds in which the kubelet says who holds what, before it is served without
+
+
+class Duties(Struct, frozen=True):
+    """The parts that run while this agent is the only one."""
+
+    node: Node
+    lost_resources: LostResources
+    reconciler: Reconciler
+    adopter: Adopter
+    jobs: Jobs
+    kubernetes: Faces
+    features: FeatureFile | None
+    problems: Problems
+
+    async def catch_up(self) -> None:
+        """Learn what the agent before us gave, and was told, while we waited for it to go."""
+        await self.node.restore()
+        with anyio.move_on_after(_ASKS):
+            await self.node.pod_claims.ask()
+
+    async def run(self) -> None:
+        """Do all of it, until cancelled: then another agent may."""
+        node, keeper = self.node, self.node.keeper
+        parts: dict[str, Callable[[], Awaitable[None]]] = {
+            "claims": node.pod_claims.run,
+            "lost resources": self.lost_resources.run,
+            "hardware": self.reconciler.run,
+            "history": partial(node.history.run, keeper.write_history),
+            "Kubernetes": self.kubernetes.run,
+            "CDI": node.cdi.run,
+        }
+        if self.features is not None:
+            parts["features"] = self.features.run
+        await keeper.begin()
+        try:
+            async with anyio.create_task_group() as tasks:
+                for part, run in parts.items():
+                    tasks.start_soon(partial(supervise, part, run, problems=self.problems))
+                tasks.start_soon(self._prepare_hardware)
+        finally:
+            await keeper.end()
+            self.jobs.close()
+
+    async def _prepare_hardware(self) -> None:
+        await self.adopter.adopt_what_is_new()
+        await self.node.resumer.resume()

@@ -1,0 +1,40 @@
+"""Makes the device plugin service of a resource, of the parts that answer for all resources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+
+from msgspec import Struct
+
+from agent.kubelet.allocation import Allocator
+from agent.kubelet.lost_resources import LostResources
+from agent.kubelet.plugin import Plugin, PreStart
+from agent.kubelet.pods.pod_claims import PodClaims
+from agent.kubelet.preference import Prefer, Preferences
+from agent.kubelet.prestart import Starter
+from agent.runtime.counts import Counts
+
+
+class PluginFactory(Struct, frozen=True):
+    """The parts that answer for all resources."""
+
+    allocator: Allocator
+    preferences: Preferences
+    starter: Starter
+    pod_claims: PodClaims
+    lost_resources: LostResources
+    counts: Counts
+
+    def plugin(self, name: str) -> Plugin:
+        """The service of this resource."""
+        return Plugin(name, self.allocator.allocate, *self.hooks(name), confirm=self._confirm, counts=self.counts)
+
+    def hooks(self, name: str) -> tuple[Prefer | None, PreStart | None]:
+        """What answers the calls that the kubelet makes only where the resource asks for them, as it is configured now."""
+        return self.preferences.of(name), self.starter.of(name)
+
+    async def _confirm(self, resource: str, listed: Callable[[], Container[str]]) -> None:
+        """Learn what is to be known before a list is sent."""
+        await self.lost_resources.before_list(resource)
+        if strangers := await self.pod_claims.confirm(resource, listed):
+            self.lost_resources.suspect(resource, strangers)
