@@ -17,13 +17,13 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from agent.daemon.duties import Duties
 from agent.daemon.handover import Giver
-from agent.daemon.plugin_factory import PluginFactory
 from agent.discovery.sources.base import Beat
 from agent.discovery.sources.paths import POLL, Change, DirectoryWatch
 from agent.kubelet.handover import Predecessor, Relay, Standbys
 from agent.kubelet.lock import Lock, exclusive, identity, remove_leftovers
 from agent.kubelet.lost_resources import LostResources
 from agent.kubelet.plugin import Plugin
+from agent.kubelet.plugin_factory import PluginFactory
 from agent.kubelet.registration import Kubelet, Registrar
 from agent.model import Snapshot
 from agent.runtime import limits

@@ -31,7 +31,6 @@ from agent.daemon.discovery_runner import DiscoveryRunner
 from agent.daemon.duties import Duties
 from agent.daemon.ending import Ending
 from agent.daemon.node import Node
-from agent.daemon.plugin_factory import PluginFactory
 from agent.daemon.publisher import Publisher
 from agent.daemon.reload import Reloader
 from agent.daemon.reporting.event_log import Events
@@ -53,6 +52,7 @@ from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import Shortfall
 from agent.kubelet.allocation import Allocator
 from agent.kubelet.lost_resources import LostResources
+from agent.kubelet.plugin_factory import PluginFactory
 from agent.kubelet.pods import checkpoint
 from agent.kubelet.pods.pod_claims import PodClaims
 from agent.kubelet.preference import Preferences

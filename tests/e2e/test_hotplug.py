@@ -101,11 +101,11 @@ SENT = """
 import time
 import structlog
 from agent.kubelet.plugin import Plugin
-count = Plugin._count_list
-def sent(self, since):
+note = Plugin._note_left
+def sent(self, left, slots):
     structlog.get_logger().info("sent", at=time.monotonic())
-    count(self, since)
-Plugin._count_list = sent
+    note(self, left, slots)
+Plugin._note_left = sent
 """  # says by its own clock when it has sent a list
 
 
