@@ -16,6 +16,7 @@ from backends.interface.attributes import HEX4, NUMBER, NUMBERS, TEXT, Attribute
 from backends.interface.durations import Seconds
 from backends.interface.host import Host, HostPath
 from backends.interface.known_devices import Known
+from backends.interface.selectors import Selector
 from backends.interface.values import (
     ALL,
     ANY_SUBSYSTEM,
@@ -43,7 +44,6 @@ from backends.interface.values import (
     Released,
     Resource,
     ResourceSpec,
-    Selector,
     Signal,
     Trend,
     Uevent,

@@ -14,29 +14,23 @@ import socket
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
 import structlog
-from grpclib.client import UnaryUnaryMethod
+from grpclib.client import Channel, UnaryUnaryMethod
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from agent.kubelet import wire
+from agent.kubelet.handover import Predecessor
+from agent.kubelet.plugin import Plugin
 from agent.kubelet.transport.calling import apart
 from agent.kubelet.transport.server import SocketServer
 from agent.kubelet.transport.write_gathering import GatheringChannel
 from agent.runtime.counts import Counts
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
-    from grpclib.client import Channel
-
-    from agent.kubelet.handover import Predecessor
-    from agent.kubelet.plugin import Plugin
 
 API_VERSION: Final = "v1beta1"  # the only one a kubelet accepts (A1)
 
@@ -276,7 +270,9 @@ class Registrar:
                     most = _UNREACHABLE_DELAY  # the kubelet's own complaint, said once for all resources
                 except (RegistrationError, OSError) as error:
                     self._count("refused")
-                    self._complain(error)
+                    if (complaint := _words(error)) != self.complaint:  # said once, not at every try
+                        self.complaint = complaint
+                        log.warning("not-registered", resource=self.plugin.resource, reason=complaint)
                 delay = await self._wait_to_retry(min(delay, most), most, generation)
             await anyio.sleep_forever()
         finally:
@@ -357,10 +353,8 @@ class Registrar:
 
     async def _end_streams(self) -> None:
         """End the old stream and see the kubelet close its connection (A2)."""
-        self.plugin.end_stream()
-        if not await self._until(lambda: not self.plugin.streaming, _TRAILERS_WITHIN):
-            self._server.reset_connections()
-            await self._until(lambda: not self.plugin.streaming, _TRAILERS_WITHIN)
+        await self.end_stream()
+        await self._until(lambda: not self.plugin.streaming, _TRAILERS_WITHIN)
         if not await self._server.wait_disconnected(_CLOSED_WITHIN):
             self._server.reset_connections()
 
@@ -394,12 +388,6 @@ class Registrar:
 
     def _count(self, result: str) -> None:
         self._counts.registrations[self.plugin.resource, result] += 1
-
-    def _complain(self, error: Exception) -> None:
-        """Say what is wrong once, not at every try."""
-        if (complaint := _words(error)) != self.complaint:
-            self.complaint = complaint
-            log.warning("not-registered", resource=self.plugin.resource, reason=complaint)
 
 
 def _words(error: BaseException) -> str:

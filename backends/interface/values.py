@@ -8,13 +8,13 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from typing import Final, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from backends.interface.host import HostPath
+from backends.interface.selectors import Selector, mismatch
 
 
 class Node(Struct, frozen=True, gc=False):
@@ -220,29 +220,6 @@ class Record(Struct, frozen=True):
     """Of an event; of a line, what the kernel says it is about: SUBSYSTEM, DEVICE."""
 
 
-Selector = Mapping[str, tuple[str, ...]]
-"""Attribute → the values any of which must be among the device's."""
-
-
-_MOST_NAMED: Final = 8
-"""Values of a selector that a sentence names; a range may have hundreds."""
-
-
-@lru_cache(maxsize=1024)  # a selector's are asked for with every device, and a range may have hundreds
-def _folded(wanted: tuple[str, ...]) -> frozenset[str]:
-    return frozenset(value.lower() for value in wanted)
-
-
-def _matches(selector: Selector, attributes: Mapping[str, tuple[str, ...]]) -> str | None:
-    """Why the selector does not match, or None if it does."""
-    for name, wanted in selector.items():
-        found = attributes.get(name, ())
-        if _folded(wanted).isdisjoint(value.lower() for value in found):
-            meant = " or ".join(wanted) if len(wanted) <= _MOST_NAMED else f"any of the {len(wanted)} that are selected"
-            return f"{name} is {' or '.join(found) or 'unknown'}, not {meant}"
-    return None
-
-
 PLACEHOLDER: Final = re.compile(r"\{([^{}\s]+)\}")
 """An attribute in a resource's name, which makes it a template."""
 
@@ -309,9 +286,9 @@ class Resource(Struct, Generic[Options], frozen=True):
     def refuses(self, device: Device) -> str | None:
         """Why this resource's selectors do not take the device, or None if they do."""
         for selector in self.spec.exclude:
-            if _matches(selector, device.attributes) is None:
+            if mismatch(selector, device.attributes) is None:
                 return "it is excluded by " + " and ".join(f"{k} = {' or '.join(v)}" for k, v in selector.items())
-        reasons = [_matches(selector, device.attributes) for selector in self.spec.select]
+        reasons = [mismatch(selector, device.attributes) for selector in self.spec.select]
         if not reasons or None in reasons:
             return None
         return "; ".join(reason for reason in reasons if reason)
@@ -319,10 +296,10 @@ class Resource(Struct, Generic[Options], frozen=True):
     def might_take(self, device: Device) -> bool:
         """Do its selectors take the device as far as can be told? Of one that cannot be used not all is known."""
         told = device.attributes
-        if any(_matches(selector, told) is None for selector in self.spec.exclude):
+        if any(mismatch(selector, told) is None for selector in self.spec.exclude):
             return False
         known = ({name: it for name, it in selector.items() if told.get(name)} for selector in self.spec.select)
-        return not self.spec.select or any(_matches(selector, told) is None for selector in known)
+        return not self.spec.select or any(mismatch(selector, told) is None for selector in known)
 
 
 class Grant(Struct, frozen=True):
