@@ -259,7 +259,7 @@ class Chaos:
 
     def a_connection_breaks(self) -> None:
         if registrars := list(self.agent._serving.registrars.values()):
-            self.dice.choice(registrars)[0]._server.reset_connections()
+            self.dice.choice(registrars)._server.reset_connections()
 
     def the_disk_stands_still(self) -> None:
         self.frozen = self.dice.choice([0, 0, 30])

@@ -117,7 +117,7 @@ class AgentControl:
         return views.Resource(
             name,
             configured.spec.backend if configured else "",
-            registered=registrar is not None and registrar[0].registered and not registrar[0].rival,
+            registered=registrar is not None and registrar.registered and not registrar.rival,
             streaming=plugin is not None and plugin.streaming,
             complaint="; ".join(self._complaints(name)),
             devices=devices,
@@ -125,7 +125,7 @@ class AgentControl:
 
     def _complaints(self, name: str) -> Iterator[str]:
         inventory, registrar = self._parts.node.inventory, self._parts.serving.registrars.get(name)
-        if registrar is not None and (complaint := registrar[0].rival or registrar[0].complaint):
+        if registrar is not None and (complaint := registrar.rival or registrar.complaint):
             yield complaint
         if why := inventory.selection.broken.get(name):
             yield why

@@ -30,7 +30,7 @@ class Giver:
 
     def __init__(
         self,
-        registrars: Mapping[str, tuple[Registrar, anyio.CancelScope]],
+        registrars: Mapping[str, Registrar],
         plugins: Mapping[str, Plugin],
         relay: Relay,
         stop_acting: Callable[[], Awaitable[None]],
@@ -43,8 +43,7 @@ class Giver:
             relay: asks the standby what the kubelet asks us.
             stop_acting: ends what only one agent of a node may do, and lets another do it.
         """
-        self._registrars = {name: registrar for name, (registrar, _) in registrars.items()}
-        self._plugins = dict(plugins)
+        self._registrars, self._plugins = dict(registrars), dict(plugins)
         self._relay = relay
         self._stop_acting = stop_acting
 

@@ -74,9 +74,8 @@ class Publisher:
             self._kubernetes.lists_changed()
         if self._inventory.revision != self._revision:
             self._revision = self._inventory.revision
-            self._list_warnings.lists_changed()
+            self._list_warnings.devices_changed()
         self._serving.follow(self._inventory.names())
-        self._list_warnings.tell_of_failures()
         if given := self._inventory.selection.take_given():
             for it in given:
                 log.info("resource-named", resource=it.name, backend=it.spec.backend, template=it.template)

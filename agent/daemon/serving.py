@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -72,14 +72,15 @@ class Serving:
             problems: is told what fails and is started again, and what cannot be watched.
         """
         self.kubelet = Kubelet(plugin_dir / "kubelet.sock")
-        self.registrars: dict[str, tuple[Registrar, anyio.CancelScope]] = {}
+        self.registrars: dict[str, Registrar] = {}
         self.plugins: dict[str, Plugin] = {}
+        self._scopes: dict[str, anyio.CancelScope] = {}
         self._plugin_dir = plugin_dir
         self._notifier = notifier
         self._factory, self._duties = factory, duties
         self._counts = counts
         self.lost_resources = lost_resources
-        lost_resources.registrars = self.every_registrar
+        lost_resources.registrars = self.registrars
         self._directory = DirectoryWatch(self._directory_changed, self.kubelet.look, beat, problems)
         self._ours = plugin_dir / limits.SOCKET_DIRECTORY
         self._directory.watch(frozenset({plugin_dir, self._ours}))
@@ -122,7 +123,7 @@ class Serving:
         """What we are at, as systemd is told."""
         if self._awaited or not self.kubelet.generation:
             return self.waiting_for
-        registered = sum(registrar.registered for registrar, _ in self.registrars.values())
+        registered = sum(registrar.registered for registrar in self.registrars.values())
         return f"{registered} of {len(self.registrars)} resources registered"
 
     def list_of(self, name: str) -> Snapshot | None:
@@ -143,16 +144,12 @@ class Serving:
         if set(names) != self.plugins.keys():
             self._names_changed.set()
 
-    def every_registrar(self) -> list[Registrar]:
-        """Those of all resources that are served."""
-        return [registrar for registrar, _ in self.registrars.values()]
-
     def configure(self, names: Iterable[str]) -> None:
         """These resources have another configuration: the kubelet reads the options of those again that are others now."""
         for name in names:
             if (plugin := self.plugins.get(name)) is not None and plugin.ask(*self._factory.hooks(name)):
                 log.info("options-changed", resource=name)
-                self.registrars[name][0].renew()
+                self.registrars[name].renew()
 
     # --- parts that run ---
 
@@ -210,6 +207,7 @@ class Serving:
             finally:
                 self.registrars.clear()
                 self.plugins.clear()
+                self._scopes.clear()
                 self._leaving.clear()
 
     # --- from one agent to the next ---
@@ -245,7 +243,7 @@ class Serving:
     async def _tell_when_all_are_registered(self) -> None:
         """The agent before us waits for that; not for what the kubelet refuses."""
         with anyio.move_on_after(_TAKEN_WITHIN):
-            while not all(registrar.registered for registrar in self.every_registrar()):
+            while not all(registrar.registered for registrar in self.registrars.values()):
                 self._reported.clear()
                 await self._reported.wait()
         self.predecessor.done()
@@ -331,9 +329,9 @@ class Serving:
     def _follow_names(self, tasks: TaskGroup) -> None:
         """Have a server for each wanted name, and for no other."""
         for name in self.registrars.keys() - set(self._names):
-            self.registrars.pop(name)[1].cancel()
+            self._scopes.pop(name).cancel()
             self._leaving.add(name)
-            self.plugins.pop(name)
+            del self.registrars[name], self.plugins[name]
             self._lists.pop(name, None)
             log.info("resource-retired", resource=name)
         for name in self._names:
@@ -345,16 +343,15 @@ class Serving:
         endpoint = self._endpoint(name)
         registrar = Registrar(plugin, self.kubelet, self._plugin_dir, endpoint, self._counts, self.predecessor)
         registrar.on_change = self._report
-        scope = anyio.CancelScope()
-        self.registrars[name] = registrar, scope
+        self.registrars[name], self._scopes[name] = registrar, anyio.CancelScope()
         if (snapshot := self._lists.get(name)) is not None:
             plugin.publish(snapshot)
-        tasks.start_soon(self._keep, name, registrar, scope)
+        tasks.start_soon(self._keep, name, registrar.run, self._scopes[name])
 
-    async def _keep(self, name: str, registrar: Registrar, scope: anyio.CancelScope) -> None:
+    async def _keep(self, name: str, run: Callable[[], Awaitable[None]], scope: anyio.CancelScope) -> None:
         """Serve a resource until its scope is cancelled."""
         with scope:
-            await self._keep_running(name, registrar.run)
+            await self._keep_running(name, run)
         self._leaving.discard(name)
         self._names_changed.set()
 

@@ -80,16 +80,17 @@ class Allocator:
         so_far = self._admission.take(name)
         resource = self._configured(name)
         grants = [self._grant(name, device_id, told) for device_id in sorted(set(ids))]
-        given = [_held(resource, grant) for grant in grants]
+        kind = resource.spec.backend
+        given = [Held(name, it.id, kind, it.device.hardware, it.device.identity) for it in grants]
         await self._record(given)
         ready = None
         while (now := self._configured(name)) != ready:  # a reload may make it another whenever we wait
-            if now.spec.backend != resource.spec.backend:
+            if now.spec.backend != kind:
                 raise AllocationRefused(f"{name} is of other devices since a moment ago. Create the pod again.")
             await self._make_ready(now, grants, given)
             resource = ready = now
         grants = [self._still(name, grant, told) for grant in grants]
-        backend = self._backends[resource.spec.backend]
+        backend = self._backends[kind]
         with _blaming("edits", resource, grants):
             edits = backend_answers.edits(ask(partial(backend.edits, resource, grants)))
             if self._cdi is not None:
@@ -176,7 +177,3 @@ def unfit(name: str, slot: Slot) -> str:
     """Why a slot that is Unhealthy is not handed out, for the pod's owner."""
     reason = slot.health.message or slot.health.reason
     return f"Device {slot.id} of {name} cannot be used now: {reason.rstrip('.')}. Create the pod again."
-
-
-def _held(resource: Resource[Any], grant: Grant) -> Held:
-    return Held(resource.name, grant.id, resource.spec.backend, grant.device.hardware, grant.device.identity)

@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import anyio
@@ -64,7 +65,7 @@ class LostResources:
         self,
         pod_resources: Path,
         plugin_dir: Path,
-        registrars: Callable[[], Iterable[Registrar]] = tuple,
+        registrars: Mapping[str, Registrar] = MappingProxyType({}),
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -73,7 +74,7 @@ class LostResources:
         Args:
             pod_resources: the podresources socket.
             plugin_dir: where the kubelet's record and the sockets of others lie.
-            registrars: of the resources that are served.
+            registrars: of the resources that are served, as they are at any time.
             clock: monotonic seconds.
             wall: seconds since 1970.
         """
@@ -115,14 +116,17 @@ class LostResources:
     def _pause(self) -> float:
         if self._overtaken or self._doubts:
             return _UNSETTLED
-        settled = max((it.plugin.sent_at for it in self.registrars() if it.registered), default=-math.inf) + SETTLED
+        settled = max((it.plugin.sent_at for it in self._registered()), default=-math.inf) + SETTLED
         if (left := settled - self._clock()) > 0:
             return left
         return _BESIDE_OTHERS if self._observed.sockets else INTERVAL
 
+    def _registered(self) -> list[Registrar]:
+        return [registrar for registrar in self.registrars.values() if registrar.registered]
+
     async def look(self) -> None:
         """Register once more what the kubelet should offer and does not."""
-        registered = [it for it in self.registrars() if it.registered]
+        registered = self._registered()
         self._overtaken = {n: it for n, it in self._overtaken.items() if n in {r.plugin.resource for r in registered}}
         if not any(registrar.plugin.offers or registrar.rival for registrar in registered):
             return
@@ -156,8 +160,8 @@ class LostResources:
             return 0.0  # the witnesses read there too, and say so
         names = ended(before, self._observed) | (moved.keys() - self._observed.sockets.keys())
         over = max((moved.get(name, since) for name in names), default=0.0)
-        for registrar in self.registrars():
-            if registrar.registered and registrar.plugin.began < over:  # else it was registered over that plugin
+        for registrar in self._registered():
+            if registrar.plugin.began < over:  # else it was registered over that plugin
                 self._doubts.setdefault(registrar.plugin.resource, (max(since, over - _STOPS_WITHIN), _DOUBTED))
         return over
 
@@ -168,10 +172,10 @@ class LostResources:
 
         A list of ours that goes out now may hide it: within milliseconds of its registration nothing else betrays it.
         """
-        for registrar in self.registrars():
-            if registrar.plugin.resource == resource and (offer := self._offer_of(registrar)) and offer.lacks(held):
-                self._doubts.setdefault(resource, (self._clock(), _STRANGERS))
-                self._sign.set()
+        registrar = self.registrars.get(resource)
+        if registrar is not None and (offer := self._offer_of(registrar)) and offer.lacks(held):
+            self._doubts.setdefault(resource, (self._clock(), _STRANGERS))
+            self._sign.set()
 
     async def before_list(self, resource: str) -> None:
         """Find out whether another plugin has the name by now: a list that was sent then would hide it.
@@ -180,8 +184,10 @@ class LostResources:
         list waits for the kubelet to take in our first one, where its record has what was never ours: by `SETTLED` after
         that it is another plugin's.
         """
-        registrar = next((it for it in self.registrars() if it.registered and it.plugin.resource == resource), None)
-        if registrar is None or resource in self._overtaken or not (self._sign.is_set() or self._is_open(registrar)):
+        registrar = self.registrars.get(resource)
+        if registrar is None or not registrar.registered or resource in self._overtaken:
+            return
+        if not (self._sign.is_set() or self._is_open(registrar)):
             return
         while await self._has_record():
             self._compare(registrar)
@@ -241,19 +247,18 @@ class LostResources:
         except PodResourcesError:
             self._doubts.clear()
             return  # the witnesses ask there too, and say so; and kubelets before 1.23 do not know the call
-        now = {it.plugin.resource: it.plugin.sent_at for it in self.registrars() if it.registered and it.plugin.offers}
+        now = {it.plugin.resource: it.plugin.sent_at for it in self._registered() if it.plugin.offers}
         known = {name for name, sent_at in asked.items() if now.get(name) == sent_at}
         self._doubts = {name: doubt for name, doubt in self._doubts.items() if name in now.keys() - known}
         lost = known - allocatable.resources
         self._tried = {name: tried for name, tried in self._tried.items() if name not in allocatable.resources}
-        for registrar in self.registrars():
-            if registrar.plugin.resource in lost:
-                self._renew(registrar, _LOST)
+        for name in sorted(lost):
+            self._renew(self.registrars[name], _LOST)
 
     def _offering(self) -> Mapping[str, float]:
         """The resources that the kubelet should offer, with when their lists were sent."""
         now = self._clock()
-        plugins = [registrar.plugin for registrar in self.registrars() if registrar.registered]
+        plugins = (registrar.plugin for registrar in self._registered())
         return {it.resource: it.sent_at for it in plugins if now - it.sent_at >= SETTLED and it.offers}
 
     def _renew(self, registrar: Registrar, why: str) -> None:

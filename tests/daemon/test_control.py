@@ -30,7 +30,7 @@ async def test_a_resource_is_shown_with_its_devices_and_their_place(node: Node) 
     async with node.running(toys(2)) as agent:
         await node.has(TOY, healthy=2)
         await until(
-            lambda: agent._serving.registrars[TOY][0].registered
+            lambda: agent._serving.registrars[TOY].registered
         )  # the kubelet may have the list before it answers the registration
         resource = await shown(agent)
         assert (resource.backend, resource.registered, resource.streaming, resource.complaint) == (

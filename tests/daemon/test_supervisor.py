@@ -339,7 +339,7 @@ async def test_a_retired_name_that_is_back_waits_for_its_old_server(
         began(agent, held)
         await node.has(OTHER, healthy=0, unhealthy=1)
         for _ in range(3):
-            old = agent._serving.registrars[OTHER][0]
+            old = agent._serving.registrars[OTHER]
             old.plugin.allocating = 1  # an Allocate under way keeps the old server
             over(agent, held)
             await until(lambda: len(agent._serving.registrars) == 1)
@@ -349,7 +349,7 @@ async def test_a_retired_name_that_is_back_waits_for_its_old_server(
             assert len(agent._serving.registrars) == 1
             old.plugin.allocating = 0
             old.plugin.on_call()
-            await until(lambda: len(agent._serving.registrars) == 2 and agent._serving.registrars[OTHER][0].registered)
+            await until(lambda: len(agent._serving.registrars) == 2 and agent._serving.registrars[OTHER].registered)
             await node.has(OTHER, healthy=0, unhealthy=1)
     assert most == 1
 

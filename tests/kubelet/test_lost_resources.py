@@ -49,7 +49,7 @@ class Clock:
 
 
 def looking(agent: Agent, node: SimulatedKubelet, clock: Clock) -> LostResources:
-    return LostResources(node.pod_resources_socket, node.plugin_dir, agent.registrars.values, clock)
+    return LostResources(node.pod_resources_socket, node.plugin_dir, agent.registrars, clock)
 
 
 @asynccontextmanager

@@ -66,9 +66,13 @@ class ListWarnings:
             with anyio.move_on_after(_SELDOM):
                 await self._changed.wait()
 
-    def lists_changed(self) -> None:
-        """What is missing may be another."""
+    def devices_changed(self) -> None:
+        """Say which resources' backends failed on a device, and how; what is missing may be another."""
         self._changed.set()
+        configured = self._inventory.selection
+        for name, why in configured.broken.items() - self._broken.items():
+            log.error("resource-broken", resource=name, backend=configured.kind(name), reason=why)
+        self._broken = dict(configured.broken)
 
     def tell_of_selectors(self, resources: Iterable[Resource[Any]]) -> None:
         """Say which of them match nothing; hardware may come later, a misspelt word does not go away."""
@@ -76,13 +80,6 @@ class ListWarnings:
         scanned = {kind: it.selectable() for kind, it in self._discoverers.items() if it.first_scan.is_set()}
         for kind, problem in unmatched(resources, scanned):
             log.warning("selector-matches-nothing", resource=problem.subject, backend=kind, reason=problem.sentence)
-
-    def tell_of_failures(self) -> None:
-        """Say which resources' backends failed on a device, and how."""
-        configured = self._inventory.selection
-        for name, why in configured.broken.items() - self._broken.items():
-            log.error("resource-broken", resource=name, backend=configured.kind(name), reason=why)
-        self._broken = dict(configured.broken)
 
     def tell_of_length(self, resource: str) -> None:
         """Say when more or fewer IDs are left out than before, loudly."""
