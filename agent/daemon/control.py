@@ -26,12 +26,10 @@ from agent.daemon.serving import Serving
 from agent.daemon.state_keeper import NotYetError
 from agent.discovery.discoverer import Discoverer
 from agent.hardware.adoption import Adopter
-from agent.history.recorder import Recorder
 from agent.inventory import lookup
 from agent.inventory.shortfall import WENT, Missing, Shortfall
 from agent.inventory.tombstones import GONE, NOT_SEEN, UNMAPPED
 from agent.inventory.unmatched import unmatched
-from agent.kubelet.pods.pod_claims import PodClaims
 from agent.model import Slot, SlotKey
 from agent.runtime.chunked_work import in_batches, in_slices
 from agent.runtime.errors import FairleadError
@@ -50,11 +48,9 @@ class Parts(Struct, frozen=True):
     discoverers: Mapping[str, Discoverer]
     adopter: Adopter
     serving: Serving
-    pod_claims: PodClaims
     events: Events
     problems: Problems
     shortfall: Shortfall
-    history: Recorder
     swap: ConfigurationSwap
     reloader: Reloader
     ending: Ending
@@ -229,7 +225,7 @@ class AgentControl:
 
     def _holders(self, slot: SlotKey) -> tuple[views.Holder, ...]:
         return tuple(
-            views.Holder(it.namespace, it.pod, it.container) for it in self._parts.pod_claims.holders.get(slot, ())
+            views.Holder(it.namespace, it.pod, it.container) for it in self._parts.node.pod_claims.holders.get(slot, ())
         )
 
     def _wall(self, monotonic: float) -> float:
@@ -295,15 +291,15 @@ class AgentControl:
             NoSuchDeviceError: there is none of that name, or several.
         """
         try:
-            return history_of(self._parts.history, self.explain(device))
+            return history_of(self._parts.node.history, self.explain(device))
         except NoSuchDeviceError:
-            if (gone := history_by_key(self._parts.history, device)) is None:
+            if (gone := history_by_key(self._parts.node.history, device)) is None:
                 raise
             return gone
 
     async def histories(self) -> views.Histories:
         """How all devices were."""
-        return await histories(self._parts.history)
+        return await histories(self._parts.node.history)
 
     def watch(self, last: int, *, follow: bool) -> AsyncGenerator[views.Event, None]:
         """The newest `last` events kept, then, to follow, every one as it happens."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final
 
 import anyio
 from msgspec import Struct
 
+from agent.daemon import discovery_runner
 from agent.daemon.node import Node
 from agent.daemon.reporting.feature_file import FeatureFile
 from agent.hardware.adoption import Adopter
@@ -18,8 +18,6 @@ from agent.kubelet.lost_resources import LostResources
 from agent.kubernetes.faces import Faces
 from agent.runtime.supervision.problems import Problems
 from agent.runtime.supervision.restarts import supervise
-
-_ASKS: Final = 2.0  # seconds in which the kubelet says who holds what, before it is served without
 
 
 class Duties(Struct, frozen=True):
@@ -37,7 +35,7 @@ class Duties(Struct, frozen=True):
     async def catch_up(self) -> None:
         """Learn what the agent before us gave, and was told, while we waited for it to go."""
         await self.node.restore()
-        with anyio.move_on_after(_ASKS):
+        with anyio.move_on_after(discovery_runner.SETTLE):
             await self.node.pod_claims.ask()
 
     async def run(self) -> None:

@@ -81,7 +81,7 @@ class Ending:
 
     async def _replace(self) -> HandedOver:
         serving, notifier = self._serving, self._notifier
-        # process 1 is a container's, or systemd
+        # a child of process 1 is a container's main process, too, unless systemd is that
         if os.getpid() == 1 or (os.getppid() == 1 and notifier.address is None):
             raise RefusedError(
                 "this Fairlead is its container's main process, which ends with it: update the DaemonSet, whose new pod takes "

@@ -130,7 +130,7 @@ class Agent:
         lists = inventory, self._list_of, self._pod_claims.pods, self._shortfall
         node.history = Recorder(*lists, clock=clock, wall=wall)
         kept = ledger, node.releaser, inventory, health, self._shortfall, node.history
-        self._keeper = node.keeper = StateKeeper(StateFile(settings.state_dir), *kept, clock=clock, wall=wall)
+        node.keeper = StateKeeper(StateFile(settings.state_dir), *kept, clock=clock, wall=wall)
 
         # what the kubelet is told
         node.cdi = Cdi(config.host, settings.state_dir, inventory, backends, problems)
@@ -153,15 +153,15 @@ class Agent:
         self._serving = Serving(settings.plugin_dir, notifier, factory, duties, counts, lost_resources, beat, problems)
 
         # what everybody else is told, and asks for
-        told = self._shortfall, self._keeper, kubernetes
+        told = self._shortfall, node.keeper, kubernetes
         self._list_warnings = ListWarnings(inventory, self.discoverers, *told)
         node.publisher = Publisher(node, self._serving, adopter, self._list_warnings, features, counts, kubernetes)
         following = self._serving, adopter, self._list_warnings, kubernetes, self._jobs, node
         self._swap = ConfigurationSwap(config, self._discovery, inventory, *following)
         self._reloader = Reloader(self._swap, notifier, self._serving, problems)
         self._ending = Ending(node, self._serving, notifier)
-        known = node, backends, self.discoverers, adopter, self._serving, self._pod_claims, events or Events(), problems
-        asked = self._shortfall, node.history, self._swap, self._reloader, self._ending
+        known = node, backends, self.discoverers, adopter, self._serving, events or Events(), problems
+        asked = self._shortfall, self._swap, self._reloader, self._ending
         self.control = AgentControl(Parts(*known, *asked), clock=clock, wall=wall)
         """What the faces ask."""
 
@@ -186,7 +186,9 @@ class Agent:
 
     async def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
         """Run until cancelled; `on_ready` is called before the first registration."""
-        await self._keeper.restore()  # before anything is seen: what was drained or latched is not Healthy for a moment
+        await (
+            self.node.keeper.restore()
+        )  # before anything is seen: what was drained or latched is not Healthy for a moment
         if (read := self.node.health.handled.get("kmsg")) is not None:
             self._discovery.kmsg.after = read.boot, read.sequence
         async with anyio.create_task_group() as tasks:
