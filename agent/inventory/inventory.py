@@ -113,28 +113,30 @@ class Inventory:
             self._lists[claim.resource].claims[claim.id] = claim
             if not self._is_placed(claim):
                 moved |= self._concerned(claim)
-        self._slots.write_all(claim.slot for claim in changed)
-        self._settle(moved)
-        self._slots.judge_held(changed)
-        self._slots.write_minding(foreign)
-        self._slots.withhold()
+        self._claims_changed(changed, moved, foreign)
 
     def unclaim(self, ended: Iterable[Held]) -> None:
         """Nobody holds these any more."""
         moved: set[Ref] = set()
         changed: list[Held] = []
+        foreign: set[str] = set()
         for claim in ended:
             if (other := self._foreign.remove(claim.slot)) is not None:
-                self._slots.write_minding(other.hardware)
+                foreign |= other.hardware
             if (known := self._held.remove(claim.slot)) is None:
                 continue
             changed.append(known)
             self.revision += claim.id not in self._lists[claim.resource].owners  # what is gone is nobody's now
             del self._lists[claim.resource].claims[claim.id]
             moved |= self._concerned(known)
+        self._claims_changed(changed, moved, foreign)
+
+    def _claims_changed(self, changed: Sequence[Held], moved: set[Ref], foreign: set[str]) -> None:
+        """Write what these claims, places and other plugins' hardware mean, and all that is another while a pod holds it."""
         self._slots.write_all(claim.slot for claim in changed)
         self._settle(moved)
-        self._slots.judge_held(changed)
+        held = (hardware for claim in changed for hardware in claim.hardware)
+        self._slots.write_minding(foreign.union(self._conditions.another_while_held(held)))
         self._slots.withhold()
 
     def ready(self, backend: str) -> None:

@@ -224,10 +224,6 @@ class SlotWriter:
         slots = {slot for name in found.device.hardware for slot in self._foreign.by_hardware.get(name, ())}
         return self._foreign.by_slot[min(slots)] if slots else None
 
-    def judge_held(self, changed: Iterable[Held]) -> None:
-        """These claims began or ended: write anew what is another while a pod holds the hardware."""
-        self.write_minding(self._conditions.another_while_held(h for claim in changed for h in claim.hardware))
-
     def rewrite_tombstones(self, device: Device) -> None:
         """A device that is there and cannot be used came or went: pods that hold its hardware are told why."""
         if device.unusable:
