@@ -8,7 +8,10 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
+from agent.config import Difference
 from agent.console.views import Gift, GivenNode
+from agent.daemon.configuration_swap import Change
+from agent.discovery.backend_factory import make_backends
 from agent.kubelet import lock
 from agent.simulation.pods import Phase
 from backends.base import Resource, ResourceSpec
@@ -63,6 +66,17 @@ async def test_specifications_follow_what_is_plugged_in_and_outlive_the_daemon_a
         node.kubelet.end(pod(resource=PORT))
         await until(lambda: not (node.root / FILE).exists())
     assert known(node) == {"ttyUSB1"}
+
+
+async def test_a_resource_that_a_reload_has_handed_out_by_name_is_specified_though_its_list_is_the_same(
+    node: Node,
+) -> None:
+    make_node(node.root / "dev/ttyUSB0", "c", 188, 0)
+    async with node.running(replace(PORTS, spec=replace(PORTS.spec, edits="inline"))) as agent:
+        await node.has(PORT, healthy=1)
+        difference = Difference(node.config(PORTS), changed=(PORT,), kinds=frozenset({"chardev"}))
+        await agent._swap.apply(Change(difference, make_backends(node.host, [PORTS])))
+        await until(lambda: known(node) == {"ttyUSB0"})
 
 
 async def test_an_agent_that_waits_for_another_writes_and_removes_nothing(

@@ -45,14 +45,23 @@ class Published:
         self.lists |= {snapshot.resource: snapshot for snapshot in self._take(now)}
 
 
-class Deaf:
-    """Stands for all others that are told of claims."""
+class Told:
+    """Stands for all others that are told of claims: remembers what."""
 
-    def allocated(self) -> None: ...
+    def __init__(self) -> None:
+        self.all: list[object] = []
 
-    def over(self, _ended: Sequence[Held]) -> None: ...
+    def allocated(self) -> None:
+        self.all.append("allocated")
 
-    def changed(self, _resources: Iterable[str]) -> None: ...
+    def over(self, ended: Sequence[Held]) -> None:
+        self.all.append([claim.id for claim in ended])
+
+    def changed(self, resources: Iterable[str]) -> None:
+        self.all.append(tuple(resources))
+
+    def claims_changed(self) -> None:
+        self.all.append("asked")
 
 
 class Written:
@@ -90,8 +99,9 @@ class House:
         self.published = Published(lists.take)
         self.node.publisher = cast(Publisher, self.published)
         self.node.tasks = tasks
-        told: Any = Deaf()
-        self.node.pod_claims = self.node.resumer = self.node.cdi = told
+        self.told = Told()
+        others: Any = self.told
+        self.node.pod_claims = self.node.resumer = self.node.cdi = self.node.history = others
 
     async def sleep(self, due: float | None, woken: asyncio.Event, _clock: Callable[[], float]) -> None:
         self.deadline = due
@@ -170,3 +180,14 @@ async def play(steps: list[tuple[str, str]]) -> None:
 @given(st.lists(st.tuples(st.sampled_from(WHAT), st.sampled_from(NAMES)), max_size=20))
 def test_whatever_happens_no_list_state_or_sleeper_is_left_behind(steps: list[tuple[str, str]]) -> None:
     asyncio.run(play(steps))
+
+
+async def test_a_claim_has_the_kubelet_asked_and_its_end_ends_all_that_is_being_done_for_its_pod() -> None:
+    async with anyio.create_task_group() as tasks:
+        house = House(tasks)
+        claim = held(CARDS, "a", device("a", CARDS))
+        await house.node.allocated([claim])
+        assert house.told.all == ["allocated"]
+        house.node.released([claim])
+        house.node.claims_asked()
+        assert house.told.all[1:] == [["a"], (CARDS,), "asked"]

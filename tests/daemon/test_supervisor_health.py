@@ -82,6 +82,18 @@ class Cards(Backend[NoOptions]):
         return ContainerEdits()
 
 
+class MadeReady(Cards):
+    """Remembers which cards have been made ready for pods."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ready: set[str] = set()
+
+    def adopt(self, resource: Resource[NoOptions], device: Device) -> bool:
+        self.ready.add(device.key)
+        return False
+
+
 def cards() -> Resource[Any]:
     return Resource(CARDS, ResourceSpec("cards", NoOptions(), replicas=2))
 
@@ -290,6 +302,14 @@ async def test_a_card_that_comes_and_goes_because_of_reloads_is_well(node: Node)
             await agent._swap.apply(Change(difference, {"cards": Cards()}))
             await until(lambda: [it.health.offered for it in agent.inventory.slots(CARDS).values()] == [True] * 4)
             await node.has(CARDS, healthy=4)
+
+
+async def test_the_devices_of_a_resource_that_a_reload_changes_are_made_ready(node: Node) -> None:
+    async with node.running(cards(), backends={"cards": Cards()}) as agent:
+        await node.has(CARDS, healthy=4)
+        difference, fresh = Difference(node.config(cards()), changed=(CARDS,), kinds=frozenset({"cards"})), MadeReady()
+        await agent._swap.apply(Change(difference, {"cards": fresh}))
+        await until(lambda: fresh.ready == {"card 0", "card 1"})
 
 
 async def test_what_moves_between_units_of_one_look_has_not_been_away(node: Node) -> None:
