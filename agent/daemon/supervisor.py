@@ -186,9 +186,8 @@ class Agent:
 
     async def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
         """Run until cancelled; `on_ready` is called before the first registration."""
-        await (
-            self.node.keeper.restore()
-        )  # before anything is seen: what was drained or latched is not Healthy for a moment
+        # before anything is seen: what was drained or latched is not Healthy for a moment
+        await self.node.keeper.restore()
         if (read := self.node.health.handled.get("kmsg")) is not None:
             self._discovery.kmsg.after = read.boot, read.sequence
         async with anyio.create_task_group() as tasks:
