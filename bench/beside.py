@@ -1,7 +1,7 @@
 """Measures this checkout beside another, in turns: `python -m bench.beside CHECKOUT`.
 
-Events, one and two and storms of them, with eight devices; start and memory on the node that KubeVirt expects: what is built
-for other nodes must not cost that one anything.
+Events, one and two and storms of them, with eight devices; Allocates; restarts of the kubelet with 100 resources; start and
+memory on the node that KubeVirt expects: what is built for other nodes must not cost that one anything.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from agent.config import kubevirt
 from bench import messages, processes
 from bench.figures import Figure, figure, table
 from bench.kubelet import Kubelet
+from bench.measures.allocate import AT_ONCE, one_resource, round_trips
 from bench.measures.bursts import pair, second_events, storms_of
 from bench.measures.lists import Side, in_turn, running_with
-from bench.processes import Agent, Offer, many_nodes, resident
+from bench.measures.registration import kubelet_restarts
+from bench.processes import Agent, Offer, Process, many_nodes, one_node_each, resident
 from tests.e2e import hermetic
 
 _DEVICES: Final = 8
+_RESOURCES: Final = 100
 _SETTLE: Final = 2.0  # seconds after the registration
 _EXEC: Final = "from before the process is made until the last resource's ListAndWatch is open"
 _RSS: Final = "VmRSS 2 s after the registration"
@@ -65,6 +68,25 @@ def events_beside(other: Path, events: int, seconds: float) -> list[Figure]:
     ]
 
 
+def kubelet_beside(other: Path, agents: int, restarts: int) -> list[Figure]:
+    """Allocates, one by one and many at once; and restarts of the kubelet, with the memory after them."""
+    codes = messages.ROOT, other
+
+    def make(home: Path) -> list[Process]:
+        return [one_resource(home / f"{n}", code) for n, code in enumerate(codes)]
+
+    one, many = round_trips(make, agents), round_trips(make, agents, AT_ONCE)
+    with tempfile.TemporaryDirectory() as home:
+        each = [one_node_each(Path(home, f"{n}"), _RESOURCES, code) for n, code in enumerate(codes)]
+        took, memory = kubelet_restarts(each, _RESOURCES, restarts)
+    return [
+        figure("allocate", "1", "ms", one[0], one[1], "one call after the other"),
+        figure("allocate_concurrent", f"{AT_ONCE}", "ms", many[0], many[1], "so many at once"),
+        figure("kubelet_to_registered", f"{_RESOURCES}", "ms", took[0], took[1], "until the last is registered"),
+        figure("rss", f"{_RESOURCES} resources, {restarts} restarts", "MB", memory[:1], memory[1:], _RSS),
+    ]
+
+
 def storms(other: str, seconds: float) -> list[list[float]]:
     return storms_of(
         [partial(many_nodes, devices=_DEVICES, code=code) for code in (messages.ROOT, Path(other))], seconds
@@ -95,15 +117,23 @@ def _start(code: Path) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.beside", description=__doc__)
     parser.add_argument("checkout", type=Path, help="the other one; it runs with this one's dependencies")
-    parser.add_argument("--starts", type=int, default=20, help="of each (default: 20)")
+    parser.add_argument(
+        "--starts", type=int, default=20, help="of each, and as many restarts of the kubelet (default: 20)"
+    )
     parser.add_argument("--events", type=int, default=100, help="of each (default: 100)")
+    parser.add_argument("--agents", type=int, default=5, help="of each, asked for 110 devices (default: 5)")
     arguments = parser.parse_args()
     other: Path = arguments.checkout.resolve()
     if not (other / "agent").is_dir():
         parser.error(f"{other} has no agent/: it is no checkout of Fairlead")
     processes.set_up()
     processes.compile_all(other)
-    print(table([*events_beside(other, arguments.events, 10.0), *beside(other, arguments.starts)], "other"))
+    figures = [
+        *events_beside(other, arguments.events, 10.0),
+        *kubelet_beside(other, arguments.agents, arguments.starts),
+        *beside(other, arguments.starts),
+    ]
+    print(table(figures, "other"))
 
 
 if __name__ == "__main__":

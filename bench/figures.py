@@ -97,9 +97,10 @@ def _p99(samples: Sequence[float]) -> float | None:
     return percentile(samples, 0.99) if len(samples) >= 100 else None
 
 
-def _is_met(limit: Limit, p50: float, ratio: float | None, bare_ratio: float | None) -> bool:
+def _is_met(limit: Limit, p50: float, ratio: float | None, bare_ratio: float | None) -> bool | None:
+    """None where there is nothing to compare with."""
     found = p50 if limit.p50 is not None else ratio if limit.ratio is not None else bare_ratio
-    return found is not None and found <= limit.bound
+    return None if found is None else found <= limit.bound
 
 
 def table(figures: Sequence[Figure], baseline: str = "grpcio") -> str:

@@ -193,9 +193,10 @@ class Baseline(Process):
         self.order(b"r")
 
 
-def one_node_each(home: Path, resources: int) -> Agent:
+def one_node_each(home: Path, resources: int, code: Path = messages.ROOT) -> Agent:
     """An agent whose resources have one device each."""
-    agent = Agent(home, [Offer(name, f"/dev/bench-{n}") for n, name in enumerate(resource_names(resources))])
+    offers = [Offer(name, f"/dev/bench-{n}") for n, name in enumerate(resource_names(resources))]
+    agent = Agent(home, offers, code=code)
     for n in range(resources):
         agent.make_node(f"bench-{n}", n)
     return agent

@@ -21,7 +21,7 @@ from bench.names import device_names, resource_names
 from bench.processes import Agent, Bare, Baseline, Offer, Process
 
 _PODS: Final = 110  # of a node, at most, as the kubelet comes (maxPods)
-_AT_ONCE: Final = 32
+AT_ONCE: Final = 32
 _WARM_UP: Final = 10  # calls that are not counted
 _PAUSE: Final = 0.005  # seconds between calls
 _SETTLE: Final = 0.3  # seconds after the first list, for a start to be over
@@ -29,39 +29,45 @@ _METHOD: Final = "/v1beta1.DevicePlugin/Allocate"
 
 _HOW: Final = "round trip of an Allocate of one fresh ID; baseline: the same reply, made beforehand"
 
-Measure = Callable[[Any, Sequence[bytes]], list[float]]
-"""Makes these calls on a connection; the seconds that each took."""
-
 
 def allocate(agents: int) -> Figure:
     """One after the other."""
-    samples = _measure(agents, 1, _one_by_one)
+    samples = round_trips(_processes, agents)
     return figure("allocate", "1", "ms", samples[0], samples[1], _HOW, samples[2])
 
 
 def allocate_concurrent(agents: int) -> Figure:
     """Many at once."""
-    samples = _measure(agents, _AT_ONCE, _at_once)
-    how = f"{_HOW}; {_AT_ONCE} at a time"
-    return figure("allocate_concurrent", f"{_AT_ONCE}", "ms", samples[0], samples[1], how, samples[2])
+    samples = round_trips(_processes, agents, AT_ONCE)
+    how = f"{_HOW}; {AT_ONCE} at a time"
+    return figure("allocate_concurrent", f"{AT_ONCE}", "ms", samples[0], samples[1], how, samples[2])
 
 
-def _measure(agents: int, batch: int, measure: Measure) -> list[list[float]]:
-    samples: list[list[float]] = [[], [], []]
+def round_trips(make: Callable[[Path], Sequence[Process]], agents: int, batch: int = 1) -> list[list[float]]:
+    """The milliseconds of calls, so many at once, of each process; so many times anew."""
+    samples: list[list[float]] = []
     for _ in range(agents):
         with tempfile.TemporaryDirectory() as home, ExitStack() as running:
-            agent = Agent(Path(home, "a"), [Offer(resource_names(1)[0])])
-            baseline = Baseline(Path(home, "b"), 1, 1)
-            every: list[Process] = [agent, baseline, Bare(Path(home, "c"), 1, 1)]
-            sides = [running.enter_context(_connection(process)) for process in every]
+            sides = [running.enter_context(_connection(process)) for process in make(Path(home))]
+            samples = samples or [[] for _ in sides]
             requests = [request(name) for name in device_names(_WARM_UP + _PODS)]
+            call = _one_by_one if batch == 1 else _at_once
             for channel in sides:
                 _one_by_one(channel, requests[:_WARM_UP])
             for first in range(_WARM_UP, len(requests) - batch + 1, batch):
                 for channel, taken in zip(sides, samples, strict=True):
-                    taken += [seconds * 1e3 for seconds in measure(channel, requests[first : first + batch])]
+                    taken += [seconds * 1e3 for seconds in call(channel, requests[first : first + batch])]
                     time.sleep(_PAUSE)
     return samples
+
+
+def _processes(home: Path) -> list[Process]:
+    return [one_resource(home / "a"), Baseline(home / "b", 1, 1), Bare(home / "c", 1, 1)]
+
+
+def one_resource(home: Path, code: Path = messages.ROOT) -> Agent:
+    """An agent with the devices that are asked for."""
+    return Agent(home, [Offer(resource_names(1)[0])], code=code)
 
 
 def request(device_id: str) -> bytes:

@@ -95,9 +95,19 @@ def _start(process: Process, resources: int) -> float:
 
 def kubelet_to_registered(resources: int, restarts: int) -> Iterator[Figure]:
     """The kubelet's start, while we run; and the memory after all of them."""
-    samples: list[list[float]] = [[], [], []]
-    with tempfile.TemporaryDirectory() as home, ExitStack() as running:
-        processes = _processes(home, resources)
+    with tempfile.TemporaryDirectory() as home:
+        samples, memory = kubelet_restarts(_processes(home, resources), resources, restarts)
+    yield figure("kubelet_to_registered", f"{resources}", "ms", samples[0], samples[1], _KUBELET, samples[2])
+    size = f"{resources} resources, {restarts} restarts"
+    yield figure("rss", size, "MB", memory[:1], memory[1:2], _RESTARTED, memory[2:])
+
+
+def kubelet_restarts(
+    processes: Sequence[Process], resources: int, restarts: int
+) -> tuple[list[list[float]], list[float]]:
+    """The milliseconds that each of these processes took, and its memory after all, in MB."""
+    samples: list[list[float]] = [[] for _ in processes]
+    with ExitStack() as running:
         kubelets = [Kubelet(process.plugin_dir) for process in processes]
         for process, kubelet in zip(processes, kubelets, strict=True):
             kubelet.start()
@@ -118,9 +128,7 @@ def kubelet_to_registered(resources: int, restarts: int) -> Iterator[Figure]:
         memory = [resident(process.pid) for process in processes]
         for kubelet in kubelets:
             kubelet.stop()
-    yield figure("kubelet_to_registered", f"{resources}", "ms", samples[0], samples[1], _KUBELET, samples[2])
-    size = f"{resources} resources, {restarts} restarts"
-    yield figure("rss", size, "MB", memory[:1], memory[1:2], _RESTARTED, memory[2:])
+    return samples, memory
 
 
 def _processes(home: str, resources: int) -> list[Process]:

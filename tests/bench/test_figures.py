@@ -45,6 +45,10 @@ def test_a_limit_that_is_a_ratio_is_compared_with_the_baseline() -> None:
     assert _is_met(limited, 0.1, 1.6, 0.1) is False
 
 
+def test_a_limit_beside_a_plugin_that_took_no_part_is_neither_met_nor_missed() -> None:
+    assert met("allocate", "1", 1.0, 1.0) is None
+
+
 def test_a_figure_without_a_limit_is_neither_met_nor_missed() -> None:
     assert met("exec_to_registered", "100", 1e6, 1.0) is None
 
