@@ -138,7 +138,7 @@ def test_the_daemon_imports_nothing_large_that_it_does_not_need() -> None:
     code = (
         "import sys; from agent import cli; sys.argv = ['fairlead', 'run', '--config', '/nowhere']\n"
         "try: cli.main()\n"
-        "except SystemExit: print('agent.daemon.supervisor' in sys.modules, {'rich', 'betterproto', 'importlib.metadata', 'pyudev', 'shutil'} & sys.modules.keys()); import rich"
+        "except SystemExit: print('agent.daemon.supervisor' in sys.modules, {'rich', 'betterproto', 'importlib.metadata', 'pyudev', 'shutil', 'hashlib'} & sys.modules.keys()); import rich"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "True set()"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import secrets
 import socket
 import stat
 from contextlib import suppress
@@ -72,7 +71,7 @@ def _listen(path: Path, mode: int) -> tuple[socket.socket, _FileId]:
         raise OSError(
             errno.ENAMETOOLONG, f"a socket's path has at most {SOCKET_PATH_LIMIT} bytes, not {size}", str(path)
         )
-    fresh = path.with_name(f".{secrets.token_hex(2)}")  # never longer than "x.sock"
+    fresh = path.with_name(f".{os.urandom(2).hex()}")  # never longer than "x.sock"
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         sock.setblocking(False)
