@@ -26,7 +26,7 @@ from agent.hardware.adoption import Adopter
 from agent.hardware.jobs import Jobs
 from agent.inventory.found_devices import Facts
 from agent.inventory.inventory import Inventory
-from agent.kubernetes.faces import Faces
+from agent.kubernetes.parts import KubernetesParts
 from agent.runtime.chunked_work import BATCH, in_batches
 from agent.runtime.workers import Workers
 from backends.base import Backend
@@ -53,7 +53,7 @@ class ConfigurationSwap(Struct):
     serving: Serving
     adopter: Adopter
     list_warnings: ListWarnings
-    kubernetes: Faces
+    kubernetes: KubernetesParts
     jobs: Jobs
     node: Node
 

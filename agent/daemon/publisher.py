@@ -16,8 +16,8 @@ from agent.daemon.reporting.feature_file import FeatureFile
 from agent.daemon.reporting.list_warnings import ListWarnings
 from agent.daemon.serving import Serving
 from agent.hardware.adoption import Adopter
-from agent.kubernetes.faces import Faces
 from agent.kubernetes.notices import Subject
+from agent.kubernetes.parts import KubernetesParts
 from agent.model import Slot, Snapshot, Transition
 from agent.runtime.chunked_work import in_slices
 from agent.runtime.counts import Counts
@@ -38,7 +38,7 @@ class Publisher:
         list_warnings: ListWarnings,
         features: FeatureFile | None,
         counts: Counts,
-        kubernetes: Faces,
+        kubernetes: KubernetesParts,
     ) -> None:
         """Prepare; these are told of the node's changes, and `counts` counts them."""
         self._node, self._inventory, self._serving = node, node.inventory, serving

@@ -15,8 +15,8 @@ import anyio
 import structlog
 from anyio.abc import TaskGroup, TaskStatus
 
-from agent.daemon.duties import Duties
 from agent.daemon.handover import Giver
+from agent.daemon.sole_agent import SoleAgent
 from agent.discovery.sources.base import Beat
 from agent.discovery.sources.paths import POLL, Change, DirectoryWatch
 from agent.kubelet.handover import Predecessor, Relay, Standbys
@@ -53,7 +53,7 @@ class Serving:
         plugin_dir: Path,
         notifier: Notifier,
         factory: PluginFactory,
-        duties: Duties,
+        sole_agent: SoleAgent,
         counts: Counts,
         lost_resources: LostResources,
         beat: Beat,
@@ -65,7 +65,7 @@ class Serving:
             plugin_dir: the kubelet's directory for sockets.
             notifier: is told what we wait for.
             factory: makes a resource's service.
-            duties: what only the one agent of a node may do.
+            sole_agent: what only the one agent of a node may do.
             counts: has the registrations.
             lost_resources: looks after the resources that another plugin takes.
             beat: the sign of life of `watch`.
@@ -77,7 +77,7 @@ class Serving:
         self._scopes: dict[str, anyio.CancelScope] = {}
         self._plugin_dir = plugin_dir
         self._notifier = notifier
-        self._factory, self._duties = factory, duties
+        self._factory, self._sole_agent = factory, sole_agent
         self._counts = counts
         self.lost_resources = lost_resources
         lost_resources.registrars = self.registrars
@@ -180,7 +180,7 @@ class Serving:
             await self.predecessor.decided()
             remove_leftovers(ours)
             if lock.waited or self._is_giving:
-                await self._duties.catch_up()
+                await self._sole_agent.catch_up()
             is_back = self._is_giving
             self.kubelet.look()
             if not self.kubelet.generation:
@@ -217,7 +217,7 @@ class Serving:
         async with self._acts:
             with anyio.CancelScope() as self._acting:
                 task_status.started()
-                await self._keep_running("claims", self._duties.run)
+                await self._keep_running("claims", self._sole_agent.run)
 
     async def _stop_acting(self) -> None:
         self._acting.cancel()

@@ -28,7 +28,6 @@ from agent.daemon.boot import wait_for_held
 from agent.daemon.configuration_swap import ConfigurationSwap
 from agent.daemon.control import AgentControl, Parts
 from agent.daemon.discovery_runner import DiscoveryRunner
-from agent.daemon.duties import Duties
 from agent.daemon.ending import Ending
 from agent.daemon.node import Node
 from agent.daemon.publisher import Publisher
@@ -37,6 +36,7 @@ from agent.daemon.reporting.event_log import Events
 from agent.daemon.reporting.feature_file import FeatureFile
 from agent.daemon.reporting.list_warnings import ListWarnings
 from agent.daemon.serving import Serving
+from agent.daemon.sole_agent import SoleAgent
 from agent.daemon.state_file import StateFile
 from agent.daemon.state_keeper import StateKeeper
 from agent.discovery.sources.base import boot_id
@@ -57,7 +57,7 @@ from agent.kubelet.pods import checkpoint
 from agent.kubelet.pods.pod_claims import PodClaims
 from agent.kubelet.preference import Preferences
 from agent.kubelet.prestart import Starter
-from agent.kubernetes.faces import Faces
+from agent.kubernetes.parts import KubernetesParts
 from agent.model import Snapshot
 from agent.placement.admission import Admission
 from agent.runtime import garbage
@@ -145,12 +145,16 @@ class Agent:
             lost_resources,
             counts,
         )
-        kubernetes = Faces(config.kubernetes, node_name(), node, self._shortfall, problems, clock=clock, wall=wall)
+        kubernetes = KubernetesParts(
+            config.kubernetes, node_name(), node, self._shortfall, problems, clock=clock, wall=wall
+        )
         path = settings.nfd_features.path
         features = None if path is None else FeatureFile(path, inventory.all_slots, problems=problems)
-        duties = Duties(node, lost_resources, reconciler, adopter, self._jobs, kubernetes, features, problems)
+        sole_agent = SoleAgent(node, lost_resources, reconciler, adopter, self._jobs, kubernetes, features, problems)
         beat = self._kubelet_watch.beat
-        self._serving = Serving(settings.plugin_dir, notifier, factory, duties, counts, lost_resources, beat, problems)
+        self._serving = Serving(
+            settings.plugin_dir, notifier, factory, sole_agent, counts, lost_resources, beat, problems
+        )
 
         # what everybody else is told, and asks for
         told = self._shortfall, node.keeper, kubernetes

@@ -26,8 +26,8 @@ from agent.kubelet.handover import StandbyLostError
 from agent.kubelet.other_plugins import Offer
 from agent.kubelet.preference import Prefer, plain
 from agent.runtime.counts import Counts
-from agent.runtime.credit import Credit
 from agent.runtime.errors import brief_list
+from agent.runtime.pacing import Credit
 from agent.runtime.patience import STEP, Running
 from backends.base import AllocationRefused
 

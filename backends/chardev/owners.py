@@ -16,7 +16,7 @@ import msgspec
 from backends.attempts import each
 from backends.base import AllocationRefused, Host, HostPath
 from backends.errors import reason_of
-from backends.linux.notes import Notes
+from backends.linux.undo_notes import Notes
 
 NOTES: Final = HostPath("/run/fairlead/owners")
 

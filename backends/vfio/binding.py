@@ -18,10 +18,10 @@ from backends.errors import reason_of
 from backends.linux import udev
 from backends.linux.kernel import Kernel
 from backends.linux.nodes import NoNodeError, device_node
-from backends.linux.notes import Notes
 from backends.linux.pci import functions as pci
 from backends.linux.pci import iommu
 from backends.linux.pci.host_uses import busy_disks, uses
+from backends.linux.undo_notes import Notes
 from backends.vfio.options import MODULE
 from backends.vfio.vgpu import vgpus
 

@@ -13,8 +13,8 @@ from backends.base import Host, HostPath
 from backends.errors import reason_of
 from backends.linux import sysfs
 from backends.linux.kernel import Kernel
-from backends.linux.notes import Notes
 from backends.linux.pci import functions as pci
+from backends.linux.undo_notes import Notes
 from backends.vfio.binding import BindError
 from backends.vfio.vgpu import OWN, TYPE
 

@@ -16,7 +16,7 @@ from agent.discovery.discoverer import Discoverer
 from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import Shortfall
 from agent.inventory.unmatched import unmatched
-from agent.kubernetes.faces import Faces
+from agent.kubernetes.parts import KubernetesParts
 from agent.runtime import limits
 from backends.base import Resource
 
@@ -35,7 +35,7 @@ class ListWarnings:
         discoverers: Mapping[str, Discoverer],
         shortfall: Shortfall,
         keeper: StateKeeper,
-        kubernetes: Faces,
+        kubernetes: KubernetesParts,
     ) -> None:
         """Prepare; `keeper` keeps what was offered for the next run, `kubernetes` is told what is not offered, too."""
         self._shortfall, self._keeper = shortfall, keeper

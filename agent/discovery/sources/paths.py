@@ -39,7 +39,7 @@ from agent.discovery.sources.inotify import (
     Inotify,
     events,
 )
-from agent.discovery.sources.turns import read_in_turns
+from agent.discovery.sources.paced_reading import read_in_turns
 from agent.runtime.supervision.problems import Problems, Trouble
 from backends.base import Host, HostPath, PathChange
 

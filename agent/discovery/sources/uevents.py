@@ -23,7 +23,7 @@ from anyio import TASK_STATUS_IGNORED, to_thread
 from anyio.abc import TaskStatus
 
 from agent.discovery.sources.base import Beat, Emit, Resync, boot_id, nobody
-from agent.discovery.sources.turns import read_in_turns
+from agent.discovery.sources.paced_reading import read_in_turns
 from agent.runtime.counts import Counts
 from agent.runtime.errors import words
 from agent.runtime.supervision import shortage

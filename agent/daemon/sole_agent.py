@@ -15,12 +15,12 @@ from agent.hardware.adoption import Adopter
 from agent.hardware.jobs import Jobs
 from agent.hardware.reconciler import Reconciler
 from agent.kubelet.lost_resources import LostResources
-from agent.kubernetes.faces import Faces
+from agent.kubernetes.parts import KubernetesParts
 from agent.runtime.supervision.problems import Problems
 from agent.runtime.supervision.restarts import supervise
 
 
-class Duties(Struct, frozen=True):
+class SoleAgent(Struct, frozen=True):
     """The parts that run while this agent is the only one."""
 
     node: Node
@@ -28,7 +28,7 @@ class Duties(Struct, frozen=True):
     reconciler: Reconciler
     adopter: Adopter
     jobs: Jobs
-    kubernetes: Faces
+    kubernetes: KubernetesParts
     features: FeatureFile | None
     problems: Problems
 

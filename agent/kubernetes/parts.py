@@ -1,6 +1,6 @@
-"""Runs what the configuration turns on of Kubernetes' own faces, each part supervised by itself; a reload changes what.
+"""Runs what tells Kubernetes' API server and asks it, as far as the configuration turns it on; a reload changes what.
 
-Nothing here is needed for anything else: the daemon tells these faces what happens and never waits for them.
+Each part is supervised by itself. Nothing here is needed for anything else: the daemon says what happens and never waits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LACKING: Final = (
 )
 
 
-class Faces:
+class KubernetesParts:
     """Events, condition and annotation, as far as they are turned on."""
 
     def __init__(

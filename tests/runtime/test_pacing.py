@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.runtime.credit import Credit
+from agent.runtime.pacing import Credit
 
 AT_ONCE, PERIOD = 3, 1.0
 

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from agent.discovery.sources import turns
+from agent.discovery.sources import paced_reading
 from agent.discovery.sources.base import nobody
-from agent.discovery.sources.turns import AT_ONCE, read_in_turns
+from agent.discovery.sources.paced_reading import AT_ONCE, read_in_turns
 from tests.wait import pass_time, settled, until
 
 TURN = 1e6  # seconds that do not pass by themselves
@@ -47,7 +47,7 @@ class Pipe:
 
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch) -> Pipe:
-    monkeypatch.setattr(turns, "TURN", TURN)
+    monkeypatch.setattr(paced_reading, "TURN", TURN)
     return Pipe()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from agent.discovery.sources.base import Beat
-from agent.runtime.credit import Credit
+from agent.runtime.pacing import Credit
 from agent.runtime.supervision.watchdog import beating
 
 AT_ONCE: Final = 8
