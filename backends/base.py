@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic
 
 from backends.errors import reason_of
-from backends.interface.attributes import HEX4, NUMBER, NUMBERS, TEXT, Attribute, one_of
+from backends.interface.attributes import HEX4, NUMBER, NUMBERS, TEXT, Attribute, assumed, one_of
 from backends.interface.durations import Seconds
 from backends.interface.host import Host, HostPath
 from backends.interface.known_devices import Known
@@ -97,6 +97,7 @@ __all__ = [
     "Uevent",
     "Verdict",
     "Watches",
+    "assumed",
     "one_of",
 ]
 

@@ -27,6 +27,7 @@ class Held(msgspec.Struct, frozen=True, gc=False):
     """An ID that a pod holds."""
 
     id: str
+    """One of the device's `ids`; else RESOURCE/ID, where the pod holds the hardware through another resource."""
     holders: tuple[Holder, ...] = ()
     """Who, as the kubelet said last; none while a pod starts, and from its end until the kubelet's checkpoint shows that."""
 

@@ -142,6 +142,10 @@ class Device(betterproto.Message):
 @dataclass(eq=False, repr=False)
 class Held(betterproto.Message):
     id: str = betterproto.string_field(1)
+    """
+    One of the device's ids; else RESOURCE/ID, where the pod holds the hardware through another resource.
+    """
+
     holders: List["Holder"] = betterproto.message_field(2)
     """Who, as far as the kubelet has said."""
 
