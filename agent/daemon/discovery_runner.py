@@ -17,7 +17,7 @@ from agent.daemon.node import Node
 from agent.discovery.backend_factory import why_unmade
 from agent.discovery.changes import Changes
 from agent.discovery.discoverer import Discoverer
-from agent.discovery.records import Sightings, wants
+from agent.discovery.records import EarlySignals, wants
 from agent.discovery.scan_waiters import LookError
 from agent.discovery.sources.base import Resync, Said
 from agent.discovery.sources.kmsg import KmsgSource
@@ -30,7 +30,7 @@ from agent.runtime.counts import Counts
 from agent.runtime.supervision.problems import Problems
 from agent.runtime.supervision.restarts import supervise
 from agent.runtime.supervision.watchdog import Watchdog
-from backends.base import ANY_SUBSYSTEM, Backend, Hint, Host, LinkChange, Record, Uevent, Watches
+from backends.base import ANY_SUBSYSTEM, Backend, Hint, Host, LinkChange, Record, Signal, Uevent, Watches
 
 T = TypeVar("T")
 
@@ -61,10 +61,9 @@ class DiscoveryRunner:
         self.backends = backends
         """By their kinds, always as they are now."""
         self._node = node
-        self._sightings = Sightings()
+        self._early = EarlySignals()
         self._counts = counts
         self._keep = partial(supervise, problems=problems)
-        self._watches: dict[str, Watches] = {}
         self._tasks: TaskGroup  # of the running agent
         self._scopes: dict[Discoverer, anyio.CancelScope] = {}
         self._pulses = {name: watchdog.pulse(name) for name in (_INOTIFY, _KMSG, _LINKS)}
@@ -86,7 +85,7 @@ class DiscoveryRunner:
             lambda changes: self._publish(made, changes),
             resync=settings.resync,
             probe=settings.probe,
-            on_watches=lambda watches: self._watch(made, watches),
+            on_watches=lambda: self._watch(made),
             counts=self._counts,
             before=self.discoverers.get(kind),
         )
@@ -97,7 +96,7 @@ class DiscoveryRunner:
     def start(self, tasks: TaskGroup) -> None:
         """Listen and look; a source that can hear only after the first look has all looked at again."""
         for discoverer in self.discoverers.values():
-            self._watches[discoverer.kind] = discoverer.watches()
+            discoverer.watches()
         self.listen()
         heard = self._uevents is not None and self._uevents.listen()
         for name, source in {
@@ -198,19 +197,13 @@ class DiscoveryRunner:
                     if kind not in self.discoverers:
                         self._counts.discovery.pop(kind, None)
 
-    def watches_of(self, discoverers: Mapping[str, Discoverer]) -> dict[str, Watches]:
-        """What these want to be told of."""
-        mine = self.discoverers
-        return {kind: self._watches[kind] if mine.get(kind) is it else it.watches() for kind, it in discoverers.items()}
-
-    def exchange(self, discoverers: Mapping[str, Discoverer], watches: Mapping[str, Watches]) -> None:
-        """These are in force, with these wishes; all others go, and nobody hears what their threads come back with."""
+    def exchange(self, discoverers: Mapping[str, Discoverer]) -> None:
+        """Put these into force; all others go, and nobody hears what their threads come back with."""
         gone = [it for kind, it in self.discoverers.items() if discoverers.get(kind) is not it]
         for kind in self.discoverers.keys() - discoverers.keys():
             self._counts.discovery.pop(kind, None)
         _become(self.discoverers, discoverers)
         _become(self.backends, {kind: it.backend for kind, it in discoverers.items()})
-        self._watches = dict(watches)
         for discoverer in gone:
             discoverer.leave()
             self._scopes.pop(discoverer).cancel()
@@ -233,17 +226,24 @@ class DiscoveryRunner:
         elif isinstance(said, Record):
             self._take_record(said)
         else:
-            for kind, discoverer in self.discoverers.items():
-                if _concerns(said, self._watches[kind]):
+            for discoverer in self.discoverers.values():
+                if _concerns(said, discoverer.watched):
                     discoverer.hint(said)
 
     def _take_record(self, record: Record) -> None:
         """The kernel told a fact: what it means holds until something ends it."""
-        for kind, discoverer in self.discoverers.items():
-            if wants(self._watches[kind], record):
-                signals = self._sightings.known(discoverer.signals(record), record)
+        for discoverer in self.discoverers.values():
+            if wants(discoverer.watched, record):
+                signals = [it for it in discoverer.signals(record) if self._is_seen(it, record)]
                 if signals:
                     self._node.recorded(signals, record)
+
+    def _is_seen(self, signal: Signal, record: Record) -> bool:
+        """Has a scan found the signal's hardware? Else it is kept until one does. Events come of nothing else."""
+        if record.source != "kmsg" or any(it.sees(signal.hardware) for it in self.discoverers.values()):
+            return True
+        self._early.keep(signal, record)
+        return False
 
     def _publish(self, finder: Discoverer, changes: Changes) -> None:
         """Looking has found something: what was said of that before comes first, so that it is not Healthy for a moment."""
@@ -252,7 +252,7 @@ class DiscoveryRunner:
             self._node.scanned(changes)
 
     def _sight(self, changes: Changes) -> None:
-        for signal, record in list(self._sightings.found(changes)):
+        for signal, record in list(self._early.take(changes)):
             self._node.recorded([signal], record)
 
     def _rescan(self) -> None:
@@ -261,16 +261,15 @@ class DiscoveryRunner:
 
     # --- what is listened to ---
 
-    def _watch(self, finder: Discoverer, watches: Watches) -> None:
-        """A backend may want to hear of something else from now on."""
-        if self.discoverers.get(finder.kind) is finder and self._watches.get(finder.kind) != watches:
-            self._watches[finder.kind] = watches
+    def _watch(self, finder: Discoverer) -> None:
+        """A backend wants to hear of something else from now on."""
+        if self.discoverers.get(finder.kind) is finder:
             self.listen()
 
     def _all_watches(self) -> Watches:
         every = Watches()
-        for watches in self._watches.values():
-            every |= watches
+        for discoverer in self.discoverers.values():
+            every |= discoverer.watched
         return every
 
     def _listen_to(self, watches: Watches) -> None:

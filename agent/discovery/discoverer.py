@@ -17,20 +17,19 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from agent.discovery import backend_answers, records
+from agent.discovery import backend_answers, slow_reads
 from agent.discovery.backend_answers import ask
 from agent.discovery.changes import Changes, changes_by_exchange, changes_of
 from agent.discovery.reports import CALLS, FOR_EVENTS, Reports, cannot_read, hangs, signals_of_hung
 from agent.discovery.scan_waiters import LookError, Waiters
 from agent.discovery.schedule import EVERY_UNIT, Schedule, Todo
-from agent.discovery.slow_reads import OVERTAKEN, Overtaken, wait
+from agent.discovery.slow_reads import Overtaken
 from agent.discovery.unit_walk import Seen, Walk, in_parts, probe, walk
 from agent.runtime.chunked_work import BATCH, in_batches
 from agent.runtime.counts import Counts
 from agent.runtime.errors import shown
-from agent.runtime.patience import Running
 from agent.runtime.workers import NoWorkerError, Workers
-from backends.base import ALL, All, Backend, Device, Hint, Link, Problem, Record, Signal, Watches
+from backends.base import ALL, Backend, Device, Hint, Link, Problem, Record, Signal, Watches
 
 UNIT_DEADLINE: Final = 5.0
 """Seconds after which a read is taken to hang."""
@@ -51,7 +50,7 @@ class Discoverer:
         resync: float = 300.0,
         probe: float = 30.0,
         unit_deadline: float = UNIT_DEADLINE,
-        on_watches: Callable[[Watches], None] = lambda _watches: None,
+        on_watches: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         counts: Counts | None = None,
         before: Discoverer | None = None,
@@ -65,7 +64,7 @@ class Discoverer:
             resync: seconds between two looks at everything.
             probe: seconds between two probes of all that is known.
             unit_deadline: seconds after which a read is taken to hang.
-            on_watches: is told what the sources should listen to.
+            on_watches: is told when `watched` is another.
             clock: the time in seconds.
             counts: has the durations of scans.
             before: the one in force, of which this one may take the place (`take_over`); until then that goes on.
@@ -81,11 +80,11 @@ class Discoverer:
         self.problems: dict[str, tuple[Problem, ...]] = self._reports.problems
         self._publish = publish
         self._on_watches = on_watches
-        self._watches = Watches()
+        self.watched = Watches()
+        """What the sources should listen to for this backend, as it said last."""
         self._unit_deadline = unit_deadline
         self._clock = clock
         self._waiting = Waiters()
-        self._probing: Walk | None = None
         self.first_scan = asyncio.Event()
         """Set when the first full scan has come to its end."""
         self._hung: dict[str, asyncio.Future[None]] = {}
@@ -105,19 +104,21 @@ class Discoverer:
             self._reports.call_failed("affects", f"affects() failed on {hint}: {shown(error)}")
             units = ALL
         else:
-            self._reports.call_answered("affects")
+            if "affects" in self.problems:
+                self._reports.call_answered("affects")
         if units:
             self._hinted = self._clock() if self._hinted is None else self._hinted
-            self._ask(units)
+            self.schedule.ask(units)
 
     def signals(self, record: Record) -> tuple[Signal, ...]:
         """What a record says about hardware; nothing if the backend fails on it."""
         try:
-            said = records.signals(self.backend, record)
+            said = ask(lambda: backend_answers.signals("signals", self.backend.signals(record)))
         except Exception as error:  # noqa: BLE001  # reported; the next record may be one that it understands
             self._reports.call_failed("signals", f"signals() failed on {record}: {shown(error)}")
             return ()
-        self._reports.call_answered("signals")
+        if "signals" in self.problems:
+            self._reports.call_answered("signals")
         return said
 
     def problems_of_units(self) -> dict[str, tuple[Problem, ...]]:
@@ -137,6 +138,10 @@ class Discoverer:
         """Whatever a selector could have meant, taken or not."""
         return self._seen.selectable()
 
+    def sees(self, hardware: str) -> bool:
+        """Has the last scan found this hardware?"""
+        return self._seen.has(hardware)
+
     def unseen(self) -> str:
         """Why something that is there may never have been seen, one sentence; empty if all there is has been."""
         unread = (unit for unit in sorted(self.problems) if unit not in self.known and unit not in CALLS)
@@ -146,7 +151,7 @@ class Discoverer:
 
     def rescan(self) -> None:
         """Look at everything again."""
-        self._ask(ALL)
+        self.schedule.ask(ALL)
 
     async def look_at(self, units: Iterable[str]) -> None:
         """Have these units looked at from now on, and wait until what that finds has been published.
@@ -158,13 +163,8 @@ class Discoverer:
         for unit in sorted(wanted & self._hung.keys()):
             raise LookError(self._hangs(unit))
         if wanted:
-            self._ask(wanted)
+            self.schedule.ask(wanted)
             await self._waiting.wait(wanted)
-
-    def _ask(self, units: Iterable[str] | All) -> None:
-        self.schedule.ask(units)
-        if self._probing is not None:
-            self._probing.interrupted = True
 
     async def run(self) -> None:
         """Look whenever there is a reason to, for ever; started again after a failure, at everything."""
@@ -172,7 +172,7 @@ class Discoverer:
         try:
             while True:
                 todo = await self.schedule.next(self.known)
-                if todo.probes or todo.glances:
+                if todo.probes:
                     await self._probe(todo)
                 else:
                     await self._scan(todo)
@@ -205,15 +205,19 @@ class Discoverer:
 
     async def _scan(self, todo: Todo) -> None:
         """Walk what is to be looked at; where a read hangs, publish what is there and go on without it."""
-        stale = set(self._slow.units) if todo.everything else todo.units & self._slow.units
+        slow, waiters = self._slow.reads, self._waiting
+        stale = slow.keys() if todo.everything else todo.units & slow.keys()
         self._again |= stale  # what is being read there was so before we were asked
-        self._waiting.begin(stale)
+        if waiters.waiting:
+            waiters.begin(stale)
         began, since, self._hinted = self._clock(), self._hinted, None
         failed: dict[str, str] = {}
-        units = self._wanted(todo)
+        units: Set[str] | None = todo.units - self._hung.keys()
+        if todo.everything:  # as long as the listing itself hangs, that is all that is known
+            units = None if EVERY_UNIT not in self._hung else (todo.units | self.known.keys()) - self._hung.keys()
         while units is None or units:
             progress = Walk()
-            skip = frozenset(self._hung.keys() | self._slow.units)
+            skip = frozenset(self._hung.keys() | slow.keys())
             call = partial(walk, self.backend, units, skip, self._seen, progress, self._clock)
             try:
                 failure = await self._run(call, progress)
@@ -221,54 +225,54 @@ class Discoverer:
                 self._reports.no_worker(error)
                 failed |= dict.fromkeys(units or todo.units, str(error))
                 break
-            progress = progress.so_far()
+            if progress.abandoned:
+                progress = progress.so_far()
             failed |= {unit: cannot_read(unit, error) for unit, error in progress.failures.items()}
             await self._digest(progress, failure, since)
             if not progress.abandoned and failure is None:
                 break
             units = self._rest(progress, units, todo)
-        self._waiting.end(failed, self._slow.units)
-        await self._end_slow(since)
+        if waiters.waiting:
+            waiters.end(failed, slow.keys())
+        if slow:
+            await self._end_slow(since)
         self._durations.observe(self._clock() - began)
         self._walked_all |= todo.everything
-        if self._walked_all and not self._slow.units:
+        if self._walked_all and not slow:
             self.first_scan.set()
-
-    def _wanted(self, todo: Todo) -> Set[str] | None:
-        """The units to be looked at; None for all there are."""
-        if not todo.everything:
-            return todo.units - self._hung.keys()
-        if EVERY_UNIT not in self._hung:
-            return None
-        return (todo.units | self.known.keys()) - self._hung.keys()  # as long as the listing itself hangs
 
     async def _probe(self, todo: Todo) -> None:
         """Walk over the health of what is known; what a hint interrupts is put off.
 
         What cannot be used is looked at instead: what keeps it from that may end without any event.
         """
-        late = {unit for unit in todo.probes if any(device.unusable for device in self.known.get(unit, ()))}
-        if late:
-            self.schedule.ask(late)
-        units = ((todo.probes | todo.glances) & self.known.keys()) - self._hung.keys() - late
-        at_a_glance = todo.glances - todo.probes
+        late = set[str]()
+        if not todo.at_a_glance:
+            late = {unit for unit in todo.probes if any(device.unusable for device in self.known.get(unit, ()))}
+        units: Set[str] = (todo.probes & self.known.keys()) - self._hung.keys() - late
+        is_interrupted = self.schedule.asked.is_set
         while units:
-            progress = Walk(interrupted=todo.one)
-            self._probing = progress
+            progress = Walk()
+            call = partial(
+                probe, self.backend, units, self._seen, progress, self._clock, is_interrupted,
+                at_a_glance=todo.at_a_glance,
+            )  # fmt: skip
             try:
-                call = partial(probe, self.backend, units, at_a_glance, self._seen, progress, self._clock)
                 await self._run(call, progress)
             except NoWorkerError as error:
                 self._reports.no_worker(error)
                 break
-            finally:
-                self._probing = None
+            if progress.abandoned:
+                progress = progress.so_far()
             await self._digest_probes(progress)
-            units = units - progress.probes.keys() - progress.failures.keys() - self._hung.keys() - self._slow.units
-            if progress.interrupted:
-                self.schedule.put_off(units - at_a_glance, units & at_a_glance)
+            units = self._rest(progress, units, todo)
+            if is_interrupted():
+                self.schedule.put_off(units, at_a_glance=todo.at_a_glance)
                 break
-        await self._end_slow(None)
+        if late:
+            self.schedule.ask(late)
+        if self._slow.reads:
+            await self._end_slow(None)
 
     async def _run(self, call: Callable[[], None], progress: Walk) -> Exception | None:
         """Have a thread walk, to its end or until one of its reads is slow or hangs; the error that ended it, if one did.
@@ -276,27 +280,20 @@ class Discoverer:
         Raises:
             NoWorkerError: there is no thread left that could.
         """
-        progress.since = self._clock()  # before the thread starts, which from then on sets it itself
+        progress.since = began = self._clock()  # before the thread starts, which from then on sets it itself
         job = self.workers.start(call)
-        running, began, missed, passed = Running(progress.since), progress.since, 0.0, 0.0
-        while not job.done():
-            # in this order, since the thread sets the time first: a later unit is never blamed
-            unit, since = progress.unit, progress.since
-            now = self._clock()
-            before, passed = passed, running.missed(now)
-            if since != began:  # what was missed since the last turn may have been this unit's time
-                began, missed = since, passed - min(passed - before, now - since)
-            lasts = now - since - (passed - missed)
-            if lasts >= self._unit_deadline:
-                progress.abandoned = True
-                self._quarantine(unit or EVERY_UNIT, job)
-                return None
-            if unit is not None and lasts >= OVERTAKEN:
-                progress.abandoned = True
-                progress.since = now - lasts  # without the time in which we did not run
-                self._slow.add(unit, progress, job)
-                return None
-            await wait(progress, job, OVERTAKEN)
+        try:
+            done, _ = await asyncio.wait([job], timeout=slow_reads.OVERTAKEN)
+            if not done:
+                hung = await self._slow.watch(progress, job, began, self._unit_deadline, self._clock)
+                if hung is not None:
+                    self._quarantine(hung, job)
+                if progress.abandoned:
+                    return None
+        except asyncio.CancelledError:
+            progress.abandoned = True
+            job.cancel()
+            raise
         error = job.exception()
         return error if isinstance(error, Exception) else None
 
@@ -311,14 +308,15 @@ class Discoverer:
                 await self._digest(slow.found, None, since)
             if slow.unit in self._again:
                 self._again.discard(slow.unit)
-                self._ask([slow.unit])
-            self._waiting.end({u: cannot_read(u, e) for u, e in slow.found.failures.items()}, self._slow.units)
+                self.schedule.ask([slow.unit])
+            self._waiting.end({u: cannot_read(u, e) for u, e in slow.found.failures.items()}, self._slow.reads.keys())
 
     def _rest(self, progress: Walk, units: Set[str] | None, todo: Todo) -> Set[str]:
         """What is left to be looked at; where the listing has failed, of what is known."""
         if units is None:
             units = progress.listed if progress.listed is not None else todo.units | self.known.keys()
-        return units - progress.looks.keys() - progress.failures.keys() - self._hung.keys() - self._slow.units
+        done = progress.looks.keys() | progress.probes.keys() | progress.failures.keys()
+        return units - done - self._hung.keys() - self._slow.reads.keys()
 
     def _hangs(self, unit: str) -> str:
         return hangs(unit, self._unit_deadline)
@@ -339,14 +337,14 @@ class Discoverer:
         if self._hung.get(unit) is not job:
             return  # it has hung once more since
         del self._hung[unit]
-        self._ask([unit] if unit and EVERY_UNIT not in self.problems else ALL)
+        self.schedule.ask([unit] if unit and EVERY_UNIT not in self.problems else ALL)
 
     async def _digest(self, progress: Walk, failure: Exception | None, since: float | None) -> None:
         """Replace what the walk covered, publish what is different, note what went wrong.
 
         Where it is much this takes several steps of the loop, as if there had been several walks.
         """
-        looks = dict(progress.looks)
+        looks = progress.looks
         gone = self.known.keys() - progress.listed if progress.listed is not None else frozenset()
         different, left = False, len(looks) + len(gone)
         for looked, lost in in_parts(looks, gone, BATCH):
@@ -357,30 +355,33 @@ class Discoverer:
             self._publish(replace(changes, since=since, more=left > 0))  # if that fails, all this is found again
             different |= bool(changes.units) or any(unit not in self.known for unit in looked)
             self._seen.replace(looked, lost)
-            self._reports.looked(looked)
         self._reports.walked(progress, failure)
         if different or "watches" in self.problems:
-            self._on_watches(self.watches())
+            before = self.watched
+            if self.watches() != before:
+                self._on_watches()
 
     async def _digest_probes(self, progress: Walk) -> None:
         """Publish what probes said that they did not say before, note what went wrong; in steps, as above."""
-        signals = {unit: said for unit, said in dict(progress.probes).items() if said is not None}
+        signals = {unit: said for unit, said in progress.probes.items() if said is not None}
         left = len(signals)
         async for batch in in_batches(signals.items()):
             left -= len(batch)
             self._publish(Changes(self.kind, {}, dict(batch), more=left > 0))
             self._seen.signals.update(batch)
-        self._seen.glances.update(dict(progress.glances))
-        self._reports.failed(dict(progress.failures))
+        self._seen.glances.update(progress.glances)
+        self._reports.walked(progress)
 
     def watches(self) -> Watches:
-        """What the sources should listen to for this backend."""
+        """Ask the backend what the sources should listen to."""
         try:
-            watches = backend_answers.watches(self.backend, ask(lambda: self.backend.watches(self.known)))
+            watches = ask(lambda: self.backend.watches(self.known))
+            if watches != self.watched:
+                self.watched = backend_answers.watches(self.backend, watches)
+                self.schedule.poll = watches.poll
         except Exception as error:  # noqa: BLE001  # reported; what it watched before, or the slow timer, tells of more
             self._reports.report("watches", [Problem("watches", f"watches() failed: {shown(error)}")])
         else:
-            self._reports.report("watches", [])
-            self._watches = watches
-            self.schedule.poll = watches.poll
-        return self._watches
+            if "watches" in self.problems:
+                self._reports.report("watches", [])
+        return self.watched

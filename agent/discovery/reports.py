@@ -10,7 +10,7 @@ from typing import Final
 import structlog
 
 from agent.discovery.schedule import EVERY_UNIT, Schedule
-from agent.discovery.unit_walk import Look, Walk
+from agent.discovery.unit_walk import Walk
 from agent.runtime.errors import words
 from agent.runtime.workers import NoWorkerError
 from backends.base import Problem, Signal, Verdict
@@ -75,30 +75,22 @@ class Reports:
 
     # --- what came of a walk ---
 
-    def looked(self, looks: Mapping[str, Look]) -> None:
-        """These units were read."""
-        for unit, look in looks.items():
-            self.report(unit, look.discovery.problems)
-            self._schedule.retry(unit, failed=False)
-
-    def walked(self, walk: Walk, failure: Exception | None) -> None:
+    def walked(self, walk: Walk, failure: Exception | None = None) -> None:
         """A walk over units has ended, with an error if the units could not be listed."""
-        listed = walk.listed
-        if listed is not None:
-            for unit in self.problems.keys() - listed - {EVERY_UNIT, *CALLS}:
-                self._is_well(unit)
-        self.failed(dict(walk.failures))
-        if failure is not None:
-            self._fails(f"backend {self._kind} cannot list its units: {words(failure)}")
-        elif listed is not None:
-            self._is_well(EVERY_UNIT)
-
-    def failed(self, failures: Mapping[str, BaseException]) -> None:
-        """These units could not be read."""
-        for unit, error in failures.items():
+        for unit, look in walk.looks.items():
+            if look.discovery.problems or unit in self.problems:
+                self._was_read(unit, look.discovery.problems)
+        if walk.listed is not None:
+            for unit in self.problems.keys() - walk.listed - {EVERY_UNIT, *CALLS}:
+                self._was_read(unit)
+        for unit, error in walk.failures.items():
             self.report(unit, [Problem(unit, cannot_read(unit, error))])
             # what we are short of may be there the next moment, and it is not the hardware's fault
-            self._schedule.retry(unit, failed=True, steady=isinstance(error, ShortageError))
+            self._schedule.retry(unit, steady=isinstance(error, ShortageError))
+        if failure is not None:
+            self._fails(f"backend {self._kind} cannot list its units: {words(failure)}")
+        elif walk.listed is not None and EVERY_UNIT in self.problems:
+            self._was_read(EVERY_UNIT)
 
     def no_worker(self, error: NoWorkerError) -> None:
         """There was no thread that could read."""
@@ -107,11 +99,11 @@ class Reports:
     def _fails(self, sentence: str) -> None:
         """The backend as a whole does."""
         self.report(EVERY_UNIT, [Problem(self._kind, sentence)])
-        self._schedule.retry(EVERY_UNIT, failed=True)
+        self._schedule.retry(EVERY_UNIT)
 
-    def _is_well(self, unit: str) -> None:
-        self.report(unit, ())
-        self._schedule.retry(unit, failed=False)
+    def _was_read(self, unit: str, problems: Iterable[Problem] = ()) -> None:
+        self.report(unit, problems)
+        self._schedule.is_well(unit)
 
 
 def cannot_read(unit: str, error: BaseException) -> str:

@@ -27,7 +27,7 @@ class Waiters:
     """Whoever asked for a look and has not been answered."""
 
     def __init__(self) -> None:
-        self._waiters: list[_Waiter] = []
+        self.waiting: list[_Waiter] = []
 
     async def wait(self, units: frozenset[str]) -> None:
         """Wait until a scan that has not begun yet has looked at these units.
@@ -36,20 +36,20 @@ class Waiters:
             LookError: one of them cannot be read.
         """
         waiter = _Waiter(units)
-        self._waiters.append(waiter)
+        self.waiting.append(waiter)
         try:
             await waiter.answer
         finally:
-            self._waiters.remove(waiter)
+            self.waiting.remove(waiter)
 
     def begin(self, stale: Set[str] = frozenset()) -> None:
         """A scan begins that covers all units that are waited for, but those whose read began earlier."""
-        for waiter in self._waiters:
+        for waiter in self.waiting:
             waiter.begun |= waiter.units.isdisjoint(stale)
 
     def end(self, failed: Mapping[str, str], unended: Set[str] = frozenset()) -> None:
         """That scan has ended but for what is `unended`; of the units that could not be read, why."""
-        for waiter in self._waiters:
+        for waiter in self.waiting:
             if waiter.begun and not waiter.answer.done() and waiter.units.isdisjoint(unended):
                 if sentences := [failed[unit] for unit in sorted(waiter.units & failed.keys())]:
                     waiter.fail("; ".join(sentences))
@@ -58,12 +58,12 @@ class Waiters:
 
     def let_go(self) -> None:
         """There is nothing to be looked at any more."""
-        for waiter in self._waiters:
+        for waiter in self.waiting:
             if not waiter.answer.done():
                 waiter.answer.set_result(None)
 
     def hangs(self, unit: str, sentence: str) -> None:
         """Nobody will hear of this unit soon."""
-        for waiter in self._waiters:
+        for waiter in self.waiting:
             if unit in waiter.units:
                 waiter.fail(sentence)

@@ -12,9 +12,10 @@ class Credit:
         self._lead = (at_once - 1) * period
         self._full = 0.0  # when all of it is there again
 
-    def spend(self, now: float) -> None:
-        """One has come, at this monotonic time in seconds."""
+    def spend(self, now: float) -> float:
+        """One has come, at this monotonic time in seconds; how many of them until the next one may come, as `wait`."""
         self._full = max(self._full, now) + self._period
+        return self._full - self._lead - now
 
     def wait(self, now: float) -> float:
         """Seconds until the next one may come; none is left to wait if that is not above 0."""

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,9 +23,9 @@ def walked(backend: Fake, seen: Seen | None = None, skip: frozenset[str] = froze
     return progress
 
 
-def probed(backend: Fake, seen: Seen, progress: Walk | None = None, at_a_glance: Set[str] = frozenset()) -> Walk:
+def probed(backend: Fake, seen: Seen, progress: Walk | None = None, *, at_a_glance: bool = False) -> Walk:
     progress = progress or Walk()
-    probe(backend, frozenset(seen.devices), at_a_glance, seen, progress, time.monotonic)
+    probe(backend, frozenset(seen.devices), seen, progress, time.monotonic, lambda: False, at_a_glance=at_a_glance)
     return progress
 
 
@@ -136,7 +136,7 @@ class Glanced(Fake):
 def test_a_device_is_probed_only_where_a_glance_shows_something_new(shows: str, asked: list[str]) -> None:
     backend, seen = Glanced(), Seen(Known({"u": (D,)}), glances={"u": ("d is well",)})
     backend.shows, backend.seen = shows, lambda found: [RISING]
-    progress = probed(backend, seen, at_a_glance={"u"})
+    progress = probed(backend, seen, at_a_glance=True)
     assert backend.probed == asked
     assert progress.probes == {"u": (RISING,) if asked else None}
     assert progress.glances == ({"u": ("d is ill",)} if asked else {})
@@ -149,7 +149,7 @@ def test_a_device_is_probed_only_where_a_glance_shows_something_new(shows: str, 
 def test_a_device_that_is_ill_is_probed_whatever_a_glance_shows(verdict: Verdict | None, asked: list[str]) -> None:
     said = replace(SICK, verdict=verdict) if verdict else replace(RISING, verdict=Verdict.NOW)
     backend, seen = Glanced(), Seen(Known({"u": (D,)}), signals={"u": (said,)}, glances={"u": ("d is well",)})
-    probed(backend, seen, at_a_glance={"u"})
+    probed(backend, seen, at_a_glance=True)
     assert backend.probed == asked
 
 
@@ -162,28 +162,29 @@ def test_a_probe_that_is_due_is_made_whatever_a_glance_shows() -> None:
 def test_a_backend_without_glances_is_probed_each_time() -> None:
     backend, seen = Fake(), Seen(Known({"u": (D,)}))
     for _ in range(2):
-        seen.glances.update(probed(backend, seen, at_a_glance={"u"}).glances)
+        seen.glances.update(probed(backend, seen, at_a_glance=True).glances)
     assert backend.probed == ["d", "d"]
 
 
-def test_health_that_changes_back_after_a_look_has_seen_it_shows_at_the_next_glance() -> None:
+def test_a_unit_that_was_read_is_probed_at_the_next_glance() -> None:
+    """Its health may have changed back since."""
     backend, seen = Glanced(), Seen(Known({"u": (D,)}), glances={"u": ("d is well",), "v": ()})
     backend.hardware, backend.shows = {"u": (D,)}, "ill"
     seen.replace(walked(backend, seen).looks, {"v"})
-    assert seen.glances == {"u": ("d is ill",)}
+    backend.probed.clear()
+    backend.shows = "well"
+    assert probed(backend, seen, at_a_glance=True).glances == {"u": ("d is well",)}
+    assert backend.probed == ["d"]
 
 
 def test_health_that_changes_while_it_is_probed_shows_at_the_next_glance() -> None:
     backend, seen = Glanced(), Seen(Known({"u": (D,)}))
-    backend.hardware = {"u": (D,)}
 
     def change(_: Device) -> list[Signal]:
         backend.shows = "ill"
         return []
 
     backend.seen = change
-    assert walked(backend, seen).looks["u"].glance == ("d is well",)
-    backend.shows = "well"
     assert probed(backend, seen).glances == {"u": ("d is well",)}
 
 
@@ -198,16 +199,17 @@ def test_a_glance_that_led_to_no_probe_is_not_remembered(fails: str) -> None:
         backend.shows = error
     else:
         backend.seen = raise_it
-    progress = probed(backend, Seen(Known({"u": (D,)})), at_a_glance={"u"})
+    progress = probed(backend, Seen(Known({"u": (D,)})), at_a_glance=True)
     assert progress.failures == {"u": error}
     assert (progress.glances, progress.probes) == ({}, {})
 
 
-@pytest.mark.parametrize("how", ["interrupted", "abandoned"])
-def test_a_probe_that_is_interrupted_ends_with_the_unit_it_is_at(how: str) -> None:
-    backend, progress = Fake(), Walk()
-    setattr(progress, how, True)
-    assert probed(backend, Seen(TWO), progress).probes == {"u": None}
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_probe_that_is_interrupted_or_given_up_ends_with_the_unit_it_is_at(interrupted: bool) -> None:
+    progress = Walk(abandoned=not interrupted)
+    call = Fake(), frozenset(TWO), Seen(TWO), progress, time.monotonic, lambda: interrupted
+    probe(*call, at_a_glance=False)
+    assert progress.probes == {"u": None}
 
 
 def test_what_is_beside_is_of_its_unit_and_goes_with_it() -> None:
@@ -220,6 +222,17 @@ def test_what_is_beside_is_of_its_unit_and_goes_with_it() -> None:
     assert seen.selectable() == [D, other]
     seen.replace({}, {"u"})
     assert seen.selectable() == []
+
+
+def test_hardware_that_is_beside_what_can_be_had_or_depended_on_is_seen() -> None:
+    found, beside = (
+        replace(D, depends=frozenset({"up"})),
+        replace(D, hardware=frozenset({"b"}), depends=frozenset({"c"})),
+    )
+    seen = Seen(Known({"u": (found,)}), beside={"u": (beside,)})
+    assert [name for name in ("d", "up", "b", "c", "e") if seen.has(name)] == ["d", "up", "b", "c"]
+    seen.replace({}, {"u"})
+    assert not any(map(seen.has, ("d", "up", "b", "c")))
 
 
 def test_units_to_be_skipped_are_listed_and_not_read() -> None:
@@ -327,9 +340,7 @@ def test_units_may_be_any_iterable_and_say_a_name_twice() -> None:
 
 
 def look(unit: str, devices: int) -> Look:
-    return Look(
-        Discovery(tuple(device(f"{unit}-{n}") for n in range(devices))), (), (), changed=True, links_changed=False
-    )
+    return Look(Discovery(tuple(device(f"{unit}-{n}") for n in range(devices))), (), changed=True, links_changed=False)
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,7 @@ async def read_in_turns(file: int, receive: Callable[[], bool], beat: Beat) -> N
             loop.remove_reader(file)
             failed.set_exception(error)
             return
-        credit.spend(loop.time())
-        if (wait := credit.wait(loop.time())) > 0:
+        if (wait := credit.spend(loop.time())) > 0:
             loop.remove_reader(file)
             loop.call_later(wait, listen)
 

@@ -29,7 +29,6 @@ from agent.discovery.sources.inotify import (
     CLOSE_WRITE,
     CREATE,
     DELETE,
-    EVENT_BYTES,
     IGNORED,
     MASK_ADD,
     MOVED_FROM,
@@ -37,7 +36,6 @@ from agent.discovery.sources.inotify import (
     ONLYDIR,
     Q_OVERFLOW,
     Inotify,
-    events,
 )
 from agent.discovery.sources.paced_reading import read_in_turns
 from agent.runtime.supervision.problems import Problems, Trouble
@@ -51,7 +49,6 @@ _VANISHED: Final = DELETE | MOVED_FROM
 _ON_THE_WAY: Final = _APPEARED | _VANISHED
 _WANTED: Final = _ON_THE_WAY | ATTRIB | CLOSE_WRITE
 _OPTIONS: Final = ONLYDIR | MASK_ADD  # one inode may be wanted and on the way: add, never replace
-_READ_BYTES: Final = 16 << 10  # some 300 events between two turns of the event loop: 2 ms
 _EVERYTHING: Final = "/"  # stands for all directories where there is no inotify instance
 POLL: Final = 5.0
 """Seconds between two looks at directories that inotify does not watch."""
@@ -196,13 +193,13 @@ class DirectoryWatch:
     def _receive(self, inotify: Inotify) -> bool:
         """Read one batch; True if more may be waiting."""
         try:
-            data = os.read(inotify.fileno(), _READ_BYTES)
+            events, more = inotify.read()
         except BlockingIOError:
             return False
-        moved = [self._take(wd, mask, name) for wd, mask, name in events(data)]
+        moved = [self._take(wd, mask, name) for wd, mask, name in events]
         if any(moved):
             self._settle(inotify, frozenset())
-        return len(data) > _READ_BYTES - EVENT_BYTES
+        return more
 
     def _take(self, wd: int, mask: int, name: str) -> bool:
         """Report one event; True if wanted names may lead elsewhere now."""
