@@ -76,7 +76,8 @@ def watches(backend: Backend[Any], answer: Any) -> Watches:
         "links": isinstance(answer.links, bool),
         "poll": poll is None or (_is_number(poll) and poll > 0),
     }
-    _refuse("Watches", answer, allowed)
+    if not all(allowed.values()):
+        raise _impossible("Watches", answer, allowed)
     if ANY_SUBSYSTEM in answer.subsystems and type(backend).affects is Backend.affects:
         raise NonsenseError("asks for every event of the node, and affects() does not say what each is about")
     return answer
@@ -138,7 +139,8 @@ def signals(call: str, answer: Iterable[Any]) -> tuple[Signal, ...]:
             "measure": signal.measure is None or _is_measure(signal.measure),
             "unless_held": isinstance(signal.unless_held, bool),
         }
-        _refuse(f"{call}() returned a Signal", signal, allowed)
+        if not all(allowed.values()):
+            raise _impossible(f"{call}() returned a Signal", signal, allowed)
     return said
 
 
@@ -192,7 +194,8 @@ def _check_device(device: Any, unit: str) -> None:
         "attributes": isinstance(device.attributes, Mapping)
         and all(isinstance(name, str) and _are_all(values, tuple, str) for name, values in device.attributes.items()),
     }
-    _refuse(f"discover() returned device {device.key!r}", device, allowed)
+    if not all(allowed.values()):
+        raise _impossible(f"discover() returned device {device.key!r}", device, allowed)
 
 
 # --- what is offered and given ---
@@ -247,10 +250,9 @@ def needs_claim(backend: Backend[Any], resource: Resource[Any]) -> bool:
 # --- what values are ---
 
 
-def _refuse(what: str, answer: Any, allowed: Mapping[str, object]) -> None:
-    if not all(allowed.values()):
-        wrong = next(name for name, right in allowed.items() if not right)
-        raise NonsenseError(f"{what} with the impossible {wrong} {getattr(answer, wrong)!r}")
+def _impossible(what: str, answer: Any, allowed: Mapping[str, object]) -> NonsenseError:
+    wrong = next(name for name, right in allowed.items() if not right)
+    return NonsenseError(f"{what} with the impossible {wrong} {getattr(answer, wrong)!r}")
 
 
 def _are_names(answer: Any, kind: type[frozenset[Any] | tuple[Any, ...]] = frozenset) -> bool:

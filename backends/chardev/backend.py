@@ -69,8 +69,7 @@ class CharDev(Backend[CharDevOptions]):
         by_way: dict[type[Finder], list[Group]] = defaultdict(list)
         for group in (group for resource in resources for group in groups_of(resource)):
             by_way[way_of_finding(group.options)].append(group)
-        self._finders = {way: way(host, groups) for way, groups in by_way.items()}
-        self._all = tuple(self._finders.values())
+        self._finders = tuple(way(host, groups) for way, groups in by_way.items())
 
     @classmethod
     def check(cls, resource: CharDevResource) -> None:
@@ -108,7 +107,7 @@ class CharDev(Backend[CharDevOptions]):
 
     def units(self) -> Iterable[str]:
         """Those of all finders; their prefixes keep them apart."""
-        return [unit for finder in self._all for unit in finder.units()]
+        return [unit for finder in self._finders for unit in finder.units()]
 
     def discover(self, unit: str) -> Discovery:
         """Its finder's."""
@@ -121,26 +120,26 @@ class CharDev(Backend[CharDevOptions]):
         return finder.probe(device) if finder else ()
 
     def _finder_of(self, unit: str) -> Finder | None:
-        return next((finder for finder in self._all if unit.startswith(finder.prefix)), None)
+        return next((finder for finder in self._finders if unit.startswith(finder.prefix)), None)
 
     def ids(self, resource: CharDevResource, device: Device) -> Sequence[str]:
         """Its finder's."""
-        group = self._group(resource, device)
-        return self._finders[way_of_finding(group.options)].ids(group, device)
+        finder = self._finder_of(device.unit)
+        return finder.ids(self._group(resource, device), device) if finder else ()
 
     def _group(self, resource: CharDevResource, device: Device) -> Group:
         """The group that a device of the resource is from."""
-        first, *others = self._groups[resource.configured]
-        return (first, *others)[int(device.attributes["group"][0]) - 1] if others else first
+        groups = self._groups[resource.configured]
+        return groups[int(device.attributes["group"][0]) - 1] if len(groups) > 1 else groups[0]
 
     def watches(self, known: Known) -> Watches:
         """What all finders want to hear of."""
-        return reduce(or_, (finder.watches(known) for finder in self._all), Watches())
+        return reduce(or_, [finder.watches(known) for finder in self._finders])
 
     def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
         """What any finder wants to look at again."""
         affected: list[str] = []
-        for finder in self._all:
+        for finder in self._finders:
             units = finder.affects(hint, known)
             if units is ALL:
                 return ALL

@@ -40,6 +40,7 @@ from backends.chardev.paths import (
     WantedPaths,
     container_node,
     container_path,
+    default_permissions,
     first_matches,
     node_attributes,
     node_signal,
@@ -79,6 +80,7 @@ class Bundles:
     def __init__(self, host: Host, groups: Sequence[Group]) -> None:
         self.host = host
         self._groups = {f"{self.prefix}{group.name}": group for group in groups}
+        self._permissions = default_permissions(host)
         self._wanted = WantedPaths(
             (option, unit) for unit, group in self._groups.items() for option in group.options.paths
         )
@@ -185,7 +187,7 @@ class Bundles:
             exclusive=owned - {f"node:{node.number}" for option, _, node in nodes if option.limit > 1},
             depends=frozenset(links | {f"node:{node.number}" for option, _, node in nodes if option.shared}),
             identity=" + ".join(str(member) for _, member in held),
-            nodes=tuple(container_node(option, path, self.host) for option, path, _ in nodes),
+            nodes=tuple(container_node(option, path, self._permissions) for option, path, _ in nodes),
             mounts=tuple(mounts),
             numa_node=self._numa_node([node for _, _, node in nodes]),
             attributes={**_attributes([member for _, member in held]), **group.attributes},
@@ -226,7 +228,7 @@ class Bundles:
             path = hint.path.text
             if self._wanted.leads_through(path):
                 return ALL
-            below = self._wanted.below(path)
+            below = self._wanted.below.get(path, ())
         elif not isinstance(hint, Uevent) or hint.node is None or hint.action == "change":
             return ()
         else:

@@ -33,6 +33,7 @@ from backends.chardev.paths import (
     WantedPaths,
     above,
     container_node,
+    default_permissions,
     first_matches,
     node_attributes,
     node_signal,
@@ -56,6 +57,7 @@ class Nodes:
         self.host = host
         self._wanted = WantedPaths((group.options.paths[0], group) for group in groups)
         self._globs = frozenset(glob.text for glob, _ in self._wanted.globs)
+        self._permissions = default_permissions(host)
 
     @staticmethod
     def fixed_ids(group: Group) -> Iterable[str]:
@@ -83,49 +85,44 @@ class Nodes:
 
         Not so for a glob: what it does not find is not missed, and directories are not meant by it.
         """
-        problems = [Problem(unit, why) for why in self._complaints(unit)]
-        takers = _first_of_each(self._wanted.takers(unit))
-        if not takers:
-            return Discovery(problems=tuple(problems))
+        if not (takers := _first_of_each(self._wanted.takers(unit))):
+            return Discovery(problems=tuple(self._complaints(unit)))
         try:
             node = device_node(self.host, HostPath(unit))
         except NoNodeError as error:
+            problems = list(self._complaints(unit))
             if error.fault is Fault.DIRECTORY:
                 return self._directory(unit, problems)
             if self._is_missed(unit, error.fault):
                 problems.append(Problem(unit, error.sentence))
             return Discovery(problems=tuple(problems))
+        if node.path.text != unit:  # an alias; a resource that takes the node under its own name has it once
+            others = {taker.resource for taker in self._wanted.takers(node.path.text)}
+            takers = [group for group in takers if group.resource not in others]
         numa = numa_node(self.host, node)
-        devices = [
-            self._device(group, unit, node, numa) for group in takers if not self._has_own_name(group, unit, node)
-        ]
-        return Discovery(tuple(devices), problems=tuple(problems))
+        devices = tuple(self._device(group, unit, node, numa) for group in takers)
+        return Discovery(devices, problems=tuple(self._complaints(unit)) if unit in self._globs else ())
 
     def _directory(self, unit: str, problems: list[Problem]) -> Discovery:
         """One device for each resource that names the directory: one that only a glob matches is not meant."""
         takers = _first_of_each(self._wanted.literals.get(unit, ()))
         try:
-            devices = tuple(whole_directories.device(self.host, group, unit) for group in takers)
+            devices = tuple(whole_directories.device(self.host, group, unit, self._permissions) for group in takers)
         except NoNodeError as error:
             return Discovery(problems=(*problems, Problem(unit, error.sentence)))
         return Discovery(devices, problems=tuple(problems))
 
-    def _complaints(self, unit: str) -> Iterator[str]:
+    def _complaints(self, unit: str) -> Iterator[Problem]:
+        """What is to be said of a directory that a glob leads through, and of a glob that matches too much."""
         if self._wanted.leads_through(unit) and (why := self._wanted.cannot_list(self.host, unit)):
-            yield why
+            yield Problem(unit, why)
         if unit in self._globs and unit in self._listed()[1]:
-            yield too_many(unit)
+            yield Problem(unit, too_many(unit))
 
     def _is_missed(self, unit: str, fault: Fault) -> bool:
         """Is it a problem that there is no node at this path?"""
         named = self._wanted.literals.get(unit, ())
         return fault is not Fault.MISSING or not all(group.options.paths[0].optional for group in named)
-
-    def _has_own_name(self, group: Group, unit: str, node: DeviceNode) -> bool:
-        """Is the path an alias of a node that the same resource takes under the node's own name?"""
-        return node.path.text != unit and any(
-            taker.resource == group.resource for taker in self._wanted.takers(node.path.text)
-        )
 
     def _device(self, group: Group, unit: str, node: DeviceNode, numa: int | None) -> Device:
         option = group.options.paths[0]
@@ -141,7 +138,7 @@ class Nodes:
             exclusive=hardware,
             depends=links | number if option.shared else links,
             identity=node.number,
-            nodes=(container_node(option, path, self.host),),
+            nodes=(container_node(option, path, self._permissions),),
             numa_node=numa,
             attributes={**node_attributes([(path, node)]), **group.attributes},
         )
@@ -168,7 +165,7 @@ class Nodes:
             path = hint.path.text
             if self._wanted.leads_through(path):
                 return ALL
-            below = self._wanted.below(path)
+            below = self._wanted.below.get(path, ())
         elif not isinstance(hint, Uevent) or hint.node is None or hint.action == "change":
             return ()
         else:

@@ -26,7 +26,8 @@ class WantedPaths(Generic[Taker]):
     def __init__(self, wanted: Iterable[tuple[PathOption, Taker]]) -> None:
         self.literals: dict[str, list[Taker]] = defaultdict(list)
         self.globs: list[tuple[Glob, Taker]] = []
-        self._below: dict[str, dict[str, None]] = defaultdict(dict)  # directory → the literal paths below it
+        self.below: dict[str, dict[str, None]] = defaultdict(dict)
+        """Directory → the paths without wildcards that lie in it or deeper."""
         self._ways: set[str] = set()  # the directories without a wildcard that globs lead through
         for option, taker in wanted:
             if is_glob(option.path):
@@ -36,7 +37,7 @@ class WantedPaths(Generic[Taker]):
             else:
                 self.literals[option.path].append(taker)
                 for above in _upwards(HostPath(option.path).parent):
-                    self._below[above][option.path] = None
+                    self.below[above][option.path] = None
         self._deep = [glob for glob, _ in self.globs if glob.deep]
         self._prefixes = tuple(glob.prefix for glob, _ in self.globs)
         self._deep_prefixes = tuple(glob.prefix for glob in self._deep)
@@ -47,10 +48,6 @@ class WantedPaths(Generic[Taker]):
         if path.startswith(self._prefixes):
             takers += [taker for glob, taker in self.globs if glob.takes(path)]
         return takers
-
-    def below(self, directory: str) -> Iterable[str]:
-        """The paths without wildcards that lie in this directory or deeper."""
-        return self._below.get(directory, ())
 
     def leads_through(self, path: str) -> bool:
         """Could this path be a directory on the way to what a glob takes?"""
@@ -111,9 +108,9 @@ def container_path(option: PathOption, path: HostPath) -> str:
     return option.mount_path + path.name if option.mount_path.endswith("/") else option.mount_path
 
 
-def container_node(option: PathOption, path: HostPath, host: Host) -> Node:
-    """The node at `path` as the option gives it to a container."""
-    return Node(path, container_path(option, path), option.permissions or default_permissions(host), option.shared)
+def container_node(option: PathOption, path: HostPath, permissions: str) -> Node:
+    """The node at `path` as the option gives it to a container, with these permissions by default."""
+    return Node(path, container_path(option, path), option.permissions or permissions, option.shared)
 
 
 ATTRIBUTES: Final[Mapping[str, Attribute]] = {
@@ -137,12 +134,12 @@ def node_attributes(members: Sequence[tuple[HostPath, DeviceNode]]) -> Mapping[s
         "path": tuple(path.text for path, _ in members),
         "name": tuple(path.name for path, _ in members),
         "devname": tuple(path.text.removeprefix("/dev/") for path, _ in members),
-        "type": tuple("block" if node.block else "character" for _, node in members),
-        "major": tuple(str(node.major) for _, node in members),
+        "type": _first_such(tuple("block" if node.block else "character" for _, node in members)),
+        "major": _first_such(tuple(str(node.major) for _, node in members)),
         "minor": tuple(str(node.minor) for _, node in members),
         "target": tuple(node.path.text for _, node in members if node.via),
     }
-    return {name: _first_such(values) for name, values in attributes.items() if values}
+    return {name: values for name, values in attributes.items() if values}
 
 
 def numbers(attributes: Mapping[str, tuple[str, ...]]) -> list[str]:

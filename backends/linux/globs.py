@@ -35,7 +35,7 @@ class Glob:
     def __init__(self, text: str, *, files: bool = False, pattern: str | None = None) -> None:
         self.text = text
         self._files = files
-        self._pattern = None if pattern is None else re.compile(pattern)
+        self._pattern = re.compile(pattern or "")
         parts = text.split("/")
         first = next(n for n, part in enumerate(parts) if is_glob(part))
         self.fixed = HostPath("/".join(parts[:first]) or "/")
@@ -51,21 +51,16 @@ class Glob:
         return (
             path.startswith(self.prefix)
             and len(parts := path.split("/")) == len(self._parts)
-            and self._fits(parts)
-            and self._found_in(path)
+            and all(fits(part) for fits, part in zip(self._parts, parts, strict=True))
+            and self._pattern.search(path.removeprefix("/dev/")) is not None
         )
-
-    def _found_in(self, path: str) -> bool:
-        return self._pattern is None or self._pattern.search(path.removeprefix("/dev/")) is not None
 
     def leads_through(self, path: str) -> bool:
         """Could this path be a directory on the way to what the glob takes?"""
         if not (path.startswith(self.prefix) or self.prefix.startswith(path)):
             return False
-        return len(parts := path.rstrip("/").split("/")) < len(self._parts) and self._fits(parts)
-
-    def _fits(self, parts: list[str]) -> bool:
-        return all(fits(part) for fits, part in zip(self._parts, parts, strict=False))
+        parts = path.rstrip("/").split("/")
+        return len(parts) < len(self._parts) and all(fits(part) for fits, part in zip(self._parts, parts, strict=False))
 
     def matches(self, host: Host) -> Iterator[str]:
         """What is there now, by name, directory by directory; without `files` no directories.
@@ -95,8 +90,10 @@ class Glob:
         for name, is_directory in sorted(entry for entry in names if fits(entry[0])):
             if rest:
                 yield from self._below(host, path / name, tuple(rest), wild=True)
-            elif (self._files or not is_directory) and self._found_in(text := (path / name).text):
-                yield text
+            elif self._files or not is_directory:
+                text = (path / name).text
+                if self._pattern.search(text.removeprefix("/dev/")):
+                    yield text
 
 
 def cannot_list(host: Host, path: HostPath, *, anywhere: bool = False) -> str | None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from agent.discovery.backend_answers import NonsenseError
 from agent.discovery.backend_answers import units as checked_units
 from agent.discovery.unit_walk import Look, Seen, Walk, in_parts, probe, walk
-from backends.base import Device, Discovery, Link, Measure, Signal, Trend, Verdict
+from backends.base import Device, Discovery, HostPath, Link, Measure, Node, Signal, Trend, Verdict
 from backends.interface.known_devices import Known
 from tests.fakes import Fake, device
 
@@ -299,6 +299,8 @@ NONSENSE: list[Any] = [
     Discovery((replace(D, exclusive={"d"}),)),
     Discovery((replace(D, nodes=["/dev/d"]),)),
     Discovery((replace(D, nodes=("/dev/d",)),)),
+    Discovery((replace(D, nodes=(Node(HostPath("dev/d"), "/dev/d", "rw"),)),)),
+    Discovery((replace(D, nodes=(Node(HostPath("/dev/d"), "/dev/d", None),)),)),  # type: ignore[arg-type]
     Discovery((replace(D, mounts=("/etc/d",)),)),
 ]
 
