@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Set
 from contextlib import asynccontextmanager, suppress
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from typing import Any, Final, TypeVar
 
 import anyio
@@ -131,7 +132,7 @@ class DiscoveryRunner:
         with anyio.move_on_after(SETTLE):
             await pod_claims.ask()
             await self.looked()
-            if self._all_watches().kernel_lines:
+            if any(discoverer.watched.kernel_lines for discoverer in self.discoverers.values()):
                 await self.kmsg.caught_up.wait()
         _tell_of_slow(self.discoverers)
 
@@ -212,10 +213,6 @@ class DiscoveryRunner:
         """Tell what was said of new hardware earlier, a turn from now: when the caller has made the changes known."""
         asyncio.get_running_loop().call_soon(self._sight, changes)
 
-    def listen(self) -> None:
-        """Hear what those in force asked for."""
-        self._listen_to(self._all_watches())
-
     # --- what the kernel says ---
 
     def take(self, said: Said) -> None:
@@ -266,13 +263,9 @@ class DiscoveryRunner:
         if self.discoverers.get(finder.kind) is finder:
             self.listen()
 
-    def _all_watches(self) -> Watches:
-        every = Watches()
-        for discoverer in self.discoverers.values():
-            every |= discoverer.watched
-        return every
-
-    def _listen_to(self, watches: Watches) -> None:
+    def listen(self) -> None:
+        """Have the sources listen to what the backends in force asked for."""
+        watches = reduce(or_, (discoverer.watched for discoverer in self.discoverers.values()), Watches())
         self._paths.watch(watches.directories)
         if self._uevents is not None:
             self._uevents.watch(watches.subsystems, watches.facts)

@@ -32,6 +32,7 @@ from backends.base import (
     Verdict,
     Watches,
 )
+from backends.chardev.finder import Finder
 from backends.chardev.groups import Group
 from backends.chardev.options import PathOption
 from backends.chardev.pairing import Bundle, Matches, pair
@@ -72,13 +73,13 @@ _T = TypeVar("_T")
 _Bundle: TypeAlias = Bundle[_Member]
 
 
-class Bundles:
+class Bundles(Finder):
     """Finds the bundles of groups with several paths, or mounts."""
 
     prefix: ClassVar = "bundle:"
 
     def __init__(self, host: Host, groups: Sequence[Group]) -> None:
-        self.host = host
+        super().__init__(host, groups)
         self._groups = {f"{self.prefix}{group.name}": group for group in groups}
         self._permissions = default_permissions(host)
         self._wanted = WantedPaths(

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import ClassVar, Final
 
-from backends.base import Device, Discovery, Hint, Host, PathChange, Problem, Signal, Uevent, Watches
+from backends.base import Device, Discovery, Hint, Host, PathChange, Problem, Uevent, Watches
 from backends.chardev import members
+from backends.chardev.finder import Finder
 from backends.chardev.groups import Group
 from backends.chardev.options import listed
 from backends.chardev.paths import default_permissions, node_attributes, tokens
@@ -28,22 +29,17 @@ from backends.linux.udev import UdevDevice
 _LASTING: Final = ("/by-id/", "/by-path/")  # in the names of udev's links, the better first
 
 
-class UdevMatches:
+class UdevMatches(Finder):
     """Finds the devices that groups match."""
 
     prefix: ClassVar = "udev:"
 
     def __init__(self, host: Host, groups: Sequence[Group]) -> None:
-        self.host = host
+        super().__init__(host, groups)
         self._wanted: dict[str, list[tuple[Group, MatchOption]]] = defaultdict(list)
         for group in groups:
             for _, option in listed("match", group.options.match):
                 self._wanted[option.subsystem].append((group, option))
-
-    @staticmethod
-    def fixed_ids(_group: Group) -> Iterable[str]:
-        """None: devices come and go."""
-        return ()
 
     def units(self) -> Iterable[str]:
         """Every device with a node in the subsystems, and each subsystem."""
@@ -154,10 +150,6 @@ class UdevMatches:
         if hint.path.parent != udev.DATABASE or (number := udev.entry_number(hint.path.name)) is None:
             return ()
         return (f"{self.prefix}{number}",)
-
-    def probe(self, device: Device) -> Iterable[Signal]:
-        """Is its node there?"""
-        return members.signals(self.host, device)
 
 
 def _fits_kernel(host: Host, option: MatchOption, found: UdevDevice) -> bool:

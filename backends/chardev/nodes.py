@@ -27,6 +27,7 @@ from backends.base import (
     Watches,
 )
 from backends.chardev import whole_directories
+from backends.chardev.finder import Finder
 from backends.chardev.groups import Group
 from backends.chardev.paths import (
     MOST_MATCHES,
@@ -48,13 +49,13 @@ from backends.linux.nodes import DeviceNode, Fault, NoNodeError, device_node, nu
 _NONE: Final = frozenset[str]()  # one for all: each takes 216 bytes
 
 
-class Nodes:
+class Nodes(Finder):
     """Finds the nodes of groups of one path each."""
 
     prefix: ClassVar = "/"
 
     def __init__(self, host: Host, groups: Sequence[Group]) -> None:
-        self.host = host
+        super().__init__(host, groups)
         self._wanted = WantedPaths((group.options.paths[0], group) for group in groups)
         self._globs = frozenset(glob.text for glob, _ in self._wanted.globs)
         self._permissions = default_permissions(host)

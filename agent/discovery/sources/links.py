@@ -11,13 +11,14 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
-from anyio import TASK_STATUS_IGNORED, wait_readable
+from anyio import TASK_STATUS_IGNORED
 from anyio.abc import TaskStatus
-from anyio.lowlevel import checkpoint
 
 from agent.discovery.sources.base import Beat, Emit, Resync, nobody
+from agent.discovery.sources.paced_reading import read_in_turns
 from agent.runtime.supervision.watchdog import beating
 from backends.base import LinkChange
 
@@ -65,11 +66,7 @@ class LinkSource:
             if late:
                 self._emit(Resync("changes of network interfaces are received from now on"))
             task_status.started()
-            while True:
-                await beating(lambda: wait_readable(sock), self._beat)
-                while self._receive(sock):
-                    self._beat()
-                    await checkpoint()
+            await read_in_turns(sock.fileno(), partial(self._receive, sock), self._beat)
 
     def _receive(self, sock: socket.socket) -> bool:
         """Read one batch; True if more may be waiting."""
