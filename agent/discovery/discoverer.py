@@ -1,10 +1,9 @@
 """Keeps one backend's devices current: takes hints and timers, scans units, hands on what changed.
 
-A scan covers units: all of them at the start, after an overflow and on a slow timer, else those a hint
-affects. What a scan covered is replaced; a unit that could not be read keeps what was known and is
-tried again. Where a read is slow the walk goes on without it in another thread; a unit whose read hangs
-is Unhealthy and left alone until its thread comes back. On a faster timer the health of all known devices is probed, or glanced at
-first, and only those that cannot be used are read anew; a hint does not wait until all of that is done.
+A scan covers units: all of them at the start, after an overflow and on a slow timer, else those that a hint affects.
+What a scan read replaces what was known. A unit that could not be read keeps what was known and is tried again. Where a
+read is slow, another thread goes on with the other units. A unit whose read hangs is Unhealthy and left alone until its
+thread comes back. On a faster timer the health of all known devices is probed; a hint interrupts that.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ THREADS: Final = 64
 
 
 class Discoverer:
-    """One backend's eyes: what it saw last, and what has to be looked at again."""
+    """Scans one backend's hardware: what was found last, and what has to be looked at again."""
 
     def __init__(
         self,
@@ -59,7 +58,7 @@ class Discoverer:
 
         Args:
             kind: the backend's name.
-            backend: the instance that looks, for good: another one has a discoverer of its own.
+            backend: the instance that is asked. Another one has a discoverer of its own.
             publish: is told what has changed.
             resync: seconds between two looks at everything.
             probe: seconds between two probes of all that is known.
@@ -67,7 +66,7 @@ class Discoverer:
             on_watches: is told when `watched` is another.
             clock: the time in seconds.
             counts: has the durations of scans.
-            before: the one in force, of which this one may take the place (`take_over`); until then that goes on.
+            before: the one in force, whose place this one may take (`take_over`); until then that goes on.
         """
         self.kind = kind
         self.backend = backend
@@ -97,10 +96,10 @@ class Discoverer:
     # --- what makes it look ---
 
     def hint(self, hint: Hint) -> None:
-        """Something happened somewhere: look at the units it affects. Called for every event; cheap."""
+        """Have the units looked at that an event affects. Called for every event on the node; cheap."""
         try:
             units = ask(lambda: backend_answers.affected(self.backend.affects(hint, self.known)))
-        except Exception as error:  # noqa: BLE001  # reported; a full scan sees what the hint meant
+        except Exception as error:  # noqa: BLE001  # reported; a full scan sees what changed
             self._reports.call_failed("affects", f"affects() failed on {hint}: {shown(error)}")
             units = ALL
         else:
@@ -111,7 +110,7 @@ class Discoverer:
             self.schedule.ask(units)
 
     def signals(self, record: Record) -> tuple[Signal, ...]:
-        """What a record says about hardware; nothing if the backend fails on it."""
+        """The signals that the backend makes of a record; none if it fails on it."""
         try:
             said = ask(lambda: backend_answers.signals("signals", self.backend.signals(record)))
         except Exception as error:  # noqa: BLE001  # reported; the next record may be one that it understands
@@ -122,12 +121,12 @@ class Discoverer:
         return said
 
     def problems_of_units(self) -> dict[str, tuple[Problem, ...]]:
-        """What is wrong, but for calls that nobody has made of another instance."""
+        """The problems, but for those of calls that events make: another instance need not have them."""
         return {unit: problems for unit, problems in self.problems.items() if unit not in FOR_EVENTS}
 
     @property
     def is_stuck(self) -> bool:
-        """Does a read hang, or does a call fail, that another instance may do better, with threads to try it?"""
+        """Does a read hang or a call fail, so that another instance may do better, and is there a thread to try it?"""
         return bool(self._hung or self.problems.keys() & CALLS) and self.workers.spare
 
     def links(self) -> dict[str, tuple[Link, ...]]:
@@ -135,7 +134,7 @@ class Discoverer:
         return self._seen.links.copy()
 
     def selectable(self) -> list[Device]:
-        """Whatever a selector could have meant, taken or not."""
+        """All devices that a selector may match, and what is beside them (`Discovery.beside`)."""
         return self._seen.selectable()
 
     def sees(self, hardware: str) -> bool:
@@ -143,7 +142,7 @@ class Discoverer:
         return self._seen.has(hardware)
 
     def unseen(self) -> str:
-        """Why something that is there may never have been seen, one sentence; empty if all there is has been."""
+        """Why there may be devices that no scan has found yet, in one sentence; empty if every unit has been read."""
         unread = (unit for unit in sorted(self.problems) if unit not in self.known and unit not in CALLS)
         if (unit := next(unread, None)) is not None:
             return self.problems[unit][0].sentence
@@ -154,7 +153,7 @@ class Discoverer:
         self.schedule.ask(ALL)
 
     async def look_at(self, units: Iterable[str]) -> None:
-        """Have these units looked at from now on, and wait until what that finds has been published.
+        """Have these units looked at, and wait until what a scan that begins after this call found is published.
 
         Raises:
             LookError: one of them cannot be read, or hangs; the sentence says which and why.
@@ -167,7 +166,7 @@ class Discoverer:
             await self._waiting.wait(wanted)
 
     async def run(self) -> None:
-        """Look whenever there is a reason to, for ever; started again after a failure, at everything."""
+        """Scan and probe for ever, whenever there is a reason to. Begins with a look at everything."""
         self.schedule.restart()
         try:
             while True:
@@ -182,38 +181,38 @@ class Discoverer:
     # --- another configuration ---
 
     def take_over(self, before: Discoverer | None) -> Changes:
-        """Take the place of the one before; what is different from now on, for the caller to make known.
+        """Take the place of the one before; what differs from what that knew, for the caller to publish.
 
-        The other's word counts for units that we have not read yet, and for those that changed after we began: those
-        are to be looked at again.
+        What the other knows counts for units that were not read here yet, and for those that changed after this one
+        began: they have to be looked at again.
         """
         inherited, self._inherited = self._inherited, {}
         return changes_by_exchange(self.kind, self._seen, inherited, before._seen if before else Seen())
 
     def leave(self) -> None:
-        """Another one has our place, or none: whoever waits is let go."""
+        """Answer whoever waits: another discoverer has taken this one's place, or the backend is not configured any more."""
         self._waiting.let_go()
         for call in FOR_EVENTS:
             self._reports.call_is_well(call)
         self.first_scan.set()
 
     def nothing_left(self) -> Changes:
-        """None has: nothing of what was found is there."""
+        """The changes where a backend is not configured any more: all that was found is gone."""
         return replace(changes_of(self.kind, {}, frozenset(self.known), self._seen), anew=True)
 
     # --- one scan ---
 
     async def _scan(self, todo: Todo) -> None:
-        """Walk what is to be looked at; where a read hangs, publish what is there and go on without it."""
+        """Read the units that are due. Where a read is slow or hangs, publish what was read and go on without it."""
         slow, waiters = self._slow.reads, self._waiting
         stale = slow.keys() if todo.everything else todo.units & slow.keys()
-        self._again |= stale  # what is being read there was so before we were asked
+        self._again |= stale  # their reads began before we were asked
         if waiters.waiting:
             waiters.begin(stale)
         began, since, self._hinted = self._clock(), self._hinted, None
         failed: dict[str, str] = {}
         units: Set[str] | None = todo.units - self._hung.keys()
-        if todo.everything:  # as long as the listing itself hangs, that is all that is known
+        if todo.everything:  # as long as the listing hangs, everything is what is known
             units = None if EVERY_UNIT not in self._hung else (todo.units | self.known.keys()) - self._hung.keys()
         while units is None or units:
             progress = Walk()
@@ -242,9 +241,9 @@ class Discoverer:
             self.first_scan.set()
 
     async def _probe(self, todo: Todo) -> None:
-        """Walk over the health of what is known; what a hint interrupts is put off.
+        """Probe the devices that are due. Where a hint interrupts that, the others are probed after it.
 
-        What cannot be used is looked at instead: what keeps it from that may end without any event.
+        Devices that cannot be used are read instead: what keeps them from that may end without any event.
         """
         late = set[str]()
         if not todo.at_a_glance:
@@ -275,7 +274,7 @@ class Discoverer:
             await self._end_slow(None)
 
     async def _run(self, call: Callable[[], None], progress: Walk) -> Exception | None:
-        """Have a thread walk, to its end or until one of its reads is slow or hangs; the error that ended it, if one did.
+        """Have a thread walk, to its end or until one of its reads is slow or hangs; returns the error that ended it.
 
         Raises:
             NoWorkerError: there is no thread left that could.
@@ -298,7 +297,7 @@ class Discoverer:
         return error if isinstance(error, Exception) else None
 
     async def _end_slow(self, since: float | None) -> None:
-        """Wait for the units that were overtaken, unless something more urgent comes up; those that hang are quarantined."""
+        """Wait for slow reads until something more urgent comes up. Quarantines units whose read hangs."""
         async for slow in self._slow.ended(self._unit_deadline, self._clock, self.schedule.asked):
             if slow.hangs is not None:
                 self._quarantine(slow.unit, slow.hangs)
@@ -312,7 +311,7 @@ class Discoverer:
             self._waiting.end({u: cannot_read(u, e) for u, e in slow.found.failures.items()}, self._slow.reads.keys())
 
     def _rest(self, progress: Walk, units: Set[str] | None, todo: Todo) -> Set[str]:
-        """What is left to be looked at; where the listing has failed, of what is known."""
+        """The units that the walk has not covered; of those that are known, where listing failed."""
         if units is None:
             units = progress.listed if progress.listed is not None else todo.units | self.known.keys()
         done = progress.looks.keys() | progress.probes.keys() | progress.failures.keys()
@@ -322,6 +321,7 @@ class Discoverer:
         return hangs(unit, self._unit_deadline)
 
     def _quarantine(self, unit: str, job: asyncio.Future[None]) -> None:
+        """Leave a unit alone whose read hangs, until its thread comes back; its devices are Unhealthy."""
         self._reports.report(unit, [Problem(unit or self.kind, self._hangs(unit))])
         self._hung[unit] = job
         self._waiting.hangs(unit, self._hangs(unit))
@@ -331,18 +331,18 @@ class Discoverer:
             self._seen.signals[unit] = signals
 
     def _release(self, unit: str, job: asyncio.Future[None]) -> None:
-        """The thread that hung has come back: look at the unit again, at all of them if there was no thread left."""
+        """Look at a unit again whose thread has come back; at all units, if there was no thread left."""
         if not job.cancelled():
-            job.exception()  # whatever it was; asyncio complains of one that nobody read
+            job.exception()  # asyncio complains of an exception that nobody has asked for
         if self._hung.get(unit) is not job:
-            return  # it has hung once more since
+            return  # another read of it hangs by now
         del self._hung[unit]
         self.schedule.ask([unit] if unit and EVERY_UNIT not in self.problems else ALL)
 
     async def _digest(self, progress: Walk, failure: Exception | None, since: float | None) -> None:
-        """Replace what the walk covered, publish what is different, note what went wrong.
+        """Publish what a walk found that differs, take it in, and report what went wrong.
 
-        Where it is much this takes several steps of the loop, as if there had been several walks.
+        Many devices take several steps of the loop, as if there had been several walks.
         """
         looks = progress.looks
         gone = self.known.keys() - progress.listed if progress.listed is not None else frozenset()
@@ -352,7 +352,7 @@ class Discoverer:
                 await asyncio.sleep(0)
             left -= len(looked) + len(lost)
             changes = changes_of(self.kind, looked, lost, self._seen)
-            self._publish(replace(changes, since=since, more=left > 0))  # if that fails, all this is found again
+            self._publish(replace(changes, since=since, more=left > 0))  # if that fails, the next scan finds it again
             different |= bool(changes.units) or any(unit not in self.known for unit in looked)
             self._seen.replace(looked, lost)
         self._reports.walked(progress, failure)
@@ -362,7 +362,7 @@ class Discoverer:
                 self._on_watches()
 
     async def _digest_probes(self, progress: Walk) -> None:
-        """Publish what probes said that they did not say before, note what went wrong; in steps, as above."""
+        """Publish what probes said that they did not say before, and report what went wrong; in steps, as above."""
         signals = {unit: said for unit, said in progress.probes.items() if said is not None}
         left = len(signals)
         async for batch in in_batches(signals.items()):
@@ -379,7 +379,7 @@ class Discoverer:
             if watches != self.watched:
                 self.watched = backend_answers.watches(self.backend, watches)
                 self.schedule.poll = watches.poll
-        except Exception as error:  # noqa: BLE001  # reported; what it watched before, or the slow timer, tells of more
+        except Exception as error:  # noqa: BLE001  # reported; it is asked again after the next scan
             self._reports.report("watches", [Problem("watches", f"watches() failed: {shown(error)}")])
         else:
             if "watches" in self.problems:

@@ -27,8 +27,7 @@ def wants(watches: Watches, record: Record) -> bool:
 class EarlySignals:
     """The signals of hardware that no scan has found yet: a line of the kernel's log may come before that scan.
 
-    They are few enough that no flood of records about hardware that does not exist costs memory. The hardware of which
-    something was said last stays.
+    There is room for few, so that a flood of records about hardware that does not exist costs no memory; the oldest go.
     """
 
     def __init__(self) -> None:

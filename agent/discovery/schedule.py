@@ -1,4 +1,4 @@
-"""Decides when to scan which units again: after hints, on timers, and where a scan failed."""
+"""Decides when which units are scanned or probed: after hints, on timers, and again where a scan failed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from backends.base import ALL, All
 
 _RETRY_FIRST, _RETRY_MOST = 1.0, 60.0  # seconds before a failed unit is tried again, doubling
 EVERY_UNIT: Final = ""
-"""Stands for the backend as a whole where a unit's name is due."""
+"""In place of a unit's name: the backend as a whole."""
 
 
 class Todo(Struct):
@@ -28,7 +28,7 @@ class Todo(Struct):
 
 
 class Schedule:
-    """The reasons to look at one backend's units, as they come up."""
+    """The units of one backend that are due, and why."""
 
     def __init__(self, resync: float, probe: float, clock: Callable[[], float]) -> None:
         """Prepare.
@@ -44,13 +44,13 @@ class Schedule:
         self._resync, self._probe = resync, probe
         self._resynced = self._probed = self._glanced = clock()
         self._todo = Todo()
-        self._passed_over = False  # have probes waited for the last look?
+        self._passed_over = False  # have probes waited for the scan before?
         self.asked = asyncio.Event()
         """Set while something more urgent waits than what `next` returned last: slow reads and probes give way to it."""
         self._retries: dict[str, tuple[float, float]] = {}  # unit → when, the delay after that
 
     def ask(self, units: Iterable[str] | All) -> None:
-        """These are to be looked at, as soon as possible."""
+        """Have these units looked at as soon as possible."""
         if units is ALL:
             self._todo.everything = True
         else:
@@ -65,14 +65,14 @@ class Schedule:
             self.asked.set()
 
     def restart(self) -> None:
-        """Begin with a look at everything."""
+        """Begin anew, with a look at everything."""
         self._resynced = self._probed = self._glanced = self._clock()
         self._todo.everything = True
 
     async def next(self, known: Collection[str]) -> Todo:
-        """Wait for a reason to look; either units or probes are to be done.
+        """Wait until something is due; the result has units to be looked at, or probes, never both.
 
-        Looks come first, but where they never end, because each has brought the next, probes get their turn between.
+        Looks come first. Where one look follows the other, probes get every second turn.
         """
         loop = asyncio.get_running_loop()
         while True:
@@ -94,9 +94,9 @@ class Schedule:
         return todo
 
     def _due_in(self, known: Collection[str]) -> float:
-        """Add what has become due; the seconds until there is something to do.
+        """Add what has become due. Returns the seconds until something is, 0 if something is now.
 
-        What is left of the last probes comes before the next: else what is late in the alphabet would never be probed.
+        The next probes begin when none are left of the last: else units late in the alphabet would never be probed.
         """
         now, todo = self._clock(), self._todo
         if now >= self._resynced + self._resync:
@@ -130,5 +130,5 @@ class Schedule:
             self._retries[unit] = (self._clock() + _RETRY_FIRST, _RETRY_FIRST * 2)
 
     def is_well(self, unit: str) -> None:
-        """The look at this unit did not fail: it is not tried again."""
+        """Do not try this unit again: it could be read."""
         self._retries.pop(unit, None)

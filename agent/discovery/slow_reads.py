@@ -1,4 +1,4 @@
-"""Waits for slow reads beside the walk over the other units, and says which of them hang."""
+"""Waits for slow reads while another thread goes on with the other units, and says which of them hang."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agent.discovery.unit_walk import Walk
 from agent.runtime.patience import STEP, Running
 
 OVERTAKEN: Final = 0.1
-"""Seconds that the other units wait for a slow read."""
+"""Seconds after which a read is slow: the other units do not wait for it any longer."""
 
 
 class Slow(Struct, frozen=True):
@@ -21,7 +21,7 @@ class Slow(Struct, frozen=True):
 
     unit: str
     found: Walk
-    """What it has found of this unit."""
+    """What was found of this unit."""
     hangs: asyncio.Future[None] | None
     """The thread's job, if it hangs."""
 
@@ -31,7 +31,7 @@ class Overtaken:
 
     def __init__(self) -> None:
         self.reads: dict[str, tuple[Walk, asyncio.Future[None]]] = {}
-        """By unit: the walk whose thread is at it, and that thread's job."""
+        """Unit → the walk whose thread reads it, and that thread's job."""
         self._running = Running(0.0)
         self._missed = 0.0
 
@@ -73,13 +73,13 @@ class Overtaken:
         return None
 
     def _let_pass(self, now: float) -> None:
-        """Time in which we did not run is no read's fault."""
+        """Give every read the time in which this process did not run."""
         before, self._missed = self._missed, self._running.missed(now)
         for walk, _ in self.reads.values():
             walk.since += self._missed - before
 
     async def ended(self, deadline: float, clock: Callable[[], float], urgent: asyncio.Event) -> AsyncIterator[Slow]:
-        """Each that ends, or hangs for so many seconds; until there are none, or something urgent comes up."""
+        """Yield each read that ends, or that hangs for `deadline` seconds; until none is left or `urgent` is set."""
         while self.reads and not urgent.is_set():
             unit, (walk, job) = min(self.reads.items(), key=lambda it: it[1][0].since)
             now = clock()

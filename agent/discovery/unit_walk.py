@@ -1,6 +1,6 @@
-"""Walks over a backend's units in a worker thread, and says at any time what was found and where the walk stands.
+"""Reads or probes a backend's units one by one in a worker thread, and shows what was found so far and which unit it is at.
 
-What backends answer is checked while it is read, so that nonsense is blamed on the unit it came from.
+What backends answer is checked here, so that nonsense is a failure of the unit it came from.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Glance = tuple[object, ...]
 
 
 class Seen(Struct, frozen=True):
-    """What was seen last, unit by unit, to compare with; a walk's thread only ever gets single units from it."""
+    """What was found last, by unit, to compare with. The loop writes it; a walk's thread gets single units from it."""
 
     devices: Known = field(default_factory=Known)
     links: dict[str, tuple[Link, ...]] = field(default_factory=dict)
@@ -35,11 +35,11 @@ class Seen(Struct, frozen=True):
     """`Discovery.beside` of the units that have any."""
 
     def inherited(self) -> Seen:
-        """What another instance of the backend compares with; what it has looked at itself has signals."""
+        """What another instance of the backend begins with: no signals, which only units have that it has read itself."""
         return Seen(self.devices.copy(), self.links.copy())
 
     def believe(self, other: Seen, unit: str) -> None:
-        """Of this unit, what the other has seen counts."""
+        """Take over what another instance knows of this unit."""
         self.replace({}, {unit})
         for mine, theirs in zip(self._parts(), other._parts(), strict=True):
             if unit in theirs:
@@ -82,12 +82,12 @@ class Seen(Struct, frozen=True):
 
 
 class Look(Struct, frozen=True):
-    """What one look at one unit told."""
+    """What was found by reading one unit and probing its devices."""
 
     discovery: Discovery
     signals: tuple[Signal, ...]
     changed: bool
-    """Are the devices other than those known before? Compared in the thread: 10,000 comparisons take 25 ms."""
+    """Do the devices differ from those known before? Compared in the thread: 10,000 comparisons take 25 ms."""
     links_changed: bool
 
 
@@ -96,16 +96,16 @@ class Walk(Struct):
 
     looks: dict[str, Look] = field(default_factory=dict)
     probes: dict[str, tuple[Signal, ...] | None] = field(default_factory=dict)
-    """What was said of units that were only probed; None where that is nothing new."""
+    """The signals of units that were only probed; None where they are those of the last time."""
     glances: dict[str, Glance] = field(default_factory=dict)
-    """What a glance showed before these were probed."""
+    """What a glance at these units showed before they were probed."""
     failures: dict[str, BaseException] = field(default_factory=dict)
     listed: frozenset[str] | None = None
     """All units there are, if the walk asked for them."""
     unit: str | None = None
     """The unit being looked at; None while they are listed."""
     since: float = field(default_factory=time.monotonic)
-    """When that began; set before the unit."""
+    """When its read began; set before the unit."""
     abandoned: bool = False
     """Nobody waits for its thread any more: it ends with the unit that it is at."""
 
@@ -152,10 +152,10 @@ def walk(
     progress: Walk,
     clock: Callable[[], float],
 ) -> None:
-    """Look at these units, or at all there are, beside what is known; to be run in a thread.
+    """Read these units, or all there are, and compare them with what is known; to be run in a thread.
 
     Raises:
-        Exception: whatever `units()` raises. A unit that raises is a failure of that unit alone.
+        Exception: whatever `units()` raises. What a unit raises is a failure of that unit alone.
     """
     if units is None:
         listed = backend_answers.units(backend.units())
@@ -184,7 +184,7 @@ def _look(backend: Backend[Any], unit: str, seen: Seen) -> Look:
     if (changed := discovery.devices != known) or discovery.problems or _is_ill(signals):
         shortage.check()
     if not changed:
-        discovery = replace(discovery, devices=known)  # so that thousands of equal ones do not wait to be told
+        discovery = replace(discovery, devices=known)  # equal ones need not be kept twice until they are published
     return Look(discovery, signals, changed=changed, links_changed=discovery.links != seen.links.get(unit, ()))
 
 
@@ -198,7 +198,7 @@ def probe(
     *,
     at_a_glance: bool,
 ) -> None:
-    """Look at the health of these units' known devices, and at nothing else; to be run in a thread.
+    """Probe the known devices of these units, and read nothing else; to be run in a thread.
 
     Args:
         backend: the one that is asked.
@@ -221,7 +221,7 @@ def probe(
 
 
 def _probe_unit(backend: Backend[Any], unit: str, seen: Seen, progress: Walk, *, at_a_glance: bool) -> None:
-    """Probe a unit's devices. What is as it was is not told again: nothing can follow from it, but from a measure."""
+    """Probe a unit's devices. Signals are told only if they differ from the last ones, or have a measure."""
     devices = seen.devices.get(unit, ())
     glance = tuple(backend.glance(device) for device in devices)
     if at_a_glance and glance == seen.glances.get(unit) and not _is_ill(seen.signals.get(unit, ())):

@@ -16,7 +16,7 @@ from agent.runtime.errors import shown
 T = TypeVar("T")
 
 LIMIT: Final = 4
-"""Threads for one backend; when all of them hang, it is asked nothing more until one comes back."""
+"""Threads for one backend. While all of them hang, nothing can be asked of it."""
 
 
 class NoWorkerError(Exception):
@@ -48,7 +48,7 @@ class Workers:
         return self._threads * 2 <= self._limit
 
     def start(self, call: Callable[[], T]) -> asyncio.Future[T]:
-        """Run a blocking call in a thread; whoever gives up on it just drops the future.
+        """Run a blocking call in a thread. To give up waiting, drop the future.
 
         Raises:
             NoWorkerError: all threads are busy, or no more can be had.
@@ -73,7 +73,7 @@ class Workers:
         return jobs
 
     def close(self) -> None:
-        """Let the idle threads end, and the busy ones once they are back; others are made if there is more to do."""
+        """End the idle threads now, and the busy ones once they are back. `start` makes others."""
         self._closed = True
         for jobs in self._idle:
             jobs.put(None)
@@ -101,7 +101,7 @@ class Workers:
         else:
             self._idle.append(jobs)
         if future.done():
-            return  # whoever asked has given up
+            return  # the caller does not wait any more
         if error is None:
             future.set_result(result)
         else:

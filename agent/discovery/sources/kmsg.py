@@ -1,4 +1,4 @@
-"""Lines of the kernel's log, as records: what a driver says and sysfs does not keep (an NVIDIA XID).
+"""Reads the kernel's log: lines of drivers become records of what sysfs does not keep (an NVIDIA XID).
 
 Each read of /dev/kmsg is one record (Documentation/ABI/testing/dev-kmsg): `level,sequence,microseconds,flags;text`,
 then lines ` KEY=value` with what it is about. Only the kernel's own count: root may write to the log too, but what it
@@ -174,7 +174,7 @@ class KmsgSource:
         return True
 
     def _note_lost(self, error: OSError) -> None:
-        """Say it once that lines are missing; the next read has the one after them."""
+        """Report once that lines are missing; the next read has the one after them."""
         if error.errno == errno.EPIPE:
             self._say_lost("the kernel overwrote lines of its log before they were read")
         elif error.errno == errno.EINVAL:

@@ -1,6 +1,6 @@
-"""Network interfaces that come, go, and go up or down (rtnetlink), as hints where to look.
+"""Receives changes of network interfaces from rtnetlink, as hints where to look: they come, go, go up or down.
 
-Only those of this process's network namespace are heard of: in a container it must be the host's.
+The kernel tells of those of this process's network namespace alone: in a container it must be the host's.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LinkSource:
         self._ran_before = False
 
     def watch(self, wanted: bool) -> None:  # as the other sources' `watch`
-        """From now on hand them on, or do not."""
+        """From now on hand changes on, or do not."""
         if wanted:
             self._wanted.set()
         else:

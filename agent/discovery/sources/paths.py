@@ -1,8 +1,7 @@
-"""Directories' entries that come, go and change, by inotify.
+"""Watches directories by inotify: entries that come, go and change.
 
-A directory is watched by its name, not as the thing it is now: it may be missing, be replaced, or be reached
-through symbolic links. Every directory on the way to it is watched too, so that whatever makes the name mean
-something else is seen.
+A directory is watched by its name: it may be missing, be replaced, or be reached through symbolic links. Every directory
+on the way to it is watched too, so that a change of what the name leads to is seen.
 """
 
 from __future__ import annotations
@@ -102,12 +101,12 @@ class _Watched(Struct, frozen=True):
 
 
 class DirectoryWatch:
-    """Tells of every change in the wanted directories, and when one of them appears or vanishes.
+    """Reports every change in the wanted directories, and when one of them appears or vanishes.
 
-    When a wanted directory vanishes it is itself reported REMOVED, once, for all that was in it. When it
-    appears it is reported CREATED, and then every entry that is already in it. One that exists when it is
-    first wanted is reported CREATED itself, without its entries: look at it then. Where inotify has no instances or
-    watches left, the directories are looked at every `POLL` seconds, and the same is told.
+    When a wanted directory vanishes, it is reported REMOVED itself, once for all that was in it. When it appears, it is
+    reported CREATED, and then every entry that is already in it. One that exists when it is first wanted is reported
+    CREATED itself, without its entries: list it then. Where inotify has no instances or watches left, the directories
+    are listed every `POLL` seconds, and the same is reported.
     """
 
     def __init__(
@@ -158,7 +157,7 @@ class DirectoryWatch:
             self._watched = _Watched()
 
     async def _instance(self, start: Callable[[], None]) -> Inotify:
-        """An inotify instance; until there is one, the directories are looked at now and then."""
+        """An inotify instance; until one can be had, the directories are listed every `POLL` seconds."""
         while True:
             try:
                 inotify = Inotify()
@@ -180,7 +179,7 @@ class DirectoryWatch:
             self._poll()
 
     def _poll(self) -> None:
-        """Report what came, went or changed in the directories that are not watched since the look before."""
+        """Report what came, went or changed since the listing before, in the directories that are not watched."""
         before = self._unwatched
         self._unwatched = {it: entries_of(it) for it in self._wanted - self._watched.directories.keys()}
         for directory, now in self._unwatched.items():
@@ -218,7 +217,7 @@ class DirectoryWatch:
         return change is not Change.CHANGED and bool(led_to)
 
     def _settle(self, inotify: Inotify, fresh: frozenset[Path]) -> None:
-        """Find out what the wanted names mean now, watch that, and report what came and went."""
+        """Find out where the wanted names lead now, watch that, and report what came and went."""
         before, now = self._watched, self._look(inotify)
         # Only what is resolved after its watches were made can be trusted: a later change is an event.
         while (again := self._look(inotify)) != now:
@@ -283,7 +282,7 @@ class DirectoryWatch:
         self._refused[place].report_once(reason)
 
     def _heal(self, places: Iterable[str]) -> None:
-        """What could not be watched is, or need not be."""
+        """Report that these places are watched now, or need not be."""
         for place in list(places):
             if (trouble := self._refused.pop(place, None)) is not None:
                 trouble.healed()
