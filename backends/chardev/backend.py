@@ -100,7 +100,7 @@ class CharDev(Backend[CharDevOptions]):
 
     @classmethod
     def fixed_ids(cls, resource: CharDevResource) -> Iterable[str]:
-        """Those of all groups."""
+        """Those of all its groups."""
         return (
             device_id for group in groups_of(resource) for device_id in way_of_finding(group.options).fixed_ids(group)
         )
@@ -133,11 +133,11 @@ class CharDev(Backend[CharDevOptions]):
         return groups[int(device.attributes["group"][0]) - 1] if len(groups) > 1 else groups[0]
 
     def watches(self, known: Known) -> Watches:
-        """What all finders want to hear of."""
+        """What all finders listen to."""
         return reduce(or_, [finder.watches(known) for finder in self._finders])
 
     def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
-        """What any finder wants to look at again."""
+        """The units that any finder looks at again."""
         affected: list[str] = []
         for finder in self._finders:
             units = finder.affects(hint, known)
@@ -147,15 +147,15 @@ class CharDev(Backend[CharDevOptions]):
         return affected
 
     def needs_claim(self, resource: CharDevResource) -> bool:
-        """Only where a node may have become another's since it was found: not where the config names it."""
+        """True unless the config names every node: another device may have got the node since it was found."""
         return any(not group.options.paths for group in self._groups[resource.configured])
 
     def claim(self, resource: CharDevResource, grants: Sequence[Grant]) -> None:
-        """Look once more whether the nodes are still those that were found, and give them to the owner that is asked for.
+        """Check that the nodes are still those that were found, and give them to the configured owner.
 
         Raises:
-            AllocationRefused: they are not, and the event that tells of it is under way, or was lost; or they cannot be
-                given.
+            AllocationRefused: they are not, and the event that tells of it is still to come or was lost; or they cannot
+                be given.
         """
         for grant in grants:
             options = self._group(resource, grant.device).options
@@ -171,7 +171,7 @@ class CharDev(Backend[CharDevOptions]):
                 owners.give(self.host, options.owner, nodes)
 
     def release(self, ended: Sequence[Released], idle: frozenset[str]) -> None:  # noqa: ARG002  # an interface's
-        """Give nodes back to whom they belonged; those that were not given away have no note.
+        """Give nodes back to their owners; nodes that were not given away have no note.
 
         Raises:
             ExceptionGroup: of those that cannot be given back.

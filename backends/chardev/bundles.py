@@ -1,8 +1,9 @@
 """Bundles: devices of several nodes and mounts, one of each path of a group.
 
-A unit is a group, `bundle:<resource>`, since one node more or less may move all pairs (see `pairing`); the directories that wildcards take are units too, `bundle:/dev/…`, so that they are watched. A bundle's ID is the path
-below /dev of the node that only it has, so that it outlives what happens to other bundles. If its other members
-change, its identity does: a pod that holds the ID keeps it, as one whose device was replaced.
+A unit is a group, `bundle:<resource>`, since one node more or less may move all pairs (see `pairing`). The directories
+that wildcards match are units too, `bundle:/dev/…`, so that they are watched. A bundle's ID is the path below /dev of the
+node that only it has, so that it does not depend on other bundles. If its other members change, its identity does: a pod
+that holds the ID keeps it, as one whose device was replaced.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Bundles(Finder):
 
     @staticmethod
     def fixed_ids(group: Group) -> Iterable[str]:
-        """Those of a bundle that is named after a path without wildcards: there is one, if there is any."""
+        """Those of a bundle that is named after a path without wildcards: there is at most one."""
         options = group.options
         sole = next((options.paths[k] for k in _preference(options.paths) if options.paths[k].limit == 1), None)
         if sole is None or sole.optional or is_glob(sole.path):
@@ -96,7 +97,7 @@ class Bundles(Finder):
         return tokens(sole.path, options.count)
 
     def units(self) -> Iterable[str]:
-        """The groups, and the directories that wildcards take."""
+        """The groups, and the directories that wildcards match."""
         ways = (
             match
             for glob, _ in self._wanted.globs
@@ -204,7 +205,7 @@ class Bundles(Finder):
         return tokens(device.key, group.options.count)
 
     def probe(self, device: Device) -> Iterable[Signal]:
-        """Are all its members there, and still the same? What is wrong is the bundle's: its nodes may be in others."""
+        """Are all its members there, and still the same? Signals are about the bundle: its nodes may be in others."""
         hardware = f"{device.unit}/{device.key}"
         for node, number in zip(device.nodes, numbers(device.attributes), strict=True):
             if signal := node_signal(self.host, hardware, node.path.text, number):
@@ -257,9 +258,9 @@ def _first(problems: Iterable[_T]) -> list[_T]:
 
 
 def _preference(options: Sequence[PathOption]) -> list[int]:
-    """Which paths bundles are named after, if their matches are not repeated: best a required glob of nodes.
+    """The paths in the order in which bundles are named after them: first a required glob of nodes.
 
-    What is shared comes late: other groups of the resource may have a bundle with the same node.
+    Shared nodes come late: other groups of the resource may have a bundle with the same node.
     """
     return sorted(
         range(len(options)),
@@ -274,7 +275,7 @@ def _preference(options: Sequence[PathOption]) -> list[int]:
 
 
 def _once(members: Iterable[_Member]) -> Iterator[_Member]:
-    """Each node under one name: its own if that matches, else the first. Mounts are not told apart."""
+    """Yield each node once: under its own name if that matches, else under the first. Mounts stay as they are."""
     names: dict[str, list[_Member]] = {}
     for member in members:
         names.setdefault(member.node.number if member.node else member.path.text, []).append(member)
@@ -304,7 +305,7 @@ def _shortage(
 
 
 def _collision(device: Device) -> str | None:
-    """Two members that would lie at one path of the container."""
+    """Which two members would have the same path in the container, as a sentence."""
     members: tuple[Node | Mount, ...] = (*device.nodes, *device.mounts)
     paths: dict[str, HostPath] = {}
     for one in members:

@@ -1,4 +1,4 @@
-"""The groups of a resource, each of which finds devices in its own way; and what two of them cannot both offer."""
+"""The groups of a resource, each of which finds devices in its own way."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Group(Struct, frozen=True, eq=False):
     number: int = 0
     """From 1, as the config lists them; 0 of a resource without `groups`."""
     attributes: Mapping[str, tuple[str, ...]] = {}
-    """What a device says of the group it is from."""
+    """What each of its devices has."""
 
     @property
     def name(self) -> str:
-        """Among the groups of all resources."""
+        """Its name among the groups of all resources."""
         return f"{self.resource}#{self.number}" if self.number else self.resource
 
 

@@ -1,4 +1,4 @@
-"""Devices by what the kernel and udev say of them: each that has a node and fits is a device of its own.
+"""Finds devices by what the kernel and udev say of them: each that has a node and matches is a device.
 
 A unit is a device number, `udev:c:188:0`, because that is what events and udev's database both name; or a subsystem,
 `udev:tty`, for what is to be said of all of it. The ID is udev's lasting link to the node, by ID or else by path
@@ -97,7 +97,7 @@ class UdevMatches(Finder):
         )
 
     def _complaints(self, subsystem: str) -> Iterator[str]:
-        """What is to be said of a subsystem that is matched in."""
+        """The problems of a subsystem in which groups match."""
         try:
             numbers = udev.numbers(self.host, subsystem)
         except OSError as error:
@@ -117,7 +117,7 @@ class UdevMatches(Finder):
                 yield f"{device.node.path} is offered once udev has it in {udev.DATABASE}; is udevd running?"
 
     def _unknowable(self, subsystem: str, found: Sequence[UdevDevice]) -> Iterator[str]:
-        """What is asked for although only udev knows it, and no udev is there."""
+        """The problems of matches by what only udev knows, where there is no udev."""
         told = {name for device in found for name in device.properties}
         for group, option in self._wanted[subsystem]:
             names = [name for name in option.properties if name not in told and (told or name.startswith("ID_"))]
@@ -153,14 +153,14 @@ class UdevMatches(Finder):
 
 
 def _fits_kernel(host: Host, option: MatchOption, found: UdevDevice) -> bool:
-    """Does the device fit in what sysfs says of it and of those above it?"""
+    """Does what sysfs says of the device, and of those above it, match?"""
     told = ((udev.driver(host, found.path), option.driver),) if option.driver is not None else ()
     attributes = ((udev.attribute(host, found.path, name), wanted) for name, wanted in option.attributes.items())
     return all(text is not None and fnmatchcase(text, wanted) for text, wanted in (*told, *attributes))
 
 
 def _fits_udev(option: MatchOption, found: UdevDevice) -> bool:
-    """Does it fit in its properties and tags?"""
+    """Do its properties and tags match?"""
     return all(
         name in found.properties and fnmatchcase(found.properties[name], wanted)
         for name, wanted in option.properties.items()
@@ -168,6 +168,6 @@ def _fits_udev(option: MatchOption, found: UdevDevice) -> bool:
 
 
 def _lasting_link(links: Iterable[str]) -> str | None:
-    """The name that udev gives the node for ever, if it gives one."""
+    """The name of the node that does not depend on the order of plugging in, if udev gives one."""
     links = sorted(link for link in links if link.isprintable())
     return next((link for kind in _LASTING for link in links if kind in f"/{link}"), None)

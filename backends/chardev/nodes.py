@@ -1,4 +1,4 @@
-"""Single nodes by path or glob; many tokens of one node where it can be shared. A path's directory counts as one node.
+"""Finds single nodes by path or glob. A node that can be shared has several tokens; a directory that is named is one device.
 
 A unit is the host path of a node. The IDs of a resource's only path are KubeVirt's, `kvm0`, `kvm1`, …; those of a
 glob are the node's path below /dev as it is, slashes included: readable, and no two nodes share one (the kubelet takes
@@ -62,17 +62,17 @@ class Nodes(Finder):
 
     @staticmethod
     def fixed_ids(group: Group) -> Iterable[str]:
-        """The tokens of a path; what a glob matches is not fixed."""
+        """The tokens of a path; those of a glob's matches are not fixed."""
         path = group.options.paths[0].path
         return () if is_glob(path) else _ids(group, path)
 
     def units(self) -> Iterable[str]:
-        """Every path, there or not, what the globs match (see `Glob.matches`), and each glob that matches too much."""
+        """Every path, existing or not, what the globs match (see `Glob.matches`), and each glob that matches too much."""
         units, crowded = self._listed()
         return (*units, *crowded)
 
     def _listed(self) -> tuple[Iterable[str], Iterable[str]]:
-        """The paths, and the globs for all of whose matches there is no room."""
+        """The paths, and the globs with more matches than there is room for."""
         paths, crowded = dict.fromkeys(self._wanted.literals), list[str]()
         for glob, _ in self._wanted.globs:
             matches, more = first_matches(glob, self.host, max(0, MOST_MATCHES - len(paths)))
@@ -82,9 +82,9 @@ class Nodes(Finder):
         return paths, crowded
 
     def discover(self, unit: str) -> Discovery:
-        """One device for each resource that takes the node, in the first group that does; what is no node is a problem.
+        """One device for each resource that takes the node, in the first of its groups that does.
 
-        Not so for a glob: what it does not find is not missed, and directories are not meant by it.
+        A named path that leads to no node is a problem. Of a glob, no match is missed, and directories are passed over.
         """
         if not (takers := _first_of_each(self._wanted.takers(unit))):
             return Discovery(problems=tuple(self._complaints(unit)))
@@ -105,7 +105,7 @@ class Nodes(Finder):
         return Discovery(devices, problems=tuple(self._complaints(unit)) if unit in self._globs else ())
 
     def _directory(self, unit: str, problems: list[Problem]) -> Discovery:
-        """One device for each resource that names the directory: one that only a glob matches is not meant."""
+        """One device for each resource that names the directory; globs do not mean directories."""
         takers = _first_of_each(self._wanted.literals.get(unit, ()))
         try:
             devices = tuple(whole_directories.device(self.host, group, unit, self._permissions) for group in takers)
@@ -114,7 +114,7 @@ class Nodes(Finder):
         return Discovery(devices, problems=tuple(problems))
 
     def _complaints(self, unit: str) -> Iterator[Problem]:
-        """What is to be said of a directory that a glob leads through, and of a glob that matches too much."""
+        """The problem of a directory on the way to a glob's matches, and of a glob that matches too much."""
         if self._wanted.leads_through(unit) and (why := self._wanted.cannot_list(self.host, unit)):
             yield Problem(unit, why)
         if unit in self._globs and unit in self._listed()[1]:
@@ -149,18 +149,17 @@ class Nodes(Finder):
         return _ids(group, device.key)
 
     def watches(self, known: Known) -> Watches:
-        """All uevents, and the directories of all paths, for nodes and links that are made by hand or by udev."""
+        """All uevents, and the directories of all paths, since nodes and links are also made by hand or by udev."""
         listed = (path for unit in known for path in (unit, unit.rpartition("/")[0]))
         named = (device for unit in self._wanted.literals if unit in known for device in known[unit])
         whole = {path for device in named for path in whole_directories.directories(device)}
         return Watches(frozenset({ANY_SUBSYSTEM}), frozenset(self._wanted.directories(listed) | whole))
 
     def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
-        """The path itself, if a resource takes it, the links that lead to it, and directories above it that are devices.
+        """The path itself, if a resource takes it; the links that lead to it; directories above it that are devices.
 
-        For a directory also what is below.
-
-        `change` events are passed over: a node stays what it is, and each virtual machine causes two on kvm.
+        Where the path is a directory, also the paths below it. `change` events are passed over: a node stays what it is,
+        and each virtual machine causes two on kvm.
         """
         if isinstance(hint, PathChange):
             path = hint.path.text
@@ -176,12 +175,12 @@ class Nodes(Finder):
             links += (*known.minding(f"path:{directory}"), *([directory] if directory in self._wanted.literals else ()))
         if not self._wanted.takers(path):
             return (*below, *links)
-        if path not in known and len(known) >= MOST_MATCHES:  # once this has been said, only full looks help
+        if path not in known and len(known) >= MOST_MATCHES:  # once this is a problem, only full scans help
             return (*below, *links) if any(glob in known for glob in self._globs) else ALL
         return (*below, path, *links)
 
     def probe(self, device: Device) -> Iterable[Signal]:
-        """Is the node there, and still the same? So for each of a directory."""
+        """Is the node there, and still the same? The same of each node of a directory."""
         hardware = min(device.hardware)  # the one that it has, or the directory itself
         for node, number in zip(device.nodes, numbers(device.attributes), strict=True):
             if signal := node_signal(self.host, hardware, node.path.text, number):

@@ -46,7 +46,7 @@ def device(host: Host, group: Group, unit: str, permissions: str) -> Device:
 
 
 def directories(device: Device) -> set[HostPath]:
-    """What is to be watched for such a device: where it is, and where its nodes are; of another device nothing more."""
+    """The directories to watch for such a device: itself, and those of its nodes; none for a device of another kind."""
     return (
         {HostPath(device.key), *(node.path.parent for node in device.nodes)} if device.identity == device.key else set()
     )

@@ -1,4 +1,4 @@
-"""Globs over the host's /dev, or all its files: which paths one takes, and what it matches now.
+"""Globs over the host's /dev, or all its files: which paths a glob takes, and which exist now.
 
 As in a shell, `*`, `?` and `[…]` never take a `/`, nor a dot at the start of a name. Names that cannot be printed
 are passed over: they could not be an ID.
@@ -43,7 +43,7 @@ class Glob:
         self.deep = first < len(parts) - 1
         """Are there wildcards in its directories?"""
         self.prefix = _WILD.split(text, maxsplit=1)[0]
-        """All before the first wildcard: what any path that it takes starts with."""
+        """All before the first wildcard: every path that it takes starts with that."""
         self._parts = tuple(_component(part) for part in parts)
 
     def takes(self, path: str) -> bool:

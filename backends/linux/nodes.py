@@ -1,4 +1,4 @@
-"""Device nodes of the host: what a path in its /dev leads to, links followed inside the host's own tree.
+"""Finds the device node that a path in the host's /dev leads to, with links followed inside the host's own tree.
 
 The kernel would follow an absolute link into the tree of this process, which in a container is not the host's:
 each link is read and followed by hand.
@@ -150,7 +150,7 @@ def numa_node(host: Host, node: DeviceNode) -> int | None:
 
 
 def _follow(host: Host, path: HostPath, *, anywhere: bool = False) -> tuple[os.stat_result, HostPath, list[HostPath]]:
-    """What lies at the end of all links, where that is, and each path that a link pointed to."""
+    """The status of what lies at the end of all links, its path, and each path that a link pointed to."""
     at: list[str] = []  # the components walked, none of them a link
     ahead = path.text.split("/")[::-1]
     via: list[HostPath] = []

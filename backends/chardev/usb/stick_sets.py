@@ -55,7 +55,7 @@ class StickSets(Finder):
         return Discovery(tuple(devices), problems=tuple(problems))
 
     def _sticks(self, unit: str, problems: list[Problem]) -> Iterator[tuple[int, Stick]]:
-        """The sticks that the group's selectors take, each with the place of its selector; no ID comes twice."""
+        """Yield the sticks that the group's selectors take, each with the index of its selector; no ID comes twice."""
         group, selectors = self._groups[unit]
         seen: dict[str, str] = {}
         for port in usb.ports(self.host):
