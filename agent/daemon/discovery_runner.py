@@ -245,7 +245,8 @@ class DiscoveryRunner:
     def _publish(self, finder: Discoverer, changes: Changes) -> None:
         """Tell the node what a scan found; early signals first, so that no device is Healthy for a moment that is not."""
         if self.discoverers.get(finder.kind) is finder:
-            self._sight(changes)
+            if self._early.by_hardware:
+                self._sight(changes)
             self._node.scanned(changes)
 
     def _sight(self, changes: Changes) -> None:

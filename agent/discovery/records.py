@@ -31,17 +31,17 @@ class EarlySignals:
     """
 
     def __init__(self) -> None:
-        self._by_hardware: dict[str, list[tuple[Signal, Record]]] = {}
+        self.by_hardware: dict[str, list[tuple[Signal, Record]]] = {}
 
     def keep(self, signal: Signal, record: Record) -> None:
         """Keep a signal until its hardware is found; of those with the same reason, the last one."""
-        others = [it for it in self._by_hardware.pop(signal.hardware, ()) if it[0].reason != signal.reason]
-        self._by_hardware[signal.hardware] = [*others[1 - _EARLY_SIGNALS :], (signal, record)]
-        if len(self._by_hardware) > _EARLY_HARDWARE:
-            del self._by_hardware[next(iter(self._by_hardware))]
+        others = [it for it in self.by_hardware.pop(signal.hardware, ()) if it[0].reason != signal.reason]
+        self.by_hardware[signal.hardware] = [*others[1 - _EARLY_SIGNALS :], (signal, record)]
+        if len(self.by_hardware) > _EARLY_HARDWARE:
+            del self.by_hardware[next(iter(self.by_hardware))]
 
     def take(self, changes: Changes) -> Iterator[tuple[Signal, Record]]:
         """Yield the signals of the hardware that a scan found, in the order in which they came, and forget them."""
-        for unit, devices in changes.units.items() if self._by_hardware else ():
+        for unit, devices in changes.units.items():
             for name in minded((*devices, *changes.beside.get(unit, ()))):
-                yield from self._by_hardware.pop(name, ())
+                yield from self.by_hardware.pop(name, ())

@@ -32,7 +32,6 @@ from backends.chardev.groups import Group
 from backends.chardev.paths import (
     MOST_MATCHES,
     WantedPaths,
-    above,
     container_node,
     default_permissions,
     first_matches,
@@ -171,7 +170,8 @@ class Nodes(Finder):
         else:
             path, below = hint.node.text, ()
         links = [*known.minding(f"path:{path}")]
-        for directory in above(path):
+        directory = path
+        while (directory := directory.rpartition("/")[0]) not in ("", "/dev"):
             links += (*known.minding(f"path:{directory}"), *([directory] if directory in self._wanted.literals else ()))
         if not self._wanted.takers(path):
             return (*below, *links)

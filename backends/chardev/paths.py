@@ -76,12 +76,6 @@ def _upwards(directory: HostPath) -> Iterator[str]:
         yield directory.text
 
 
-def above(path: str) -> Iterator[str]:
-    """The directories that a path lies in, below /dev."""
-    while (path := path.rpartition("/")[0]) not in ("", "/dev"):
-        yield path
-
-
 def first_matches(glob: Glob, host: Host, most: int) -> tuple[list[str], bool]:
     """The first matches of a glob by name, `most` at most; and whether there are more."""
     found = list(islice(glob.matches(host), most + 1))
