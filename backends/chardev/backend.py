@@ -192,5 +192,7 @@ class CharDev(Backend[CharDevOptions]):
                     f"{resource.name} puts each device at {path}: a container can have only one of them"
                 )
             taken.add(path)
+        if not any(group.options.usb for group in self._groups[resource.configured]):
+            return edits
         sticks = [grant for grant in grants if self._group(resource, grant.device).options.usb]
         return replace(edits, env=usb_env(resource.name, sticks))

@@ -25,16 +25,7 @@ class Node(Struct, frozen=True, gc=False):
     permissions: str
     """Of "r", "w", "m" (DeviceSpec.permissions of the device plugin API)."""
     shared: bool = False
-    """Other devices may have it, too: a pod that has it need not have this device. It is the same node all the same."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Node) and self._identity() == other._identity()
-
-    def __hash__(self) -> int:
-        return hash(self._identity())
-
-    def _identity(self) -> tuple[HostPath, str, str]:
-        return self.path, self.container_path, self.permissions
+    """Other devices may have it, too: a pod that has it need not have this device."""
 
 
 class Mount(Struct, frozen=True, gc=False):
@@ -330,8 +321,9 @@ class ContainerEdits(Struct, frozen=True):
     def of(cls, grants: Iterable[Grant]) -> ContainerEdits:
         """The nodes and mounts of the granted devices, each once, however many tokens of a device were granted."""
         devices = [grant.device for grant in grants]
+        nodes = (node for device in devices for node in device.nodes)
         return cls(
-            nodes=tuple(dict.fromkeys(node for device in devices for node in device.nodes)),
+            nodes=tuple({(node.path, node.container_path, node.permissions): node for node in nodes}.values()),
             mounts=tuple(dict.fromkeys(mount for device in devices for mount in device.mounts)),
         )
 
