@@ -162,7 +162,7 @@ def walk(
         if not seen.devices.keys() <= listed:
             shortage.check()
         units = progress.listed = listed
-    pile = garbage.Pile()
+    new = 0  # devices, since some were hidden from the garbage collector
     for unit in sorted(units - skip):
         if progress.abandoned:
             return
@@ -173,8 +173,9 @@ def walk(
             progress.failures[unit] = error
         else:
             progress.looks[unit] = look
-            if look.changed:
-                pile.grow(len(look.discovery.devices))
+            if look.changed and (new := new + len(look.discovery.devices)) >= garbage.ENOUGH:
+                garbage.hide()
+                new = 0
 
 
 def _look(backend: Backend[Any], unit: str, seen: Seen) -> Look:

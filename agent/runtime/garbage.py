@@ -9,7 +9,8 @@ _THRESHOLDS: Final = (700, 10, 10)
 """Those of Python 3.11 and 3.12. 3.13 begins at 2,000 and collects a third as often: the garbage of 200 restarts of a kubelet
 took 10 MB instead of 3."""
 
-_ENOUGH: Final = 1000  # devices; walking over all that belongs to them takes 10 ms
+ENOUGH: Final = 1000
+"""New devices after which they are hidden from the collector: walking over all that belongs to them takes 10 ms."""
 
 
 def put_off() -> None:
@@ -25,6 +26,12 @@ def settle() -> None:
     gc.freeze()
     gc.enable()
     gc.set_threshold(*_THRESHOLDS)
+
+
+def hide() -> None:
+    """Hide all objects that exist now from the collector; garbage is collected before."""
+    gc.collect()
+    gc.freeze()
 
 
 class Pile:
@@ -43,7 +50,6 @@ class Pile:
     def grow(self, devices: int) -> None:
         """Count so many devices more; fewer, if negative."""
         self._new = max(0, self._new + devices)
-        if self._new >= _ENOUGH:
+        if self._new >= ENOUGH:
             self._new = 0
-            gc.collect()
-            gc.freeze()
+            hide()

@@ -141,10 +141,10 @@ def numa_node(host: Host, node: DeviceNode) -> int | None:
     try:
         with open(f"{host.sys}/{attribute}") as file:  # noqa: PTH123  # pathlib doubles the cost, and there may be 10,000 nodes
             found = int(file.read())
+    except (FileNotFoundError, ValueError):
+        return None
     except OSError as error:
         not_short(error)
-        return None
-    except ValueError:
         return None
     return found if found >= 0 else None
 

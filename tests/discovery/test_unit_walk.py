@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from agent.discovery.backend_answers import NonsenseError
 from agent.discovery.backend_answers import units as checked_units
 from agent.discovery.unit_walk import Look, Seen, Walk, in_parts, probe, walk
+from agent.runtime import garbage
 from backends.base import Device, Discovery, HostPath, Link, Measure, Node, Signal, Trend, Verdict
 from backends.interface.known_devices import Known
 from tests.fakes import Fake, device
@@ -366,3 +367,14 @@ def test_what_many_looks_found_is_told_in_parts_and_what_is_gone_comes_last(
     assert [(len(looked), len(left)) for looked, left in found] == parts
     assert {unit: it for looked, _ in found for unit, it in looked.items()} == looks
     assert frozenset[str]().union(*(left for _, left in found)) == lost
+
+
+def test_of_thousands_of_new_devices_the_garbage_collector_sees_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden: list[int] = []
+    backend, seen = Fake(), Seen()
+    monkeypatch.setattr(garbage, "hide", lambda: hidden.append(len(backend.looked)))
+    backend.hardware = {f"u{n}": [device(f"u{n}-{k}", unit=f"u{n}") for k in range(400)] for n in range(8)}
+    seen.replace(walked(backend, seen).looks, set())
+    assert hidden == [3, 6]
+    walked(backend, seen)
+    assert hidden == [3, 6], "these are not new"
