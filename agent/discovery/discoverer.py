@@ -22,7 +22,7 @@ from agent.discovery.changes import Changes, changes_by_exchange, changes_of
 from agent.discovery.reports import CALLS, FOR_EVENTS, Reports, cannot_read, hangs, signals_of_hung
 from agent.discovery.scan_waiters import LookError, Waiters
 from agent.discovery.schedule import EVERY_UNIT, Schedule, Todo
-from agent.discovery.slow_reads import Overtaken
+from agent.discovery.slow_reads import SlowReads
 from agent.discovery.unit_walk import Seen, Walk, in_parts, probe, walk
 from agent.runtime.chunked_work import BATCH, in_batches
 from agent.runtime.counts import Counts
@@ -87,10 +87,10 @@ class Discoverer:
         self.first_scan = asyncio.Event()
         """Set when the first full scan has come to its end."""
         self._hung: dict[str, asyncio.Future[None]] = {}
-        self._slow = Overtaken()
-        self._again: set[str] = set()  # slow units to be looked at once more when they are done
+        self._slow = SlowReads()
+        self._read_again: set[str] = set()  # slow units to be looked at once more when they are done
         self._walked_all = False
-        self._hinted: float | None = None
+        self._hinted_at: float | None = None
         self._durations = (counts or Counts()).discovery[kind]
 
     # --- what makes it look ---
@@ -106,7 +106,7 @@ class Discoverer:
             if "affects" in self.problems:
                 self._reports.call_answered("affects")
         if units:
-            self._hinted = self._clock() if self._hinted is None else self._hinted
+            self._hinted_at = self._clock() if self._hinted_at is None else self._hinted_at
             self.schedule.ask(units)
 
     def signals(self, record: Record) -> tuple[Signal, ...]:
@@ -206,10 +206,10 @@ class Discoverer:
         """Read the units that are due. Where a read is slow or hangs, publish what was read and go on without it."""
         slow, waiters = self._slow.reads, self._waiting
         stale = slow.keys() if todo.everything else todo.units & slow.keys()
-        self._again |= stale  # their reads began before we were asked
+        self._read_again |= stale  # their reads began before we were asked
         if waiters.waiting:
             waiters.begin(stale)
-        began, since, self._hinted = self._clock(), self._hinted, None
+        began, since, self._hinted_at = self._clock(), self._hinted_at, None
         failed: dict[str, str] = {}
         units: Set[str] | None = todo.units - self._hung.keys()
         if todo.everything:  # as long as the listing hangs, everything is what is known
@@ -282,7 +282,7 @@ class Discoverer:
         progress.since = began = self._clock()  # before the thread starts, which from then on sets it itself
         job = self.workers.start(call)
         try:
-            done, _ = await asyncio.wait([job], timeout=slow_reads.OVERTAKEN)
+            done, _ = await asyncio.wait([job], timeout=slow_reads.SLOW_AFTER)
             if not done:
                 hung = await self._slow.watch(progress, job, began, self._unit_deadline, self._clock)
                 if hung is not None:
@@ -305,8 +305,8 @@ class Discoverer:
                 await self._digest_probes(slow.found)
             else:
                 await self._digest(slow.found, None, since)
-            if slow.unit in self._again:
-                self._again.discard(slow.unit)
+            if slow.unit in self._read_again:
+                self._read_again.discard(slow.unit)
                 self.schedule.ask([slow.unit])
             self._waiting.end({u: cannot_read(u, e) for u, e in slow.found.failures.items()}, self._slow.reads.keys())
 

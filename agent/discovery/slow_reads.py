@@ -12,7 +12,7 @@ from agent.discovery.schedule import EVERY_UNIT
 from agent.discovery.unit_walk import Walk
 from agent.runtime.patience import STEP, Running
 
-OVERTAKEN: Final = 0.1
+SLOW_AFTER: Final = 0.1
 """Seconds after which a read is slow: the other units do not wait for it any longer."""
 
 
@@ -26,7 +26,7 @@ class Slow(Struct, frozen=True):
     """The thread's job, if it hangs."""
 
 
-class Overtaken:
+class SlowReads:
     """Slow reads under way."""
 
     def __init__(self) -> None:
@@ -62,14 +62,14 @@ class Overtaken:
             if lasts >= deadline:
                 walk.abandoned = True
                 return unit or EVERY_UNIT
-            if unit is not None and lasts >= OVERTAKEN:
+            if unit is not None and lasts >= SLOW_AFTER:
                 walk.abandoned = True
                 walk.since = now - lasts  # without the time in which we did not run
                 if not self.reads:
-                    self._running, self._missed = Running(walk.since + OVERTAKEN), 0.0
+                    self._running, self._missed = Running(walk.since + SLOW_AFTER), 0.0
                 self.reads[unit] = walk, job
                 return None
-            await asyncio.wait([job], timeout=OVERTAKEN)
+            await asyncio.wait([job], timeout=SLOW_AFTER)
         return None
 
     def _let_pass(self, now: float) -> None:

@@ -11,4 +11,4 @@ from agent.discovery import slow_reads
 def no_read_is_slow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A walk tells all it finds at once, however long this process stood still, but where reads are made to hang."""
     if "hanging" not in request.fixturenames:
-        monkeypatch.setattr(slow_reads, "OVERTAKEN", 1e6)
+        monkeypatch.setattr(slow_reads, "SLOW_AFTER", 1e6)

@@ -1,4 +1,4 @@
-"""What records say of hardware that no scan has seen yet waits for it, a little of it."""
+"""Signals of hardware that no scan has found yet are kept until one does, a few of them; and the latches that follow."""
 
 from __future__ import annotations
 
