@@ -57,19 +57,14 @@ class Host(Struct, frozen=True):
 
     def local(self, path: HostPath) -> Path:
         """Where this process sees `path`."""
-        for prefix, tree in self._trees():
-            if path.text == prefix:
-                return tree
-            if path.text.startswith(prefix + "/"):
-                return tree / path.text[len(prefix) + 1 :]
-        return self.root / path.text.lstrip("/")
+        return Path(self.spell(path))
 
     def spell(self, path: HostPath) -> str:
         """The same as text, where thousands are asked for: it takes a tenth of the time."""
         for prefix, tree in self._trees():
             if path.text == prefix or path.text.startswith(prefix + "/"):
                 return f"{tree}{path.text[len(prefix) :]}"
-        return f"{self.root}/{path.text.lstrip('/')}"
+        return f"{str(self.root).rstrip('/')}/{path.text.lstrip('/')}"
 
     def host(self, path: Path) -> HostPath:
         """The host's name for what this process sees as `path`.

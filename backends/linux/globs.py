@@ -71,8 +71,14 @@ class Glob:
         yield from self._below(host, self.fixed, parts, wild=False)
 
     def cannot_list(self, host: Host, path: HostPath) -> str | None:
-        """Why a directory on the way, if it is one, cannot be listed."""
-        return cannot_list(host, path, anywhere=self._files)
+        """Why what lies on the way cannot be listed; None if it can, or is no directory."""
+        try:
+            _names(host, path, anywhere=self._files)
+        except NoNodeError as error:
+            return error.sentence
+        except OSError as error:
+            return f"{path} cannot be listed: {reason_of(error)}"
+        return None
 
     def _below(
         self, host: Host, path: HostPath, parts: tuple[Callable[[str], bool], ...], *, wild: bool
@@ -94,17 +100,6 @@ class Glob:
                 text = (path / name).text
                 if self._pattern.search(text.removeprefix("/dev/")):
                     yield text
-
-
-def cannot_list(host: Host, path: HostPath, *, anywhere: bool = False) -> str | None:
-    """Why a directory, if it is one, cannot be listed."""
-    try:
-        _names(host, path, anywhere=anywhere)
-    except NoNodeError as error:
-        return error.sentence
-    except OSError as error:
-        return f"{path} cannot be listed: {reason_of(error)}"
-    return None
 
 
 def _component(part: str) -> Callable[[str], bool]:
