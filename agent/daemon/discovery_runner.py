@@ -20,7 +20,7 @@ from agent.discovery.changes import Changes
 from agent.discovery.discoverer import Discoverer
 from agent.discovery.records import EarlySignals, wants
 from agent.discovery.scan_waiters import LookError
-from agent.discovery.sources.base import Resync, Said
+from agent.discovery.sources.base import Emitted, Resync
 from agent.discovery.sources.kmsg import KmsgSource
 from agent.discovery.sources.links import LinkSource
 from agent.discovery.sources.paths import PathSource
@@ -215,17 +215,17 @@ class DiscoveryRunner:
 
     # --- what the kernel says ---
 
-    def take(self, said: Said) -> None:
+    def take(self, emitted: Emitted) -> None:
         """Take what a source hands on: a hint, a record, or that some were lost."""
-        if isinstance(said, Resync):
-            log.warning("resync", reason=said.reason)
+        if isinstance(emitted, Resync):
+            log.warning("resync", reason=emitted.reason)
             self._rescan()
-        elif isinstance(said, Record):
-            self._take_record(said)
+        elif isinstance(emitted, Record):
+            self._take_record(emitted)
         else:
             for discoverer in self.discoverers.values():
-                if _concerns(said, discoverer.watched):
-                    discoverer.hint(said)
+                if _concerns(emitted, discoverer.watched):
+                    discoverer.hint(emitted)
 
     def _take_record(self, record: Record) -> None:
         """Tell the node what a record means, by the backends that asked for it."""

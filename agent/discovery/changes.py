@@ -24,7 +24,7 @@ class Changes(Struct, frozen=True):
     """Units whose links differ from before."""
     since: float | None = None
     """When, on the monotonic clock, the first hint came that led to this scan; None: a timer did."""
-    anew: bool = False
+    by_reload: bool = False
     """These are the changes of a reload: another instance of the backend found this, or there is none any more."""
     beside: Mapping[str, tuple[Device, ...]] = field(default_factory=dict)
     """`Discovery.beside` of the units whose devices differ."""
@@ -42,7 +42,7 @@ class Changes(Struct, frozen=True):
                 signals={unit: self.signals[unit] for unit in part if unit in self.signals},
                 links={},
                 beside={unit: self.beside[unit] for unit in part if unit in self.beside},
-                anew=self.anew and not at,
+                by_reload=self.by_reload and not at,
             )
 
 
@@ -84,6 +84,6 @@ def changes_by_exchange(kind: str, seen: Seen, inherited: Mapping[str, tuple[Dev
         {unit: said for unit, said in seen.signals.items() if unit not in believed} | gone,
         {unit: links for unit, links in seen.links.items() if links != old.links.get(unit, ())}
         | dict.fromkeys(old.links.keys() - seen.links.keys(), ()),
-        anew=True,
+        by_reload=True,
         beside={unit: beside for unit in changed if (beside := seen.beside.get(unit))},
     )

@@ -198,7 +198,7 @@ class Discoverer:
 
     def nothing_left(self) -> Changes:
         """The changes where a backend is not configured any more: all that was found is gone."""
-        return replace(changes_of(self.kind, {}, frozenset(self.known), self._seen), anew=True)
+        return replace(changes_of(self.kind, {}, frozenset(self.known), self._seen), by_reload=True)
 
     # --- one scan ---
 

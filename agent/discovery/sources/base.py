@@ -18,16 +18,16 @@ class Resync(Struct, frozen=True):
     """One sentence for the log."""
 
 
-Said = Hint | Record | Resync
+Emitted = Hint | Record | Resync
 
-Emit = Callable[[Said], None]
+Emit = Callable[[Emitted], None]
 """Takes what a source hands on, on the event loop; it must not block."""
 
 Beat = Callable[[], None]
 """A sign of life, which a source gives at least every `agent.runtime.supervision.watchdog.BEAT` seconds."""
 
 
-def nobody() -> None:
+def unwatched() -> None:
     """A `Beat` for a source that no watchdog watches."""
 
 

@@ -24,7 +24,7 @@ import structlog
 from anyio.lowlevel import checkpoint
 from msgspec import Struct, field
 
-from agent.discovery.sources.base import Beat, Emit, boot_id, nobody
+from agent.discovery.sources.base import Beat, Emit, boot_id, unwatched
 from agent.runtime.supervision.watchdog import beating
 from backends.base import Host, HostPath, Record
 from backends.linux import kernel_log
@@ -101,7 +101,7 @@ def _text(data: bytes) -> str:
 class KmsgSource:
     """Hands on the kernel's lines that begin with a wanted text, from the oldest that the log still has, each of them once."""
 
-    def __init__(self, emit: Emit, host: Host, after: tuple[str, int] | None = None, beat: Beat = nobody) -> None:
+    def __init__(self, emit: Emit, host: Host, after: tuple[str, int] | None = None, beat: Beat = unwatched) -> None:
         self.after = after
         """A boot, and the sequence of a line of it: what was logged until then is passed over. Set it before `run`."""
         self.caught_up = asyncio.Event()

@@ -17,7 +17,7 @@ from typing import Final
 from anyio import TASK_STATUS_IGNORED
 from anyio.abc import TaskStatus
 
-from agent.discovery.sources.base import Beat, Emit, Resync, nobody
+from agent.discovery.sources.base import Beat, Emit, Resync, unwatched
 from agent.discovery.sources.paced_reading import read_in_turns
 from agent.runtime.supervision.watchdog import beating
 from backends.base import LinkChange
@@ -38,7 +38,7 @@ _BATCH: Final = 64  # messages between two turns of the event loop: 1 ms
 class LinkSource:
     """Hands on every change of a network interface; after an overflow or a restart, a `Resync`."""
 
-    def __init__(self, emit: Emit, buffer_bytes: int = BUFFER_BYTES, beat: Beat = nobody) -> None:
+    def __init__(self, emit: Emit, buffer_bytes: int = BUFFER_BYTES, beat: Beat = unwatched) -> None:
         self._emit = emit
         self._beat = beat
         self._buffer_bytes = buffer_bytes

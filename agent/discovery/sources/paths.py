@@ -21,7 +21,7 @@ from anyio import TASK_STATUS_IGNORED
 from anyio.abc import TaskStatus
 from msgspec import Struct, field
 
-from agent.discovery.sources.base import Beat, Emit, Resync, nobody
+from agent.discovery.sources.base import Beat, Emit, Resync, unwatched
 from agent.discovery.sources.entries import Change, Entries, differences, entries_of
 from agent.discovery.sources.inotify import (
     ATTRIB,
@@ -113,7 +113,7 @@ class DirectoryWatch:
         self,
         on_change: Callable[[Path, Change], None],
         on_overflow: Callable[[], None],
-        beat: Beat = nobody,
+        beat: Beat = unwatched,
         problems: Problems | None = None,
     ) -> None:
         self._on_change = on_change
@@ -298,7 +298,7 @@ class DirectoryWatch:
 class PathSource:
     """Changes in the host's directories, as hints where to look."""
 
-    def __init__(self, emit: Emit, host: Host, beat: Beat = nobody, problems: Problems | None = None) -> None:
+    def __init__(self, emit: Emit, host: Host, beat: Beat = unwatched, problems: Problems | None = None) -> None:
         self._emit = emit
         self._host = host
         self._names: dict[Path, HostPath] = {}

@@ -22,7 +22,7 @@ from typing import Final, Literal
 from anyio import TASK_STATUS_IGNORED, to_thread
 from anyio.abc import TaskStatus
 
-from agent.discovery.sources.base import Beat, Emit, Resync, boot_id, nobody
+from agent.discovery.sources.base import Beat, Emit, Resync, boot_id, unwatched
 from agent.discovery.sources.paced_reading import read_in_turns
 from agent.runtime.counts import Counts
 from agent.runtime.errors import words
@@ -53,7 +53,7 @@ class UeventSource:
         host: Host,
         mode: Mode = "kernel",
         buffer_bytes: int = BUFFER_BYTES,
-        beat: Beat = nobody,
+        beat: Beat = unwatched,
         counts: Counts | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
