@@ -32,17 +32,28 @@ class Changes(Struct, frozen=True):
     """More follows at once: what the scan found is too much for one step of the loop, and this is a part of it."""
 
     def in_parts(self, size: int) -> Iterator[Changes]:
-        """Yield the same in parts of `size` units, at least one, without links."""
-        units = list({**self.units, **self.signals})
-        for at in range(0, max(1, len(units)), size):
-            part = units[at : at + size]
+        """Yield the same in parts of about `size` devices, at least one.
+
+        Units that have devices come before those that have none any more: hardware that has moved from one unit to
+        another has not been away.
+        """
+        parts: list[list[str]] = [[]]
+        devices = 0
+        for unit in sorted({**self.units, **self.signals}, key=lambda unit: self.units.get(unit) == ()):
+            if devices >= size:
+                parts.append([])
+                devices = 0
+            parts[-1].append(unit)
+            devices += max(1, len(self.units.get(unit, ())), len(self.signals.get(unit, ())))
+        for number, part in enumerate(parts, 1):
             yield replace(
                 self,
                 units={unit: self.units[unit] for unit in part if unit in self.units},
                 signals={unit: self.signals[unit] for unit in part if unit in self.signals},
-                links={},
+                links={unit: self.links[unit] for unit in part if unit in self.links},
                 beside={unit: self.beside[unit] for unit in part if unit in self.beside},
-                by_reload=self.by_reload and not at,
+                by_reload=self.by_reload and number == 1,
+                more=number < len(parts),
             )
 
 

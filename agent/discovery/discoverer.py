@@ -23,8 +23,8 @@ from agent.discovery.reports import CALLS, FOR_EVENTS, Reports, cannot_read, han
 from agent.discovery.scan_waiters import LookError, Waiters
 from agent.discovery.schedule import EVERY_UNIT, Schedule, Todo
 from agent.discovery.slow_reads import SlowReads
-from agent.discovery.unit_walk import Seen, Walk, in_parts, probe, walk
-from agent.runtime.chunked_work import BATCH, in_batches
+from agent.discovery.unit_walk import Seen, Walk, probe, walk
+from agent.runtime.chunked_work import BATCH
 from agent.runtime.counts import Counts
 from agent.runtime.errors import shown
 from agent.runtime.workers import NoWorkerError, Workers
@@ -346,15 +346,14 @@ class Discoverer:
         """
         looks = progress.looks
         gone = self.known.keys() - progress.listed if progress.listed is not None else frozenset()
-        different, left = False, len(looks) + len(gone)
-        for looked, lost in in_parts(looks, gone, BATCH):
-            if left < len(looks) + len(gone):
+        changes = changes_of(self.kind, looks, gone, self._seen)
+        different = bool(changes.units) or any(unit not in self.known for unit in looks)
+        for part in changes.in_parts(BATCH):
+            self._publish(replace(part, since=since))  # if that fails, the next scan finds it again
+            looked = {unit: looks[unit] for unit in part.signals if unit in looks}
+            self._seen.replace(looked, part.signals.keys() - looked.keys())
+            if part.more:
                 await asyncio.sleep(0)
-            left -= len(looked) + len(lost)
-            changes = changes_of(self.kind, looked, lost, self._seen)
-            self._publish(replace(changes, since=since, more=left > 0))  # if that fails, the next scan finds it again
-            different |= bool(changes.units) or any(unit not in self.known for unit in looked)
-            self._seen.replace(looked, lost)
         self._reports.walked(progress, failure)
         if different or "watches" in self.problems:
             before = self.watched
@@ -364,11 +363,11 @@ class Discoverer:
     async def _digest_probes(self, progress: Walk) -> None:
         """Publish what probes said that they did not say before, and report what went wrong; in steps, as above."""
         signals = {unit: said for unit, said in progress.probes.items() if said is not None}
-        left = len(signals)
-        async for batch in in_batches(signals.items()):
-            left -= len(batch)
-            self._publish(Changes(self.kind, {}, dict(batch), more=left > 0))
-            self._seen.signals.update(batch)
+        for part in Changes(self.kind, {}, signals).in_parts(BATCH) if signals else ():
+            self._publish(part)
+            self._seen.signals.update(part.signals)
+            if part.more:
+                await asyncio.sleep(0)
         self._seen.glances.update(progress.glances)
         self._reports.walked(progress)
 

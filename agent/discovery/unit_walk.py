@@ -6,7 +6,7 @@ What backends answer is checked here, so that nonsense is a failure of the unit 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Set
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Set
 from typing import Any
 
 from msgspec import Struct, field
@@ -122,26 +122,6 @@ class Walk(Struct):
 
         parts = of(self.looks), of(self.probes), of(self.glances), of(self.failures)
         return Walk(*parts, unit=unit, since=self.since)
-
-
-def in_parts(looks: Mapping[str, Look], gone: Set[str], size: int) -> Iterator[tuple[dict[str, Look], frozenset[str]]]:
-    """Looks at units, and units that are gone, in parts of about so many devices; one part, if need be an empty one.
-
-    What is there comes before what is gone: hardware that has moved from one unit to another has not been away.
-    """
-    part, devices = dict[str, Look](), 0
-    for unit, look in looks.items():
-        if devices >= size:
-            yield part, frozenset()
-            part, devices = {}, 0
-        part[unit] = look
-        devices += max(1, len(look.discovery.devices))
-    left = sorted(gone)
-    last = frozenset(left[: max(0, size - devices)])
-    for at in range(len(last), len(left), size):
-        yield part, last
-        part, last = {}, frozenset(left[at : at + size])
-    yield part, last
 
 
 def walk(

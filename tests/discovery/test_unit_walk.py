@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from agent.discovery.backend_answers import NonsenseError
 from agent.discovery.backend_answers import units as checked_units
-from agent.discovery.unit_walk import Look, Seen, Walk, in_parts, probe, walk
+from agent.discovery.unit_walk import Seen, Walk, probe, walk
 from agent.runtime import garbage
 from backends.base import Device, Discovery, HostPath, Link, Measure, Node, Signal, Trend, Verdict
 from backends.interface.known_devices import Known
@@ -340,33 +340,6 @@ def test_nonsense_instead_of_units_ends_the_walk(units: Any) -> None:
 
 def test_units_may_be_any_iterable_and_say_a_name_twice() -> None:
     assert checked_units(iter(["u", "v", "u"])) == {"u", "v"}
-
-
-def look(unit: str, devices: int) -> Look:
-    return Look(Discovery(tuple(device(f"{unit}-{n}") for n in range(devices))), (), changed=True, links_changed=False)
-
-
-@pytest.mark.parametrize(
-    ("devices", "gone", "parts"),
-    [
-        ([], 0, [(0, 0)]),
-        ([1, 1], 1, [(2, 1)]),
-        ([1, 1, 1, 1, 1], 0, [(4, 0), (1, 0)]),
-        ([0, 0, 0, 0, 0], 2, [(4, 0), (1, 2)]),
-        ([9, 1], 4, [(1, 0), (1, 3), (0, 1)]),
-        ([4], 1, [(1, 0), (0, 1)]),
-        ([], 9, [(0, 4), (0, 4), (0, 1)]),
-    ],
-)
-def test_what_many_looks_found_is_told_in_parts_and_what_is_gone_comes_last(
-    devices: list[int], gone: int, parts: list[tuple[int, int]]
-) -> None:
-    looks = {f"u{n}": look(f"u{n}", number) for n, number in enumerate(devices)}
-    lost = frozenset(f"g{n}" for n in range(gone))
-    found = list(in_parts(looks, lost, 4))
-    assert [(len(looked), len(left)) for looked, left in found] == parts
-    assert {unit: it for looked, _ in found for unit, it in looked.items()} == looks
-    assert frozenset[str]().union(*(left for _, left in found)) == lost
 
 
 def test_of_thousands_of_new_devices_the_garbage_collector_sees_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
