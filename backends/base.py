@@ -211,14 +211,14 @@ class Backend(ABC, Generic[Options]):
         return ALL
 
     def signals(self, record: Record) -> Iterable[Signal]:
-        """What a record says about hardware; pure. These latch until something in `clears_on` happens.
+        """The signals that follow from a record; pure. They latch until something in their `clears_on` happens.
 
-        A FINE one says that this has happened: the hardware's latched signals that wait for any of it end.
+        A FINE one says what has happened: the hardware's latched signals that wait for any of it end.
         """
         return ()
 
     def probe(self, device: Device) -> Iterable[Signal]:
-        """The whole truth about the device's health now; by default: are its nodes there?"""
+        """All signals about the device's health now; by default: are its nodes there?"""
         hardware = min(device.hardware)
         for node in device.nodes:
             try:
@@ -231,9 +231,10 @@ class Backend(ABC, Generic[Options]):
                 yield Signal(hardware, "not-a-device", Verdict.NOW, f"{node.path} is not a device node")
 
     def glance(self, device: Device) -> object:
-        """What of the device's health changes without an event, as cheaply as it can be read; asked each `Watches.poll`.
+        """A value that differs whenever health may have changed without an event; cheap, since asked each `Watches.poll`.
 
-        The device is probed if this does not equal the last one, or if it is ill. By default the two are never equal.
+        The device is probed if it does not equal the value of the last time, or if the device is ill. By default it
+        never equals that.
         """
         return object()
 
@@ -244,7 +245,7 @@ class Backend(ABC, Generic[Options]):
         return tuple(f"{device.key}::{n}" for n in range(resource.spec.replicas))
 
     def adopts(self, resource: Resource[Options]) -> bool:
-        """Has `adopt` anything to do for this resource? By default: is it written at all?"""
+        """Has `adopt` anything to do for this resource? By default, if the backend has an `adopt` of its own."""
         return type(self).adopt is not Backend.adopt
 
     def adopt(self, resource: Resource[Options], device: Device) -> bool:
@@ -263,7 +264,7 @@ class Backend(ABC, Generic[Options]):
         return False
 
     def needs_claim(self, resource: Resource[Options]) -> bool:
-        """Has `claim` anything to do for this resource? Else no thread is asked. By default: is it written at all?"""
+        """Has `claim` anything to do for this resource? By default, if the backend has a `claim` of its own."""
         return type(self).claim is not Backend.claim
 
     def claim(self, resource: Resource[Options], grants: Sequence[Grant]) -> None:

@@ -31,7 +31,7 @@ def not_short(error: OSError) -> OSError:
     Raises:
         ShortageError: it says that this process could not look.
     """
-    if is_short(error):
+    if error.errno in _SHORT:
         raise ShortageError(
             f"Fairlead itself is short of something: {error.strerror}; what was seen last is kept"
         ) from error

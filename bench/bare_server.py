@@ -20,7 +20,7 @@ from grpclib.const import Cardinality, Handler
 from grpclib.encoding.base import CodecBase
 from grpclib.server import Server
 
-from agent.discovery.sources.inotify import CREATE, DELETE, Inotify, events
+from agent.discovery.sources.inotify import CREATE, DELETE, Inotify
 from agent.kubelet import wire
 from backends.base import ContainerEdits, HostPath, Node
 from bench.names import resource_names
@@ -112,7 +112,7 @@ def _hear(dev: Path, plugin: _Plugin) -> None:
     uevents.bind((0, 1))
 
     def changed() -> None:
-        for _, _, name in events(os.read(inotify.fileno(), 8192)):
+        for _, _, name in inotify.read()[0]:
             plugin.look(name)
 
     def told() -> None:

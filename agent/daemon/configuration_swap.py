@@ -86,10 +86,11 @@ class ConfigurationSwap(Struct):
             inventory.learn(self._facts(every), facts)
             self._refuse_broken(difference.config, inventory)
             inventory.go_on_from(self.inventory)
-            watches = self.discovery.watches_of(every)
+            for discoverer in fresh.values():
+                discoverer.watches()
 
             self.inventory.become(inventory)
-            self.discovery.exchange(every, watches)
+            self.discovery.exchange(every)
             self.config = difference.config
             await self._tell(difference, fresh, found)
 

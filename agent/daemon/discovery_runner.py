@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Set
 from contextlib import asynccontextmanager, suppress
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from typing import Any, Final, TypeVar
 
 import anyio
@@ -17,9 +18,9 @@ from agent.daemon.node import Node
 from agent.discovery.backend_factory import why_unmade
 from agent.discovery.changes import Changes
 from agent.discovery.discoverer import Discoverer
-from agent.discovery.records import Sightings, wants
+from agent.discovery.records import EarlySignals, wants
 from agent.discovery.scan_waiters import LookError
-from agent.discovery.sources.base import Resync, Said
+from agent.discovery.sources.base import Emitted, Resync
 from agent.discovery.sources.kmsg import KmsgSource
 from agent.discovery.sources.links import LinkSource
 from agent.discovery.sources.paths import PathSource
@@ -30,22 +31,22 @@ from agent.runtime.counts import Counts
 from agent.runtime.supervision.problems import Problems
 from agent.runtime.supervision.restarts import supervise
 from agent.runtime.supervision.watchdog import Watchdog
-from backends.base import ANY_SUBSYSTEM, Backend, Hint, Host, LinkChange, Record, Uevent, Watches
+from backends.base import ANY_SUBSYSTEM, Backend, Hint, Host, LinkChange, Record, Signal, Uevent, Watches
 
 T = TypeVar("T")
 
 SETTLE: Final = 2.0
-"""Seconds that first scans, and the kubelet's memory, may take before resources are listed without them."""
+"""Seconds that the first lists wait for the first scans and for what the kubelet remembers."""
 
 _INOTIFY, _KMSG, _LINKS, _UEVENTS = "inotify", "kernel's log", "network interfaces", "uevents"
 
-_WAKE: Final = 2.0  # seconds for a look at everything after we did not run
+_WAKE: Final = 2.0  # seconds for a look at everything after this process did not run for long
 
 log = structlog.get_logger()
 
 
 class DiscoveryRunner:
-    """The sources, the backends in force, and who looks at the node for each of them."""
+    """Runs the sources, and a discoverer for each backend in force."""
 
     def __init__(
         self,
@@ -57,14 +58,13 @@ class DiscoveryRunner:
         counts: Counts,
         problems: Problems | None = None,
     ) -> None:
-        """Prepare; `node` is told what is found and recorded, the watchdog that the sources are alive."""
+        """Prepare; `node` is told what scans find and what records mean, the watchdog that the sources are alive."""
         self.backends = backends
         """By their kinds, always as they are now."""
         self._node = node
-        self._sightings = Sightings()
+        self._early = EarlySignals()
         self._counts = counts
         self._keep = partial(supervise, problems=problems)
-        self._watches: dict[str, Watches] = {}
         self._tasks: TaskGroup  # of the running agent
         self._scopes: dict[Discoverer, anyio.CancelScope] = {}
         self._pulses = {name: watchdog.pulse(name) for name in (_INOTIFY, _KMSG, _LINKS)}
@@ -79,14 +79,14 @@ class DiscoveryRunner:
         self.discoverers.update({kind: self._discoverer(kind, it, settings) for kind, it in self.backends.items()})
 
     def _discoverer(self, kind: str, backend: Backend[Any], settings: AgentConfig) -> Discoverer:
-        """Whoever looks through this instance; what it finds is heard while it is in force."""
+        """A discoverer for this instance. What it finds is published while it is in force."""
         made = Discoverer(
             kind,
             backend,
             lambda changes: self._publish(made, changes),
             resync=settings.resync,
             probe=settings.probe,
-            on_watches=lambda watches: self._watch(made, watches),
+            on_watches=lambda: self._watch(made),
             counts=self._counts,
             before=self.discoverers.get(kind),
         )
@@ -95,9 +95,9 @@ class DiscoveryRunner:
     # --- parts that run ---
 
     def start(self, tasks: TaskGroup) -> None:
-        """Listen and look; a source that can hear only after the first look has all looked at again."""
+        """Start sources and discoverers; once a source listens that did not before the first scan, all is looked at again."""
         for discoverer in self.discoverers.values():
-            self._watches[discoverer.kind] = discoverer.watches()
+            discoverer.watches()
         self.listen()
         heard = self._uevents is not None and self._uevents.listen()
         for name, source in {
@@ -128,11 +128,11 @@ class DiscoveryRunner:
                 self._rescan()
 
     async def settle(self, pod_claims: PodClaims) -> None:
-        """Give the kubelet's memory, every backend's first scan and what was logged before we came their time."""
+        """Wait, `SETTLE` at most, for what the kubelet remembers, the first scans, and what the kernel logged before."""
         with anyio.move_on_after(SETTLE):
             await pod_claims.ask()
             await self.looked()
-            if self._all_watches().kernel_lines:
+            if any(discoverer.watched.kernel_lines for discoverer in self.discoverers.values()):
                 await self.kmsg.caught_up.wait()
         _tell_of_slow(self.discoverers)
 
@@ -142,20 +142,20 @@ class DiscoveryRunner:
             await waiting[0].first_scan.wait()
 
     async def look_at(self, kind: str, units: Set[str]) -> None:
-        """Have these units of a backend looked at now; returns when what was found is known.
+        """Have these units of a backend looked at now; returns once what was found is published.
 
         Raises:
             LookError: one of them cannot be read, or hangs.
         """
-        while (discoverer := self.discoverers.get(kind)) is not None:  # else it is not configured, and sees nothing
+        while (discoverer := self.discoverers.get(kind)) is not None:  # None: the backend is not configured
             await discoverer.look_at(units)
             if self.discoverers.get(kind) is discoverer:
-                return  # else a reload has put another into its place, which is to look
+                return  # else a reload has put another into its place, which has to look
 
     async def until(self, due: float | None, event: asyncio.Event, clock: Callable[[], float]) -> None:
-        """Wait until this time, or for an event.
+        """Wait until the time `due`, or for an event.
 
-        Where we did not run until long after that, everything is looked at first, for what happened meanwhile.
+        Where this process did not run until long after that, everything is looked at first: much may have happened.
         """
         with anyio.move_on_after(None if due is None else due - clock()):
             await event.wait()
@@ -171,16 +171,16 @@ class DiscoveryRunner:
     # --- another configuration ---
 
     def stuck(self) -> set[str]:
-        """The backends that another instance may do better than: one that could not be started, or whose reads hang."""
+        """The backends of which a reload should make another instance: they could not be started, or are stuck."""
         return {kind for kind, it in self.discoverers.items() if it.is_stuck or why_unmade(it.backend)}
 
     @asynccontextmanager
     async def beside(
         self, backends: Mapping[str, Backend[Any]], settings: AgentConfig
     ) -> AsyncIterator[dict[str, Discoverer]]:
-        """Have these instances look at the node beside those in force, for `SETTLE` at most before the body is run.
+        """Have these instances look at the node beside those in force, for `SETTLE` at most; then the body runs.
 
-        What has not been put into force by its end goes.
+        Instances that are not in force when it ends are stopped.
         """
         fresh = {kind: self._discoverer(kind, backend, settings) for kind, backend in backends.items()}
         try:
@@ -198,61 +198,59 @@ class DiscoveryRunner:
                     if kind not in self.discoverers:
                         self._counts.discovery.pop(kind, None)
 
-    def watches_of(self, discoverers: Mapping[str, Discoverer]) -> dict[str, Watches]:
-        """What these want to be told of."""
-        mine = self.discoverers
-        return {kind: self._watches[kind] if mine.get(kind) is it else it.watches() for kind, it in discoverers.items()}
-
-    def exchange(self, discoverers: Mapping[str, Discoverer], watches: Mapping[str, Watches]) -> None:
-        """These are in force, with these wishes; all others go, and nobody hears what their threads come back with."""
+    def exchange(self, discoverers: Mapping[str, Discoverer]) -> None:
+        """Put these into force and stop all others; what their threads still find is dropped."""
         gone = [it for kind, it in self.discoverers.items() if discoverers.get(kind) is not it]
         for kind in self.discoverers.keys() - discoverers.keys():
             self._counts.discovery.pop(kind, None)
         _become(self.discoverers, discoverers)
         _become(self.backends, {kind: it.backend for kind, it in discoverers.items()})
-        self._watches = dict(watches)
         for discoverer in gone:
             discoverer.leave()
             self._scopes.pop(discoverer).cancel()
 
     def sight_soon(self, changes: Changes) -> None:
-        """Tell what was said of new hardware earlier, a turn from now: when the caller has made the changes known."""
+        """Record the early signals of this hardware in the next turn of the loop, when the caller has published it."""
         asyncio.get_running_loop().call_soon(self._sight, changes)
-
-    def listen(self) -> None:
-        """Hear what those in force asked for."""
-        self._listen_to(self._all_watches())
 
     # --- what the kernel says ---
 
-    def take(self, said: Said) -> None:
-        """A source has something to say."""
-        if isinstance(said, Resync):
-            log.warning("resync", reason=said.reason)
+    def take(self, emitted: Emitted) -> None:
+        """Take what a source hands on: a hint, a record, or that some were lost."""
+        if isinstance(emitted, Resync):
+            log.warning("resync", reason=emitted.reason)
             self._rescan()
-        elif isinstance(said, Record):
-            self._take_record(said)
+        elif isinstance(emitted, Record):
+            self._take_record(emitted)
         else:
-            for kind, discoverer in self.discoverers.items():
-                if _concerns(said, self._watches[kind]):
-                    discoverer.hint(said)
+            for discoverer in self.discoverers.values():
+                if _concerns(emitted, discoverer.watched):
+                    discoverer.hint(emitted)
 
     def _take_record(self, record: Record) -> None:
-        """The kernel told a fact: what it means holds until something ends it."""
-        for kind, discoverer in self.discoverers.items():
-            if wants(self._watches[kind], record):
-                signals = self._sightings.known(discoverer.signals(record), record)
+        """Tell the node what a record means, by the backends that asked for it."""
+        for discoverer in self.discoverers.values():
+            if wants(discoverer.watched, record):
+                signals = [it for it in discoverer.signals(record) if self._is_seen(it, record)]
                 if signals:
                     self._node.recorded(signals, record)
 
+    def _is_seen(self, signal: Signal, record: Record) -> bool:
+        """Has a scan found the signal's hardware? If not, the signal is kept until one does."""
+        if record.source != "kmsg" or any(it.sees(signal.hardware) for it in self.discoverers.values()):
+            return True
+        self._early.keep(signal, record)
+        return False
+
     def _publish(self, finder: Discoverer, changes: Changes) -> None:
-        """Looking has found something: what was said of that before comes first, so that it is not Healthy for a moment."""
+        """Tell the node what a scan found; early signals first, so that no device is Healthy for a moment that is not."""
         if self.discoverers.get(finder.kind) is finder:
-            self._sight(changes)
+            if self._early.by_hardware:
+                self._sight(changes)
             self._node.scanned(changes)
 
     def _sight(self, changes: Changes) -> None:
-        for signal, record in list(self._sightings.found(changes)):
+        for signal, record in list(self._early.take(changes)):
             self._node.recorded([signal], record)
 
     def _rescan(self) -> None:
@@ -261,19 +259,14 @@ class DiscoveryRunner:
 
     # --- what is listened to ---
 
-    def _watch(self, finder: Discoverer, watches: Watches) -> None:
-        """A backend may want to hear of something else from now on."""
-        if self.discoverers.get(finder.kind) is finder and self._watches.get(finder.kind) != watches:
-            self._watches[finder.kind] = watches
+    def _watch(self, finder: Discoverer) -> None:
+        """Listen to what a backend in force asks for from now on."""
+        if self.discoverers.get(finder.kind) is finder:
             self.listen()
 
-    def _all_watches(self) -> Watches:
-        every = Watches()
-        for watches in self._watches.values():
-            every |= watches
-        return every
-
-    def _listen_to(self, watches: Watches) -> None:
+    def listen(self) -> None:
+        """Have the sources listen to what the backends in force asked for."""
+        watches = reduce(or_, (discoverer.watched for discoverer in self.discoverers.values()), Watches())
         self._paths.watch(watches.directories)
         if self._uevents is not None:
             self._uevents.watch(watches.subsystems, watches.facts)
@@ -288,12 +281,12 @@ def _tell_of_slow(discoverers: Mapping[str, Discoverer]) -> None:
 
 
 async def _look_again(discoverer: Discoverer) -> None:
-    with suppress(LookError):  # what cannot be looked at has its own reasons
+    with suppress(LookError):  # its problem is reported
         await discoverer.look_at(discoverer.known)
 
 
 def _become(mine: dict[str, T], theirs: Mapping[str, T]) -> None:
-    """Others have the mapping, and see what is in it."""
+    """Change a mapping in place, since others have it."""
     mine.clear()
     mine.update(theirs)
 

@@ -93,7 +93,7 @@ class Node:
             self._moments[changes.backend] = now
         ours = self._turns.have_effects()
         found = self.health.found(
-            changes.backend, changes.units, now, beside=changes.beside, anew=changes.anew, ours=ours
+            changes.backend, changes.units, now, beside=changes.beside, anew=changes.by_reload, ours=ours
         )
         self.inventory.set_health(found | self.health.probed(changes.backend, changes.signals, now))
 

@@ -66,16 +66,18 @@ def watches(backend: Backend[Any], answer: Any) -> Watches:
     """
     if not isinstance(answer, Watches):
         raise NonsenseError(f"it returned {answer!r} where Watches are due")
+    directories: Any = answer.directories
     poll = answer.poll
     allowed = {
-        "subsystems": _is_names(answer.subsystems),
-        "directories": _is_all(answer.directories, frozenset, _is_path),
-        "facts": _is_names(answer.facts),
-        "kernel_lines": _is_names(answer.kernel_lines),
+        "subsystems": _are_names(answer.subsystems),
+        "directories": isinstance(directories, frozenset) and all(map(_is_path, directories)),
+        "facts": _are_names(answer.facts),
+        "kernel_lines": _are_names(answer.kernel_lines),
         "links": isinstance(answer.links, bool),
         "poll": poll is None or (_is_number(poll) and poll > 0),
     }
-    _refuse("Watches", answer, allowed)
+    if not all(allowed.values()):
+        raise _impossible("Watches", answer, allowed)
     if ANY_SUBSYSTEM in answer.subsystems and type(backend).affects is Backend.affects:
         raise NonsenseError("asks for every event of the node, and affects() does not say what each is about")
     return answer
@@ -98,10 +100,22 @@ def units(answer: Any) -> frozenset[str]:
     """
     if isinstance(answer, str):
         raise NonsenseError(f"it returned the string {answer!r} where units are due")
-    listed = list(answer)
-    if wrong := [unit for unit in listed if not _is_name(unit)]:
-        raise NonsenseError(f"it returned {wrong[0]!r} where a unit's name is due")
+    listed = tuple(answer)
+    if not _are_names(listed, tuple):
+        wrong = next(unit for unit in listed if not _are_names((unit,), tuple))
+        raise NonsenseError(f"it returned {wrong!r} where a unit's name is due")
     return frozenset(listed)
+
+
+def probed(backend: Backend[Any], devices: Iterable[Device]) -> tuple[Signal, ...]:
+    """What `probe()` says of these devices.
+
+    Raises:
+        NonsenseError: these are no signals.
+        Exception: whatever the backend raises.
+    """
+    said = tuple(signal for device in devices for signal in backend.probe(device))
+    return signals("probe", said) if said else ()
 
 
 def signals(call: str, answer: Iterable[Any]) -> tuple[Signal, ...]:
@@ -115,17 +129,18 @@ def signals(call: str, answer: Iterable[Any]) -> tuple[Signal, ...]:
         if not isinstance(signal, Signal):
             raise NonsenseError(f"{call}() returned {signal!r} where a Signal is due")
         allowed = {
-            "hardware": _is_name(signal.hardware),
-            "reason": _is_name(signal.reason),
+            "hardware": _are_names((signal.hardware,), tuple),
+            "reason": _are_names((signal.reason,), tuple),
             "verdict": isinstance(signal.verdict, Verdict),
             "message": isinstance(signal.message, str),
-            "after": _is_duration(signal.after),
-            "recover_after": _is_duration(signal.recover_after),
-            "clears_on": _is_all(signal.clears_on, frozenset, _is_clearing),
+            "after": _is_number(signal.after) and signal.after >= 0,
+            "recover_after": _is_number(signal.recover_after) and signal.recover_after >= 0,
+            "clears_on": _are_all(signal.clears_on, frozenset, Clears),
             "measure": signal.measure is None or _is_measure(signal.measure),
             "unless_held": isinstance(signal.unless_held, bool),
         }
-        _refuse(f"{call}() returned a Signal", signal, allowed)
+        if not all(allowed.values()):
+            raise _impossible(f"{call}() returned a Signal", signal, allowed)
     return said
 
 
@@ -140,55 +155,47 @@ def discovery(answer: Any, unit: str) -> Discovery:
     """
     if not isinstance(answer, Discovery):
         raise NonsenseError(f"discover() returned {type(answer).__name__} where a Discovery is due")
-    _check_all(answer.devices, Device)
-    _check_all(answer.problems, Problem)
-    _check_all(answer.links, Link)
-    _check_all(answer.beside, Device)
+    kinds = ((answer.devices, Device), (answer.problems, Problem), (answer.links, Link), (answer.beside, Device))
+    for found, kind in kinds:
+        if not isinstance(found, tuple):
+            raise NonsenseError(f"discover() returned {type(found).__name__} where a tuple of {kind.__name__} is due")
+        if wrong := [item for item in found if not isinstance(item, kind)]:
+            raise NonsenseError(f"discover() returned {type(wrong[0]).__name__} where a {kind.__name__} is due")
     for link in answer.links:
-        if not (_is_name(link.one) and _is_name(link.other) and _is_whole(link.weight)):
+        if not (_are_names((link.one, link.other), tuple) and _are_all((link.weight,), tuple, int)):
             raise NonsenseError(f"discover() returned the impossible {link}")
     for problem in answer.problems:
-        if not (_is_text(problem.subject) and _is_text(problem.sentence)):
+        if not _are_all((problem.subject, problem.sentence), tuple, str):
             raise NonsenseError(f"discover() returned the impossible {problem}")
     for device in (*answer.devices, *answer.beside):
         _check_device(device, unit)
     return answer
 
 
-def _check_all(answer: Any, kind: type) -> None:
-    if not isinstance(answer, tuple):
-        raise NonsenseError(f"discover() returned {type(answer).__name__} where a tuple of {kind.__name__} is due")
-    if wrong := [item for item in answer if not isinstance(item, kind)]:
-        raise NonsenseError(f"discover() returned {type(wrong[0]).__name__} where a {kind.__name__} is due")
-
-
 def _check_device(device: Any, unit: str) -> None:
     numa = device.numa_node
     allowed = {
-        "key": _is_name(device.key),
+        "key": _are_names((device.key,), tuple),
         "unit": device.unit == unit,
         "resource": device.resource is None or isinstance(device.resource, str),
-        "hardware": device.hardware and _is_names(device.hardware),
-        "depends": _is_names(device.depends),
-        "exclusive": _is_names(device.exclusive),
-        "parts": isinstance(device.parts, tuple) and all(part and _is_names(part) for part in device.parts),
+        "hardware": device.hardware and _are_names(device.hardware),
+        "depends": _are_names(device.depends),
+        "exclusive": _are_names(device.exclusive),
+        "parts": isinstance(device.parts, tuple) and all(part and _are_names(part) for part in device.parts),
         "identity": isinstance(device.identity, str),
         "bindings": isinstance(device.bindings, Mapping)
-        and all(_is_name(name) for pair in device.bindings.items() for name in pair),
+        and _are_names((*device.bindings.keys(), *device.bindings.values()), tuple),
         "unusable": isinstance(device.unusable, str),
         "no_reset": isinstance(device.no_reset, str),
-        "nodes": _is_all(device.nodes, tuple, _is_node),
-        "mounts": _is_all(device.mounts, tuple, _is_mount),
-        "ancestry": _is_all(device.ancestry, tuple, _is_name),
+        "nodes": _lie_at_paths(device.nodes, Node) and all(isinstance(it.permissions, str) for it in device.nodes),
+        "mounts": _lie_at_paths(device.mounts, Mount),
+        "ancestry": _are_names(device.ancestry, tuple),
         "numa_node": numa is None or (isinstance(numa, int) and 0 <= numa < _NUMA_NODES),
         "attributes": isinstance(device.attributes, Mapping)
-        and all(
-            isinstance(name, str) and _is_all(values, tuple, _is_text) for name, values in device.attributes.items()
-        ),
+        and all(isinstance(name, str) and _are_all(values, tuple, str) for name, values in device.attributes.items()),
     }
-    if wrong := [name for name, right in allowed.items() if not right]:
-        what = f"{wrong[0]} {getattr(device, wrong[0])!r}"
-        raise NonsenseError(f"discover() returned device {device.key!r} with the impossible {what}")
+    if not all(allowed.values()):
+        raise _impossible(f"discover() returned device {device.key!r}", device, allowed)
 
 
 # --- what is offered and given ---
@@ -203,8 +210,8 @@ def ids(answer: Any) -> tuple[str, ...]:
     if isinstance(answer, str):
         raise NonsenseError(f"ids() returned the string {answer!r} where IDs are due")
     unique = tuple(dict.fromkeys(answer))
-    if wrong := [device_id for device_id in unique if not _is_name(device_id)]:
-        raise NonsenseError(f"{wrong[0]!r} is no ID")
+    if not _are_names(unique, tuple):
+        raise NonsenseError(f"{next(it for it in unique if not _are_names((it,), tuple))!r} is no ID")
     return unique
 
 
@@ -225,8 +232,8 @@ def reset(answer: Any) -> frozenset[str]:
     Raises:
         NonsenseError: these are no names.
     """
-    names = answer if isinstance(answer, str) else list(answer)
-    if isinstance(names, str) or not all(map(_is_name, names)):
+    names = answer if isinstance(answer, str) else tuple(answer)
+    if not _are_names(names, tuple):
         raise NonsenseError(f"prepare() returned {names!r} where the names of hardware are due")
     return frozenset(names)
 
@@ -243,66 +250,43 @@ def needs_claim(backend: Backend[Any], resource: Resource[Any]) -> bool:
 # --- what values are ---
 
 
-def _refuse(what: str, answer: Any, allowed: Mapping[str, object]) -> None:
-    if wrong := [name for name, right in allowed.items() if not right]:
-        raise NonsenseError(f"{what} with the impossible {wrong[0]} {getattr(answer, wrong[0])!r}")
+def _impossible(what: str, answer: Any, allowed: Mapping[str, object]) -> NonsenseError:
+    wrong = next(name for name, right in allowed.items() if not right)
+    return NonsenseError(f"{what} with the impossible {wrong} {getattr(answer, wrong)!r}")
 
 
-def _is_name(answer: Any) -> bool:
-    """Text that can be written down; a file's name may have bytes that are none."""
-    if not isinstance(answer, str) or not answer:
+def _are_names(answer: Any, kind: type[frozenset[Any] | tuple[Any, ...]] = frozenset) -> bool:
+    """Are these texts that can be written down? A file's name may have bytes that are none."""
+    if not isinstance(answer, kind) or "" in answer:
         return False
     try:
-        answer.encode()
-    except UnicodeEncodeError:
+        "".join(answer).encode()
+    except (TypeError, UnicodeEncodeError):
         return False
     return True
 
 
-def _is_names(answer: Any) -> bool:
-    return isinstance(answer, frozenset) and all(map(_is_name, answer))
-
-
-def _is_all(answer: Any, kind: type[tuple[Any, ...]] | type[frozenset[Any]], right: Callable[[Any], bool]) -> bool:
-    return isinstance(answer, kind) and all(map(right, answer))
-
-
-def _is_text(answer: Any) -> bool:
-    return isinstance(answer, str)
+def _are_all(answer: Any, kind: type[frozenset[Any] | tuple[Any, ...]], item: type) -> bool:
+    return isinstance(answer, kind) and all(isinstance(it, item) for it in answer)
 
 
 def _is_path(answer: Any) -> bool:
-    return isinstance(answer, HostPath) and "\0" not in answer.text
+    return isinstance(answer, HostPath) and answer.text.startswith("/") and "\0" not in answer.text
 
 
-def _is_node(answer: Any) -> bool:
-    if not isinstance(answer, Node):
-        return False
-    return _is_path(answer.path) and _is_text(answer.container_path) and _is_text(answer.permissions)
-
-
-def _is_mount(answer: Any) -> bool:
-    return isinstance(answer, Mount) and _is_path(answer.path) and _is_text(answer.container_path)
-
-
-def _is_whole(answer: Any) -> bool:
-    return isinstance(answer, int)
+def _lie_at_paths(answer: Any, kind: type[Node | Mount]) -> bool:
+    """Are these nodes, or mounts, from a path of the host to one of the container?"""
+    return isinstance(answer, tuple) and all(
+        isinstance(it, kind) and _is_path(it.path) and isinstance(it.container_path, str) for it in answer
+    )
 
 
 def _is_number(answer: Any) -> bool:
     return isinstance(answer, int | float) and math.isfinite(answer)
 
 
-def _is_clearing(answer: Any) -> bool:
-    return isinstance(answer, Clears)
-
-
-def _is_duration(answer: Any) -> bool:
-    return _is_number(answer) and answer >= 0
-
-
 def _is_measure(answer: Any) -> bool:
     if not isinstance(answer, Measure):
         return False
     trend: Any = answer.trend
-    return _is_name(answer.name) and _is_whole(answer.value) and isinstance(trend, Trend)
+    return _are_names((answer.name,), tuple) and _are_all((answer.value,), tuple, int) and isinstance(trend, Trend)

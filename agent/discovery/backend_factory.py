@@ -1,4 +1,4 @@
-"""Makes the backends that a configuration names; one that cannot be made is reported as one that cannot list."""
+"""Makes the backends that a configuration names. For one that cannot be made, another stands that lists no units and says why."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from backends.base import Backend, ContainerEdits, Discovery, Grant, Host, Relea
 
 
 def make_backends(host: Host, resources: Sequence[Resource[Any]]) -> dict[str, Backend[Any]]:
-    """One instance for each kind that the resources name, with all of its resources."""
+    """One backend for each kind that the resources name, with all resources of that kind."""
     by_kind: defaultdict[str, list[Resource[Any]]] = defaultdict(list)
     for resource in resources:
         by_kind[resource.spec.backend].append(resource)

@@ -1,10 +1,9 @@
 """Keeps one backend's devices current: takes hints and timers, scans units, hands on what changed.
 
-A scan covers units: all of them at the start, after an overflow and on a slow timer, else those a hint
-affects. What a scan covered is replaced; a unit that could not be read keeps what was known and is
-tried again. Where a read is slow the walk goes on without it in another thread; a unit whose read hangs
-is Unhealthy and left alone until its thread comes back. On a faster timer the health of all known devices is probed, or glanced at
-first, and only those that cannot be used are read anew; a hint does not wait until all of that is done.
+A scan covers units: all of them at the start, after an overflow and on a slow timer, else those that a hint affects.
+What a scan read replaces what was known. A unit that could not be read keeps what was known and is tried again. Where a
+read is slow, another thread goes on with the other units. A unit whose read hangs is Unhealthy and left alone until its
+thread comes back. On a faster timer the health of all known devices is probed; a hint interrupts that.
 """
 
 from __future__ import annotations
@@ -17,20 +16,19 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from agent.discovery import backend_answers, records
+from agent.discovery import backend_answers, slow_reads
 from agent.discovery.backend_answers import ask
 from agent.discovery.changes import Changes, changes_by_exchange, changes_of
 from agent.discovery.reports import CALLS, FOR_EVENTS, Reports, cannot_read, hangs, signals_of_hung
 from agent.discovery.scan_waiters import LookError, Waiters
 from agent.discovery.schedule import EVERY_UNIT, Schedule, Todo
-from agent.discovery.slow_reads import OVERTAKEN, Overtaken, wait
-from agent.discovery.unit_walk import Seen, Walk, in_parts, probe, walk
-from agent.runtime.chunked_work import BATCH, in_batches
+from agent.discovery.slow_reads import SlowReads
+from agent.discovery.unit_walk import Seen, Walk, probe, walk
+from agent.runtime.chunked_work import BATCH
 from agent.runtime.counts import Counts
 from agent.runtime.errors import shown
-from agent.runtime.patience import Running
 from agent.runtime.workers import NoWorkerError, Workers
-from backends.base import ALL, All, Backend, Device, Hint, Link, Problem, Record, Signal, Watches
+from backends.base import ALL, Backend, Device, Hint, Link, Problem, Record, Signal, Watches
 
 UNIT_DEADLINE: Final = 5.0
 """Seconds after which a read is taken to hang."""
@@ -40,7 +38,7 @@ THREADS: Final = 64
 
 
 class Discoverer:
-    """One backend's eyes: what it saw last, and what has to be looked at again."""
+    """Scans one backend's hardware: what was found last, and what has to be looked at again."""
 
     def __init__(
         self,
@@ -51,7 +49,7 @@ class Discoverer:
         resync: float = 300.0,
         probe: float = 30.0,
         unit_deadline: float = UNIT_DEADLINE,
-        on_watches: Callable[[Watches], None] = lambda _watches: None,
+        on_watches: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         counts: Counts | None = None,
         before: Discoverer | None = None,
@@ -60,15 +58,15 @@ class Discoverer:
 
         Args:
             kind: the backend's name.
-            backend: the instance that looks, for good: another one has a discoverer of its own.
+            backend: the instance that is asked. Another one has a discoverer of its own.
             publish: is told what has changed.
             resync: seconds between two looks at everything.
             probe: seconds between two probes of all that is known.
             unit_deadline: seconds after which a read is taken to hang.
-            on_watches: is told what the sources should listen to.
+            on_watches: is told when `watched` is another.
             clock: the time in seconds.
             counts: has the durations of scans.
-            before: the one in force, of which this one may take the place (`take_over`); until then that goes on.
+            before: the one in force, whose place this one may take (`take_over`); until then that goes on.
         """
         self.kind = kind
         self.backend = backend
@@ -81,52 +79,54 @@ class Discoverer:
         self.problems: dict[str, tuple[Problem, ...]] = self._reports.problems
         self._publish = publish
         self._on_watches = on_watches
-        self._watches = Watches()
+        self.watched = Watches()
+        """What the sources should listen to for this backend, as it said last."""
         self._unit_deadline = unit_deadline
         self._clock = clock
         self._waiting = Waiters()
-        self._probing: Walk | None = None
         self.first_scan = asyncio.Event()
         """Set when the first full scan has come to its end."""
         self._hung: dict[str, asyncio.Future[None]] = {}
-        self._slow = Overtaken()
-        self._again: set[str] = set()  # slow units to be looked at once more when they are done
+        self._slow = SlowReads()
+        self._read_again: set[str] = set()  # slow units to be looked at once more when they are done
         self._walked_all = False
-        self._hinted: float | None = None
+        self._hinted_at: float | None = None
         self._durations = (counts or Counts()).discovery[kind]
 
     # --- what makes it look ---
 
     def hint(self, hint: Hint) -> None:
-        """Something happened somewhere: look at the units it affects. Called for every event; cheap."""
+        """Have the units looked at that an event affects. Called for every event on the node; cheap."""
         try:
             units = ask(lambda: backend_answers.affected(self.backend.affects(hint, self.known)))
-        except Exception as error:  # noqa: BLE001  # reported; a full scan sees what the hint meant
+        except Exception as error:  # noqa: BLE001  # reported; a full scan sees what changed
             self._reports.call_failed("affects", f"affects() failed on {hint}: {shown(error)}")
             units = ALL
         else:
-            self._reports.call_answered("affects")
+            if "affects" in self.problems:
+                self._reports.call_answered("affects")
         if units:
-            self._hinted = self._clock() if self._hinted is None else self._hinted
-            self._ask(units)
+            self._hinted_at = self._clock() if self._hinted_at is None else self._hinted_at
+            self.schedule.ask(units)
 
     def signals(self, record: Record) -> tuple[Signal, ...]:
-        """What a record says about hardware; nothing if the backend fails on it."""
+        """The signals that the backend makes of a record; none if it fails on it."""
         try:
-            said = records.signals(self.backend, record)
+            said = ask(lambda: backend_answers.signals("signals", self.backend.signals(record)))
         except Exception as error:  # noqa: BLE001  # reported; the next record may be one that it understands
             self._reports.call_failed("signals", f"signals() failed on {record}: {shown(error)}")
             return ()
-        self._reports.call_answered("signals")
+        if "signals" in self.problems:
+            self._reports.call_answered("signals")
         return said
 
     def problems_of_units(self) -> dict[str, tuple[Problem, ...]]:
-        """What is wrong, but for calls that nobody has made of another instance."""
+        """The problems, but for those of calls that events make: another instance need not have them."""
         return {unit: problems for unit, problems in self.problems.items() if unit not in FOR_EVENTS}
 
     @property
     def is_stuck(self) -> bool:
-        """Does a read hang, or does a call fail, that another instance may do better, with threads to try it?"""
+        """Does a read hang or a call fail, so that another instance may do better, and is there a thread to try it?"""
         return bool(self._hung or self.problems.keys() & CALLS) and self.workers.spare
 
     def links(self) -> dict[str, tuple[Link, ...]]:
@@ -134,11 +134,15 @@ class Discoverer:
         return self._seen.links.copy()
 
     def selectable(self) -> list[Device]:
-        """Whatever a selector could have meant, taken or not."""
+        """All devices that a selector may match, and what is beside them (`Discovery.beside`)."""
         return self._seen.selectable()
 
+    def sees(self, hardware: str) -> bool:
+        """Has the last scan found this hardware?"""
+        return self._seen.has(hardware)
+
     def unseen(self) -> str:
-        """Why something that is there may never have been seen, one sentence; empty if all there is has been."""
+        """Why there may be devices that no scan has found yet, in one sentence; empty if every unit has been read."""
         unread = (unit for unit in sorted(self.problems) if unit not in self.known and unit not in CALLS)
         if (unit := next(unread, None)) is not None:
             return self.problems[unit][0].sentence
@@ -146,10 +150,10 @@ class Discoverer:
 
     def rescan(self) -> None:
         """Look at everything again."""
-        self._ask(ALL)
+        self.schedule.ask(ALL)
 
     async def look_at(self, units: Iterable[str]) -> None:
-        """Have these units looked at from now on, and wait until what that finds has been published.
+        """Have these units looked at, and wait until what a scan that begins after this call found is published.
 
         Raises:
             LookError: one of them cannot be read, or hangs; the sentence says which and why.
@@ -158,21 +162,16 @@ class Discoverer:
         for unit in sorted(wanted & self._hung.keys()):
             raise LookError(self._hangs(unit))
         if wanted:
-            self._ask(wanted)
+            self.schedule.ask(wanted)
             await self._waiting.wait(wanted)
 
-    def _ask(self, units: Iterable[str] | All) -> None:
-        self.schedule.ask(units)
-        if self._probing is not None:
-            self._probing.interrupted = True
-
     async def run(self) -> None:
-        """Look whenever there is a reason to, for ever; started again after a failure, at everything."""
+        """Scan and probe for ever, whenever there is a reason to. Begins with a look at everything."""
         self.schedule.restart()
         try:
             while True:
                 todo = await self.schedule.next(self.known)
-                if todo.probes or todo.glances:
+                if todo.probes:
                     await self._probe(todo)
                 else:
                     await self._scan(todo)
@@ -182,38 +181,42 @@ class Discoverer:
     # --- another configuration ---
 
     def take_over(self, before: Discoverer | None) -> Changes:
-        """Take the place of the one before; what is different from now on, for the caller to make known.
+        """Take the place of the one before; what differs from what that knew, for the caller to publish.
 
-        The other's word counts for units that we have not read yet, and for those that changed after we began: those
-        are to be looked at again.
+        What the other knows counts for units that were not read here yet, and for those that changed after this one
+        began: they have to be looked at again.
         """
         inherited, self._inherited = self._inherited, {}
         return changes_by_exchange(self.kind, self._seen, inherited, before._seen if before else Seen())
 
     def leave(self) -> None:
-        """Another one has our place, or none: whoever waits is let go."""
+        """Answer whoever waits: another discoverer has taken this one's place, or the backend is not configured any more."""
         self._waiting.let_go()
         for call in FOR_EVENTS:
             self._reports.call_is_well(call)
         self.first_scan.set()
 
     def nothing_left(self) -> Changes:
-        """None has: nothing of what was found is there."""
-        return replace(changes_of(self.kind, {}, frozenset(self.known), self._seen), anew=True)
+        """The changes where a backend is not configured any more: all that was found is gone."""
+        return replace(changes_of(self.kind, {}, frozenset(self.known), self._seen), by_reload=True)
 
     # --- one scan ---
 
     async def _scan(self, todo: Todo) -> None:
-        """Walk what is to be looked at; where a read hangs, publish what is there and go on without it."""
-        stale = set(self._slow.units) if todo.everything else todo.units & self._slow.units
-        self._again |= stale  # what is being read there was so before we were asked
-        self._waiting.begin(stale)
-        began, since, self._hinted = self._clock(), self._hinted, None
+        """Read the units that are due. Where a read is slow or hangs, publish what was read and go on without it."""
+        slow, waiters = self._slow.reads, self._waiting
+        stale = slow.keys() if todo.everything else todo.units & slow.keys()
+        self._read_again |= stale  # their reads began before we were asked
+        if waiters.waiting:
+            waiters.begin(stale)
+        began, since, self._hinted_at = self._clock(), self._hinted_at, None
         failed: dict[str, str] = {}
-        units = self._wanted(todo)
+        units: Set[str] | None = todo.units - self._hung.keys()
+        if todo.everything:  # as long as the listing hangs, everything is what is known
+            units = None if EVERY_UNIT not in self._hung else (todo.units | self.known.keys()) - self._hung.keys()
         while units is None or units:
             progress = Walk()
-            skip = frozenset(self._hung.keys() | self._slow.units)
+            skip = frozenset(self._hung.keys() | slow.keys())
             call = partial(walk, self.backend, units, skip, self._seen, progress, self._clock)
             try:
                 failure = await self._run(call, progress)
@@ -221,87 +224,80 @@ class Discoverer:
                 self._reports.no_worker(error)
                 failed |= dict.fromkeys(units or todo.units, str(error))
                 break
-            progress = progress.so_far()
+            if progress.abandoned:
+                progress = progress.so_far()
             failed |= {unit: cannot_read(unit, error) for unit, error in progress.failures.items()}
             await self._digest(progress, failure, since)
             if not progress.abandoned and failure is None:
                 break
             units = self._rest(progress, units, todo)
-        self._waiting.end(failed, self._slow.units)
-        await self._end_slow(since)
+        if waiters.waiting:
+            waiters.end(failed, slow.keys())
+        if slow:
+            await self._end_slow(since)
         self._durations.observe(self._clock() - began)
         self._walked_all |= todo.everything
-        if self._walked_all and not self._slow.units:
+        if self._walked_all and not slow:
             self.first_scan.set()
 
-    def _wanted(self, todo: Todo) -> Set[str] | None:
-        """The units to be looked at; None for all there are."""
-        if not todo.everything:
-            return todo.units - self._hung.keys()
-        if EVERY_UNIT not in self._hung:
-            return None
-        return (todo.units | self.known.keys()) - self._hung.keys()  # as long as the listing itself hangs
-
     async def _probe(self, todo: Todo) -> None:
-        """Walk over the health of what is known; what a hint interrupts is put off.
+        """Probe the devices that are due. Where a hint interrupts that, the others are probed after it.
 
-        What cannot be used is looked at instead: what keeps it from that may end without any event.
+        Devices that cannot be used are read instead: what keeps them from that may end without any event.
         """
-        late = {unit for unit in todo.probes if any(device.unusable for device in self.known.get(unit, ()))}
-        if late:
-            self.schedule.ask(late)
-        units = ((todo.probes | todo.glances) & self.known.keys()) - self._hung.keys() - late
-        at_a_glance = todo.glances - todo.probes
+        late = set[str]()
+        if not todo.at_a_glance:
+            late = {unit for unit in todo.probes if any(device.unusable for device in self.known.get(unit, ()))}
+        units: Set[str] = (todo.probes & self.known.keys()) - self._hung.keys() - late
+        is_interrupted = self.schedule.asked.is_set
         while units:
-            progress = Walk(interrupted=todo.one)
-            self._probing = progress
+            progress = Walk()
+            call = partial(
+                probe, self.backend, units, self._seen, progress, self._clock, is_interrupted,
+                at_a_glance=todo.at_a_glance,
+            )  # fmt: skip
             try:
-                call = partial(probe, self.backend, units, at_a_glance, self._seen, progress, self._clock)
                 await self._run(call, progress)
             except NoWorkerError as error:
                 self._reports.no_worker(error)
                 break
-            finally:
-                self._probing = None
+            if progress.abandoned:
+                progress = progress.so_far()
             await self._digest_probes(progress)
-            units = units - progress.probes.keys() - progress.failures.keys() - self._hung.keys() - self._slow.units
-            if progress.interrupted:
-                self.schedule.put_off(units - at_a_glance, units & at_a_glance)
+            units = self._rest(progress, units, todo)
+            if is_interrupted():
+                self.schedule.put_off(units, at_a_glance=todo.at_a_glance)
                 break
-        await self._end_slow(None)
+        if late:
+            self.schedule.ask(late)
+        if self._slow.reads:
+            await self._end_slow(None)
 
     async def _run(self, call: Callable[[], None], progress: Walk) -> Exception | None:
-        """Have a thread walk, to its end or until one of its reads is slow or hangs; the error that ended it, if one did.
+        """Have a thread walk, to its end or until one of its reads is slow or hangs; returns the error that ended it.
 
         Raises:
             NoWorkerError: there is no thread left that could.
         """
-        progress.since = self._clock()  # before the thread starts, which from then on sets it itself
+        progress.since = began = self._clock()  # before the thread starts, which from then on sets it itself
         job = self.workers.start(call)
-        running, began, missed, passed = Running(progress.since), progress.since, 0.0, 0.0
-        while not job.done():
-            # in this order, since the thread sets the time first: a later unit is never blamed
-            unit, since = progress.unit, progress.since
-            now = self._clock()
-            before, passed = passed, running.missed(now)
-            if since != began:  # what was missed since the last turn may have been this unit's time
-                began, missed = since, passed - min(passed - before, now - since)
-            lasts = now - since - (passed - missed)
-            if lasts >= self._unit_deadline:
-                progress.abandoned = True
-                self._quarantine(unit or EVERY_UNIT, job)
-                return None
-            if unit is not None and lasts >= OVERTAKEN:
-                progress.abandoned = True
-                progress.since = now - lasts  # without the time in which we did not run
-                self._slow.add(unit, progress, job)
-                return None
-            await wait(progress, job, OVERTAKEN)
+        try:
+            done, _ = await asyncio.wait([job], timeout=slow_reads.SLOW_AFTER)
+            if not done:
+                hung = await self._slow.watch(progress, job, began, self._unit_deadline, self._clock)
+                if hung is not None:
+                    self._quarantine(hung, job)
+                if progress.abandoned:
+                    return None
+        except asyncio.CancelledError:
+            progress.abandoned = True
+            job.cancel()
+            raise
         error = job.exception()
         return error if isinstance(error, Exception) else None
 
     async def _end_slow(self, since: float | None) -> None:
-        """Wait for the units that were overtaken, unless something more urgent comes up; those that hang are quarantined."""
+        """Wait for slow reads until something more urgent comes up. Quarantines units whose read hangs."""
         async for slow in self._slow.ended(self._unit_deadline, self._clock, self.schedule.asked):
             if slow.hangs is not None:
                 self._quarantine(slow.unit, slow.hangs)
@@ -309,21 +305,23 @@ class Discoverer:
                 await self._digest_probes(slow.found)
             else:
                 await self._digest(slow.found, None, since)
-            if slow.unit in self._again:
-                self._again.discard(slow.unit)
-                self._ask([slow.unit])
-            self._waiting.end({u: cannot_read(u, e) for u, e in slow.found.failures.items()}, self._slow.units)
+            if slow.unit in self._read_again:
+                self._read_again.discard(slow.unit)
+                self.schedule.ask([slow.unit])
+            self._waiting.end({u: cannot_read(u, e) for u, e in slow.found.failures.items()}, self._slow.reads.keys())
 
     def _rest(self, progress: Walk, units: Set[str] | None, todo: Todo) -> Set[str]:
-        """What is left to be looked at; where the listing has failed, of what is known."""
+        """The units that the walk has not covered; of those that are known, where listing failed."""
         if units is None:
             units = progress.listed if progress.listed is not None else todo.units | self.known.keys()
-        return units - progress.looks.keys() - progress.failures.keys() - self._hung.keys() - self._slow.units
+        done = progress.looks.keys() | progress.probes.keys() | progress.failures.keys()
+        return units - done - self._hung.keys() - self._slow.reads.keys()
 
     def _hangs(self, unit: str) -> str:
         return hangs(unit, self._unit_deadline)
 
     def _quarantine(self, unit: str, job: asyncio.Future[None]) -> None:
+        """Leave a unit alone whose read hangs, until its thread comes back; its devices are Unhealthy."""
         self._reports.report(unit, [Problem(unit or self.kind, self._hangs(unit))])
         self._hung[unit] = job
         self._waiting.hangs(unit, self._hangs(unit))
@@ -333,54 +331,56 @@ class Discoverer:
             self._seen.signals[unit] = signals
 
     def _release(self, unit: str, job: asyncio.Future[None]) -> None:
-        """The thread that hung has come back: look at the unit again, at all of them if there was no thread left."""
+        """Look at a unit again whose thread has come back; at all units, if there was no thread left."""
         if not job.cancelled():
-            job.exception()  # whatever it was; asyncio complains of one that nobody read
+            job.exception()  # asyncio complains of an exception that nobody has asked for
         if self._hung.get(unit) is not job:
-            return  # it has hung once more since
+            return  # another read of it hangs by now
         del self._hung[unit]
-        self._ask([unit] if unit and EVERY_UNIT not in self.problems else ALL)
+        self.schedule.ask([unit] if unit and EVERY_UNIT not in self.problems else ALL)
 
     async def _digest(self, progress: Walk, failure: Exception | None, since: float | None) -> None:
-        """Replace what the walk covered, publish what is different, note what went wrong.
+        """Publish what a walk found that differs, take it in, and report what went wrong.
 
-        Where it is much this takes several steps of the loop, as if there had been several walks.
+        Many devices take several steps of the loop, as if there had been several walks.
         """
-        looks = dict(progress.looks)
+        looks = progress.looks
         gone = self.known.keys() - progress.listed if progress.listed is not None else frozenset()
-        different, left = False, len(looks) + len(gone)
-        for looked, lost in in_parts(looks, gone, BATCH):
-            if left < len(looks) + len(gone):
+        changes = changes_of(self.kind, looks, gone, self._seen)
+        different = bool(changes.units) or any(unit not in self.known for unit in looks)
+        for part in changes.in_parts(BATCH):
+            self._publish(replace(part, since=since))  # if that fails, the next scan finds it again
+            looked = {unit: looks[unit] for unit in part.signals if unit in looks}
+            self._seen.replace(looked, part.signals.keys() - looked.keys())
+            if part.more:
                 await asyncio.sleep(0)
-            left -= len(looked) + len(lost)
-            changes = changes_of(self.kind, looked, lost, self._seen)
-            self._publish(replace(changes, since=since, more=left > 0))  # if that fails, all this is found again
-            different |= bool(changes.units) or any(unit not in self.known for unit in looked)
-            self._seen.replace(looked, lost)
-            self._reports.looked(looked)
         self._reports.walked(progress, failure)
         if different or "watches" in self.problems:
-            self._on_watches(self.watches())
+            before = self.watched
+            if self.watches() != before:
+                self._on_watches()
 
     async def _digest_probes(self, progress: Walk) -> None:
-        """Publish what probes said that they did not say before, note what went wrong; in steps, as above."""
-        signals = {unit: said for unit, said in dict(progress.probes).items() if said is not None}
-        left = len(signals)
-        async for batch in in_batches(signals.items()):
-            left -= len(batch)
-            self._publish(Changes(self.kind, {}, dict(batch), more=left > 0))
-            self._seen.signals.update(batch)
-        self._seen.glances.update(dict(progress.glances))
-        self._reports.failed(dict(progress.failures))
+        """Publish what probes said that they did not say before, and report what went wrong; in steps, as above."""
+        signals = {unit: said for unit, said in progress.probes.items() if said is not None}
+        for part in Changes(self.kind, {}, signals).in_parts(BATCH) if signals else ():
+            self._publish(part)
+            self._seen.signals.update(part.signals)
+            if part.more:
+                await asyncio.sleep(0)
+        self._seen.glances.update(progress.glances)
+        self._reports.walked(progress)
 
     def watches(self) -> Watches:
-        """What the sources should listen to for this backend."""
+        """Ask the backend what the sources should listen to."""
         try:
-            watches = backend_answers.watches(self.backend, ask(lambda: self.backend.watches(self.known)))
-        except Exception as error:  # noqa: BLE001  # reported; what it watched before, or the slow timer, tells of more
+            watches = ask(lambda: self.backend.watches(self.known))
+            if watches != self.watched:
+                self.watched = backend_answers.watches(self.backend, watches)
+                self.schedule.poll = watches.poll
+        except Exception as error:  # noqa: BLE001  # reported; it is asked again after the next scan
             self._reports.report("watches", [Problem("watches", f"watches() failed: {shown(error)}")])
         else:
-            self._reports.report("watches", [])
-            self._watches = watches
-            self.schedule.poll = watches.poll
-        return self._watches
+            if "watches" in self.problems:
+                self._reports.report("watches", [])
+        return self.watched

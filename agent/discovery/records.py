@@ -1,14 +1,13 @@
-"""Matches kernel records to backends: which backend wants one, which signals it makes, whether that hardware was seen."""
+"""Matches kernel records to backends: which backend wants one, and what waits until a scan finds the hardware it is about."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
-from agent.discovery import backend_answers
-from agent.discovery.backend_answers import ask
 from agent.discovery.changes import Changes
-from backends.base import ANY_SUBSYSTEM, Backend, Device, Record, Signal, Watches
+from backends.base import ANY_SUBSYSTEM, Record, Signal, Watches
+from backends.interface.known_devices import minded
 from backends.linux import kernel_log
 
 _EARLY_HARDWARE: Final = 256
@@ -25,58 +24,24 @@ def wants(watches: Watches, record: Record) -> bool:
     return record.properties.get("SUBSYSTEM") in watches.subsystems or ANY_SUBSYSTEM in watches.subsystems
 
 
-def signals(backend: Backend[Any], record: Record) -> tuple[Signal, ...]:
-    """What the backend says that the record means.
+class EarlySignals:
+    """The signals of hardware that no scan has found yet: a line of the kernel's log may come before that scan.
 
-    Raises:
-        NonsenseError: it answered something else than signals.
-        Exception: whatever `signals()` raises.
-    """
-    return ask(lambda: backend_answers.signals("signals", backend.signals(record)))
-
-
-class Sightings:
-    """Which hardware scans see, and the first signals of hardware that none has seen yet.
-
-    A record may come before the scan that finds its hardware; so its signals wait for that, few enough that no flood of
-    records about hardware that does not exist costs memory. The hardware of which something was said last stays.
+    There is room for few, so that a flood of records about hardware that does not exist costs no memory; the oldest go.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[str, dict[str, Sequence[Device]]] = {}  # by backend and unit
-        self._places: dict[str, int] = {}  # the units in which a piece of hardware is
-        self._early: dict[str, list[tuple[Signal, Record]]] = {}
+        self.by_hardware: dict[str, list[tuple[Signal, Record]]] = {}
 
-    def known(self, signals: Sequence[Signal], record: Record) -> list[Signal]:
-        """The signals of hardware that is there; the others are kept until it is. Events come of nothing else."""
-        if record.source != "kmsg":
-            return list(signals)
-        for signal in signals:
-            if signal.hardware not in self._places:
-                self._keep(signal, record)
-        return [signal for signal in signals if signal.hardware in self._places]
+    def keep(self, signal: Signal, record: Record) -> None:
+        """Keep a signal until its hardware is found; of those with the same reason, the last one."""
+        others = [it for it in self.by_hardware.pop(signal.hardware, ()) if it[0].reason != signal.reason]
+        self.by_hardware[signal.hardware] = [*others[1 - _EARLY_SIGNALS :], (signal, record)]
+        if len(self.by_hardware) > _EARLY_HARDWARE:
+            del self.by_hardware[next(iter(self.by_hardware))]
 
-    def _keep(self, signal: Signal, record: Record) -> None:
-        others = [said for said in self._early.pop(signal.hardware, ()) if said[0].reason != signal.reason]
-        self._early[signal.hardware] = [*others[1 - _EARLY_SIGNALS :], (signal, record)]
-        if len(self._early) > _EARLY_HARDWARE:
-            del self._early[next(iter(self._early))]
-
-    def found(self, changes: Changes) -> Iterator[tuple[Signal, Record]]:
-        """A scan found this; what was said earlier of the hardware that is new, in the order in which it was said."""
-        seen = self._seen.setdefault(changes.backend, {})
+    def take(self, changes: Changes) -> Iterator[tuple[Signal, Record]]:
+        """Yield the signals of the hardware that a scan found, in the order in which they came, and forget them."""
         for unit, devices in changes.units.items():
-            devices += changes.beside.get(unit, ())
-            for name in _hardware_of(devices):
-                self._places[name] = self._places.get(name, 0) + 1
-                yield from self._early.pop(name, ())
-            for name in _hardware_of(seen.pop(unit, ())):
-                self._places[name] -= 1
-                if not self._places[name]:
-                    del self._places[name]
-            if devices:
-                seen[unit] = devices
-
-
-def _hardware_of(devices: Iterable[Device]) -> frozenset[str]:
-    return frozenset().union(*(device.hardware | device.depends for device in devices))
+            for name in minded((*devices, *changes.beside.get(unit, ()))):
+                yield from self.by_hardware.pop(name, ())

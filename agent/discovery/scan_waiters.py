@@ -1,4 +1,4 @@
-"""Keeps the calls that wait for a fresh scan of certain units."""
+"""Keeps the calls that wait for a scan of certain units, and answers them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from msgspec import Struct, field
 
 
 class LookError(Exception):
-    """A unit that somebody waits for cannot be looked at; the sentence says which and why."""
+    """A unit that a call waits for cannot be read; the sentence says which and why."""
 
 
 class _Waiter(Struct, eq=False):
     units: frozenset[str]
     answer: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     begun: bool = False
-    """Has the scan begun whose end it waits for? One that was under way when it came tells nothing of what is now."""
+    """Has the scan begun whose end it waits for? A scan that was under way when the call came may have read the unit before."""
 
     def fail(self, sentence: str) -> None:
         if not self.answer.done():
@@ -24,32 +24,32 @@ class _Waiter(Struct, eq=False):
 
 
 class Waiters:
-    """Whoever asked for a look and has not been answered."""
+    """The calls that have not been answered."""
 
     def __init__(self) -> None:
-        self._waiters: list[_Waiter] = []
+        self.waiting: list[_Waiter] = []
 
     async def wait(self, units: frozenset[str]) -> None:
-        """Wait until a scan that has not begun yet has looked at these units.
+        """Wait until a scan that has not begun yet has read these units.
 
         Raises:
             LookError: one of them cannot be read.
         """
         waiter = _Waiter(units)
-        self._waiters.append(waiter)
+        self.waiting.append(waiter)
         try:
             await waiter.answer
         finally:
-            self._waiters.remove(waiter)
+            self.waiting.remove(waiter)
 
     def begin(self, stale: Set[str] = frozenset()) -> None:
-        """A scan begins that covers all units that are waited for, but those whose read began earlier."""
-        for waiter in self._waiters:
+        """Note that a scan of all units that calls wait for begins; the reads of the `stale` ones began earlier."""
+        for waiter in self.waiting:
             waiter.begun |= waiter.units.isdisjoint(stale)
 
     def end(self, failed: Mapping[str, str], unended: Set[str] = frozenset()) -> None:
-        """That scan has ended but for what is `unended`; of the units that could not be read, why."""
-        for waiter in self._waiters:
+        """Answer whoever waited for that scan, but for units that are still `unended`; `failed` says why a read failed."""
+        for waiter in self.waiting:
             if waiter.begun and not waiter.answer.done() and waiter.units.isdisjoint(unended):
                 if sentences := [failed[unit] for unit in sorted(waiter.units & failed.keys())]:
                     waiter.fail("; ".join(sentences))
@@ -57,13 +57,13 @@ class Waiters:
                     waiter.answer.set_result(None)
 
     def let_go(self) -> None:
-        """There is nothing to be looked at any more."""
-        for waiter in self._waiters:
+        """Answer every waiter: these units are not scanned any more."""
+        for waiter in self.waiting:
             if not waiter.answer.done():
                 waiter.answer.set_result(None)
 
     def hangs(self, unit: str, sentence: str) -> None:
-        """Nobody will hear of this unit soon."""
-        for waiter in self._waiters:
+        """Fail every waiter for `unit` with `sentence`: its read hangs."""
+        for waiter in self.waiting:
             if unit in waiter.units:
                 waiter.fail(sentence)

@@ -1,19 +1,18 @@
-"""Decides when to scan which units again: after hints, on timers, and where a scan failed."""
+"""Decides when which units are scanned or probed: after hints, on timers, and again where a scan failed."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Set
 from typing import Final
 
-import anyio
 from msgspec import Struct, field
 
 from backends.base import ALL, All
 
 _RETRY_FIRST, _RETRY_MOST = 1.0, 60.0  # seconds before a failed unit is tried again, doubling
 EVERY_UNIT: Final = ""
-"""Stands for the backend as a whole where a unit's name is due."""
+"""In place of a unit's name: the backend as a whole."""
 
 
 class Todo(Struct):
@@ -23,15 +22,13 @@ class Todo(Struct):
     units: set[str] = field(default_factory=set)
     """To be looked at."""
     probes: set[str] = field(default_factory=set)
-    """Of which only the health is looked at; only where there is nothing to be looked at."""
-    glances: set[str] = field(default_factory=set)
-    """The same, and of these no more than a glance is taken."""
-    one: bool = False
-    """Of these only one unit: something more urgent is to follow."""
+    """Units of which only the health is probed. Never beside units to be looked at."""
+    at_a_glance: bool = False
+    """Are those only probed that a glance (`Backend.glance`) shows to have changed?"""
 
 
 class Schedule:
-    """The reasons to look at one backend's units, as they come up."""
+    """The units of one backend that are due, and why."""
 
     def __init__(self, resync: float, probe: float, clock: Callable[[], float]) -> None:
         """Prepare.
@@ -47,87 +44,91 @@ class Schedule:
         self._resync, self._probe = resync, probe
         self._resynced = self._probed = self._glanced = clock()
         self._todo = Todo()
-        self._passed_over = False  # have probes waited for the last look?
+        self._passed_over = False  # have probes waited for the scan before?
         self.asked = asyncio.Event()
-        """Set when something is to be looked at before what is due by time."""
+        """Set while something more urgent waits than what `next` returned last: slow reads and probes give way to it."""
         self._retries: dict[str, tuple[float, float]] = {}  # unit → when, the delay after that
 
     def ask(self, units: Iterable[str] | All) -> None:
-        """These are to be looked at, as soon as possible."""
+        """Have these units looked at as soon as possible."""
         if units is ALL:
             self._todo.everything = True
         else:
             self._todo.units.update(units)
         self.asked.set()
 
-    def put_off(self, probes: Iterable[str], glances: Iterable[str]) -> None:
-        """These were to be probed, and those glanced at, and something more urgent came up."""
-        self._todo.probes.update(probes)
-        self._todo.glances.update(glances)
-        self.asked.set()
+    def put_off(self, probes: Set[str], *, at_a_glance: bool) -> None:
+        """Probe these later, which are left of what was to be probed: something more urgent came up."""
+        if probes:
+            self._todo.probes.update(probes)
+            self._todo.at_a_glance = at_a_glance
+            self.asked.set()
 
     def restart(self) -> None:
-        """Begin with a look at everything."""
+        """Begin anew, with a look at everything."""
         self._resynced = self._probed = self._glanced = self._clock()
         self._todo.everything = True
 
     async def next(self, known: Collection[str]) -> Todo:
-        """Wait for a reason to look; either units or probes are to be done.
+        """Wait until something is due; the result has units to be looked at, or probes, never both.
 
-        Looks come first, but where they never end, because each has brought the next, probes get their turn between.
+        Looks come first. Where one look follows the other, probes get every second turn.
         """
+        loop = asyncio.get_running_loop()
         while True:
             self.asked.clear()
-            if self._is_due(known):
+            if (seconds := self._due_in(known)) <= 0:
                 break
-            with anyio.move_on_after(max(0.0, self._deadline() - self._clock())):
+            timer = loop.call_later(seconds, self.asked.set)  # a cancel scope takes 20 us longer, for each event
+            try:
                 await self.asked.wait()
+            finally:
+                timer.cancel()
         todo, self._todo = self._todo, Todo()
-        looks, probes = bool(todo.everything or todo.units), bool(todo.probes or todo.glances)
-        if looks and probes and self._passed_over:
-            self._todo = Todo(todo.everything, todo.units)
-            todo = Todo(probes=todo.probes, glances=todo.glances, one=True)
-        elif looks and probes:
-            self._todo = Todo(probes=todo.probes, glances=todo.glances)
-            todo = Todo(todo.everything, todo.units)
-        self._passed_over = looks and probes and not todo.one
-        if self._todo != Todo():
-            self.asked.set()  # what waits for slow reads ends that: there is more to do
+        has_both = bool(todo.probes and (todo.everything or todo.units))
+        if has_both:
+            looks, probes = Todo(todo.everything, todo.units), Todo(probes=todo.probes, at_a_glance=todo.at_a_glance)
+            todo, self._todo = (probes, looks) if self._passed_over else (looks, probes)
+            self.asked.set()
+        self._passed_over = has_both and not todo.probes
         return todo
 
-    def _is_due(self, known: Collection[str]) -> bool:
-        """See what has become due; is there anything to do?
+    def _due_in(self, known: Collection[str]) -> float:
+        """Add what has become due. Returns the seconds until something is, 0 if something is now.
 
-        What is left of the last probes comes first: else what is late in the alphabet would never be probed again.
+        The next probes begin when none are left of the last: else units late in the alphabet would never be probed.
         """
-        now = self._clock()
+        now, todo = self._clock(), self._todo
         if now >= self._resynced + self._resync:
             self._resynced = now
-            self._todo.everything = True
-        if now >= self._probed + self._probe and not self._todo.probes:
+            todo.everything = True
+        if now >= self._probed + self._probe and (todo.at_a_glance or not todo.probes):
             self._probed = self._glanced = now
-            self._todo.probes.update(known)
-        if self.poll is not None and now >= self._glanced + self.poll and not self._todo.glances:
+            todo.probes.update(known)
+            todo.at_a_glance = False
+        if self.poll is not None and now >= self._glanced + self.poll and not todo.probes:
             self._glanced = now
-            self._todo.glances.update(known)
+            todo.probes.update(known)
+            todo.at_a_glance = bool(known)
         for unit, (at, delay) in self._retries.items():
             if at <= now:
                 self._retries[unit] = (now + delay, min(delay * 2, _RETRY_MOST))
                 if unit == EVERY_UNIT:
-                    self._todo.everything = True
+                    todo.everything = True
                 else:
-                    self._todo.units.add(unit)
-        return self._todo != Todo()
-
-    def _deadline(self) -> float:
-        timers = [self._resynced + self._resync, self._probed + self._probe]
+                    todo.units.add(unit)
+        if todo != Todo():
+            return 0.0
+        timers = [self._resynced + self._resync, self._probed + self._probe, *(at for at, _ in self._retries.values())]
         if self.poll is not None:
             timers.append(self._glanced + self.poll)
-        return min(*timers, *(at for at, _ in self._retries.values()))
+        return min(timers) - now
 
-    def retry(self, unit: str, *, failed: bool, steady: bool = False) -> None:
-        """A look at this unit failed, and is tried again a little later each time, or each second if `steady`; or did not."""
-        if not failed:
-            self._retries.pop(unit, None)
-        elif steady or unit not in self._retries:
+    def retry(self, unit: str, *, steady: bool = False) -> None:
+        """Look at this unit again in a second, and then a little later each time, or each second if `steady`."""
+        if steady or unit not in self._retries:
             self._retries[unit] = (self._clock() + _RETRY_FIRST, _RETRY_FIRST * 2)
+
+    def is_well(self, unit: str) -> None:
+        """Do not try this unit again: it could be read."""
+        self._retries.pop(unit, None)

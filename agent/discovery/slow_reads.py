@@ -1,18 +1,19 @@
-"""Waits for slow reads beside the walk over the other units, and says which of them hang."""
+"""Waits for slow reads while another thread goes on with the other units, and says which of them hang."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Set
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 from msgspec import Struct
 
+from agent.discovery.schedule import EVERY_UNIT
 from agent.discovery.unit_walk import Walk
 from agent.runtime.patience import STEP, Running
 
-OVERTAKEN: Final = 0.1
-"""Seconds that the other units wait for a slow read."""
+SLOW_AFTER: Final = 0.1
+"""Seconds after which a read is slow: the other units do not wait for it any longer."""
 
 
 class Slow(Struct, frozen=True):
@@ -20,62 +21,79 @@ class Slow(Struct, frozen=True):
 
     unit: str
     found: Walk
-    """What it has found of this unit."""
+    """What was found of this unit."""
     hangs: asyncio.Future[None] | None
     """The thread's job, if it hangs."""
 
 
-class Overtaken:
+class SlowReads:
     """Slow reads under way."""
 
     def __init__(self) -> None:
-        self._slow: dict[str, tuple[Walk, asyncio.Future[None]]] = {}
+        self.reads: dict[str, tuple[Walk, asyncio.Future[None]]] = {}
+        """Unit → the walk whose thread reads it, and that thread's job."""
         self._running = Running(0.0)
         self._missed = 0.0
 
-    @property
-    def units(self) -> Set[str]:
-        """What is being read."""
-        return self._slow.keys()
+    async def watch(
+        self, walk: Walk, job: asyncio.Future[None], began: float, deadline: float, clock: Callable[[], float]
+    ) -> str | None:
+        """Wait for a walk's thread until it ends, or is at one unit for so long that the walk is abandoned.
 
-    def add(self, unit: str, walk: Walk, job: asyncio.Future[None]) -> None:
-        """The thread of this walk is slow at this unit, and ends with it."""
-        if not self._slow:
-            self._running, self._missed = Running(walk.since + OVERTAKEN), 0.0
-        self._slow[unit] = walk, job
+        Args:
+            walk: what the thread writes; where its read is slow, it is one of `reads` from then on.
+            job: the thread's.
+            began: when it was started.
+            deadline: seconds after which a read is taken to hang.
+            clock: the time in seconds.
+
+        Returns:
+            the unit whose read hangs, `EVERY_UNIT` if listing them does; None if none does.
+        """
+        running, missed, passed = Running(began), 0.0, 0.0
+        while not job.done():
+            # in this order, since the thread sets the time first: a later unit is never blamed
+            unit, since = walk.unit, walk.since
+            now = clock()
+            before, passed = passed, running.missed(now)
+            if since != began:  # what was missed since the last turn may have been this unit's time
+                began, missed = since, passed - min(passed - before, now - since)
+            lasts = now - since - (passed - missed)
+            if lasts >= deadline:
+                walk.abandoned = True
+                return unit or EVERY_UNIT
+            if unit is not None and lasts >= SLOW_AFTER:
+                walk.abandoned = True
+                walk.since = now - lasts  # without the time in which we did not run
+                if not self.reads:
+                    self._running, self._missed = Running(walk.since + SLOW_AFTER), 0.0
+                self.reads[unit] = walk, job
+                return None
+            await asyncio.wait([job], timeout=SLOW_AFTER)
+        return None
 
     def _let_pass(self, now: float) -> None:
-        """Time in which we did not run is no read's fault."""
+        """Give every read the time in which this process did not run."""
         before, self._missed = self._missed, self._running.missed(now)
-        for walk, _ in self._slow.values():
+        for walk, _ in self.reads.values():
             walk.since += self._missed - before
 
     async def ended(self, deadline: float, clock: Callable[[], float], urgent: asyncio.Event) -> AsyncIterator[Slow]:
-        """Each that ends, or hangs for so many seconds; until there are none, or something urgent comes up."""
-        while self._slow and not urgent.is_set():
-            unit, (walk, job) = min(self._slow.items(), key=lambda it: it[1][0].since)
+        """Yield each read that ends, or that hangs for `deadline` seconds; until none is left or `urgent` is set."""
+        while self.reads and not urgent.is_set():
+            unit, (walk, job) = min(self.reads.items(), key=lambda it: it[1][0].since)
             now = clock()
             self._let_pass(now)
             left = walk.since + deadline - now
             if not job.done() and left > 0:
-                await _first([job for _, job in self._slow.values()], urgent, min(left, STEP))
-                unit, (walk, job) = next((it for it in self._slow.items() if it[1][1].done()), (unit, self._slow[unit]))
+                await _first([job for _, job in self.reads.values()], urgent, min(left, STEP))
+                unit, (walk, job) = next((it for it in self.reads.items() if it[1][1].done()), (unit, self.reads[unit]))
                 if not job.done():
                     continue
-            del self._slow[unit]
+            del self.reads[unit]
             found = walk.only(unit)
             is_told = job.done() or found.looks or found.failures or found.probes
             yield Slow(unit, found, None if is_told else job)
-
-
-async def wait(walk: Walk, job: asyncio.Future[None], seconds: float) -> None:
-    """Wait for a walk's thread for so long; who gives up waiting gives up the walk."""
-    try:
-        await asyncio.wait([job], timeout=seconds)
-    except asyncio.CancelledError:
-        walk.abandoned = True
-        job.cancel()
-        raise
 
 
 async def _first(jobs: list[asyncio.Future[None]], urgent: asyncio.Event, seconds: float) -> None:

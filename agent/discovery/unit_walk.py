@@ -1,12 +1,12 @@
-"""Walks over a backend's units in a worker thread, and says at any time what was found and where the walk stands.
+"""Reads or probes a backend's units one by one in a worker thread, and shows what was found so far and which unit it is at.
 
-What backends answer is checked while it is read, so that nonsense is blamed on the unit it came from.
+What backends answer is checked here, so that nonsense is a failure of the unit it came from.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Set
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Set
 from typing import Any
 
 from msgspec import Struct, field
@@ -23,21 +23,23 @@ Glance = tuple[object, ...]
 
 
 class Seen(Struct, frozen=True):
-    """What was seen last, unit by unit, to compare with; a walk's thread only ever gets single units from it."""
+    """What was found last, by unit, to compare with. The loop writes it; a walk's thread gets single units from it."""
 
     devices: Known = field(default_factory=Known)
     links: dict[str, tuple[Link, ...]] = field(default_factory=dict)
     signals: dict[str, tuple[Signal, ...]] = field(default_factory=dict)
     glances: dict[str, Glance] = field(default_factory=dict)
-    """What was to be seen right before the last probe: what has changed since then shows at the next glance."""
+    """What a glance showed right before the last probe, so that whatever has changed since then shows at the next.
+    None of units that were read since: the next glance has them probed."""
     beside: dict[str, tuple[Device, ...]] = field(default_factory=dict)
+    """`Discovery.beside` of the units that have any."""
 
     def inherited(self) -> Seen:
-        """What another instance of the backend compares with; what it has looked at itself has signals."""
+        """What another instance of the backend begins with: no signals, which only units have that it has read itself."""
         return Seen(self.devices.copy(), self.links.copy())
 
     def believe(self, other: Seen, unit: str) -> None:
-        """Of this unit, what the other has seen counts."""
+        """Take over what another instance knows of this unit."""
         self.replace({}, {unit})
         for mine, theirs in zip(self._parts(), other._parts(), strict=True):
             if unit in theirs:
@@ -50,33 +52,42 @@ class Seen(Struct, frozen=True):
         """All devices, and what is beside them."""
         return [device for seen in (self.devices, self.beside) for found in seen.values() for device in found]
 
+    def has(self, hardware: str) -> bool:
+        """Does a device own this hardware or depend on it, or one of what is beside them?"""
+        return bool(self.devices.minding(hardware)) or any(
+            hardware in device.hardware | device.depends for found in self.beside.values() for device in found
+        )
+
     def hardware_in(self, unit: str) -> list[str]:
         """The hardware of a unit's devices."""
         return sorted({name for device in self.devices.get(unit, ()) for name in device.hardware})
 
     def replace(self, looks: Mapping[str, Look], gone: Set[str]) -> None:
-        """These units were looked at, and those are there no more."""
+        """Take in what was read of these units, and that the units in `gone` are there no more."""
         for unit, look in looks.items():
             if look.changed or unit not in self.devices:
                 self.devices[unit] = look.discovery.devices
             if look.links_changed:
                 self.links[unit] = look.discovery.links
             self.signals[unit] = look.signals
-            self.glances[unit] = look.glance
-            self.beside[unit] = look.discovery.beside
+            self.glances.pop(unit, None)
+            if look.discovery.beside:
+                self.beside[unit] = look.discovery.beside
+            else:
+                self.beside.pop(unit, None)
         for unit in gone:
             for last in self._parts():
-                last.pop(unit, None)
+                if unit in last:
+                    del last[unit]
 
 
 class Look(Struct, frozen=True):
-    """What one look at one unit told."""
+    """What was found by reading one unit and probing its devices."""
 
     discovery: Discovery
-    glance: Glance
     signals: tuple[Signal, ...]
     changed: bool
-    """Are the devices other than those known before? Compared in the thread: 10,000 comparisons take 25 ms."""
+    """Do the devices differ from those known before? Compared in the thread: 10,000 comparisons take 25 ms."""
     links_changed: bool
 
 
@@ -85,52 +96,32 @@ class Walk(Struct):
 
     looks: dict[str, Look] = field(default_factory=dict)
     probes: dict[str, tuple[Signal, ...] | None] = field(default_factory=dict)
-    """What was said of units that were only probed; None where that is nothing new."""
+    """The signals of units that were only probed; None where they are those of the last time."""
     glances: dict[str, Glance] = field(default_factory=dict)
-    """What was to be seen at a glance before these were probed."""
+    """What a glance at these units showed before they were probed."""
     failures: dict[str, BaseException] = field(default_factory=dict)
     listed: frozenset[str] | None = None
     """All units there are, if the walk asked for them."""
     unit: str | None = None
     """The unit being looked at; None while they are listed."""
     since: float = field(default_factory=time.monotonic)
-    """When that began; set before the unit."""
+    """When its read began; set before the unit."""
     abandoned: bool = False
-    interrupted: bool = False
-    """Something more urgent came up: end with the unit that is being probed."""
+    """Nobody waits for its thread any more: it ends with the unit that it is at."""
 
     def so_far(self) -> Walk:
-        """What it has come to; the thread of one that hangs may write on at any time."""
-        return replace(self, looks=dict(self.looks), failures=dict(self.failures))
+        """A copy of what was found, for a walk whose thread may write on at any time."""
+        copies = self.looks.copy(), self.probes.copy(), self.glances.copy(), self.failures.copy()
+        return Walk(*copies, listed=self.listed, abandoned=self.abandoned)
 
     def only(self, unit: str) -> Walk:
-        """What it has come to of one unit."""
+        """What was found of one unit."""
 
         def of(every: dict[str, Any]) -> dict[str, Any]:
             return {unit: every[unit]} if unit in every else {}
 
         parts = of(self.looks), of(self.probes), of(self.glances), of(self.failures)
         return Walk(*parts, unit=unit, since=self.since)
-
-
-def in_parts(looks: Mapping[str, Look], gone: Set[str], size: int) -> Iterator[tuple[dict[str, Look], frozenset[str]]]:
-    """Looks at units, and units that are gone, in parts of about so many devices; one part, if need be an empty one.
-
-    What is there comes before what is gone: hardware that has moved from one unit to another has not been away.
-    """
-    part, devices = dict[str, Look](), 0
-    for unit, look in looks.items():
-        if devices >= size:
-            yield part, frozenset()
-            part, devices = {}, 0
-        part[unit] = look
-        devices += max(1, len(look.discovery.devices))
-    left = sorted(gone)
-    last = frozenset(left[: max(0, size - devices)])
-    for at in range(len(last), len(left), size):
-        yield part, last
-        part, last = {}, frozenset(left[at : at + size])
-    yield part, last
 
 
 def walk(
@@ -141,17 +132,17 @@ def walk(
     progress: Walk,
     clock: Callable[[], float],
 ) -> None:
-    """Look at these units, or at all there are, beside what is known; to be run in a thread.
+    """Read these units, or all there are, and compare them with what is known; to be run in a thread.
 
     Raises:
-        Exception: whatever `units()` raises. A unit that raises is a failure of that unit alone.
+        Exception: whatever `units()` raises. What a unit raises is a failure of that unit alone.
     """
     if units is None:
         listed = backend_answers.units(backend.units())
         if not seen.devices.keys() <= listed:
             shortage.check()
         units = progress.listed = listed
-    pile = garbage.Pile()
+    new = 0  # devices, since some were hidden from the garbage collector
     for unit in sorted(units - skip):
         if progress.abandoned:
             return
@@ -162,58 +153,62 @@ def walk(
             progress.failures[unit] = error
         else:
             progress.looks[unit] = look
-            if look.changed:
-                pile.grow(len(look.discovery.devices))
+            if look.changed and (new := new + len(look.discovery.devices)) >= garbage.ENOUGH:
+                garbage.hide()
+                new = 0
 
 
 def _look(backend: Backend[Any], unit: str, seen: Seen) -> Look:
     discovery = backend_answers.discovery(backend.discover(unit), unit)
-    glance, signals = _glance(backend, discovery.devices), _probe(backend, discovery.devices)
+    signals = backend_answers.probed(backend, discovery.devices)
     known = seen.devices.get(unit, ())
     if (changed := discovery.devices != known) or discovery.problems or _is_ill(signals):
         shortage.check()
     if not changed:
-        discovery = replace(discovery, devices=known)  # so that thousands of equal ones do not wait to be told
-    return Look(
-        discovery,
-        glance,
-        signals,
-        changed=changed,
-        links_changed=discovery.links != seen.links.get(unit, ()),
-    )
+        discovery = replace(discovery, devices=known)  # equal ones need not be kept twice until they are published
+    return Look(discovery, signals, changed=changed, links_changed=discovery.links != seen.links.get(unit, ()))
 
 
 def probe(
     backend: Backend[Any],
     units: Set[str],
-    at_a_glance: Set[str],
     seen: Seen,
     progress: Walk,
     clock: Callable[[], float],
+    is_interrupted: Callable[[], bool],
+    *,
+    at_a_glance: bool,
 ) -> None:
-    """Look at the health of these units' known devices, and at nothing else; to be run in a thread.
+    """Probe the known devices of these units, and read nothing else; to be run in a thread.
 
-    Of those `at_a_glance` no more than a glance is taken, unless it shows something new or the unit is ill: how it
-    recovers need not show.
+    Args:
+        backend: the one that is asked.
+        units: what is to be probed.
+        seen: what it said last.
+        progress: what is found is written into it.
+        clock: the time in seconds.
+        is_interrupted: whether something more urgent waits: then it ends with the unit that it is at.
+        at_a_glance: leave out units that are well and of which a glance shows nothing new. How one that is ill recovers
+            need not show.
     """
     for unit in sorted(units):
         progress.since, progress.unit = clock(), unit
         try:
-            _probe_unit(backend, unit, unit in at_a_glance, seen, progress)
+            _probe_unit(backend, unit, seen, progress, at_a_glance=at_a_glance)
         except BaseException as error:  # noqa: BLE001  # as above
             progress.failures[unit] = error
-        if progress.abandoned or progress.interrupted:
+        if progress.abandoned or is_interrupted():
             return
 
 
-def _probe_unit(backend: Backend[Any], unit: str, at_a_glance: bool, seen: Seen, progress: Walk) -> None:
-    """What is as it was is not told again: nothing can follow from it. Only of numbers every look counts."""
+def _probe_unit(backend: Backend[Any], unit: str, seen: Seen, progress: Walk, *, at_a_glance: bool) -> None:
+    """Probe a unit's devices. Signals are told only if they differ from the last ones, or have a measure."""
     devices = seen.devices.get(unit, ())
-    glance = _glance(backend, devices)
+    glance = tuple(backend.glance(device) for device in devices)
     if at_a_glance and glance == seen.glances.get(unit) and not _is_ill(seen.signals.get(unit, ())):
         progress.probes[unit] = None
         return
-    signals = _probe(backend, devices)
+    signals = backend_answers.probed(backend, devices)
     if _is_ill(signals):
         shortage.check()
     new = signals != seen.signals.get(unit, ()) or any(signal.measure is not None for signal in signals)
@@ -223,11 +218,3 @@ def _probe_unit(backend: Backend[Any], unit: str, at_a_glance: bool, seen: Seen,
 
 def _is_ill(signals: Iterable[Signal]) -> bool:
     return any(signal.verdict in (Verdict.NOW, Verdict.DELAYED) and signal.measure is None for signal in signals)
-
-
-def _glance(backend: Backend[Any], devices: tuple[Device, ...]) -> Glance:
-    return tuple(backend.glance(device) for device in devices)
-
-
-def _probe(backend: Backend[Any], devices: tuple[Device, ...]) -> tuple[Signal, ...]:
-    return backend_answers.signals("probe", (signal for device in devices for signal in backend.probe(device)))

@@ -14,14 +14,14 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 SLICE: Final = 0.001
-"""Seconds after which others on the loop have their turn."""
+"""Seconds after which other tasks have their turn."""
 
 BATCH: Final = 100
 """Devices, or claims, whose state is changed in one step of the loop: 100 us each at most make 10 ms."""
 
 
 async def in_slices(pieces: Iterable[T]) -> list[T]:
-    """All that an iterable, which works while it is iterated, has; each piece must take far less than a slice."""
+    """The items of an iterable that computes them one by one; each must take far less than a slice."""
     made: list[T] = []
     until = time.perf_counter() + SLICE
     for piece in pieces:
@@ -33,10 +33,10 @@ async def in_slices(pieces: Iterable[T]) -> list[T]:
 
 
 async def in_batches(items: Iterable[T], size: int = BATCH) -> AsyncIterator[list[T]]:
-    """The items, so many at a time; others on the loop have their turn between two batches, and none if there is one.
+    """Yield the items in batches; other tasks run between two batches.
 
-    What changes state does it so: with the end of each batch that state is whole, and the same items make the same
-    batches on any machine.
+    It is for work that changes state: at the end of each batch that state is consistent, and the same items make the
+    same batches on any machine.
     """
     left = iter(items)
     batch = list(islice(left, size))

@@ -1,7 +1,7 @@
 """Keeps deadlines that count only time in which this process ran: not while it was stopped, suspended or starved.
 
-What others were to do by then they could not do either, or could not tell us. A step that takes longer than `STEP` and
-`LATE` together is one in which we did not run; of it no more than that counts.
+While it does not run, others may not run either, or cannot tell it what they did. Between two looks at the clock no more
+than `STEP` and `LATE` together count: in the rest of that time this process did not run.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Final
 import anyio
 
 STEP: Final = 0.25
-"""Seconds between two looks at the clock while somebody waits."""
+"""Seconds between two looks at the clock."""
 
 LATE: Final = 0.5
-"""Seconds that a busy machine may be late with one."""
+"""Seconds by which a look may be late on a busy machine."""
 
 
 class Running:
@@ -29,7 +29,7 @@ class Running:
         self._missed = 0.0
 
     def missed(self, now: float) -> float:
-        """The seconds in which it did not run, so far."""
+        """The seconds so far in which the process did not run."""
         self._missed += max(0.0, now - self._last - STEP - LATE)
         self._last = now
         return self._missed

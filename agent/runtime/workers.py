@@ -16,7 +16,7 @@ from agent.runtime.errors import shown
 T = TypeVar("T")
 
 LIMIT: Final = 4
-"""Threads for one backend; when all of them hang, it is asked nothing more until one comes back."""
+"""Threads for one backend. While all of them hang, nothing can be asked of it."""
 
 
 class NoWorkerError(Exception):
@@ -27,13 +27,18 @@ class AllBusyError(NoWorkerError):
     """Every thread of this backend hangs in a call."""
 
 
+_Job = tuple[Callable[[], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]
+_Jobs = queue.SimpleQueue[_Job | None]
+"""The calls handed to one thread, one at a time; None ends it."""
+
+
 class Workers:
     """Up to `limit` daemon threads, made when first needed; one that has nothing to do is kept for the next call."""
 
     def __init__(self, name: str, limit: int = LIMIT) -> None:
         self._name = name
         self._limit = limit
-        self._idle: list[_Worker] = []
+        self._idle: list[_Jobs] = []
         self._threads = 0
         self._closed = False
 
@@ -43,59 +48,40 @@ class Workers:
         return self._threads * 2 <= self._limit
 
     def start(self, call: Callable[[], T]) -> asyncio.Future[T]:
-        """Run a blocking call in a thread; whoever gives up on it just drops the future.
+        """Run a blocking call in a thread. To give up waiting, drop the future.
 
         Raises:
             NoWorkerError: all threads are busy, or no more can be had.
         """
         self._closed = False
-        worker = self._idle.pop() if self._idle else self._one_more()
+        jobs = self._idle.pop() if self._idle else self._one_more()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        worker.jobs.put((call, future, loop))
+        jobs.put((call, future, loop))
         return future
 
-    def _one_more(self) -> _Worker:
+    def _one_more(self) -> _Jobs:
         if self._threads >= self._limit:
             raise AllBusyError(f"all {self._limit} threads of {self._name} hang")
+        jobs: _Jobs = queue.SimpleQueue()
+        name = f"{self._name}-{self._threads + 1}"
         try:
-            worker = _Worker(f"{self._name}-{self._threads + 1}", self._is_free)
+            threading.Thread(target=self._serve, args=(jobs,), name=name, daemon=True).start()
         except RuntimeError as error:  # the limit of a cgroup's or a user's tasks
             raise NoWorkerError(f"the system has no thread for {self._name}: {error}") from None
         self._threads += 1
-        return worker
-
-    def _is_free(self, worker: _Worker) -> None:
-        if self._idle and not self._closed:  # calls mostly come one at a time; more threads were for slow ones
-            worker.jobs.put(None)
-            self._threads -= 1
-            return
-        self._idle.append(worker)
-        if self._closed:
-            self.close()
+        return jobs
 
     def close(self) -> None:
-        """Let the idle threads end, and the busy ones once they are back; others are made if there is more to do."""
+        """End the idle threads now, and the busy ones once they are back. `start` makes others."""
         self._closed = True
-        for worker in self._idle:
-            worker.jobs.put(None)
+        for jobs in self._idle:
+            jobs.put(None)
         self._threads -= len(self._idle)
         self._idle.clear()
 
-
-_Job = tuple[Callable[[], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]
-
-
-class _Worker:
-    """One thread and the calls handed to it, one at a time."""
-
-    def __init__(self, name: str, is_free: Callable[[_Worker], None]) -> None:
-        self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._is_free = is_free
-        threading.Thread(target=self._serve, name=name, daemon=True).start()
-
-    def _serve(self) -> None:
-        while (job := self.jobs.get()) is not None:
+    def _serve(self, jobs: _Jobs) -> None:
+        while (job := jobs.get()) is not None:
             call, future, loop = job
             result, error = None, None
             try:
@@ -103,15 +89,19 @@ class _Worker:
             except BaseException as caught:  # noqa: BLE001  # handed on, whatever a backend raises
                 error = caught
             try:
-                loop.call_soon_threadsafe(self._finish, future, result, error)
+                loop.call_soon_threadsafe(self._finish, jobs, future, result, error)
             except RuntimeError:
                 return  # the loop is closed: the process is ending
             del call, future, result, error, job
 
-    def _finish(self, future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-        self._is_free(self)
+    def _finish(self, jobs: _Jobs, future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+        if self._idle or self._closed:  # calls mostly come one at a time; more threads were for slow ones
+            jobs.put(None)
+            self._threads -= 1
+        else:
+            self._idle.append(jobs)
         if future.done():
-            return  # whoever asked has given up
+            return  # the caller does not wait any more
         if error is None:
             future.set_result(result)
         else:

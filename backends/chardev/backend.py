@@ -69,8 +69,7 @@ class CharDev(Backend[CharDevOptions]):
         by_way: dict[type[Finder], list[Group]] = defaultdict(list)
         for group in (group for resource in resources for group in groups_of(resource)):
             by_way[way_of_finding(group.options)].append(group)
-        self._finders = {way: way(host, groups) for way, groups in by_way.items()}
-        self._all = tuple(self._finders.values())
+        self._finders = tuple(way(host, groups) for way, groups in by_way.items())
 
     @classmethod
     def check(cls, resource: CharDevResource) -> None:
@@ -101,14 +100,14 @@ class CharDev(Backend[CharDevOptions]):
 
     @classmethod
     def fixed_ids(cls, resource: CharDevResource) -> Iterable[str]:
-        """Those of all groups."""
+        """Those of all its groups."""
         return (
             device_id for group in groups_of(resource) for device_id in way_of_finding(group.options).fixed_ids(group)
         )
 
     def units(self) -> Iterable[str]:
         """Those of all finders; their prefixes keep them apart."""
-        return [unit for finder in self._all for unit in finder.units()]
+        return [unit for finder in self._finders for unit in finder.units()]
 
     def discover(self, unit: str) -> Discovery:
         """Its finder's."""
@@ -121,26 +120,26 @@ class CharDev(Backend[CharDevOptions]):
         return finder.probe(device) if finder else ()
 
     def _finder_of(self, unit: str) -> Finder | None:
-        return next((finder for finder in self._all if unit.startswith(finder.prefix)), None)
+        return next((finder for finder in self._finders if unit.startswith(finder.prefix)), None)
 
     def ids(self, resource: CharDevResource, device: Device) -> Sequence[str]:
         """Its finder's."""
-        group = self._group(resource, device)
-        return self._finders[way_of_finding(group.options)].ids(group, device)
+        finder = self._finder_of(device.unit)
+        return finder.ids(self._group(resource, device), device) if finder else ()
 
     def _group(self, resource: CharDevResource, device: Device) -> Group:
         """The group that a device of the resource is from."""
-        first, *others = self._groups[resource.configured]
-        return (first, *others)[int(device.attributes["group"][0]) - 1] if others else first
+        groups = self._groups[resource.configured]
+        return groups[int(device.attributes["group"][0]) - 1] if len(groups) > 1 else groups[0]
 
     def watches(self, known: Known) -> Watches:
-        """What all finders want to hear of."""
-        return reduce(or_, (finder.watches(known) for finder in self._all), Watches())
+        """What all finders listen to."""
+        return reduce(or_, [finder.watches(known) for finder in self._finders])
 
     def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
-        """What any finder wants to look at again."""
+        """The units that any finder looks at again."""
         affected: list[str] = []
-        for finder in self._all:
+        for finder in self._finders:
             units = finder.affects(hint, known)
             if units is ALL:
                 return ALL
@@ -148,15 +147,15 @@ class CharDev(Backend[CharDevOptions]):
         return affected
 
     def needs_claim(self, resource: CharDevResource) -> bool:
-        """Only where a node may have become another's since it was found: not where the config names it."""
+        """True unless the config names every node: another device may have got the node since it was found."""
         return any(not group.options.paths for group in self._groups[resource.configured])
 
     def claim(self, resource: CharDevResource, grants: Sequence[Grant]) -> None:
-        """Look once more whether the nodes are still those that were found, and give them to the owner that is asked for.
+        """Check that the nodes are still those that were found, and give them to the configured owner.
 
         Raises:
-            AllocationRefused: they are not, and the event that tells of it is under way, or was lost; or they cannot be
-                given.
+            AllocationRefused: they are not, and the event that tells of it is still to come or was lost; or they cannot
+                be given.
         """
         for grant in grants:
             options = self._group(resource, grant.device).options
@@ -172,7 +171,7 @@ class CharDev(Backend[CharDevOptions]):
                 owners.give(self.host, options.owner, nodes)
 
     def release(self, ended: Sequence[Released], idle: frozenset[str]) -> None:  # noqa: ARG002  # an interface's
-        """Give nodes back to whom they belonged; those that were not given away have no note.
+        """Give nodes back to their owners; nodes that were not given away have no note.
 
         Raises:
             ExceptionGroup: of those that cannot be given back.
@@ -193,5 +192,7 @@ class CharDev(Backend[CharDevOptions]):
                     f"{resource.name} puts each device at {path}: a container can have only one of them"
                 )
             taken.add(path)
+        if not any(group.options.usb for group in self._groups[resource.configured]):
+            return edits
         sticks = [grant for grant in grants if self._group(resource, grant.device).options.usb]
         return replace(edits, env=usb_env(resource.name, sticks))

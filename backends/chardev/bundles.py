@@ -1,8 +1,9 @@
 """Bundles: devices of several nodes and mounts, one of each path of a group.
 
-A unit is a group, `bundle:<resource>`, since one node more or less may move all pairs (see `pairing`); the directories that wildcards take are units too, `bundle:/dev/…`, so that they are watched. A bundle's ID is the path
-below /dev of the node that only it has, so that it outlives what happens to other bundles. If its other members
-change, its identity does: a pod that holds the ID keeps it, as one whose device was replaced.
+A unit is a group, `bundle:<resource>`, since one node more or less may move all pairs (see `pairing`). The directories
+that wildcards match are units too, `bundle:/dev/…`, so that they are watched. A bundle's ID is the path below /dev of the
+node that only it has, so that it does not depend on other bundles. If its other members change, its identity does: a pod
+that holds the ID keeps it, as one whose device was replaced.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from backends.base import (
     Verdict,
     Watches,
 )
+from backends.chardev.finder import Finder
 from backends.chardev.groups import Group
 from backends.chardev.options import PathOption
 from backends.chardev.pairing import Bundle, Matches, pair
@@ -40,6 +42,7 @@ from backends.chardev.paths import (
     WantedPaths,
     container_node,
     container_path,
+    default_permissions,
     first_matches,
     node_attributes,
     node_signal,
@@ -71,21 +74,22 @@ _T = TypeVar("_T")
 _Bundle: TypeAlias = Bundle[_Member]
 
 
-class Bundles:
+class Bundles(Finder):
     """Finds the bundles of groups with several paths, or mounts."""
 
     prefix: ClassVar = "bundle:"
 
     def __init__(self, host: Host, groups: Sequence[Group]) -> None:
-        self.host = host
+        super().__init__(host, groups)
         self._groups = {f"{self.prefix}{group.name}": group for group in groups}
+        self._permissions = default_permissions(host)
         self._wanted = WantedPaths(
             (option, unit) for unit, group in self._groups.items() for option in group.options.paths
         )
 
     @staticmethod
     def fixed_ids(group: Group) -> Iterable[str]:
-        """Those of a bundle that is named after a path without wildcards: there is one, if there is any."""
+        """Those of a bundle that is named after a path without wildcards: there is at most one."""
         options = group.options
         sole = next((options.paths[k] for k in _preference(options.paths) if options.paths[k].limit == 1), None)
         if sole is None or sole.optional or is_glob(sole.path):
@@ -93,7 +97,7 @@ class Bundles:
         return tokens(sole.path, options.count)
 
     def units(self) -> Iterable[str]:
-        """The groups, and the directories that wildcards take."""
+        """The groups, and the directories that wildcards match."""
         ways = (
             match
             for glob, _ in self._wanted.globs
@@ -185,7 +189,7 @@ class Bundles:
             exclusive=owned - {f"node:{node.number}" for option, _, node in nodes if option.limit > 1},
             depends=frozenset(links | {f"node:{node.number}" for option, _, node in nodes if option.shared}),
             identity=" + ".join(str(member) for _, member in held),
-            nodes=tuple(container_node(option, path, self.host) for option, path, _ in nodes),
+            nodes=tuple(container_node(option, path, self._permissions) for option, path, _ in nodes),
             mounts=tuple(mounts),
             numa_node=self._numa_node([node for _, _, node in nodes]),
             attributes={**_attributes([member for _, member in held]), **group.attributes},
@@ -201,7 +205,7 @@ class Bundles:
         return tokens(device.key, group.options.count)
 
     def probe(self, device: Device) -> Iterable[Signal]:
-        """Are all its members there, and still the same? What is wrong is the bundle's: its nodes may be in others."""
+        """Are all its members there, and still the same? Signals are about the bundle: its nodes may be in others."""
         hardware = f"{device.unit}/{device.key}"
         for node, number in zip(device.nodes, numbers(device.attributes), strict=True):
             if signal := node_signal(self.host, hardware, node.path.text, number):
@@ -226,7 +230,7 @@ class Bundles:
             path = hint.path.text
             if self._wanted.leads_through(path):
                 return ALL
-            below = self._wanted.below(path)
+            below = self._wanted.below.get(path, ())
         elif not isinstance(hint, Uevent) or hint.node is None or hint.action == "change":
             return ()
         else:
@@ -254,9 +258,9 @@ def _first(problems: Iterable[_T]) -> list[_T]:
 
 
 def _preference(options: Sequence[PathOption]) -> list[int]:
-    """Which paths bundles are named after, if their matches are not repeated: best a required glob of nodes.
+    """The paths in the order in which bundles are named after them: first a required glob of nodes.
 
-    What is shared comes late: other groups of the resource may have a bundle with the same node.
+    Shared nodes come late: other groups of the resource may have a bundle with the same node.
     """
     return sorted(
         range(len(options)),
@@ -271,7 +275,7 @@ def _preference(options: Sequence[PathOption]) -> list[int]:
 
 
 def _once(members: Iterable[_Member]) -> Iterator[_Member]:
-    """Each node under one name: its own if that matches, else the first. Mounts are not told apart."""
+    """Yield each node once: under its own name if that matches, else under the first. Mounts stay as they are."""
     names: dict[str, list[_Member]] = {}
     for member in members:
         names.setdefault(member.node.number if member.node else member.path.text, []).append(member)
@@ -301,7 +305,7 @@ def _shortage(
 
 
 def _collision(device: Device) -> str | None:
-    """Two members that would lie at one path of the container."""
+    """Which two members would have the same path in the container, as a sentence."""
     members: tuple[Node | Mount, ...] = (*device.nodes, *device.mounts)
     paths: dict[str, HostPath] = {}
     for one in members:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from backends.base import All, Device, Discovery, Hint, Host, Signal, Watches
+from backends.chardev import members
 from backends.chardev.groups import Group
 from backends.interface.known_devices import Known
 
 
-class Finder(Protocol):
+class Finder(ABC):
     """One way of finding devices. `backends.base.Backend` says what each method is for.
 
     A group belongs to one finder; a resource has as many as its groups have ways. `known` holds the units of all
@@ -20,26 +22,35 @@ class Finder(Protocol):
 
     prefix: ClassVar[str]
 
-    def __init__(self, host: Host, groups: Sequence[Group]) -> None: ...
+    @abstractmethod
+    def __init__(self, host: Host, groups: Sequence[Group]) -> None:
+        self.host = host
 
     @staticmethod
-    def fixed_ids(group: Group) -> Iterable[str]:
-        """As `Backend.fixed_ids`."""
+    def fixed_ids(group: Group) -> Iterable[str]:  # noqa: ARG004  # a default
+        """As `Backend.fixed_ids`; by default none, since devices come and go."""
+        return ()
 
+    @abstractmethod
     def units(self) -> Iterable[str]:
         """As `Backend.units`."""
 
+    @abstractmethod
     def discover(self, unit: str) -> Discovery:
         """As `Backend.discover`."""
 
+    @abstractmethod
     def watches(self, known: Known) -> Watches:
         """As `Backend.watches`."""
 
+    @abstractmethod
     def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
         """As `Backend.affects`."""
 
     def probe(self, device: Device) -> Iterable[Signal]:
-        """As `Backend.probe`."""
+        """As `Backend.probe`; by default: are its nodes there, and still the same?"""
+        return members.signals(self.host, device)
 
+    @abstractmethod
     def ids(self, group: Group, device: Device) -> Sequence[str]:
         """As `Backend.ids`."""

@@ -1,4 +1,4 @@
-"""The groups of a resource, each of which finds devices in its own way; and what two of them cannot both offer."""
+"""The groups of a resource, each of which finds devices in its own way."""
 
 from __future__ import annotations
 
@@ -16,16 +16,13 @@ class Group(Struct, frozen=True, eq=False):
     options: GroupOptions
     number: int = 0
     """From 1, as the config lists them; 0 of a resource without `groups`."""
+    attributes: Mapping[str, tuple[str, ...]] = {}
+    """What each of its devices has."""
 
     @property
     def name(self) -> str:
-        """Among the groups of all resources."""
+        """Its name among the groups of all resources."""
         return f"{self.resource}#{self.number}" if self.number else self.resource
-
-    @property
-    def attributes(self) -> Mapping[str, tuple[str, ...]]:
-        """What a device says of the group it is from."""
-        return {"group": (str(self.number),)} if self.number else {}
 
 
 def groups_of(resource: CharDevResource) -> tuple[Group, ...]:
@@ -33,4 +30,6 @@ def groups_of(resource: CharDevResource) -> tuple[Group, ...]:
     options = resource.spec.options
     if not options.groups:
         return (Group(resource.name, options),)
-    return tuple(Group(resource.name, group, number) for number, group in enumerate(options.groups, 1))
+    return tuple(
+        Group(resource.name, group, number, {"group": (str(number),)}) for number, group in enumerate(options.groups, 1)
+    )

@@ -1,4 +1,4 @@
-"""Devices by what the kernel and udev say of them: each that has a node and fits is a device of its own.
+"""Finds devices by what the kernel and udev say of them: each that has a node and matches is a device.
 
 A unit is a device number, `udev:c:188:0`, because that is what events and udev's database both name; or a subsystem,
 `udev:tty`, for what is to be said of all of it. The ID is udev's lasting link to the node, by ID or else by path
@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import ClassVar, Final
 
-from backends.base import Device, Discovery, Hint, Host, PathChange, Problem, Signal, Uevent, Watches
+from backends.base import Device, Discovery, Hint, Host, PathChange, Problem, Uevent, Watches
 from backends.chardev import members
+from backends.chardev.finder import Finder
 from backends.chardev.groups import Group
 from backends.chardev.options import listed
 from backends.chardev.paths import default_permissions, node_attributes, tokens
@@ -28,22 +29,17 @@ from backends.linux.udev import UdevDevice
 _LASTING: Final = ("/by-id/", "/by-path/")  # in the names of udev's links, the better first
 
 
-class UdevMatches:
+class UdevMatches(Finder):
     """Finds the devices that groups match."""
 
     prefix: ClassVar = "udev:"
 
     def __init__(self, host: Host, groups: Sequence[Group]) -> None:
-        self.host = host
+        super().__init__(host, groups)
         self._wanted: dict[str, list[tuple[Group, MatchOption]]] = defaultdict(list)
         for group in groups:
             for _, option in listed("match", group.options.match):
                 self._wanted[option.subsystem].append((group, option))
-
-    @staticmethod
-    def fixed_ids(_group: Group) -> Iterable[str]:
-        """None: devices come and go."""
-        return ()
 
     def units(self) -> Iterable[str]:
         """Every device with a node in the subsystems, and each subsystem."""
@@ -101,7 +97,7 @@ class UdevMatches:
         )
 
     def _complaints(self, subsystem: str) -> Iterator[str]:
-        """What is to be said of a subsystem that is matched in."""
+        """The problems of a subsystem in which groups match."""
         try:
             numbers = udev.numbers(self.host, subsystem)
         except OSError as error:
@@ -121,7 +117,7 @@ class UdevMatches:
                 yield f"{device.node.path} is offered once udev has it in {udev.DATABASE}; is udevd running?"
 
     def _unknowable(self, subsystem: str, found: Sequence[UdevDevice]) -> Iterator[str]:
-        """What is asked for although only udev knows it, and no udev is there."""
+        """The problems of matches by what only udev knows, where there is no udev."""
         told = {name for device in found for name in device.properties}
         for group, option in self._wanted[subsystem]:
             names = [name for name in option.properties if name not in told and (told or name.startswith("ID_"))]
@@ -155,20 +151,16 @@ class UdevMatches:
             return ()
         return (f"{self.prefix}{number}",)
 
-    def probe(self, device: Device) -> Iterable[Signal]:
-        """Is its node there?"""
-        return members.signals(self.host, device)
-
 
 def _fits_kernel(host: Host, option: MatchOption, found: UdevDevice) -> bool:
-    """Does the device fit in what sysfs says of it and of those above it?"""
+    """Does what sysfs says of the device, and of those above it, match?"""
     told = ((udev.driver(host, found.path), option.driver),) if option.driver is not None else ()
     attributes = ((udev.attribute(host, found.path, name), wanted) for name, wanted in option.attributes.items())
     return all(text is not None and fnmatchcase(text, wanted) for text, wanted in (*told, *attributes))
 
 
 def _fits_udev(option: MatchOption, found: UdevDevice) -> bool:
-    """Does it fit in its properties and tags?"""
+    """Do its properties and tags match?"""
     return all(
         name in found.properties and fnmatchcase(found.properties[name], wanted)
         for name, wanted in option.properties.items()
@@ -176,6 +168,6 @@ def _fits_udev(option: MatchOption, found: UdevDevice) -> bool:
 
 
 def _lasting_link(links: Iterable[str]) -> str | None:
-    """The name that udev gives the node for ever, if it gives one."""
+    """The name of the node that does not depend on the order of plugging in, if udev gives one."""
     links = sorted(link for link in links if link.isprintable())
     return next((link for kind in _LASTING for link in links if kind in f"/{link}"), None)

@@ -1,4 +1,4 @@
-"""The nodes that the kernel names for a device: are they in /dev, what a device owns with them, are they still there?"""
+"""Nodes that the kernel names for a device: finds them in /dev, and says what a device owns with them and how they are."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def member(host: Host, named: KernelNode) -> Member:
 
 
 def hardware(members: Iterable[Member]) -> frozenset[str]:
-    """What a device with these nodes owns: no other resource may have a device with one of them."""
+    """The hardware of a device with these nodes: no other resource may have a device with one of them."""
     return frozenset(f"node:{node.number}" for _, node in members)
 
 
@@ -35,7 +35,7 @@ def container_nodes(members: Sequence[Member], permissions: str, *, shared: bool
 
 
 def signals(host: Host, device: Device) -> Iterator[Signal]:
-    """Which nodes of a device, described by `node_attributes`, are missing or others?"""
+    """The signals of nodes that are missing or replaced, of a device with the attributes of `node_attributes`."""
     told = (device.attributes[name] for name in ("path", "type", "major", "minor"))
     for path, kind, major, minor in zip(*told, strict=True):
         number = f"{kind[0]}:{major}:{minor}"

@@ -1,4 +1,4 @@
-"""Single nodes by path or glob; many tokens of one node where it can be shared. A path's directory counts as one node.
+"""Finds single nodes by path or glob. A node that can be shared has several tokens; a directory that is named is one device.
 
 A unit is the host path of a node. The IDs of a resource's only path are KubeVirt's, `kvm0`, `kvm1`, …; those of a
 glob are the node's path below /dev as it is, slashes included: readable, and no two nodes share one (the kubelet takes
@@ -27,12 +27,13 @@ from backends.base import (
     Watches,
 )
 from backends.chardev import whole_directories
+from backends.chardev.finder import Finder
 from backends.chardev.groups import Group
 from backends.chardev.paths import (
     MOST_MATCHES,
     WantedPaths,
-    above,
     container_node,
+    default_permissions,
     first_matches,
     node_attributes,
     node_signal,
@@ -47,29 +48,30 @@ from backends.linux.nodes import DeviceNode, Fault, NoNodeError, device_node, nu
 _NONE: Final = frozenset[str]()  # one for all: each takes 216 bytes
 
 
-class Nodes:
+class Nodes(Finder):
     """Finds the nodes of groups of one path each."""
 
     prefix: ClassVar = "/"
 
     def __init__(self, host: Host, groups: Sequence[Group]) -> None:
-        self.host = host
+        super().__init__(host, groups)
         self._wanted = WantedPaths((group.options.paths[0], group) for group in groups)
         self._globs = frozenset(glob.text for glob, _ in self._wanted.globs)
+        self._permissions = default_permissions(host)
 
     @staticmethod
     def fixed_ids(group: Group) -> Iterable[str]:
-        """The tokens of a path; what a glob matches is not fixed."""
+        """The tokens of a path; those of a glob's matches are not fixed."""
         path = group.options.paths[0].path
         return () if is_glob(path) else _ids(group, path)
 
     def units(self) -> Iterable[str]:
-        """Every path, there or not, what the globs match (see `Glob.matches`), and each glob that matches too much."""
+        """Every path, existing or not, what the globs match (see `Glob.matches`), and each glob that matches too much."""
         units, crowded = self._listed()
         return (*units, *crowded)
 
     def _listed(self) -> tuple[Iterable[str], Iterable[str]]:
-        """The paths, and the globs for all of whose matches there is no room."""
+        """The paths, and the globs with more matches than there is room for."""
         paths, crowded = dict.fromkeys(self._wanted.literals), list[str]()
         for glob, _ in self._wanted.globs:
             matches, more = first_matches(glob, self.host, max(0, MOST_MATCHES - len(paths)))
@@ -79,53 +81,48 @@ class Nodes:
         return paths, crowded
 
     def discover(self, unit: str) -> Discovery:
-        """One device for each resource that takes the node, in the first group that does; what is no node is a problem.
+        """One device for each resource that takes the node, in the first of its groups that does.
 
-        Not so for a glob: what it does not find is not missed, and directories are not meant by it.
+        A named path that leads to no node is a problem. Of a glob, no match is missed, and directories are passed over.
         """
-        problems = [Problem(unit, why) for why in self._complaints(unit)]
-        takers = _first_of_each(self._wanted.takers(unit))
-        if not takers:
-            return Discovery(problems=tuple(problems))
+        if not (takers := _first_of_each(self._wanted.takers(unit))):
+            return Discovery(problems=tuple(self._complaints(unit)))
         try:
             node = device_node(self.host, HostPath(unit))
         except NoNodeError as error:
+            problems = list(self._complaints(unit))
             if error.fault is Fault.DIRECTORY:
                 return self._directory(unit, problems)
             if self._is_missed(unit, error.fault):
                 problems.append(Problem(unit, error.sentence))
             return Discovery(problems=tuple(problems))
+        if node.path.text != unit:  # an alias; a resource that takes the node under its own name has it once
+            others = {taker.resource for taker in self._wanted.takers(node.path.text)}
+            takers = [group for group in takers if group.resource not in others]
         numa = numa_node(self.host, node)
-        devices = [
-            self._device(group, unit, node, numa) for group in takers if not self._has_own_name(group, unit, node)
-        ]
-        return Discovery(tuple(devices), problems=tuple(problems))
+        devices = tuple(self._device(group, unit, node, numa) for group in takers)
+        return Discovery(devices, problems=tuple(self._complaints(unit)) if unit in self._globs else ())
 
     def _directory(self, unit: str, problems: list[Problem]) -> Discovery:
-        """One device for each resource that names the directory: one that only a glob matches is not meant."""
+        """One device for each resource that names the directory; globs do not mean directories."""
         takers = _first_of_each(self._wanted.literals.get(unit, ()))
         try:
-            devices = tuple(whole_directories.device(self.host, group, unit) for group in takers)
+            devices = tuple(whole_directories.device(self.host, group, unit, self._permissions) for group in takers)
         except NoNodeError as error:
             return Discovery(problems=(*problems, Problem(unit, error.sentence)))
         return Discovery(devices, problems=tuple(problems))
 
-    def _complaints(self, unit: str) -> Iterator[str]:
+    def _complaints(self, unit: str) -> Iterator[Problem]:
+        """The problem of a directory on the way to a glob's matches, and of a glob that matches too much."""
         if self._wanted.leads_through(unit) and (why := self._wanted.cannot_list(self.host, unit)):
-            yield why
+            yield Problem(unit, why)
         if unit in self._globs and unit in self._listed()[1]:
-            yield too_many(unit)
+            yield Problem(unit, too_many(unit))
 
     def _is_missed(self, unit: str, fault: Fault) -> bool:
         """Is it a problem that there is no node at this path?"""
         named = self._wanted.literals.get(unit, ())
         return fault is not Fault.MISSING or not all(group.options.paths[0].optional for group in named)
-
-    def _has_own_name(self, group: Group, unit: str, node: DeviceNode) -> bool:
-        """Is the path an alias of a node that the same resource takes under the node's own name?"""
-        return node.path.text != unit and any(
-            taker.resource == group.resource for taker in self._wanted.takers(node.path.text)
-        )
 
     def _device(self, group: Group, unit: str, node: DeviceNode, numa: int | None) -> Device:
         option = group.options.paths[0]
@@ -141,7 +138,7 @@ class Nodes:
             exclusive=hardware,
             depends=links | number if option.shared else links,
             identity=node.number,
-            nodes=(container_node(option, path, self.host),),
+            nodes=(container_node(option, path, self._permissions),),
             numa_node=numa,
             attributes={**node_attributes([(path, node)]), **group.attributes},
         )
@@ -151,39 +148,39 @@ class Nodes:
         return _ids(group, device.key)
 
     def watches(self, known: Known) -> Watches:
-        """All uevents, and the directories of all paths, for nodes and links that are made by hand or by udev."""
+        """All uevents, and the directories of all paths, since nodes and links are also made by hand or by udev."""
         listed = (path for unit in known for path in (unit, unit.rpartition("/")[0]))
         named = (device for unit in self._wanted.literals if unit in known for device in known[unit])
         whole = {path for device in named for path in whole_directories.directories(device)}
         return Watches(frozenset({ANY_SUBSYSTEM}), frozenset(self._wanted.directories(listed) | whole))
 
     def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
-        """The path itself, if a resource takes it, the links that lead to it, and directories above it that are devices.
+        """The path itself, if a resource takes it; the links that lead to it; directories above it that are devices.
 
-        For a directory also what is below.
-
-        `change` events are passed over: a node stays what it is, and each virtual machine causes two on kvm.
+        Where the path is a directory, also the paths below it. `change` events are passed over: a node stays what it is,
+        and each virtual machine causes two on kvm.
         """
         if isinstance(hint, PathChange):
             path = hint.path.text
             if self._wanted.leads_through(path):
                 return ALL
-            below = self._wanted.below(path)
+            below = self._wanted.below.get(path, ())
         elif not isinstance(hint, Uevent) or hint.node is None or hint.action == "change":
             return ()
         else:
             path, below = hint.node.text, ()
         links = [*known.minding(f"path:{path}")]
-        for directory in above(path):
+        directory = path
+        while (directory := directory.rpartition("/")[0]) not in ("", "/dev"):
             links += (*known.minding(f"path:{directory}"), *([directory] if directory in self._wanted.literals else ()))
         if not self._wanted.takers(path):
             return (*below, *links)
-        if path not in known and len(known) >= MOST_MATCHES:  # once this has been said, only full looks help
+        if path not in known and len(known) >= MOST_MATCHES:  # once this is a problem, only full scans help
             return (*below, *links) if any(glob in known for glob in self._globs) else ALL
         return (*below, path, *links)
 
     def probe(self, device: Device) -> Iterable[Signal]:
-        """Is the node there, and still the same? So for each of a directory."""
+        """Is the node there, and still the same? The same of each node of a directory."""
         hardware = min(device.hardware)  # the one that it has, or the directory itself
         for node, number in zip(device.nodes, numbers(device.attributes), strict=True):
             if signal := node_signal(self.host, hardware, node.path.text, number):

@@ -28,9 +28,9 @@ class _Note(msgspec.Struct):
     gid: int
     """As they were."""
     owner: int
-    """As it is by us: user and group."""
+    """Whom `give` gave it to: user and group."""
     earlier: list[int] = []
-    """By us too: a crash may have left it to one of these."""
+    """Whom `give` gave it to before: after a crash it may belong to one of these."""
 
 
 def give(host: Host, owner: int, nodes: Iterable[tuple[str, HostPath]]) -> None:
@@ -61,7 +61,7 @@ def give(host: Host, owner: int, nodes: Iterable[tuple[str, HostPath]]) -> None:
 
 
 def give_back(host: Host, numbers: Iterable[str]) -> None:
-    """Make the nodes of these numbers belong to whom they did, where we gave them away and nobody has since.
+    """Give these nodes back to their owners, where `give` gave them away and nobody else has since.
 
     Raises:
         ExceptionGroup: of those that cannot be given back; their notes stay.
@@ -83,7 +83,7 @@ def _give_back(host: Host, notes: Notes, number: str) -> None:
 
 
 def _read(notes: Notes, number: str) -> _Note | None:
-    """What is noted of a node, if anything; a note that is none is as good as none."""
+    """A node's note; None if there is none that can be read."""
     try:
         return None if (data := notes.read(number)) is None else msgspec.json.decode(data, type=_Note)
     except msgspec.MsgspecError:

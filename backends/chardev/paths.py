@@ -1,4 +1,4 @@
-"""Which paths and globs are wanted, and by whom; and what a container gets of what they lead to."""
+"""Keeps the paths and globs of groups, and says what a container gets of the nodes that they lead to."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ Taker = TypeVar("Taker")
 
 
 class WantedPaths(Generic[Taker]):
-    """Paths and globs, each with who wants it. The sources ask for every event, so a miss must cost next to nothing."""
+    """Paths and globs, each with the group or unit that takes its matches. Asked for every event: a miss must be cheap."""
 
     def __init__(self, wanted: Iterable[tuple[PathOption, Taker]]) -> None:
         self.literals: dict[str, list[Taker]] = defaultdict(list)
         self.globs: list[tuple[Glob, Taker]] = []
-        self._below: dict[str, dict[str, None]] = defaultdict(dict)  # directory → the literal paths below it
+        self.below: dict[str, dict[str, None]] = defaultdict(dict)
+        """Directory → the paths without wildcards that lie in it or deeper."""
         self._ways: set[str] = set()  # the directories without a wildcard that globs lead through
         for option, taker in wanted:
             if is_glob(option.path):
@@ -36,21 +37,17 @@ class WantedPaths(Generic[Taker]):
             else:
                 self.literals[option.path].append(taker)
                 for above in _upwards(HostPath(option.path).parent):
-                    self._below[above][option.path] = None
+                    self.below[above][option.path] = None
         self._deep = [glob for glob, _ in self.globs if glob.deep]
         self._prefixes = tuple(glob.prefix for glob, _ in self.globs)
         self._deep_prefixes = tuple(glob.prefix for glob in self._deep)
 
     def takers(self, path: str) -> list[Taker]:
-        """Who wants what is at this path."""
+        """The takers of what lies at this path."""
         takers = [*self.literals.get(path, ())]
         if path.startswith(self._prefixes):
             takers += [taker for glob, taker in self.globs if glob.takes(path)]
         return takers
-
-    def below(self, directory: str) -> Iterable[str]:
-        """The paths without wildcards that lie in this directory or deeper."""
-        return self._below.get(directory, ())
 
     def leads_through(self, path: str) -> bool:
         """Could this path be a directory on the way to what a glob takes?"""
@@ -66,7 +63,7 @@ class WantedPaths(Generic[Taker]):
         return next(filter(None, reasons), None)
 
     def directories(self, listed: Iterable[str]) -> set[HostPath]:
-        """The directories to watch: `listed` are those that globs with wildcards in directories were seen to take."""
+        """The directories to watch; `listed` are paths among which are those that wildcards in directories matched."""
         directories = {HostPath(path).parent for path in self.literals} | {glob.fixed for glob, _ in self.globs}
         if self._deep:
             directories |= {HostPath(path) for path in set(listed) if path and self.leads_through(path)}
@@ -79,20 +76,14 @@ def _upwards(directory: HostPath) -> Iterator[str]:
         yield directory.text
 
 
-def above(path: str) -> Iterator[str]:
-    """The directories that a path lies in, up to /dev, and without it."""
-    while (path := path.rpartition("/")[0]) not in ("", "/dev"):
-        yield path
-
-
 def first_matches(glob: Glob, host: Host, most: int) -> tuple[list[str], bool]:
-    """What a glob matches, by name, at most so many; and whether that is not all."""
+    """The first matches of a glob by name, `most` at most; and whether there are more."""
     found = list(islice(glob.matches(host), most + 1))
     return found[:most], len(found) > most
 
 
 def too_many(glob: str) -> str:
-    """What a person is told of a glob for all of whose matches there is no room."""
+    """The problem of a glob with more matches than there is room for."""
     return (
         f"{glob} matches too much: there is room for {MOST_MATCHES:,} entries, and those after them, by name, are left "
         "out; write a narrower glob"
@@ -100,7 +91,7 @@ def too_many(glob: str) -> str:
 
 
 def default_permissions(host: Host) -> str:
-    """KubeVirt's: with cgroup v2 it adds mknod."""
+    """As KubeVirt's plugin gives nodes: with cgroup v2 it adds mknod."""
     return "rwm" if os.path.exists(f"{host.sys}/fs/cgroup/cgroup.controllers") else "rw"  # noqa: PTH110  # see `numa_node`
 
 
@@ -111,9 +102,9 @@ def container_path(option: PathOption, path: HostPath) -> str:
     return option.mount_path + path.name if option.mount_path.endswith("/") else option.mount_path
 
 
-def container_node(option: PathOption, path: HostPath, host: Host) -> Node:
-    """The node at `path` as the option gives it to a container."""
-    return Node(path, container_path(option, path), option.permissions or default_permissions(host), option.shared)
+def container_node(option: PathOption, path: HostPath, permissions: str) -> Node:
+    """The node at `path` as the option gives it to a container, with these permissions by default."""
+    return Node(path, container_path(option, path), option.permissions or permissions, option.shared)
 
 
 ATTRIBUTES: Final[Mapping[str, Attribute]] = {
@@ -127,22 +118,22 @@ ATTRIBUTES: Final[Mapping[str, Attribute]] = {
 
 @lru_cache(maxsize=16)
 def _first_such(values: tuple[str, ...]) -> tuple[str, ...]:
-    """The one of many equal tuples that all nodes keep: of nodes one after the other much is the same."""
+    """The same tuple for equal values: thousands of nodes in a row have the same type and major number."""
     return values
 
 
 def node_attributes(members: Sequence[tuple[HostPath, DeviceNode]]) -> Mapping[str, tuple[str, ...]]:
-    """What selectors match: one value for each node, all in the nodes' order."""
+    """The attributes of a device with these nodes: one value for each node, in the nodes' order."""
     attributes = {
         "path": tuple(path.text for path, _ in members),
         "name": tuple(path.name for path, _ in members),
         "devname": tuple(path.text.removeprefix("/dev/") for path, _ in members),
-        "type": tuple("block" if node.block else "character" for _, node in members),
-        "major": tuple(str(node.major) for _, node in members),
+        "type": _first_such(tuple("block" if node.block else "character" for _, node in members)),
+        "major": _first_such(tuple(str(node.major) for _, node in members)),
         "minor": tuple(str(node.minor) for _, node in members),
         "target": tuple(node.path.text for _, node in members if node.via),
     }
-    return {name: _first_such(values) for name, values in attributes.items() if values}
+    return {name: values for name, values in attributes.items() if values}
 
 
 def numbers(attributes: Mapping[str, tuple[str, ...]]) -> list[str]:

@@ -14,8 +14,8 @@ from backends.chardev.paths import MOST_MATCHES, container_node, container_path,
 from backends.linux.nodes import Fault, NoNodeError, links_to_file, nodes_below, numa_node
 
 
-def device(host: Host, group: Group, unit: str) -> Device:
-    """The device that the directory at the path `unit` is.
+def device(host: Host, group: Group, unit: str, permissions: str) -> Device:
+    """The device that the directory at the path `unit` is; its nodes have these permissions by default.
 
     Raises:
         NoNodeError: it cannot be listed, or has no node.
@@ -30,7 +30,7 @@ def device(host: Host, group: Group, unit: str) -> Device:
     hardware = frozenset({f"shared:{group.resource}{path}"}) if option.shared else own | {f"directory:{path}"}
     links = frozenset(f"path:{target}" for target in links_to_file(host, path))
     numa_nodes = {numa_node(host, node) for _, node in found} - {None}
-    nodes = [(container_node(option, each, host), each.text.removeprefix(unit)) for each, _ in found]
+    nodes = [(container_node(option, each, permissions), each.text.removeprefix(unit)) for each, _ in found]
     return Device(
         key=unit,
         unit=unit,
@@ -46,7 +46,7 @@ def device(host: Host, group: Group, unit: str) -> Device:
 
 
 def directories(device: Device) -> set[HostPath]:
-    """What is to be watched for such a device: where it is, and where its nodes are; of another device nothing more."""
+    """The directories to watch for such a device: itself, and those of its nodes; none for a device of another kind."""
     return (
         {HostPath(device.key), *(node.path.parent for node in device.nodes)} if device.identity == device.key else set()
     )

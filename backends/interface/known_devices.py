@@ -1,30 +1,32 @@
-"""What the last look at a kind of hardware found, and whom a piece of that hardware concerns."""
+"""What the last look at a kind of hardware found, and which units a piece of hardware concerns."""
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, KeysView, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping
 
 from backends.interface.host import HostPath
 from backends.interface.values import Device
 
 
-class Known(MutableMapping[str, tuple[Device, ...]]):
-    """Unit → its devices, and hardware → the units it concerns; discovery writes it, backends read it.
+class Known(dict[str, tuple[Device, ...]]):
+    """Unit → its devices, with an index from hardware to units. Discovery writes it, by `[…] =` and `del` alone.
 
     `Backend.affects` is asked for every event on the node: the way from hardware to units must not be a search.
     """
 
-    __slots__ = ("_minding", "_units")
+    __slots__ = ("_minding",)
 
     def __init__(self, units: Mapping[str, tuple[Device, ...]] | None = None) -> None:
-        self._units: dict[str, tuple[Device, ...]] = {}
+        super().__init__()
         self._minding: dict[str, tuple[str, ...]] = {}
-        self.update(units or {})
+        for unit, devices in (units or {}).items():
+            self[unit] = devices
 
     def copy(self) -> Known:
-        """The same, to go on from."""
+        """Its own copy, to go on from."""
         other = Known()
-        other._units, other._minding = self._units.copy(), self._minding.copy()
+        dict.update(other, self)
+        other._minding = self._minding.copy()
         return other
 
     def minding(self, hardware: str) -> tuple[str, ...]:
@@ -35,44 +37,32 @@ class Known(MutableMapping[str, tuple[Device, ...]]):
         """The units with a device that has this node, or has one in this directory."""
         return [
             unit
-            for unit, devices in self._units.items()
+            for unit, devices in self.items()
             if any(node.path == path or node.path.parent == path for device in devices for node in device.nodes)
         ]
 
-    def items(self) -> ItemsView[str, tuple[Device, ...]]:
-        """As a dictionary's, which are ten times as fast as a mapping's; there may be 10,000 units."""
-        return self._units.items()
-
-    def keys(self) -> KeysView[str]:
-        """The same."""
-        return self._units.keys()
-
-    def __getitem__(self, unit: str) -> tuple[Device, ...]:
-        return self._units[unit]
-
     def __setitem__(self, unit: str, devices: tuple[Device, ...]) -> None:
-        before, after = _minded(self._units.get(unit, ())), _minded(devices)
-        self._units[unit] = devices
-        self._forget(unit, before - after)
+        before, after = minded(self.get(unit, ())), minded(devices)
+        super().__setitem__(unit, devices)
+        for hardware in before - after:
+            self._forget(unit, hardware)
         for hardware in after - before:
             self._minding[hardware] = (*self._minding.get(hardware, ()), unit)
 
     def __delitem__(self, unit: str) -> None:
-        self._forget(unit, _minded(self._units.pop(unit)))
+        for hardware in minded(self[unit]):
+            self._forget(unit, hardware)
+        super().__delitem__(unit)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._units)
+    pop = popitem = setdefault = update = clear = None  # type: ignore[assignment]  # they would pass by the index
 
-    def __len__(self) -> int:
-        return len(self._units)
-
-    def _forget(self, unit: str, minded: frozenset[str]) -> None:
-        for hardware in minded:
-            if others := tuple(other for other in self._minding[hardware] if other != unit):
-                self._minding[hardware] = others
-            else:
-                del self._minding[hardware]
+    def _forget(self, unit: str, hardware: str) -> None:
+        if others := tuple(other for other in self._minding[hardware] if other != unit):
+            self._minding[hardware] = others
+        else:
+            del self._minding[hardware]
 
 
-def _minded(devices: tuple[Device, ...]) -> frozenset[str]:
+def minded(devices: Iterable[Device]) -> frozenset[str]:
+    """The hardware that these devices own or depend on."""
     return frozenset[str]().union(*(device.hardware | device.depends for device in devices))

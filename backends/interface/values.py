@@ -25,16 +25,7 @@ class Node(Struct, frozen=True, gc=False):
     permissions: str
     """Of "r", "w", "m" (DeviceSpec.permissions of the device plugin API)."""
     shared: bool = False
-    """Other devices may have it, too: a pod that has it need not have this device. It is the same node all the same."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Node) and self._identity() == other._identity()
-
-    def __hash__(self) -> int:
-        return hash(self._identity())
-
-    def _identity(self) -> tuple[HostPath, str, str]:
-        return self.path, self.container_path, self.permissions
+    """Other devices may have it, too: a pod that has it need not have this device."""
 
 
 class Mount(Struct, frozen=True, gc=False):
@@ -49,7 +40,7 @@ class Device(Struct, frozen=True, gc=False):
     """One piece of hardware that can be offered, as one look at the node found it."""
 
     key: str
-    """Names it for ever within its unit and resource (UUID, PCI address, serial, node path); never an order."""
+    """Names it for ever within its unit and resource (UUID, PCI address, serial, node path); never its place in an order."""
     unit: str
     """The unit of discovery it was found in."""
     hardware: frozenset[str]
@@ -57,12 +48,12 @@ class Device(Struct, frozen=True, gc=False):
     resource: str | None = None
     """The one resource it was built for (a bundle, a pool), as configured; None: any resource that selects it."""
     depends: frozenset[str] = frozenset()
-    """Hardware it does not own but whose health counts for it (MIG → GPU, VF → PF)."""
+    """Hardware that it does not own and whose health counts for it (MIG → GPU, VF → PF)."""
     identity: str = ""
-    """Tells another card at the same key; compared with what a pod was given. Empty if it cannot be told now."""
+    """Differs where another card has the same key; compared with what a pod was given. Empty if it is not known now."""
     bindings: Mapping[str, str] = {}
-    """Of its hardware that has a driver: what is another whenever a driver is bound to it anew, and the same to every
-    backend that looks (`backends.linux.pci.functions.Function.binding`). Ends latched signals that wait for `Clears.REBIND`."""
+    """Hardware that has a driver → a value that changes whenever a driver is bound to it again, and is the same for every
+    backend (`backends.linux.pci.functions.Function.binding`). A change ends latched signals that wait for `Clears.REBIND`."""
     nodes: tuple[Node, ...] = ()
     mounts: tuple[Mount, ...] = ()
     """What belongs to it beside its nodes."""
@@ -107,8 +98,8 @@ class Discovery(Struct, frozen=True, gc=False):
     links: tuple[Link, ...] = ()
     problems: tuple[Problem, ...] = ()
     beside: tuple[Device, ...] = ()
-    """What is there too, and no resource selects: not worth to be shown, but named where a selector matches nothing, and
-    explained to who asks for it."""
+    """Devices that no resource selects and no list shows. They are named where a selector matches nothing, and explained
+    if asked for."""
 
 
 class Verdict(enum.Enum):
@@ -132,14 +123,14 @@ class Clears(enum.Enum):
 
 
 class Trend(enum.Enum):
-    """What has to happen to a number for its signal to count."""
+    """How a number has to change for its signal to count."""
 
     RISES = "rises"  # it is higher than when it was last looked at
     BELOW_BEST = "below-best"  # it is lower than it has been
 
 
 class Measure(Struct, frozen=True):
-    """A number behind a signal. A backend keeps no memory; health compares it with what it was."""
+    """A number behind a signal. Health compares it with what it was, since a backend keeps nothing."""
 
     name: str
     """Tells it from the other numbers of the same hardware: `port 1 symbol_error`."""
@@ -161,7 +152,7 @@ class Signal(Struct, frozen=True, gc=False):
     recover_after: float = 0.0
     """Seconds it must be absent before the hardware is healthy again."""
     clears_on: frozenset[Clears] = frozenset()
-    """Of a signal from a record: what ends it. Of a FINE one: what it is that has happened."""
+    """Of a signal from a record: what ends it. Of a FINE one: what has happened."""
     measure: Measure | None = None
     """The signal counts only where this number does what its `trend` says (and `recover_after` seconds longer).
     The message must not hold the number: every other message is a change, and a list to the kubelet."""
@@ -294,7 +285,7 @@ class Resource(Struct, Generic[Options], frozen=True):
         return "; ".join(reason for reason in reasons if reason)
 
     def might_take(self, device: Device) -> bool:
-        """Do its selectors take the device as far as can be told? Of one that cannot be used not all is known."""
+        """Do its selectors take the device, as far as its attributes are known? Of an unusable one some are not."""
         told = device.attributes
         if any(mismatch(selector, told) is None for selector in self.spec.exclude):
             return False
@@ -330,8 +321,9 @@ class ContainerEdits(Struct, frozen=True):
     def of(cls, grants: Iterable[Grant]) -> ContainerEdits:
         """The nodes and mounts of the granted devices, each once, however many tokens of a device were granted."""
         devices = [grant.device for grant in grants]
+        nodes = (node for device in devices for node in device.nodes)
         return cls(
-            nodes=tuple(dict.fromkeys(node for device in devices for node in device.nodes)),
+            nodes=tuple({(node.path, node.container_path, node.permissions): node for node in nodes}.values()),
             mounts=tuple(dict.fromkeys(mount for device in devices for mount in device.mounts)),
         )
 
@@ -351,7 +343,7 @@ class ContainerEdits(Struct, frozen=True):
 
 
 class Watches(Struct, frozen=True):
-    """What a backend wants to hear of; the sources serve this and nothing else."""
+    """What a backend asks the sources to listen to."""
 
     subsystems: frozenset[str] = frozenset()
     """Of uevents; `ANY_SUBSYSTEM` for all of them."""
@@ -370,7 +362,7 @@ class Watches(Struct, frozen=True):
     None: a probe each `agent.probe` is often enough."""
 
     def __or__(self, other: Watches) -> Watches:
-        """What both ask the sources for; `poll` is nobody's but the backend's own."""
+        """What both ask the sources for. `poll` is left out: it is about one backend alone."""
         return Watches(
             self.subsystems | other.subsystems,
             self.directories | other.directories,

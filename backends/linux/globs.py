@@ -1,4 +1,4 @@
-"""Globs over the host's /dev, or all its files: which paths one takes, and what it matches now.
+"""Globs over the host's /dev, or all its files: which paths a glob takes, and which exist now.
 
 As in a shell, `*`, `?` and `[…]` never take a `/`, nor a dot at the start of a name. Names that cannot be printed
 are passed over: they could not be an ID.
@@ -35,7 +35,7 @@ class Glob:
     def __init__(self, text: str, *, files: bool = False, pattern: str | None = None) -> None:
         self.text = text
         self._files = files
-        self._pattern = None if pattern is None else re.compile(pattern)
+        self._pattern = re.compile(pattern or "")
         parts = text.split("/")
         first = next(n for n, part in enumerate(parts) if is_glob(part))
         self.fixed = HostPath("/".join(parts[:first]) or "/")
@@ -43,7 +43,7 @@ class Glob:
         self.deep = first < len(parts) - 1
         """Are there wildcards in its directories?"""
         self.prefix = _WILD.split(text, maxsplit=1)[0]
-        """All before the first wildcard: what any path that it takes starts with."""
+        """All before the first wildcard: every path that it takes starts with that."""
         self._parts = tuple(_component(part) for part in parts)
 
     def takes(self, path: str) -> bool:
@@ -51,21 +51,16 @@ class Glob:
         return (
             path.startswith(self.prefix)
             and len(parts := path.split("/")) == len(self._parts)
-            and self._fits(parts)
-            and self._found_in(path)
+            and all(fits(part) for fits, part in zip(self._parts, parts, strict=True))
+            and self._pattern.search(path.removeprefix("/dev/")) is not None
         )
-
-    def _found_in(self, path: str) -> bool:
-        return self._pattern is None or self._pattern.search(path.removeprefix("/dev/")) is not None
 
     def leads_through(self, path: str) -> bool:
         """Could this path be a directory on the way to what the glob takes?"""
         if not (path.startswith(self.prefix) or self.prefix.startswith(path)):
             return False
-        return len(parts := path.rstrip("/").split("/")) < len(self._parts) and self._fits(parts)
-
-    def _fits(self, parts: list[str]) -> bool:
-        return all(fits(part) for fits, part in zip(self._parts, parts, strict=False))
+        parts = path.rstrip("/").split("/")
+        return len(parts) < len(self._parts) and all(fits(part) for fits, part in zip(self._parts, parts, strict=False))
 
     def matches(self, host: Host) -> Iterator[str]:
         """What is there now, by name, directory by directory; without `files` no directories.
@@ -76,8 +71,14 @@ class Glob:
         yield from self._below(host, self.fixed, parts, wild=False)
 
     def cannot_list(self, host: Host, path: HostPath) -> str | None:
-        """Why a directory on the way, if it is one, cannot be listed."""
-        return cannot_list(host, path, anywhere=self._files)
+        """Why what lies on the way cannot be listed; None if it can, or is no directory."""
+        try:
+            _names(host, path, anywhere=self._files)
+        except NoNodeError as error:
+            return error.sentence
+        except OSError as error:
+            return f"{path} cannot be listed: {reason_of(error)}"
+        return None
 
     def _below(
         self, host: Host, path: HostPath, parts: tuple[Callable[[str], bool], ...], *, wild: bool
@@ -95,19 +96,10 @@ class Glob:
         for name, is_directory in sorted(entry for entry in names if fits(entry[0])):
             if rest:
                 yield from self._below(host, path / name, tuple(rest), wild=True)
-            elif (self._files or not is_directory) and self._found_in(text := (path / name).text):
-                yield text
-
-
-def cannot_list(host: Host, path: HostPath, *, anywhere: bool = False) -> str | None:
-    """Why a directory, if it is one, cannot be listed."""
-    try:
-        _names(host, path, anywhere=anywhere)
-    except NoNodeError as error:
-        return error.sentence
-    except OSError as error:
-        return f"{path} cannot be listed: {reason_of(error)}"
-    return None
+            elif self._files or not is_directory:
+                text = (path / name).text
+                if self._pattern.search(text.removeprefix("/dev/")):
+                    yield text
 
 
 def _component(part: str) -> Callable[[str], bool]:

@@ -1,4 +1,4 @@
-"""Device nodes of the host: what a path in its /dev leads to, links followed inside the host's own tree.
+"""Finds the device node that a path in the host's /dev leads to, with links followed inside the host's own tree.
 
 The kernel would follow an absolute link into the tree of this process, which in a container is not the host's:
 each link is read and followed by hand.
@@ -10,9 +10,8 @@ import enum
 import os
 import posixpath
 import stat
-from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Final, TypeVar
+from typing import Final
 
 from msgspec import Struct
 
@@ -31,8 +30,6 @@ _KINDS: Final = {
     stat.S_IFSOCK: "a socket",
 }
 
-_Answer = TypeVar("_Answer")
-
 
 class DeviceNode(Struct, frozen=True):
     """A device node as one look found it."""
@@ -42,7 +39,7 @@ class DeviceNode(Struct, frozen=True):
     block: bool
     major: int
     minor: int
-    via: frozenset[HostPath]
+    via: frozenset[HostPath] = frozenset()
     """The paths that links on the way pointed to; none where there was no link."""
 
     @property
@@ -81,7 +78,8 @@ def device_node(host: Host, path: HostPath) -> DeviceNode:
     if kind not in (stat.S_IFCHR, stat.S_IFBLK):
         fault = Fault.DIRECTORY if kind == stat.S_IFDIR else Fault.OTHER
         raise NoNodeError(fault, f"{_led(path, via)} is {_KINDS.get(kind, 'something else')}, not a device node")
-    return _node(real, status, via)
+    device = status.st_rdev
+    return DeviceNode(real, kind == stat.S_IFBLK, os.major(device), os.minor(device), frozenset(via))
 
 
 def links_to_file(host: Host, path: HostPath) -> frozenset[HostPath]:
@@ -131,8 +129,9 @@ def nodes_below(host: Host, path: HostPath, most: int) -> list[tuple[HostPath, D
             with suppress(FileNotFoundError):
                 status = os.lstat(f"{at}/{name}")
                 if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
-                    below = f"{at[len(top) :]}/{name}"
-                    found.append((HostPath(f"{path}{below}"), _node(HostPath(f"{real}{below}"), status)))
+                    below, device, is_block = f"{at[len(top) :]}/{name}", status.st_rdev, stat.S_ISBLK(status.st_mode)
+                    node = DeviceNode(HostPath(f"{real}{below}"), is_block, os.major(device), os.minor(device))
+                    found.append((HostPath(f"{path}{below}"), node))
     return sorted(found, key=lambda one: one[0])
 
 
@@ -142,50 +141,49 @@ def numa_node(host: Host, node: DeviceNode) -> int | None:
     try:
         with open(f"{host.sys}/{attribute}") as file:  # noqa: PTH123  # pathlib doubles the cost, and there may be 10,000 nodes
             found = int(file.read())
+    except (FileNotFoundError, ValueError):
+        return None
     except OSError as error:
         not_short(error)
-        return None
-    except ValueError:
         return None
     return found if found >= 0 else None
 
 
 def _follow(host: Host, path: HostPath, *, anywhere: bool = False) -> tuple[os.stat_result, HostPath, list[HostPath]]:
-    """What lies at the end of all links, where that is, and each path that a link pointed to."""
+    """The status of what lies at the end of all links, its path, and each path that a link pointed to."""
     at: list[str] = []  # the components walked, none of them a link
     ahead = path.text.split("/")[::-1]
     via: list[HostPath] = []
     status = None  # of what lies at `at`, where it was asked for
-    while ahead:
-        part = ahead.pop()
-        if part in ("", "."):
-            continue
-        status = None
-        if part == "..":
-            del at[-1:]
-            continue
-        at.append(part)
-        if at[0] != "dev" and not anywhere:
-            break
-        if len(at) == 1 and part in _TREES:
-            continue
-        local = _local(host, at)
-        status = _ask(os.lstat, local, path, via)
-        if stat.S_ISLNK(status.st_mode):
-            status, target = None, _ask(os.readlink, local, path, via)
-            del at[0 if target.startswith("/") else -1 :]
-            ahead += target.split("/")[::-1]
-            via.append(HostPath(posixpath.normpath("/".join(("/dev/..", *at, *ahead[::-1])))))
-            if len(via) > MOST_LINKS:
-                raise NoNodeError(Fault.OTHER, f"{path} is a loop of symbolic links")
-    if not anywhere and at[:1] != ["dev"]:
-        raise NoNodeError(Fault.OTHER, f"{_led(path, via)} leads out of /dev")
-    return status or _ask(os.stat, _local(host, at), path, via), HostPath("/" + "/".join(at)), via
-
-
-def _node(real: HostPath, status: os.stat_result, via: Iterable[HostPath] = ()) -> DeviceNode:
-    device = status.st_rdev
-    return DeviceNode(real, stat.S_ISBLK(status.st_mode), os.major(device), os.minor(device), frozenset(via))
+    try:
+        while ahead:
+            part = ahead.pop()
+            if part in ("", "."):
+                continue
+            status = None
+            if part == "..":
+                del at[-1:]
+                continue
+            at.append(part)
+            if at[0] != "dev" and not anywhere:
+                break
+            if len(at) == 1 and part in _TREES:
+                continue
+            local = _local(host, at)
+            status = os.lstat(local)
+            if stat.S_ISLNK(status.st_mode):
+                status, target = None, os.readlink(local)  # noqa: PTH115  # strings: this runs for each of 10,000 nodes
+                del at[0 if target.startswith("/") else -1 :]
+                ahead += target.split("/")[::-1]
+                via.append(HostPath(posixpath.normpath("/".join(("/dev/..", *at, *ahead[::-1])))))
+                if len(via) > MOST_LINKS:
+                    raise NoNodeError(Fault.OTHER, f"{path} is a loop of symbolic links")
+        if not anywhere and at[:1] != ["dev"]:
+            raise NoNodeError(Fault.OTHER, f"{_led(path, via)} leads out of /dev")
+        status = status or os.stat(_local(host, at))  # noqa: PTH116  # as above
+        return status, HostPath("/" + "/".join(at)), via
+    except OSError as error:
+        raise _fault(error, path, via) from None
 
 
 def _local(host: Host, at: list[str]) -> str:
@@ -193,13 +191,6 @@ def _local(host: Host, at: list[str]) -> str:
     if at[:1] == ["dev"]:  # nearly always, and ten times faster than by `Host.local`
         return "/".join((os.fspath(host.dev), *at[1:]))
     return os.fspath(host.local(HostPath("/" + "/".join(at))))
-
-
-def _ask(question: Callable[[str], _Answer], local: str, path: HostPath, via: list[HostPath]) -> _Answer:
-    try:
-        return question(local)
-    except OSError as error:
-        raise _fault(error, path, via) from None
 
 
 def _fault(error: OSError, path: HostPath, via: list[HostPath]) -> NoNodeError:

@@ -32,7 +32,8 @@ def test_the_way_from_hardware_to_units_follows_every_change(changes: list[tuple
     known = Known()
     for unit, owned in changes:
         if owned is None:
-            known.pop(unit, None)
+            if unit in known:
+                del known[unit]
         else:
             known[unit] = tuple(device(unit, owns) for owns in owned)
     for hardware in HARDWARE:

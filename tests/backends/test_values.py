@@ -24,6 +24,16 @@ def test_edits_of_grants_have_every_node_and_mount_once_in_the_order_of_the_gran
     assert ContainerEdits.of([]) == ContainerEdits()
 
 
+def test_a_node_that_is_shared_by_one_of_the_devices_is_given_once() -> None:
+    own = Node(HostPath("/dev/a"), "/dev/a", "rw")
+    devices = [
+        Device(key, key, frozenset({key}), nodes=(node,))
+        for key, node in (("a", own), ("b", replace(own, shared=True)))
+    ]
+    (node,) = ContainerEdits.of([Grant(device.key, device) for device in devices]).nodes
+    assert node.path == own.path
+
+
 def test_an_event_has_the_name_of_its_device() -> None:
     assert Uevent("add", "ptp", "/devices/pci0000:00/0000:00:1f.6/ptp/ptp0").name == "ptp0"
 

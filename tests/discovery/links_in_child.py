@@ -15,7 +15,7 @@ from unittest import mock
 import anyio
 
 from agent.discovery.sources import links
-from agent.discovery.sources.base import Resync, Said
+from agent.discovery.sources.base import Emitted, Resync
 from agent.discovery.sources.links import BUFFER_BYTES, LinkSource
 from backends.base import LinkChange
 from tests.wait import limit, settled, until
@@ -62,7 +62,7 @@ class Case:
         self.source = LinkSource(self._take, buffer_bytes)
         self.source.watch(wanted=True)
 
-    def _take(self, said: Said) -> None:
+    def _take(self, said: Emitted) -> None:
         if isinstance(said, Resync):
             self.emitted.append("resync")
             return
@@ -170,7 +170,7 @@ def burst(changes: int, batch: int) -> Any:
             turn += 1
             asyncio.get_running_loop().call_soon(next_turn)
 
-        def take(said: Said) -> None:
+        def take(said: Emitted) -> None:
             taken_in.append(turn)
             case._take(said)
 

@@ -355,13 +355,13 @@ async def test_between_probes_a_glance_tells_whether_one_is_due() -> None:
     backend.hardware = {"u": (device("u"),)}
     backend.seen = lambda found: [RISING]
     async with looking(polled(backend)) as eyes:
-        for n, shows in enumerate((0, 1, 2), start=1):
+        for n, shows in enumerate((0, 1, 2), start=2):  # the first glance after a look has it probed
             backend.shows = shows
             await eyes.until(lambda n=n: len(eyes.news) == n)  # type: ignore[misc]
             goal = backend.glances + 3
             await eyes.until(lambda goal=goal: backend.glances >= goal)  # type: ignore[misc]
             assert len(eyes.news) == n
-        assert eyes.news[1:] == [Changes(KIND, {}, {"u": (RISING,)})] * 2
+        assert eyes.news[1:] == [Changes(KIND, {}, {"u": (RISING,)})] * 3
 
 
 async def test_a_unit_whose_probe_hangs_is_quarantined_and_the_others_are_probed_on(hanging: Hanging) -> None:
@@ -587,7 +587,7 @@ async def test_who_waits_may_stop_waiting(hanging: Hanging) -> None:
             await waiting
         hanging.let_go()
         await eyes.until(lambda: eyes.known() == {"u": ["u"]})
-        assert eyes.it._waiting._waiters == []
+        assert eyes.it._waiting.waiting == []
         await eyes.look_at("u")
 
 
@@ -975,7 +975,8 @@ async def test_a_hint_that_a_backend_cannot_take_has_everything_looked_at_and_is
 
 async def test_what_to_listen_to_is_asked_again_when_something_new_is_known() -> None:
     wanted: list[Watches] = []
-    eyes = Eyes(options={"on_watches": wanted.append})
+    eyes: Eyes
+    eyes = Eyes(options={"on_watches": lambda: wanted.append(eyes.it.watched)})
     eyes.backend.watched = lambda: Watches(subsystems=frozenset({"drm"}))
     async with looking(eyes):
         assert wanted == []

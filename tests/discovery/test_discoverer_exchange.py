@@ -72,7 +72,7 @@ async def test_what_differs_from_the_one_before_is_told_and_that_one_sees_nothin
             assert {unit: len(signals) for unit, signals in news.signals.items()} == {
                 "kept": 1, "changed": 1, "came": 1, "gone": 0,
             }  # fmt: skip
-            assert news.anew
+            assert news.by_reload
             assert eyes.known() == {"kept": ["kept"], "changed": ["changed"], "gone": ["gone"]}
 
 
@@ -121,7 +121,7 @@ async def test_what_changed_after_the_other_had_looked_is_not_set_back(eyes: Eye
 async def test_one_that_has_nobody_before_it_tells_all_that_it_has_found() -> None:
     async with looking(Eyes(other("a"))) as eyes:
         news = eyes.it.take_over(None)
-        assert (set(news.units), set(news.signals), news.anew) == ({"a"}, {"a"}, True)
+        assert (set(news.units), set(news.signals), news.by_reload) == ({"a"}, {"a"}, True)
 
 
 async def test_one_that_has_not_finished_in_time_keeps_what_was_known_until_it_has(
@@ -137,7 +137,7 @@ async def test_one_that_has_not_finished_in_time_keeps_what_was_known_until_it_h
     async with looking(eyes), beside(eyes, backend, waits=False) as (fresh, news):
         await eyes.until(lambda: hanging.entered)
         told = fresh.take_over(eyes.it)
-        assert (told.units, told.signals, told.anew) == ({}, {}, True)
+        assert (told.units, told.signals, told.by_reload) == ({}, {}, True)
         assert set(known(fresh)) == {"kept", "changed", "gone"}
         hanging.let_go()
         await until(lambda: set(known(fresh)) == {"a", "changed"})
@@ -211,7 +211,7 @@ async def test_one_that_leaves_keeps_nobody_waiting_and_its_end_leaves_nothing(e
         waiting = asyncio.ensure_future(eyes.look_at("slow"))
         await eyes.until(lambda: bool(hanging.entered))
         news = eyes.it.nothing_left()
-        assert news.anew
+        assert news.by_reload
         assert news.units == dict.fromkeys(["kept", "changed", "gone"], ())
         assert news.signals == dict.fromkeys(["kept", "changed", "gone"], ())
         eyes.it.leave()

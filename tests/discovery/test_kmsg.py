@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from agent.discovery.sources import kmsg
-from agent.discovery.sources.base import Said
+from agent.discovery.sources.base import Emitted
 from agent.discovery.sources.kmsg import KmsgSource, Line, parse, split
 from backends.base import Host, Record
 from tests.backends.trees import plant
@@ -106,7 +106,7 @@ class Reading:
         self.source = KmsgSource(self._take, host or Host.below(root), after)
         self.source.watch(WANTED)
 
-    def _take(self, said: Said) -> None:
+    def _take(self, said: Emitted) -> None:
         assert isinstance(said, Record)
         self.records.append(said)
 

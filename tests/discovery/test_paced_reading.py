@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from agent.discovery.sources import paced_reading
-from agent.discovery.sources.base import nobody
+from agent.discovery.sources.base import unwatched
 from agent.discovery.sources.paced_reading import AT_ONCE, read_in_turns
 from tests.wait import pass_time, settled, until
 
@@ -34,7 +34,7 @@ class Pipe:
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[asyncio.Task[None]]:
-        task = asyncio.create_task(read_in_turns(self._out, self.receive, nobody))
+        task = asyncio.create_task(read_in_turns(self._out, self.receive, unwatched))
         await asyncio.sleep(0)
         try:
             yield task

@@ -14,7 +14,7 @@ import anyio
 import pytest
 import structlog
 
-from agent.discovery.sources.base import Resync, Said
+from agent.discovery.sources.base import Emitted, Resync
 from agent.discovery.sources.inotify import Inotify
 from agent.discovery.sources.paths import Change, DirectoryWatch, PathSource
 from backends.base import Host, HostPath, PathChange
@@ -374,7 +374,7 @@ def test_an_unmounted_directory_is_told_as_another(tmp_path: Path) -> None:
 async def test_the_source_speaks_of_the_hosts_paths(tmp_path: Path) -> None:
     host = Host(root=tmp_path / "root", dev=tmp_path / "devices")
     (tmp_path / "devices" / "vfio").mkdir(parents=True)
-    hints: asyncio.Queue[Said] = asyncio.Queue()
+    hints: asyncio.Queue[Emitted] = asyncio.Queue()
     source = PathSource(hints.put_nowait, host)
     source.watch(frozenset({HostPath("/dev/vfio"), HostPath("/opt/x")}))
     async with anyio.create_task_group() as tasks:

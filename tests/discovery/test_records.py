@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from agent.discovery.backend_answers import NonsenseError
-from agent.discovery.records import signals, wants
+from agent.discovery.backend_answers import NonsenseError, signals
+from agent.discovery.records import wants
 from backends.base import ANY_SUBSYSTEM, Record, Signal, Verdict, Watches
-from tests.fakes import Fake
 
 LINE = Record("kmsg", "b", 1, 1.0, "NVRM: Xid (PCI:0000:3b:00): 79", {"SUBSYSTEM": "pci"})
 EVENT = Record("uevent", "b", 1, 1.0, "/devices/pci0", {"SUBSYSTEM": "pci", "ERROR_EVENT": "BEGIN_RECOVERY"})
@@ -31,9 +30,6 @@ def test_a_backend_gets_the_records_that_it_asked_for(record: Record, watches: W
 
 def test_what_a_record_means_may_be_said_one_by_one_and_is_checked() -> None:
     said = Signal("d", "xid-79", Verdict.NOW, "It fell off the bus.")
-    backend = Fake()
-    backend.recorded = lambda record: iter([said])
-    assert signals(backend, LINE) == (said,)
-    backend.recorded = lambda record: [said, "more"]
-    with pytest.raises(NonsenseError, match="returned 'more' where a Signal is due"):
-        signals(backend, LINE)
+    assert signals("signals", iter([said])) == (said,)
+    with pytest.raises(NonsenseError, match=r"signals\(\) returned 'more' where a Signal is due"):
+        signals("signals", [said, "more"])

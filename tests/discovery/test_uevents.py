@@ -17,7 +17,7 @@ import pyudev
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.discovery.sources.base import Said
+from agent.discovery.sources.base import Emitted
 from agent.discovery.sources.uevents import Mode, UeventSource, parse_kernel, parse_udev
 from backends.base import Host, HostPath, Record, Uevent
 from tests.discovery import one_child
@@ -75,7 +75,7 @@ def test_no_bytes_upset_the_parsers(data: bytes) -> None:
 
 
 async def test_what_follows_from_a_record_is_sent_before_its_hint_has_anybody_look() -> None:
-    said: list[Said] = []
+    said: list[Emitted] = []
     source = UeventSource(said.append, Host(), "kernel")
     source.watch(frozenset({"pci"}), frozenset({"ERROR_EVENT"}))
     source._take(b"change@/x\0ACTION=change\0SUBSYSTEM=pci\0DEVPATH=/devices/pci0\0ERROR_EVENT=BEGIN_RECOVERY\0")
@@ -244,7 +244,7 @@ def loop() -> Iterator[Loop]:
 
 @asynccontextmanager
 async def running(*subsystems: str) -> Any:
-    queue: asyncio.Queue[Said] = asyncio.Queue()
+    queue: asyncio.Queue[Emitted] = asyncio.Queue()
     source = UeventSource(queue.put_nowait, Host())
     source.watch(frozenset(subsystems))
     async with anyio.create_task_group() as tasks:

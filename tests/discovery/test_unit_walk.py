@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from agent.discovery.backend_answers import NonsenseError
 from agent.discovery.backend_answers import units as checked_units
-from agent.discovery.unit_walk import Look, Seen, Walk, in_parts, probe, walk
-from backends.base import Device, Discovery, Link, Measure, Signal, Trend, Verdict
+from agent.discovery.unit_walk import Seen, Walk, probe, walk
+from agent.runtime import garbage
+from backends.base import Device, Discovery, HostPath, Link, Measure, Node, Signal, Trend, Verdict
 from backends.interface.known_devices import Known
 from tests.fakes import Fake, device
 
@@ -23,9 +24,9 @@ def walked(backend: Fake, seen: Seen | None = None, skip: frozenset[str] = froze
     return progress
 
 
-def probed(backend: Fake, seen: Seen, progress: Walk | None = None, at_a_glance: Set[str] = frozenset()) -> Walk:
+def probed(backend: Fake, seen: Seen, progress: Walk | None = None, *, at_a_glance: bool = False) -> Walk:
     progress = progress or Walk()
-    probe(backend, frozenset(seen.devices), at_a_glance, seen, progress, time.monotonic)
+    probe(backend, frozenset(seen.devices), seen, progress, time.monotonic, lambda: False, at_a_glance=at_a_glance)
     return progress
 
 
@@ -136,7 +137,7 @@ class Glanced(Fake):
 def test_a_device_is_probed_only_where_a_glance_shows_something_new(shows: str, asked: list[str]) -> None:
     backend, seen = Glanced(), Seen(Known({"u": (D,)}), glances={"u": ("d is well",)})
     backend.shows, backend.seen = shows, lambda found: [RISING]
-    progress = probed(backend, seen, at_a_glance={"u"})
+    progress = probed(backend, seen, at_a_glance=True)
     assert backend.probed == asked
     assert progress.probes == {"u": (RISING,) if asked else None}
     assert progress.glances == ({"u": ("d is ill",)} if asked else {})
@@ -149,7 +150,7 @@ def test_a_device_is_probed_only_where_a_glance_shows_something_new(shows: str, 
 def test_a_device_that_is_ill_is_probed_whatever_a_glance_shows(verdict: Verdict | None, asked: list[str]) -> None:
     said = replace(SICK, verdict=verdict) if verdict else replace(RISING, verdict=Verdict.NOW)
     backend, seen = Glanced(), Seen(Known({"u": (D,)}), signals={"u": (said,)}, glances={"u": ("d is well",)})
-    probed(backend, seen, at_a_glance={"u"})
+    probed(backend, seen, at_a_glance=True)
     assert backend.probed == asked
 
 
@@ -162,28 +163,29 @@ def test_a_probe_that_is_due_is_made_whatever_a_glance_shows() -> None:
 def test_a_backend_without_glances_is_probed_each_time() -> None:
     backend, seen = Fake(), Seen(Known({"u": (D,)}))
     for _ in range(2):
-        seen.glances.update(probed(backend, seen, at_a_glance={"u"}).glances)
+        seen.glances.update(probed(backend, seen, at_a_glance=True).glances)
     assert backend.probed == ["d", "d"]
 
 
-def test_health_that_changes_back_after_a_look_has_seen_it_shows_at_the_next_glance() -> None:
+def test_a_unit_that_was_read_is_probed_at_the_next_glance() -> None:
+    """Its health may have changed back since."""
     backend, seen = Glanced(), Seen(Known({"u": (D,)}), glances={"u": ("d is well",), "v": ()})
     backend.hardware, backend.shows = {"u": (D,)}, "ill"
     seen.replace(walked(backend, seen).looks, {"v"})
-    assert seen.glances == {"u": ("d is ill",)}
+    backend.probed.clear()
+    backend.shows = "well"
+    assert probed(backend, seen, at_a_glance=True).glances == {"u": ("d is well",)}
+    assert backend.probed == ["d"]
 
 
 def test_health_that_changes_while_it_is_probed_shows_at_the_next_glance() -> None:
     backend, seen = Glanced(), Seen(Known({"u": (D,)}))
-    backend.hardware = {"u": (D,)}
 
     def change(_: Device) -> list[Signal]:
         backend.shows = "ill"
         return []
 
     backend.seen = change
-    assert walked(backend, seen).looks["u"].glance == ("d is well",)
-    backend.shows = "well"
     assert probed(backend, seen).glances == {"u": ("d is well",)}
 
 
@@ -198,16 +200,17 @@ def test_a_glance_that_led_to_no_probe_is_not_remembered(fails: str) -> None:
         backend.shows = error
     else:
         backend.seen = raise_it
-    progress = probed(backend, Seen(Known({"u": (D,)})), at_a_glance={"u"})
+    progress = probed(backend, Seen(Known({"u": (D,)})), at_a_glance=True)
     assert progress.failures == {"u": error}
     assert (progress.glances, progress.probes) == ({}, {})
 
 
-@pytest.mark.parametrize("how", ["interrupted", "abandoned"])
-def test_a_probe_that_is_interrupted_ends_with_the_unit_it_is_at(how: str) -> None:
-    backend, progress = Fake(), Walk()
-    setattr(progress, how, True)
-    assert probed(backend, Seen(TWO), progress).probes == {"u": None}
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_probe_that_is_interrupted_or_given_up_ends_with_the_unit_it_is_at(interrupted: bool) -> None:
+    progress = Walk(abandoned=not interrupted)
+    call = Fake(), frozenset(TWO), Seen(TWO), progress, time.monotonic, lambda: interrupted
+    probe(*call, at_a_glance=False)
+    assert progress.probes == {"u": None}
 
 
 def test_what_is_beside_is_of_its_unit_and_goes_with_it() -> None:
@@ -220,6 +223,17 @@ def test_what_is_beside_is_of_its_unit_and_goes_with_it() -> None:
     assert seen.selectable() == [D, other]
     seen.replace({}, {"u"})
     assert seen.selectable() == []
+
+
+def test_hardware_that_is_beside_what_can_be_had_or_depended_on_is_seen() -> None:
+    found, beside = (
+        replace(D, depends=frozenset({"up"})),
+        replace(D, hardware=frozenset({"b"}), depends=frozenset({"c"})),
+    )
+    seen = Seen(Known({"u": (found,)}), beside={"u": (beside,)})
+    assert [name for name in ("d", "up", "b", "c", "e") if seen.has(name)] == ["d", "up", "b", "c"]
+    seen.replace({}, {"u"})
+    assert not any(map(seen.has, ("d", "up", "b", "c")))
 
 
 def test_units_to_be_skipped_are_listed_and_not_read() -> None:
@@ -286,6 +300,8 @@ NONSENSE: list[Any] = [
     Discovery((replace(D, exclusive={"d"}),)),
     Discovery((replace(D, nodes=["/dev/d"]),)),
     Discovery((replace(D, nodes=("/dev/d",)),)),
+    Discovery((replace(D, nodes=(Node(HostPath("dev/d"), "/dev/d", "rw"),)),)),
+    Discovery((replace(D, nodes=(Node(HostPath("/dev/d"), "/dev/d", None),)),)),  # type: ignore[arg-type]
     Discovery((replace(D, mounts=("/etc/d",)),)),
 ]
 
@@ -326,30 +342,12 @@ def test_units_may_be_any_iterable_and_say_a_name_twice() -> None:
     assert checked_units(iter(["u", "v", "u"])) == {"u", "v"}
 
 
-def look(unit: str, devices: int) -> Look:
-    return Look(
-        Discovery(tuple(device(f"{unit}-{n}") for n in range(devices))), (), (), changed=True, links_changed=False
-    )
-
-
-@pytest.mark.parametrize(
-    ("devices", "gone", "parts"),
-    [
-        ([], 0, [(0, 0)]),
-        ([1, 1], 1, [(2, 1)]),
-        ([1, 1, 1, 1, 1], 0, [(4, 0), (1, 0)]),
-        ([0, 0, 0, 0, 0], 2, [(4, 0), (1, 2)]),
-        ([9, 1], 4, [(1, 0), (1, 3), (0, 1)]),
-        ([4], 1, [(1, 0), (0, 1)]),
-        ([], 9, [(0, 4), (0, 4), (0, 1)]),
-    ],
-)
-def test_what_many_looks_found_is_told_in_parts_and_what_is_gone_comes_last(
-    devices: list[int], gone: int, parts: list[tuple[int, int]]
-) -> None:
-    looks = {f"u{n}": look(f"u{n}", number) for n, number in enumerate(devices)}
-    lost = frozenset(f"g{n}" for n in range(gone))
-    found = list(in_parts(looks, lost, 4))
-    assert [(len(looked), len(left)) for looked, left in found] == parts
-    assert {unit: it for looked, _ in found for unit, it in looked.items()} == looks
-    assert frozenset[str]().union(*(left for _, left in found)) == lost
+def test_of_thousands_of_new_devices_the_garbage_collector_sees_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden: list[int] = []
+    backend, seen = Fake(), Seen()
+    monkeypatch.setattr(garbage, "hide", lambda: hidden.append(len(backend.looked)))
+    backend.hardware = {f"u{n}": [device(f"u{n}-{k}", unit=f"u{n}") for k in range(400)] for n in range(8)}
+    seen.replace(walked(backend, seen).looks, set())
+    assert hidden == [3, 6]
+    walked(backend, seen)
+    assert hidden == [3, 6], "these are not new"

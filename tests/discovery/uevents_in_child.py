@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from agent.discovery.sources.base import Resync, Said
+from agent.discovery.sources.base import Emitted, Resync
 from agent.discovery.sources.uevents import BUFFER_BYTES, Mode, UeventSource
 from backends.base import ANY_SUBSYSTEM, Host, Record, Uevent
 from tests.e2e.hermetic import NETLINK_KOBJECT_UEVENT, Injector, private_tmpfs, udev_message
@@ -30,7 +30,7 @@ class Case:
         self.ended = asyncio.Event()
         self.source = UeventSource(self._take, Host(), mode, buffer_bytes, clock=lambda: 4711.5)
 
-    def _take(self, hint: Said) -> None:
+    def _take(self, hint: Emitted) -> None:
         if isinstance(hint, Resync):
             self.emitted.append(["resync"])
             return

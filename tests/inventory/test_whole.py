@@ -200,7 +200,9 @@ class Run:
 
     def probe(self) -> None:
         progress = Walk()
-        probe(self.backend, set(self.seen.devices), set(), self.seen, progress, self.clock)
+        probe(
+            self.backend, set(self.seen.devices), self.seen, progress, self.clock, lambda: False, at_a_glance=False
+        )  # fmt: skip
         signals = {unit: said for unit, said in progress.probes.items() if said is not None}
         self.inventory.set_health(self.health.probed(KIND, signals, self.clock()))
         self.seen.signals.update(signals)

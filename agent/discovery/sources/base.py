@@ -1,4 +1,4 @@
-"""What every source hands on: hints where to look, facts that are nowhere else, and word that some were lost."""
+"""What every source hands on: hints where to look, records of what sysfs does not keep, and that some were lost."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ class Resync(Struct, frozen=True):
     """One sentence for the log."""
 
 
-Said = Hint | Record | Resync
+Emitted = Hint | Record | Resync
 
-Emit = Callable[[Said], None]
-"""Takes what a source has to say, on the event loop and at once; it must not block."""
+Emit = Callable[[Emitted], None]
+"""Takes what a source hands on, on the event loop; it must not block."""
 
 Beat = Callable[[], None]
-"""A sign of life, which every source gives at least each `agent.runtime.supervision.watchdog.BEAT` seconds, and at every turn."""
+"""A sign of life, which a source gives at least every `agent.runtime.supervision.watchdog.BEAT` seconds."""
 
 
-def nobody() -> None:
-    """For a source whose signs of life nobody wants."""
+def unwatched() -> None:
+    """A `Beat` for a source that no watchdog watches."""
 
 
 def boot_id(host: Host) -> str:
-    """Which boot of the machine this is (random(4)), "" if nobody can say; procfs makes the text up, nothing blocks."""
+    """The ID of the machine's boot (random(4)), "" if it cannot be read. procfs makes the text, so that nothing blocks."""
     try:
         return host.local(_BOOT_ID).read_text().strip()
     except OSError:

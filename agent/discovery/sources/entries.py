@@ -1,4 +1,4 @@
-"""What lies in a directory, and how two looks at it differ: for directories of which no event tells."""
+"""Lists a directory, and compares two listings: for directories that inotify does not watch."""
 
 from __future__ import annotations
 

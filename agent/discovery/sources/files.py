@@ -1,4 +1,4 @@
-"""One file that comes, goes, is written or is replaced, whatever symbolic links lead to it, by inotify.
+"""Watches one file by inotify, whatever symbolic links lead to it: it comes, goes, is written or is replaced.
 
 A ConfigMap's file is a link through a link `..data`, which a kubelet swaps; an editor writes another file and renames it
 over the old one, or writes into it: all of that is an entry of some directory on the way which changes.
@@ -19,7 +19,7 @@ from agent.runtime.supervision.problems import Problems
 
 
 class FileWatch:
-    """Says that a file may be another one now; it need not exist."""
+    """Calls `on_change` whenever the file may have changed; it need not exist."""
 
     def __init__(self, file: Path, on_change: Callable[[], None], problems: Problems | None = None) -> None:
         """Prepare; the path is absolute."""
@@ -30,7 +30,7 @@ class FileWatch:
         self._directories = DirectoryWatch(self._changed, on_change, problems=problems)
 
     def follow(self) -> None:
-        """See where the path leads now, and watch that. After each change: whatever comes later is told."""
+        """Watch what the path leads to now. Call it after each change, before reading the file."""
         steps = trail(self._file).steps
         entries = [Path(place, name) for place, name in steps]
         links = [entry for entry in entries if entry.is_symlink()]
@@ -49,7 +49,7 @@ class FileWatch:
             self._on_change()
 
     def identity(self) -> tuple[tuple[str, int, int], ...]:
-        """Another one whenever the file is, or a link to it."""
+        """A value that differs whenever the file, or a link to it, was replaced or written."""
         found = []
         for place, name in trail(self._file).steps:
             with suppress(OSError):
@@ -59,7 +59,7 @@ class FileWatch:
         return tuple(found)
 
     def changed_since(self, time: float) -> bool:
-        """Is it, or a link to it, another one than at this time, in seconds since 1970?"""
+        """Was the file, or a link to it, replaced or written after this time, in seconds since 1970?"""
         for place, name in trail(self._file).steps:
             try:
                 found = Path(place, name).lstat()

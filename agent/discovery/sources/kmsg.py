@@ -1,4 +1,4 @@
-"""Lines of the kernel's log, as records: what a driver says and sysfs does not keep (an NVIDIA XID).
+"""Reads the kernel's log: lines of drivers become records of what sysfs does not keep (an NVIDIA XID).
 
 Each read of /dev/kmsg is one record (Documentation/ABI/testing/dev-kmsg): `level,sequence,microseconds,flags;text`,
 then lines ` KEY=value` with what it is about. Only the kernel's own count: root may write to the log too, but what it
@@ -24,7 +24,7 @@ import structlog
 from anyio.lowlevel import checkpoint
 from msgspec import Struct, field
 
-from agent.discovery.sources.base import Beat, Emit, boot_id, nobody
+from agent.discovery.sources.base import Beat, Emit, boot_id, unwatched
 from agent.runtime.supervision.watchdog import beating
 from backends.base import Host, HostPath, Record
 from backends.linux import kernel_log
@@ -101,7 +101,7 @@ def _text(data: bytes) -> str:
 class KmsgSource:
     """Hands on the kernel's lines that begin with a wanted text, from the oldest that the log still has, each of them once."""
 
-    def __init__(self, emit: Emit, host: Host, after: tuple[str, int] | None = None, beat: Beat = nobody) -> None:
+    def __init__(self, emit: Emit, host: Host, after: tuple[str, int] | None = None, beat: Beat = unwatched) -> None:
         self.after = after
         """A boot, and the sequence of a line of it: what was logged until then is passed over. Set it before `run`."""
         self.caught_up = asyncio.Event()
@@ -174,7 +174,7 @@ class KmsgSource:
         return True
 
     def _note_lost(self, error: OSError) -> None:
-        """Say it once that lines are missing; the next read has the one after them."""
+        """Report once that lines are missing; the next read has the one after them."""
         if error.errno == errno.EPIPE:
             self._say_lost("the kernel overwrote lines of its log before they were read")
         elif error.errno == errno.EINVAL:

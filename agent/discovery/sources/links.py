@@ -1,6 +1,6 @@
-"""Network interfaces that come, go, and go up or down (rtnetlink), as hints where to look.
+"""Receives changes of network interfaces from rtnetlink, as hints where to look: they come, go, go up or down.
 
-Only those of this process's network namespace are heard of: in a container it must be the host's.
+The kernel tells of those of this process's network namespace alone: in a container it must be the host's.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
-from anyio import TASK_STATUS_IGNORED, wait_readable
+from anyio import TASK_STATUS_IGNORED
 from anyio.abc import TaskStatus
-from anyio.lowlevel import checkpoint
 
-from agent.discovery.sources.base import Beat, Emit, Resync, nobody
+from agent.discovery.sources.base import Beat, Emit, Resync, unwatched
+from agent.discovery.sources.paced_reading import read_in_turns
 from agent.runtime.supervision.watchdog import beating
 from backends.base import LinkChange
 
@@ -37,7 +38,7 @@ _BATCH: Final = 64  # messages between two turns of the event loop: 1 ms
 class LinkSource:
     """Hands on every change of a network interface; after an overflow or a restart, a `Resync`."""
 
-    def __init__(self, emit: Emit, buffer_bytes: int = BUFFER_BYTES, beat: Beat = nobody) -> None:
+    def __init__(self, emit: Emit, buffer_bytes: int = BUFFER_BYTES, beat: Beat = unwatched) -> None:
         self._emit = emit
         self._beat = beat
         self._buffer_bytes = buffer_bytes
@@ -46,7 +47,7 @@ class LinkSource:
         self._ran_before = False
 
     def watch(self, wanted: bool) -> None:  # as the other sources' `watch`
-        """From now on hand them on, or do not."""
+        """From now on hand changes on, or do not."""
         if wanted:
             self._wanted.set()
         else:
@@ -65,11 +66,7 @@ class LinkSource:
             if late:
                 self._emit(Resync("changes of network interfaces are received from now on"))
             task_status.started()
-            while True:
-                await beating(lambda: wait_readable(sock), self._beat)
-                while self._receive(sock):
-                    self._beat()
-                    await checkpoint()
+            await read_in_turns(sock.fileno(), partial(self._receive, sock), self._beat)
 
     def _receive(self, sock: socket.socket) -> bool:
         """Read one batch; True if more may be waiting."""

@@ -11,19 +11,19 @@ from agent.runtime.pacing import Credit
 from agent.runtime.supervision.watchdog import beating
 
 AT_ONCE: Final = 8
-"""Reads that need not wait: what happens once is often told in several events."""
+"""Reads that need not wait: one change often comes as several events."""
 
 TURN: Final = 0.02
-"""Seconds between two reads after those: what came meanwhile costs one look at the hardware instead of one for each."""
+"""Seconds between two reads after those: all events that came meanwhile cost one scan instead of one each."""
 
 
 async def read_in_turns(file: int, receive: Callable[[], bool], beat: Beat) -> None:
-    """Have the file read until cancelled.
+    """Have the file read whenever something waits in it, until cancelled.
 
     Args:
         file: the descriptor; it does not block.
         receive: reads one batch, and tells whether more may be waiting: then it is called again in the loop's next turn.
-        beat: told that the source lives.
+        beat: is given a sign of life.
 
     Raises:
         Exception: whatever `receive` raises.
@@ -40,8 +40,7 @@ async def read_in_turns(file: int, receive: Callable[[], bool], beat: Beat) -> N
             loop.remove_reader(file)
             failed.set_exception(error)
             return
-        credit.spend(loop.time())
-        if (wait := credit.wait(loop.time())) > 0:
+        if (wait := credit.spend(loop.time())) > 0:
             loop.remove_reader(file)
             loop.call_later(wait, listen)
 

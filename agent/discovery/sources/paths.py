@@ -1,8 +1,7 @@
-"""Directories' entries that come, go and change, by inotify.
+"""Watches directories by inotify: entries that come, go and change.
 
-A directory is watched by its name, not as the thing it is now: it may be missing, be replaced, or be reached
-through symbolic links. Every directory on the way to it is watched too, so that whatever makes the name mean
-something else is seen.
+A directory is watched by its name: it may be missing, be replaced, or be reached through symbolic links. Every directory
+on the way to it is watched too, so that a change of what the name leads to is seen.
 """
 
 from __future__ import annotations
@@ -22,14 +21,13 @@ from anyio import TASK_STATUS_IGNORED
 from anyio.abc import TaskStatus
 from msgspec import Struct, field
 
-from agent.discovery.sources.base import Beat, Emit, Resync, nobody
+from agent.discovery.sources.base import Beat, Emit, Resync, unwatched
 from agent.discovery.sources.entries import Change, Entries, differences, entries_of
 from agent.discovery.sources.inotify import (
     ATTRIB,
     CLOSE_WRITE,
     CREATE,
     DELETE,
-    EVENT_BYTES,
     IGNORED,
     MASK_ADD,
     MOVED_FROM,
@@ -37,7 +35,6 @@ from agent.discovery.sources.inotify import (
     ONLYDIR,
     Q_OVERFLOW,
     Inotify,
-    events,
 )
 from agent.discovery.sources.paced_reading import read_in_turns
 from agent.runtime.supervision.problems import Problems, Trouble
@@ -51,7 +48,6 @@ _VANISHED: Final = DELETE | MOVED_FROM
 _ON_THE_WAY: Final = _APPEARED | _VANISHED
 _WANTED: Final = _ON_THE_WAY | ATTRIB | CLOSE_WRITE
 _OPTIONS: Final = ONLYDIR | MASK_ADD  # one inode may be wanted and on the way: add, never replace
-_READ_BYTES: Final = 16 << 10  # some 300 events between two turns of the event loop: 2 ms
 _EVERYTHING: Final = "/"  # stands for all directories where there is no inotify instance
 POLL: Final = 5.0
 """Seconds between two looks at directories that inotify does not watch."""
@@ -105,19 +101,19 @@ class _Watched(Struct, frozen=True):
 
 
 class DirectoryWatch:
-    """Tells of every change in the wanted directories, and when one of them appears or vanishes.
+    """Reports every change in the wanted directories, and when one of them appears or vanishes.
 
-    When a wanted directory vanishes it is itself reported REMOVED, once, for all that was in it. When it
-    appears it is reported CREATED, and then every entry that is already in it. One that exists when it is
-    first wanted is reported CREATED itself, without its entries: look at it then. Where inotify has no instances or
-    watches left, the directories are looked at every `POLL` seconds, and the same is told.
+    When a wanted directory vanishes, it is reported REMOVED itself, once for all that was in it. When it appears, it is
+    reported CREATED, and then every entry that is already in it. One that exists when it is first wanted is reported
+    CREATED itself, without its entries: list it then. Where inotify has no instances or watches left, the directories
+    are listed every `POLL` seconds, and the same is reported.
     """
 
     def __init__(
         self,
         on_change: Callable[[Path, Change], None],
         on_overflow: Callable[[], None],
-        beat: Beat = nobody,
+        beat: Beat = unwatched,
         problems: Problems | None = None,
     ) -> None:
         self._on_change = on_change
@@ -161,7 +157,7 @@ class DirectoryWatch:
             self._watched = _Watched()
 
     async def _instance(self, start: Callable[[], None]) -> Inotify:
-        """An inotify instance; until there is one, the directories are looked at now and then."""
+        """An inotify instance; until one can be had, the directories are listed every `POLL` seconds."""
         while True:
             try:
                 inotify = Inotify()
@@ -183,7 +179,7 @@ class DirectoryWatch:
             self._poll()
 
     def _poll(self) -> None:
-        """Report what came, went or changed in the directories that are not watched since the look before."""
+        """Report what came, went or changed since the listing before, in the directories that are not watched."""
         before = self._unwatched
         self._unwatched = {it: entries_of(it) for it in self._wanted - self._watched.directories.keys()}
         for directory, now in self._unwatched.items():
@@ -196,13 +192,13 @@ class DirectoryWatch:
     def _receive(self, inotify: Inotify) -> bool:
         """Read one batch; True if more may be waiting."""
         try:
-            data = os.read(inotify.fileno(), _READ_BYTES)
+            events, more = inotify.read()
         except BlockingIOError:
             return False
-        moved = [self._take(wd, mask, name) for wd, mask, name in events(data)]
+        moved = [self._take(wd, mask, name) for wd, mask, name in events]
         if any(moved):
             self._settle(inotify, frozenset())
-        return len(data) > _READ_BYTES - EVENT_BYTES
+        return more
 
     def _take(self, wd: int, mask: int, name: str) -> bool:
         """Report one event; True if wanted names may lead elsewhere now."""
@@ -221,7 +217,7 @@ class DirectoryWatch:
         return change is not Change.CHANGED and bool(led_to)
 
     def _settle(self, inotify: Inotify, fresh: frozenset[Path]) -> None:
-        """Find out what the wanted names mean now, watch that, and report what came and went."""
+        """Find out where the wanted names lead now, watch that, and report what came and went."""
         before, now = self._watched, self._look(inotify)
         # Only what is resolved after its watches were made can be trusted: a later change is an event.
         while (again := self._look(inotify)) != now:
@@ -286,7 +282,7 @@ class DirectoryWatch:
         self._refused[place].report_once(reason)
 
     def _heal(self, places: Iterable[str]) -> None:
-        """What could not be watched is, or need not be."""
+        """Report that these places are watched now, or need not be."""
         for place in list(places):
             if (trouble := self._refused.pop(place, None)) is not None:
                 trouble.healed()
@@ -302,7 +298,7 @@ class DirectoryWatch:
 class PathSource:
     """Changes in the host's directories, as hints where to look."""
 
-    def __init__(self, emit: Emit, host: Host, beat: Beat = nobody, problems: Problems | None = None) -> None:
+    def __init__(self, emit: Emit, host: Host, beat: Beat = unwatched, problems: Problems | None = None) -> None:
         self._emit = emit
         self._host = host
         self._names: dict[Path, HostPath] = {}

@@ -1,4 +1,4 @@
-"""Kernel object events from netlink, as hints where to look; those that say what sysfs does not keep, as records too.
+"""Receives kernel object events as hints where to look, and as records, where they tell what sysfs does not keep.
 
 The kernel's own events come from a plain socket; pyudev makes that for udevd's, and only there it is imported: with
 libudev it takes 3 ms of a start, and 0.7 MB. Messages are read and parsed here. In a burst an event costs 8 us with all
@@ -22,7 +22,7 @@ from typing import Final, Literal
 from anyio import TASK_STATUS_IGNORED, to_thread
 from anyio.abc import TaskStatus
 
-from agent.discovery.sources.base import Beat, Emit, Resync, boot_id, nobody
+from agent.discovery.sources.base import Beat, Emit, Resync, boot_id, unwatched
 from agent.discovery.sources.paced_reading import read_in_turns
 from agent.runtime.counts import Counts
 from agent.runtime.errors import words
@@ -53,7 +53,7 @@ class UeventSource:
         host: Host,
         mode: Mode = "kernel",
         buffer_bytes: int = BUFFER_BYTES,
-        beat: Beat = nobody,
+        beat: Beat = unwatched,
         counts: Counts | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -83,7 +83,7 @@ class UeventSource:
         self._wanted, self._facts = subsystems, facts
 
     def listen(self) -> bool:
-        """Have the kernel keep the events of from now on, until `run` hands them on; does it? Udevd's cannot be had so."""
+        """Have the kernel keep events from now on until `run` reads them; false if it does not, as with udevd's."""
         if self._mode == "kernel":
             with suppress(OSError):  # `run` tries again, and tells
                 self._socket = _open_kernel(self._buffer_bytes)
@@ -127,7 +127,7 @@ class UeventSource:
         return True
 
     def _resync_if_dropped(self) -> None:
-        # only now: the kernel goes on dropping, without a word, until the socket has been drained
+        # only now: the kernel goes on dropping events without an error until the socket has been drained
         if self._dropped:
             self._dropped = False
             self._emit(Resync("the kernel dropped uevents because too many were waiting"))
@@ -147,7 +147,7 @@ class UeventSource:
             return
         sequence = int(number) if (number := properties.get("SEQNUM", "")).isdecimal() else 0
         self._emit(Record("uevent", self._boot, sequence, self._clock(), devpath, properties))
-        # what a record does to health is sent before anybody looks
+        # the health that follows from the record is sent first
         asyncio.get_running_loop().call_soon(self._emit, hint)
 
     def _node(self, name: str | None) -> HostPath | None:

@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from msgspec.structs import replace
 
-from backends.base import Device, Discovery, Hint, Host, Problem, Signal, Watches
-from backends.chardev import members
+from backends.base import Device, Discovery, Hint, Host, Problem, Watches
+from backends.chardev.finder import Finder
 from backends.chardev.groups import Group
 from backends.chardev.paths import tokens
 from backends.chardev.usb import sticks
@@ -23,19 +23,14 @@ from backends.linux import usb
 from backends.linux.usb import UsbDevice
 
 
-class UsbSticks:
+class UsbSticks(Finder):
     """Finds the sticks that groups select."""
 
     prefix: ClassVar = "usb:"
 
     def __init__(self, host: Host, groups: Sequence[Group]) -> None:
-        self.host = host
+        super().__init__(host, groups)
         self._wanted = [(group, Selectors(group.options)) for group in groups]
-
-    @staticmethod
-    def fixed_ids(_group: Group) -> Iterable[str]:
-        """None: sticks come and go."""
-        return ()
 
     def units(self) -> Iterable[str]:
         """Every port where something is plugged in, and the root hubs; `usb:` alone where they cannot be listed."""
@@ -84,7 +79,3 @@ class UsbSticks:
         """The stick that an event is about."""
         port = sticks.port_of(hint)
         return (f"{self.prefix}{port}",) if port else ()
-
-    def probe(self, device: Device) -> Iterable[Signal]:
-        """Are its nodes there?"""
-        return members.signals(self.host, device)

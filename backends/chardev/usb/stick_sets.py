@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
 
-from backends.base import Device, Discovery, Hint, Host, Problem, Signal, Watches
-from backends.chardev import members
+from backends.base import Device, Discovery, Hint, Host, Problem, Watches
+from backends.chardev.finder import Finder
 from backends.chardev.groups import Group
 from backends.chardev.paths import tokens
 from backends.chardev.usb import sticks
@@ -21,19 +21,14 @@ from backends.interface.known_devices import Known
 from backends.linux import usb
 
 
-class StickSets:
+class StickSets(Finder):
     """Finds the sticks that groups hand out together."""
 
     prefix: ClassVar = "usb-set:"
 
     def __init__(self, host: Host, groups: Sequence[Group]) -> None:
-        self.host = host
+        super().__init__(host, groups)
         self._groups = {f"{self.prefix}{group.name}": (group, Selectors(group.options)) for group in groups}
-
-    @staticmethod
-    def fixed_ids(_group: Group) -> Iterable[str]:
-        """None: sticks come and go."""
-        return ()
 
     def units(self) -> Iterable[str]:
         """The groups."""
@@ -60,7 +55,7 @@ class StickSets:
         return Discovery(tuple(devices), problems=tuple(problems))
 
     def _sticks(self, unit: str, problems: list[Problem]) -> Iterator[tuple[int, Stick]]:
-        """The sticks that the group's selectors take, each with the place of its selector; no ID comes twice."""
+        """Yield the sticks that the group's selectors take, each with the index of its selector; no ID comes twice."""
         group, selectors = self._groups[unit]
         seen: dict[str, str] = {}
         for port in usb.ports(self.host):
@@ -87,10 +82,6 @@ class StickSets:
     def affects(self, hint: Hint, known: Known) -> Iterable[str]:  # noqa: ARG002  # an interface's
         """All groups, as soon as any stick comes or goes."""
         return tuple(self._groups) if sticks.port_of(hint) else ()
-
-    def probe(self, device: Device) -> Iterable[Signal]:
-        """Are its nodes there?"""
-        return members.signals(self.host, device)
 
 
 def _shortage(group: Group, names: Sequence[str], found: Sequence[Sequence[Stick]]) -> Iterator[str]:

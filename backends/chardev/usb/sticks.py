@@ -1,4 +1,4 @@
-"""What a group hands out of USB sticks: is a stick meant, which of its nodes, under which ID; and devices made of them."""
+"""Says of a USB stick whether a group selects it, which nodes a container gets and under which ID; makes devices of sticks."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Selectors:
         ]
 
     def alike(self, vendor: str | None, product: str | None) -> list[tuple[int, str | None]]:
-        """Those that may mean a stick of these, each with the serial that it has to have."""
+        """The selectors that may mean a stick of this vendor and product, each with the serial that it asks for."""
         return [
             (index, serial)
             for index, (wanted, of, serial) in enumerate(self._selectors)
@@ -132,7 +132,7 @@ def usb_env(resource: str, grants: Iterable[Grant]) -> Mapping[str, str]:
 
 
 def problem(unit: str, found: UsbDevice, group: Group, error: NotOfferedError) -> Problem | None:
-    """What is said of a stick that is not offered; nothing while its drivers may be at it."""
+    """The problem of a stick that is not offered; none while its drivers may still be starting."""
     if isinstance(error, NoNodesError) and found.connected is not None and found.connected < SETTLED:
         return None
     return Problem(unit, f"{named(found)} is not offered by {group.resource}: {error}")
@@ -148,20 +148,20 @@ def unlistable(host: Host) -> str | None:
 
 
 def port_of(hint: Hint) -> str | None:
-    """The stick that an event is about or happens below; nothing changes a stick but its coming and going."""
+    """The port of the stick that an event is about; `change` events change nothing of a stick."""
     if not isinstance(hint, Uevent) or hint.action == "change" or "/usb" not in hint.devpath:
         return None
     return usb.port_of(hint.devpath)
 
 
 def subsystems(groups: Iterable[Group]) -> frozenset[str]:
-    """Whose events tell of the groups' sticks and their nodes."""
+    """The subsystems whose events tell of the groups' sticks and their nodes."""
     kinds = {kind for group in groups for kind in _kinds(group.options)}
     return frozenset({ANY_SUBSYSTEM} if _ALL in kinds else {"usb", *kinds})
 
 
 def named(found: UsbDevice) -> str:
-    """The stick for a person."""
+    """The stick's name for a person."""
     name = f" {found.name}" if found.name.isprintable() and found.name else ""
     return f"USB device {found.vendor}:{found.product}{name} at {found.port}"
 

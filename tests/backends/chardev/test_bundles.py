@@ -70,7 +70,7 @@ def test_a_bundle_is_one_device_with_all_its_nodes_and_mounts(tmp_path: Path) ->
         identity="/dev/ttyUSB0 c:188:0 + /dev/led c:188:2 + /etc/scanner.conf",
         nodes=(
             Node(HostPath("/dev/ttyUSB0"), "/dev/ttyUSB0", "rw"),
-            Node(HostPath("/dev/led"), "/dev/lights/led", "r"),
+            Node(HostPath("/dev/led"), "/dev/lights/led", "r", shared=True),
         ),
         mounts=(Mount(HostPath("/etc/scanner.conf"), "/etc/scanner.conf", read_only=True),),
         numa_node=1,

@@ -12,7 +12,7 @@ import anyio
 
 from agent.discovery.changes import Changes
 from agent.discovery.discoverer import Discoverer
-from agent.discovery.sources.base import Resync, Said
+from agent.discovery.sources.base import Emitted, Resync
 from agent.discovery.sources.uevents import UeventSource
 from backends.base import Device, Discovery, Record, Resource, ResourceSpec
 from backends.chardev import CharDev, CharDevOptions
@@ -53,7 +53,7 @@ class Node:
     def _news(self, _news: Changes) -> None:
         self.news.set()
 
-    def _take(self, hint: Said) -> None:
+    def _take(self, hint: Emitted) -> None:
         assert not isinstance(hint, Resync | Record)
         self.hints += 1
         self.discoverer.hint(hint)

@@ -11,7 +11,7 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from agent.discovery.sources.base import Said
+from agent.discovery.sources.base import Emitted
 from agent.discovery.sources.kmsg import KmsgSource
 from agent.discovery.sources.links import LinkSource
 from agent.discovery.sources.paths import Change, DirectoryWatch, PathSource
@@ -236,7 +236,7 @@ class Beats:
 Run = Callable[[], Coroutine[Any, Any, None]]
 
 
-def nothing(_: Said) -> None:
+def nothing(_: Emitted) -> None:
     pass
 
 

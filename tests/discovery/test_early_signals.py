@@ -1,9 +1,9 @@
-"""What records say of hardware that no scan has seen yet waits for it, a little of it."""
+"""Signals of hardware that no scan has found yet are kept until one does, a few of them; and the latches that follow."""
 
 from __future__ import annotations
 
 from agent.discovery.changes import Changes
-from agent.discovery.records import Sightings
+from agent.discovery.records import EarlySignals
 from agent.health import latches
 from agent.health.latches import Latches
 from backends.base import Clears, Device, Record, Signal, Verdict
@@ -20,40 +20,32 @@ def news(*hardware: str, unit: str = "u", backend: str = "b") -> Changes:
     return Changes(backend, {unit: devices}, {})
 
 
-def test_a_signal_counts_while_any_backend_sees_its_hardware() -> None:
-    it = Sightings()
-    assert not it.known([signal()], RECORD)
-    assert list(it.found(news("pci:a"))) == [(signal(), RECORD)]
-    assert list(it.found(news("pci:a", backend="other"))) == []
-    assert it.known([signal(), signal("pci:b")], RECORD) == [signal()]
-    assert list(it.found(news())) == []
-    assert it.known([signal()], RECORD) == [signal()]
-    list(it.found(news(backend="other")))
-    assert not it.known([signal()], RECORD)
-
-
-def test_hardware_that_is_beside_what_can_be_had_or_depended_on_is_seen() -> None:
-    it = Sightings()
-    device = Device("d", "u", frozenset({"pci:a"}), depends=frozenset({"pci:up"}))
-    beside = Device("e", "u", frozenset({"pci:b"}))
-    assert not list(it.found(Changes("b", {"u": (device,)}, {}, beside={"u": (beside,)})))
-    for name in ("pci:a", "pci:up", "pci:b"):
-        assert it.known([signal(name)], RECORD)
-
-
-def test_what_was_said_last_of_each_reason_is_told_in_that_order() -> None:
-    it = Sightings()
+def test_what_was_said_last_of_each_reason_is_told_in_that_order_and_once() -> None:
+    it = EarlySignals()
     begin, end = signal(reason="begin"), signal(reason="end")
     for said in (begin, end, begin):
-        it.known([said], RECORD)
-    assert [said.reason for said, _ in it.found(news("pci:a"))] == ["end", "begin"]
+        it.keep(said, RECORD)
+    assert list(it.take(news("pci:b"))) == []
+    assert list(it.take(news("pci:a"))) == [(end, RECORD), (begin, RECORD)]
+    assert list(it.take(news("pci:a", backend="other"))) == []
+
+
+def test_a_scan_that_finds_hardware_beside_its_devices_or_depended_on_has_found_it() -> None:
+    it = EarlySignals()
+    device = Device("d", "u", frozenset({"pci:a"}), depends=frozenset({"pci:up"}))
+    beside = Device("e", "u", frozenset({"pci:b"}))
+    for name in ("pci:a", "pci:up", "pci:b", "pci:c"):
+        it.keep(signal(name), RECORD)
+    taken = it.take(Changes("b", {"u": (device,)}, {}, beside={"u": (beside,)}))
+    assert {said.hardware for said, _ in taken} == {"pci:a", "pci:up", "pci:b"}
 
 
 def test_a_flood_about_hardware_that_does_not_exist_leaves_the_last_of_it() -> None:
-    it = Sightings()
+    it = EarlySignals()
     for number in range(10_000):
-        it.known([signal(f"pci:{number}"), signal("pci:a", f"xid-{number}")], RECORD)
-    told = list(it.found(news("pci:a", "pci:0", "pci:9999")))
+        for said in (signal(f"pci:{number}"), signal("pci:a", f"xid-{number}")):
+            it.keep(said, RECORD)
+    told = list(it.take(news("pci:a", "pci:0", "pci:9999")))
     assert len([said for said, _ in told if said.hardware == "pci:a"]) == 16
     assert [said.hardware for said, _ in told if said.hardware != "pci:a"] == ["pci:9999"]
 
