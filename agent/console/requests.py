@@ -24,8 +24,14 @@ class Request(msgspec.Struct, frozen=True):
         return decode(data, cls)
 
 
-class StatusRequest(Request, frozen=True):
-    """Everything there is to see, now."""
+class EmptyRequest(Request, frozen=True):
+    """A request that says nothing: Status, Reload, Handover."""
+
+
+class DeviceRequest(Request, frozen=True):
+    """A request about one device: Explain, History, Undrain."""
+
+    device: str = ""
 
 
 class WatchRequest(Request, frozen=True):
@@ -35,35 +41,9 @@ class WatchRequest(Request, frozen=True):
     follow: bool = False
 
 
-class ExplainRequest(Request, frozen=True):
-    """All that is known of one device."""
-
-    device: str = ""
-
-
-class HistoryRequest(Request, frozen=True):
-    """How one device was."""
-
-    device: str = ""
-
-
 class DrainRequest(Request, frozen=True):
     """Offer a device to no new pod."""
 
     device: str = ""
     reason: str = ""
     until: float | None = None
-
-
-class UndrainRequest(Request, frozen=True):
-    """Back into service."""
-
-    device: str = ""
-
-
-class HandoverRequest(Request, frozen=True):
-    """Have another process serve the node, and end."""
-
-
-class ReloadRequest(Request, frozen=True):
-    """Read the configuration again."""
