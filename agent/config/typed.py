@@ -13,14 +13,88 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import UnionType
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal, Self
 
 import msgspec
 
-from agent.config.model import Listen, PathOrNone, PathOrOff, parse_path
 from agent.config.toml_lines import KeyPath
 from agent.runtime.errors import unknown
+from agent.runtime.limits import SOCKET_PATH_LIMIT
 from backends.base import Seconds
+
+_TCP: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s\[\]:/]+):(?P<port>[0-9]{1,5})")
+
+
+class Listen(str):
+    """Where HTTP is served: "host:port", "unix:/path" or "off"."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Listen:
+        """Read an address.
+
+        Raises:
+            ValueError: it has none of the three forms, or cannot be bound.
+        """
+        scheme, _, path = text.partition(":")
+        if scheme == "unix":
+            if not path.startswith("/") or "\0" in path or len(path.encode()) > SOCKET_PATH_LIMIT:
+                raise ValueError(f"{path!r} is no absolute path of at most {SOCKET_PATH_LIMIT} bytes")
+        elif text != "off":
+            found = _TCP.fullmatch(text)
+            if found is None or not 0 < int(found["port"]) < 65536:
+                raise ValueError(f"{text!r} is no address; write 'host:port', 'unix:/path' or 'off'")
+        return cls(text)
+
+
+class _PathOrWord(str):
+    """A file, or the word that says that there is none."""
+
+    __slots__ = ()
+    word: ClassVar[str]
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read it.
+
+        Raises:
+            ValueError: it is neither.
+        """
+        if text != cls.word:
+            parse_path(text)
+        return cls(text)
+
+    @property
+    def path(self) -> Path | None:
+        """None where there is none."""
+        return None if self == self.word else Path(self)
+
+
+class PathOrOff(_PathOrWord):
+    """A file, or "off"."""
+
+    __slots__ = ()
+    word = "off"
+
+
+class PathOrNone(_PathOrWord):
+    """A file, or "" where none is named."""
+
+    __slots__ = ()
+    word = ""
+
+
+def parse_path(text: str) -> Path:
+    """Read an absolute path.
+
+    Raises:
+        ValueError: it is relative or no path at all.
+    """
+    if not text.startswith("/") or "\0" in text:
+        raise ValueError(f"{text!r} is no absolute path; it starts with '/'")
+    return Path(text)
+
 
 Mistake = tuple[KeyPath, str]
 

@@ -16,8 +16,8 @@ _OURS: Final = b"fairlead_build_info"
 
 def http(patient: Patient) -> Iterator[Finding]:
     """Is it Fairlead that answers at [http] listen?"""
-    listen = patient.config.http_listen
-    if listen is None:
+    listen = patient.config.http.listen
+    if not patient.config.http.is_on:
         yield fine("http", "It is off.")
         return
     try:

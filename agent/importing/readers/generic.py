@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from agent.config.model import parse_path
+from agent.config.typed import parse_path
 from agent.importing.fields import Fields
 from agent.importing.inputs import Settings
 from agent.importing.model import Draft, DraftGroup, ImportRefusedError, Part, Remark, Sketch, Value

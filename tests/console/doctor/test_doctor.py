@@ -41,7 +41,7 @@ def patient(tmp_path: Path) -> Patient:
     plugins = tmp_path / "plugins"
     plugins.mkdir()
     settings = AgentConfig(plugin_dir=plugins, kubelet_root=tmp_path / "kubelet", state_dir=tmp_path / "state")
-    return Patient(Config(settings, node, None, ()), own)
+    return Patient(Config(settings, node), own)
 
 
 def with_resource(patient: Patient, backend: str, options: Any = None, **spec: Any) -> Patient:

@@ -24,7 +24,7 @@ GPU = "nvidia.com/gpu"
 
 def patient(directory: Path, name: str = GPU) -> Patient:
     configured: Configured[Any] = Configured(name, ResourceSpec("stub", None))
-    return Patient(Config(AgentConfig(plugin_dir=directory), Host(), None, (configured,)))
+    return Patient(Config(AgentConfig(plugin_dir=directory), Host(), (configured,)))
 
 
 def offered(*devices: Device, **changes: Any) -> Status:
