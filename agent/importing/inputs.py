@@ -67,7 +67,7 @@ class Settings(Struct):
         for key, (argument, variable) in names.items():
             if (said := self.arguments.get(argument) or self.environment.get(variable)) is not None:
                 found[key] = said
-        return Table(1, found, {key: tree.line for key, tree in found.items()})
+        return Table.of(1, found)
 
 
 class Inputs(Struct):

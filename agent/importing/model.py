@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from msgspec import Struct, field
@@ -64,6 +65,18 @@ class Draft(Struct, frozen=True):
     line: int
     """Where the imported file names it."""
     backend: str = "chardev"
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        options: Mapping[str, Value],
+        line: int,
+        backend: str = "chardev",
+        lines: Mapping[str, int] = MappingProxyType({}),
+    ) -> Draft:
+        """A resource of one group, whose items stand in `lines`."""
+        return cls(name, (DraftGroup(options, line, lines),), line, backend)
 
 
 class Part(Struct, frozen=True):

@@ -67,10 +67,8 @@ def _entry(item: Tree) -> Iterator[Part]:
     if not isinstance(item, Table):
         yield Part((Remark(item.line, "this should be a table with devicematch and nummaxdevices; it is left out"),))
         return
-    expression = Fields(item, "a device", []).text("devicematch")
-    remarks: list[Remark] = []
-    fields = Fields(item, expression or "a device", remarks)
-    fields.text("devicematch")
+    fields = Fields.named(item, "devicematch", "a device")
+    expression = fields.text("devicematch")
     count = fields.whole("nummaxdevices")
     fields.end()
     line = fields.line("devicematch")
@@ -81,12 +79,12 @@ def _entry(item: Tree) -> Iterator[Part]:
     elif not count:
         fields.note("nummaxdevices", "nummaxdevices is 0 or missing, and so none was offered")
     elif expression == _NVIDIA:
-        yield Part(tuple(remarks), _jetson(line, count))
+        yield fields.part(_jetson(line, count))
         return
     else:
-        yield from _resources(expression, line, count, remarks)
+        yield from _resources(expression, line, count, fields.remarks)
         return
-    yield Part(tuple(remarks))
+    yield fields.part()
 
 
 def _resources(expression: str, line: int, count: int, remarks: list[Remark]) -> Iterator[Part]:
@@ -111,7 +109,7 @@ def _jetson(line: int, count: int) -> Draft:
         "device_id_strategy": "index",
         **({"replicas": count} if count > 1 else {}),
     }
-    return Draft(f"{_PREFIX}{_NVIDIA}0", (DraftGroup(options, line),), line, "gpu")
+    return Draft.of(f"{_PREFIX}{_NVIDIA}0", options, line, "gpu")
 
 
 def _named(path: str, line: int, count: int) -> Draft:
