@@ -50,14 +50,7 @@ class ApiClient:
         away: Trouble,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare.
-
-        Args:
-            read: who we are; blocks.
-            workers: the threads that read it.
-            away: is told whether the API server answers.
-            clock: monotonic seconds.
-        """
+        """`read` says who we are, and blocks; `away` is told whether the API server answers."""
         self._read, self._workers, self._away, self._clock = read, workers, away, clock
         self._identity: Identity | None = None
         self._read_at = 0.0

@@ -92,16 +92,7 @@ class ConditionKeeper:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare.
-
-        Args:
-            node: the Node's name.
-            resources: the slots of every resource, which a thread then reads: give it copies.
-            missing: the devices that are not offered.
-            unwritten: is told when the API server refuses the condition.
-            clock: monotonic seconds.
-            wall: seconds since 1970.
-        """
+        """`resources` has the slots of every resource, copies, which a thread reads; `missing` what is not offered."""
         self._path = f"/api/v1/nodes/{node}"
         self._resources, self._missing, self._unwritten = resources, missing, unwritten
         self._clock, self._wall = clock, wall

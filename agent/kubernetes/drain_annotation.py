@@ -82,17 +82,17 @@ def plan(found: Mapping[str, frozenset[str]], named: Iterable[str], drains: Iter
     return Plan({name: hardware for name, hardware in todo.items() if hardware}, over)
 
 
-class _Metadata(msgspec.Struct):
+class _Metadata(Struct):
     annotations: dict[str, str] = {}
 
 
-class _Object(msgspec.Struct):
+class _Object(Struct):
     metadata: _Metadata = msgspec.field(default_factory=_Metadata)
     message: str = ""
     """Of an error."""
 
 
-class _Change(msgspec.Struct):
+class _Change(Struct):
     """A line of a watch (meta/v1 WatchEvent)."""
 
     type: str
@@ -116,20 +116,9 @@ class DrainAnnotation:
     """Follows the annotation for ever."""
 
     def __init__(
-        self,
-        node: str,
-        devices: Devices,
-        tell: Callable[[Sequence[Notice]], None],
-        problems: Problems,
+        self, node: str, devices: Devices, tell: Callable[[Sequence[Notice]], None], problems: Problems
     ) -> None:
-        """Prepare.
-
-        Args:
-            node: the Node's name.
-            devices: of the node.
-            tell: is told what is to become Events.
-            problems: is told what does not work.
-        """
+        """`node` is the Node's name; `tell` takes what is to become Events."""
         self._devices, self._tell, self._subject = devices, tell, notices.node(node)
         self._path = f"/api/v1/nodes?fieldSelector=metadata.name%3D{node}&watch=true&timeoutSeconds={WATCH}"
         self._named: tuple[str, ...] | None = None  # None: the API server has not said
@@ -249,9 +238,9 @@ class DrainAnnotation:
         return found
 
     def _tell_of(self, unknown: Mapping[str, str]) -> None:
-        if not unknown:
-            self._misnamed.healed()
-        else:
+        if unknown:
             self._misnamed.report_once(some(list(unknown.values())))
+        else:
+            self._misnamed.healed()
         new, self._unknown = unknown.keys() - self._unknown, frozenset(unknown)
         self._tell([notices.unknown_drain(self._subject, name, unknown[name]) for name in sorted(new)])

@@ -43,14 +43,7 @@ class EventSender:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare.
-
-        Args:
-            node: the Node's name.
-            refused: is told when the API server refuses an Event.
-            clock: monotonic seconds.
-            wall: seconds since 1970.
-        """
+        """`node` is the Node's name; `refused` is told when the API server refuses an Event."""
         self._node, self._refused, self._clock, self._wall = node, refused, clock, wall
         self._queue = EventQueue(notices.node(node))
         self._bucket = Bucket()

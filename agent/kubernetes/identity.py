@@ -121,13 +121,13 @@ class _Cluster(msgspec.Struct, rename="kebab"):
     insecure_skip_tls_verify: bool = False
 
 
-class _User(msgspec.Struct):
+class _User(msgspec.Struct, rename="kebab"):
     token: str = ""
     token_file: str = msgspec.field(default="", name="tokenFile")
-    client_certificate: str = msgspec.field(default="", name="client-certificate")
-    client_certificate_data: str = msgspec.field(default="", name="client-certificate-data")
-    client_key: str = msgspec.field(default="", name="client-key")
-    client_key_data: str = msgspec.field(default="", name="client-key-data")
+    client_certificate: str = ""
+    client_certificate_data: str = ""
+    client_key: str = ""
+    client_key_data: str = ""
 
 
 class _Context(msgspec.Struct):
@@ -150,11 +150,11 @@ class _NamedContext(msgspec.Struct):
     context: _Context
 
 
-class _Kubeconfig(msgspec.Struct):
+class _Kubeconfig(msgspec.Struct, rename="kebab"):
     clusters: list[_NamedCluster] = []
     users: list[_NamedUser] = []
     contexts: list[_NamedContext] = []
-    current_context: str = msgspec.field(default="", name="current-context")
+    current_context: str = ""
 
 
 def _of(config: _Kubeconfig, beside: Path) -> Identity:

@@ -70,9 +70,8 @@ def not_offered(subject: Subject, it: Missing) -> Notice:
 
 def offered_again(subject: Subject, it: Missing) -> Notice:
     """That is over."""
-    return Notice(
-        subject, "DeviceOffered", it.device, f"{it.device} of {it.resource} is offered again", is_warning=False
-    )
+    message = f"{it.device} of {it.resource} is offered again"
+    return Notice(subject, "DeviceOffered", it.device, message, is_warning=False)
 
 
 def many(subject: Subject, resource: str, count: int) -> Notice:
@@ -93,16 +92,7 @@ def unknown_drain(subject: Subject, name: str, sentence: str) -> Notice:
 
 
 def event(notice: Notice, name: str, first: float, last: float, count: int, host: str) -> dict[str, Any]:
-    """The Event (core/v1).
-
-    Args:
-        notice: what it says.
-        name: the Event's own.
-        first: when it was to be said first, in seconds since 1970.
-        last: and last.
-        count: how often.
-        host: the Node that says it.
-    """
+    """The Event (core/v1) of this name: said first and last at these seconds since 1970, by the Node `host`."""
     about = notice.subject
     involved = {"apiVersion": "v1", "kind": about.kind, "name": about.name, "namespace": about.namespace}
     return {

@@ -49,17 +49,7 @@ class KubernetesParts:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare.
-
-        Args:
-            config: what is turned on.
-            node: the Node's name.
-            devices: of the node.
-            shortfall: knows the devices that are not offered.
-            problems: is told what does not work.
-            clock: monotonic seconds.
-            wall: seconds since 1970.
-        """
+        """`node` is the Node's name; `clock` tells monotonic seconds, `wall` seconds since 1970."""
         self._config, self._problems, self._clock = config, problems, clock
         self._node = notices.node(node)
         self._scope: anyio.CancelScope | None = None
@@ -97,20 +87,9 @@ class KubernetesParts:
         return self._config.events
 
     def changed(
-        self,
-        resource: str,
-        changes: Sequence[Transition],
-        more: int,
-        held: Iterable[tuple[Subject, Transition]],
+        self, resource: str, changes: Sequence[Transition], more: int, held: Iterable[tuple[Subject, Transition]]
     ) -> None:
-        """Devices changed.
-
-        Args:
-            resource: whose.
-            changes: the first of them.
-            more: how many others.
-            held: those that pods hold, with the pod.
-        """
+        """Devices of a resource changed: these, and `more` others; `held` are those that pods hold, with the pod."""
         told = [notices.changed(self._node, it) for it in changes]
         if more > 0:
             told.append(notices.many(self._node, resource, more))
