@@ -7,7 +7,7 @@ from typing import Final
 
 from agent.console.doctor import host, kubelet, other_plugins, process
 from agent.console.doctor.cdi import cdi
-from agent.console.doctor.findings import Check, Finding, Patient, warning
+from agent.console.doctor.findings import Check, Finding, Patient, named, warning
 from agent.console.doctor.http import http
 
 CHECKS: Final[Mapping[str, Check]] = {
@@ -37,6 +37,6 @@ def examine(patient: Patient) -> Iterator[Finding]:
     """Run every check; one that fails itself is a warning."""
     for name, check in CHECKS.items():
         try:
-            yield from list(check(patient))
+            yield from list(named(name, check(patient)))
         except Exception as error:  # noqa: BLE001  # a strange node must not keep the other checks from running
-            yield warning(name, f"This could not be checked: {error!r}.", "Please report it, with the whole output.")
+            yield warning(f"This could not be checked: {error!r}.", "Please report it, with the whole output.", name)

@@ -26,9 +26,7 @@ def hardware(found: Survey, said: Status | None = None) -> Iterator[Finding]:
     known = {resource.name: resource for resource in said.resources} if said else {}
     inventory = found.inventory
     if not inventory.selection.written:
-        yield failure(
-            "hardware", "The configuration has no [[resource]]: nothing is offered.", "See config.example.toml."
-        )
+        yield failure("The configuration has no [[resource]]: nothing is offered.", "See config.example.toml.")
     names = inventory.names()
     served = set[str]()
     named = (name for it in (said.templates if said else ()) for name in it.resources)
@@ -38,21 +36,21 @@ def hardware(found: Survey, said: Status | None = None) -> Iterator[Finding]:
         if not ids:
             yield _nothing(found, name)
         elif lame:
-            yield warning("hardware", f"{name}: {lame} of {ids} IDs are Unhealthy; {first}.", _MEND)
+            yield warning(f"{name}: {lame} of {ids} IDs are Unhealthy; {first}.", _MEND)
         else:
-            yield fine("hardware", f"{name} offers {ids}.")
+            yield fine(f"{name} offers {ids}.")
         served |= {name} if ids else set()
     yield from _missing(found, said, served | {it for it, given in inventory.selection.given().items() if given})
     for template, given in inventory.selection.given().items():
         if not given and not _left(found, template):
-            yield fine("hardware", f"{template} offers nothing: {NAMES_NOTHING}.")
+            yield fine(f"{template} offers nothing: {NAMES_NOTHING}.")
         elif not given:
             yield _nothing(found, template)
     told = {path for name in names if not inventory.slots(name) for path in _paths_of(inventory, name)}
     for kind, problem in found.problems:
         if problem.subject in told:
             continue  # it has been said of the resource
-        yield warning("hardware", f"{kind}: {problem.sentence.rstrip('.')}.", "Mend what it names.")
+        yield warning(f"{kind}: {problem.sentence.rstrip('.')}.", "Mend what it names.")
 
 
 def _missing(found: Survey, said: Status | None, served: Set[str]) -> Iterator[Finding]:
@@ -65,7 +63,7 @@ def _missing(found: Survey, said: Status | None, served: Set[str]) -> Iterator[F
     for name in sorted(every.keys() & served):
         shown, more = "; ".join(every[name][:_LEFT_SHOWN]), len(every[name]) - _LEFT_SHOWN
         text = f"{name}: {len(every[name])} more {'is' if len(every[name]) == 1 else 'are'} not offered: {shown}"
-        yield warning("hardware", f"{text}; and {more} more." if more > 0 else f"{text}.", _MEND)
+        yield warning(f"{text}; and {more} more." if more > 0 else f"{text}.", _MEND)
 
 
 def _seen(inventory: Inventory, name: str) -> tuple[int, int, str]:
@@ -101,13 +99,12 @@ def _nothing(found: Survey, name: str) -> Finding:
         kind = found.inventory.kind(name)
         missing = f"nothing is at {paths}" if paths else f"the backend {kind} finds no such hardware on this node"
         return warning(
-            "hardware",
             f"{name} offers nothing: {missing}.",
             "Look whether its driver is loaded, its nodes are there, and its selectors are meant so: `fairlead discover`.",
         )
     shown = "; ".join(f"{one.device.key}: {one.why.rstrip('.')}" for one in left[:_LEFT_SHOWN])
     more = f"; and {len(left) - _LEFT_SHOWN} more" if len(left) > _LEFT_SHOWN else ""
-    return warning("hardware", f"{name} offers nothing: {shown}{more}.", _MEND)
+    return warning(f"{name} offers nothing: {shown}{more}.", _MEND)
 
 
 def _paths_of(inventory: Inventory, name: str) -> Iterator[str]:

@@ -18,22 +18,20 @@ def http(patient: Patient) -> Iterator[Finding]:
     """Is it Fairlead that answers at [http] listen?"""
     listen = patient.config.http.listen
     if not patient.config.http.is_on:
-        yield fine("http", "It is off.")
+        yield fine("It is off.")
         return
     try:
         said = _metrics(listen)
     except OSError as error:
         yield warning(
-            "http",
             f"Nobody answers at {listen}: {reason_of(error)}; probes and metrics fail.",
             "Start Fairlead; if it runs, its log says why it cannot listen there.",
         )
         return
     if _OURS in said:
-        yield fine("http", f"Fairlead answers at {listen}.")
+        yield fine(f"Fairlead answers at {listen}.")
     else:
         yield failure(
-            "http",
             f"Something else answers at {listen}: Fairlead cannot listen there, and probes fail.",
             "Set another port in [http] listen, and in the probes; `ss -lptn` names who has this one.",
         )

@@ -17,7 +17,6 @@ from agent.model import State
 from agent.runtime.errors import some
 from backends.base import PLACEHOLDER
 
-_NAME: Final = "other-plugins"
 _PATIENCE: Final = 1.0  # seconds for a connection
 MEND: Final = (
     "Remove the other plugin: its DaemonSet, or its static pod. Fairlead registers once more within seconds of its end."
@@ -31,14 +30,13 @@ def sockets(patient: Patient) -> Iterator[Finding]:
     alike = {name: like for name in resources if (like := [it for it in others if _is_like(it, name)])}
     for resource, names in alike.items():
         yield warning(
-            _NAME,
             f"{', '.join(names)}, beside the kubelet's socket, may be another plugin for {resource}: the kubelet listens "
             "to whoever registered last.",
             MEND,
         )
     if not alike:
         known = f"Others serve here, by their names for other resources: {', '.join(others)}."
-        yield fine(_NAME, known if others else "No other plugin serves in this directory.")
+        yield fine(known if others else "No other plugin serves in this directory.")
 
 
 def told(said: Status, plugin_dir: Path) -> dict[str, str]:
@@ -64,7 +62,6 @@ def findings(different: Mapping[str, str]) -> Iterator[Finding]:
     """What `told` comes to."""
     for resource, how in different.items():
         yield failure(
-            _NAME,
             f"The kubelet {how}, among its healthy devices of {resource}: another plugin has registered this name, or "
             "had and is gone.",
             MEND,
