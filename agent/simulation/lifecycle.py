@@ -16,7 +16,7 @@ from agent.simulation import podresources
 from agent.simulation.background import Background
 from agent.simulation.changes import Change, Feed, Kind
 from agent.simulation.clock import Clock
-from agent.simulation.device_manager.allocation import AdmissionError, Reusable
+from agent.simulation.device_manager.allocation import AdmissionError
 from agent.simulation.device_manager.manager import DeviceManager
 from agent.simulation.endpoint import PluginError
 from agent.simulation.pods import Container, ContainerStatus, Phase, Pod, PodStatus, State
@@ -126,15 +126,15 @@ class PodWorkers:
             raise KubeletStoppedError(f"the kubelet ended while it admitted {status.pod.name}; admit the pod again")
 
     async def _allocate(self, status: PodStatus) -> None:
-        reusable = Reusable()
+        reusable: dict[str, set[str]] = {}
         for container in status.pod.every():
             if not container.resources:
                 continue
             self._collect_garbage()
             given = await self._manager.allocate(status.uid, container, reusable)
-            use = reusable.leave if status.in_init(container.name) else reusable.keep
             for resource, ids in given.items():
-                use(resource, ids)
+                left = reusable.setdefault(resource, set())
+                left.update(ids) if status.in_init(container.name) else left.difference_update(ids)
 
     # --- containers ---
 
