@@ -11,6 +11,7 @@ import click
 
 from agent.cli import connection, devices, options, output
 from agent.console.client import Client
+from agent.runtime.errors import some
 from backends.base import Seconds
 
 
@@ -75,10 +76,10 @@ def drain(device: str, config: Path | None, reason: str | None, until: float | N
             return
         when = f" until {output.moment(until)}" if until is not None else ""
         later = "nothing that is offered now; it stays drained once it is back"
-        output.echo(f"Drained{when}: {output.some(drained.ids) or later}.")
+        output.echo(f"Drained{when}: {some(drained.ids, output.NAMED) or later}.")
         if drained.held:
             how = "they keep it" if drained.ids else "it is gone or cannot be used"
-            output.echo(f"Pods still hold {output.some(drained.held)}; {how}.")
+            output.echo(f"Pods still hold {some(drained.held, output.NAMED)}; {how}.")
         for before in drained.replaced:
             output.note(f"This takes the place of what was there: {before}.")
         if drained.problem:

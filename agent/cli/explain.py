@@ -12,6 +12,7 @@ from agent.cli import connection, devices, options, output
 from agent.cli.output import bold, echo, wrapped
 from agent.console.client import NoDaemonError, WrongNameError
 from agent.console.views import Explanation, Gift, Signal
+from agent.runtime.errors import some
 
 _ENDS: Final = {
     "rebind": "its driver bound anew",
@@ -104,7 +105,7 @@ def _verdict(it: Explanation) -> Iterator[str]:
     if not it.resource:
         yield bold(it.key) + " is not offered"
     else:
-        ids = f" as {_some(it.ids)}" if it.ids != (it.key,) else ""
+        ids = f" as {some(it.ids, 1)}" if it.ids != (it.key,) else ""
         yield f"{bold(it.key)} is offered in {it.resource}{ids}: {output.state(it.state, it.state.lower())}"
     if it.reason:
         since = f" since {output.moment(it.since)}" if it.since else ""
@@ -162,7 +163,3 @@ def _gift(gift: Gift) -> Iterator[str]:
         yield f"  devices and mounts by {gift.cdi_spec}"
     if gift == Gift():
         yield "  nothing"
-
-
-def _some(ids: tuple[str, ...]) -> str:
-    return ids[0] if len(ids) == 1 else f"{ids[0]} and {len(ids) - 1} more" if ids else "nothing"

@@ -146,15 +146,9 @@ def _row(resource: Resource) -> tuple[str, ...]:
         counted[device.state] += len(device.ids)
     used = sum(len(device.held) for device in resource.devices)
     numbers = [(counted[name], output.state(name, str(counted[name]))) for name in ("Healthy", "Degraded", "Unhealthy")]
-    return (resource.name, _registration(resource), *(text if number else "0" for number, text in numbers), str(used))
-
-
-def _registration(resource: Resource) -> str:
-    if not resource.backend:
-        return output.state("Degraded", "retiring")
-    if resource.registered and resource.streaming:
-        return "registered"
-    return output.state("Unhealthy", "no stream" if resource.registered else "waiting")
+    word, state = resource.registration
+    kubelet = word if state == "Healthy" else output.state(state, word)
+    return (resource.name, kubelet, *(text if number else "0" for number, text in numbers), str(used))
 
 
 def _together(bad: Iterable[tuple[Resource, Device]]) -> Iterator[tuple[Resource, Device]]:

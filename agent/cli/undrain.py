@@ -8,6 +8,7 @@ import click
 
 from agent.cli import connection, devices, options, output
 from agent.console.client import Client
+from agent.runtime.errors import some
 
 
 @click.command(epilog="Exit codes: 0 done, 1 no daemon answers, 2 there is no such device.")
@@ -25,8 +26,12 @@ def undrain(device: str, config: Path | None, as_json: bool) -> None:
         if as_json:
             output.echo_json(back)
         elif back.ended:
-            output.echo(f"Back in service: {output.some(back.ids) or device} (ended: {output.some(back.ended)}).")
+            output.echo(
+                f"Back in service: {some(back.ids, output.NAMED) or device} (ended: {some(back.ended, output.NAMED)})."
+            )
         else:
-            output.echo(f"Nothing that an operator can end keeps {output.some(back.ids) or device} out of service.")
+            output.echo(
+                f"Nothing that an operator can end keeps {some(back.ids, output.NAMED) or device} out of service."
+            )
 
     connection.ask(config, question)

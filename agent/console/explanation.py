@@ -18,7 +18,7 @@ from agent.inventory.found_devices import Found
 from agent.inventory.inventory import Inventory
 from agent.kubelet.allocation import unfit
 from agent.model import Slot, SlotKey
-from agent.runtime.errors import FairleadError, shown
+from agent.runtime.errors import FairleadError, shown, some
 from backends.base import AllocationRefused, Backend, ContainerEdits, Device, Grant, Problem, Resource
 
 _NAMED: Final = 8  # devices in one sentence
@@ -65,8 +65,7 @@ def _of_resource(inventory: Inventory, name: str) -> str:
     keys = list(dict.fromkeys(slot.device.key if slot.device else slot.id for slot in inventory.slots(name).values()))
     if not keys:
         return f"{name} is a resource, and it has no device; `fairlead doctor` says why"
-    more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
-    return f"{name} is a resource; name one of its devices: {', '.join(keys[:_NAMED])}{more}"
+    return f"{name} is a resource; name one of its devices: {some(keys, _NAMED)}"
 
 
 def explain(known: Knowledge, name: str) -> views.Explanation:
@@ -129,14 +128,11 @@ def _device(known: Knowledge, found: Found, others: Iterable[Found]) -> views.Ex
         ),
         ids=ids,
         held=(*(held(known, resource, ids) if ids else ()), *_held_otherwise(known, device.hardware, resource, ids)),
-        state=slot.health.state.value if slot else "",
-        reason=slot.health.reason if slot else "",
-        message=slot.health.message if slot else "",
+        **_health(known, slot),
         signals=_signals(known, device.hardware | device.depends),
         problems=tuple(_problems(known, found)),
         gift=gift,
         refusal=refusal,
-        since=_since(known, slot),
     )
 
 
@@ -158,8 +154,13 @@ def _unselected(known: Knowledge, kind: str, device: Device) -> views.Explanatio
     )
 
 
-def _since(known: Knowledge, slot: Slot | None) -> float:
-    return known.wall(slot.health.since) if slot and slot.health.since else 0.0
+def _health(known: Knowledge, slot: Slot | None) -> dict[str, Any]:
+    """How a slot is; nothing of one that is not there."""
+    if slot is None:
+        return {}
+    it = slot.health
+    since = known.wall(it.since) if it.since else 0.0
+    return {"state": it.state.value, "reason": it.reason, "message": it.message, "since": since}
 
 
 def _shared(known: Knowledge, hardware: frozenset[str], users: Sequence[Found]) -> views.Explanation:
@@ -193,12 +194,9 @@ def _gone(known: Knowledge, hardware: frozenset[str]) -> views.Explanation:
         resource=first.resource,
         ids=ids,
         held=held(known, first.resource, ids),
-        state=slot.health.state.value if slot else "",
-        reason=slot.health.reason if slot else "",
-        message=slot.health.message if slot else "",
+        **_health(known, slot),
         signals=_signals(known, hardware),
         refusal=unfit(first.resource, slot) if slot else "",
-        since=_since(known, slot),
     )
 
 

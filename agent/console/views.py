@@ -65,6 +65,20 @@ class Resource(msgspec.Struct, frozen=True):
     devices: tuple[Device, ...] = ()
 
     @property
+    def served(self) -> bool:
+        """Has the kubelet the resource, with an open stream?"""
+        return self.registered and self.streaming
+
+    @property
+    def registration(self) -> tuple[str, str]:
+        """How it stands with the kubelet, in a word, and which state of a device is as good or bad."""
+        if not self.backend:
+            return "retiring", "Degraded"
+        if self.served:
+            return "registered", "Healthy"
+        return ("no stream" if self.registered else "waiting"), "Unhealthy"
+
+    @property
     def overtaken(self) -> bool:
         """Has another plugin registered it since we did? Our stream is open then."""
         return self.streaming and not self.registered and bool(self.complaint)

@@ -57,7 +57,7 @@ class Parts(Struct, frozen=True):
 
 
 class AgentControl:
-    """The running daemon, for a person."""
+    """The running daemon, for a person; `Control` says what may be raised."""
 
     def __init__(
         self,
@@ -234,11 +234,7 @@ class AgentControl:
     # --- one device ---
 
     def explain(self, device: str) -> views.Explanation:
-        """All that is known of a device.
-
-        Raises:
-            NoSuchDeviceError: there is none of that name, or several.
-        """
+        """All that is known of a device."""
         try:
             explained = explain(self._knowledge(), device)
         except NoSuchDeviceError:
@@ -285,11 +281,7 @@ class AgentControl:
     # --- what happened ---
 
     def history(self, device: str) -> views.History:
-        """How a device was in the last 24 hours, named as to `explain`, or by the key that it had.
-
-        Raises:
-            NoSuchDeviceError: there is none of that name, or several.
-        """
+        """How a device was in the last 24 hours, named as to `explain`, or by the key that it had."""
         try:
             return history_of(self._parts.node.history, self.explain(device))
         except NoSuchDeviceError:
@@ -308,12 +300,7 @@ class AgentControl:
     # --- what an operator decides ---
 
     async def drain(self, device: str, reason: str, until: float | None) -> views.Drained:
-        """Offer it to no new pod, until then or until it is undrained.
-
-        Raises:
-            NoSuchDeviceError: there is none of that name, or several.
-            RefusedError: the time is past, or a restart would forget it.
-        """
+        """Offer it to no new pod, until then or until it is undrained."""
         hardware = find(self._parts.node.inventory, device)
         earlier = [
             drain
@@ -340,12 +327,7 @@ class AgentControl:
                 yield claim.id
 
     async def undrain(self, device: str) -> views.Undrained:
-        """Back into service: ends its drain, its quarantine, and what waits for an operator.
-
-        Raises:
-            NoSuchDeviceError: there is none of that name, or several.
-            RefusedError: a restart would forget it.
-        """
+        """Back into service: ends its drain, its quarantine, and what waits for an operator."""
         hardware = find(self._parts.node.inventory, device)
         try:
             ended = await self._parts.node.undrain(hardware)
@@ -370,19 +352,11 @@ class AgentControl:
         ]
 
     async def reload(self) -> views.Reloaded:
-        """Read the configuration again and apply what changed.
-
-        Raises:
-            RefusedError: it has mistakes; nothing has changed.
-        """
+        """Read the configuration again and apply what changed."""
         return await asyncio.shield(self._parts.reloader.request())
 
     async def hand_over(self) -> views.HandedOver:
-        """Have another process, of what is installed now, serve the node, and end.
-
-        Raises:
-            RefusedError: it cannot, and this one serves on.
-        """
+        """Have another process, of what is installed now, serve the node, and end."""
         return await self._parts.ending.replace()
 
 

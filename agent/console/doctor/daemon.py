@@ -41,7 +41,7 @@ def daemon(said: Status | str) -> Iterator[Finding]:
         else:
             mend = _MENDS.get(problem.subject, "Mend what it names; Fairlead tries again by itself.")
             yield warning(f"{problem.message}.", mend, problem.subject.replace(" ", "-"))
-    missing = [resource for resource in said.resources if not (resource.registered and resource.streaming)]
+    missing = [resource for resource in said.resources if not resource.served]
     if waiting := said.kubelet.waiting_for:
         without = f" {len(missing)} of its {len(said.resources)} resources are not registered." if missing else ""
         yield failure(f"It is {waiting}.{without}", "The checks above say what is wrong there.")

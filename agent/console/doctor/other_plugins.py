@@ -48,7 +48,7 @@ def told(said: Status, plugin_dir: Path) -> dict[str, str]:
     found = {}
     for resource in said.resources:
         theirs = registered.get(resource.name)
-        if theirs is None or not (resource.registered and resource.streaming):
+        if theirs is None or not resource.served:
             continue
         ours = {i for it in resource.devices if it.state != State.UNHEALTHY.value for i in it.ids}
         if strange := sorted(theirs - ours):

@@ -137,7 +137,7 @@ def _device_assigned(resources: Iterable[Resource]) -> Iterator[str]:
 def _registered(resources: Iterable[Resource]) -> Iterator[str]:
     yield head("registered", "gauge", "Whether the kubelet has the resource, with an open stream.")
     for resource in resources:
-        yield sample("registered", int(resource.registered and resource.streaming), resource_name=resource.name)
+        yield sample("registered", int(resource.served), resource_name=resource.name)
 
 
 def _overtaken(resources: Iterable[Resource]) -> Iterator[str]:

@@ -12,5 +12,5 @@ def unready(status: Status) -> list[str]:
         if not resource.registered
         else f"{resource.name} is registered, but the kubelet has no stream open: {resource.complaint or 'it may come'}"
         for resource in status.resources
-        if resource.backend and not (resource.registered and resource.streaming) and not status.standing_by
+        if resource.backend and not resource.served and not status.standing_by
     ]

@@ -130,7 +130,7 @@ def _resource(resource: Resource) -> Html:
     for device in resource.devices:
         number[device.state] += len(device.ids)
     used = sum(len(device.held) for device in resource.devices)
-    word, state = _registration(resource)
+    word, state = resource.registration
     return h(
         "tr",
         h("th", resource.name, h("span", resource.backend or "no longer configured", class_="backend"), scope="row"),
@@ -151,14 +151,6 @@ def _resource(resource: Resource) -> Html:
 def _unused(template: Template) -> Html:
     name = h("th", template.name, h("span", template.backend, class_="backend"), scope="row")
     return h("tr", name, h("td", NAMES_NOTHING, colspan="5", data_head="Kubelet"))
-
-
-def _registration(resource: Resource) -> tuple[str, str]:
-    if not resource.backend:
-        return "retiring", "Degraded"
-    if resource.registered and resource.streaming:
-        return "registered", "Healthy"
-    return ("no stream" if resource.registered else "waiting"), "Unhealthy"
 
 
 def devices(tiles: Sequence[Tile], fill: Fill) -> Iterator[str]:

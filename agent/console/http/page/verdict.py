@@ -57,7 +57,7 @@ def _devices(tiles: Sequence[Tile]) -> Iterator[Trouble]:
 def _complaints(status: Status) -> Iterator[Trouble]:
     """What is wrong with resources that are served all the same."""
     for resource in status.resources:
-        if resource.complaint and resource.registered and resource.streaming:
+        if resource.complaint and resource.served:
             yield Trouble("Degraded", resource.name, (resource.complaint,))
     for template in status.templates:
         if template.complaint:
