@@ -10,7 +10,6 @@ from pathlib import Path
 import click
 
 from agent.cli import connection, devices, options, output
-from agent.console.client import Client
 from agent.runtime.errors import some
 from backends.base import Seconds
 
@@ -68,21 +67,17 @@ def drain(device: str, config: Path | None, reason: str | None, until: float | N
     prints {"ids", "held", "problem", "replaced"}.
     """
     why = reason or f"{getpass.getuser()} gave no reason"
-
-    async def question(client: Client) -> None:
-        drained = await client.drain(device, why, until)
-        if as_json:
-            output.echo_json(drained)
-            return
-        when = f" until {output.moment(until)}" if until is not None else ""
-        later = "nothing that is offered now; it stays drained once it is back"
-        output.echo(f"Drained{when}: {some(drained.ids, output.NAMED) or later}.")
-        if drained.held:
-            how = "they keep it" if drained.ids else "it is gone or cannot be used"
-            output.echo(f"Pods still hold {some(drained.held, output.NAMED)}; {how}.")
-        for before in drained.replaced:
-            output.note(f"This takes the place of what was there: {before}.")
-        if drained.problem:
-            output.note(f"It will not last: {drained.problem}.")
-
-    connection.ask(config, question)
+    drained = connection.ask(config, lambda client: client.drain(device, why, until))
+    if as_json:
+        output.echo_json(drained)
+        return
+    when = f" until {output.moment(until)}" if until is not None else ""
+    later = "nothing that is offered now; it stays drained once it is back"
+    output.echo(f"Drained{when}: {some(drained.ids, output.NAMED) or later}.")
+    if drained.held:
+        how = "they keep it" if drained.ids else "it is gone or cannot be used"
+        output.echo(f"Pods still hold {some(drained.held, output.NAMED)}; {how}.")
+    for before in drained.replaced:
+        output.note(f"This takes the place of what was there: {before}.")
+    if drained.problem:
+        output.note(f"It will not last: {drained.problem}.")

@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from agent.cli import connection, devices, options, output
-from agent.console.client import Client
 from agent.runtime.errors import some
 
 
@@ -20,18 +19,11 @@ def undrain(device: str, config: Path | None, as_json: bool) -> None:
 
     What is wrong with it now keeps it Unhealthy all the same. With --json it prints {"ids", "ended"}.
     """
-
-    async def question(client: Client) -> None:
-        back = await client.undrain(device)
-        if as_json:
-            output.echo_json(back)
-        elif back.ended:
-            output.echo(
-                f"Back in service: {some(back.ids, output.NAMED) or device} (ended: {some(back.ended, output.NAMED)})."
-            )
-        else:
-            output.echo(
-                f"Nothing that an operator can end keeps {some(back.ids, output.NAMED) or device} out of service."
-            )
-
-    connection.ask(config, question)
+    back = connection.ask(config, lambda client: client.undrain(device))
+    ids = some(back.ids, output.NAMED) or device
+    if as_json:
+        output.echo_json(back)
+    elif back.ended:
+        output.echo(f"Back in service: {ids} (ended: {some(back.ended, output.NAMED)}).")
+    else:
+        output.echo(f"Nothing that an operator can end keeps {ids} out of service.")
