@@ -103,7 +103,7 @@ soak: $(VENV)/.ready ## break everything at random for 30 minutes, and compare w
 bench: $(VENV)/.ready ## measure; writes build/bench.json
 	$(BIN)/python -m bench $(ARGS)
 
-proto: $(VENV)/.ready ## generate agent/kubelet/api and tests/console/api from proto/
+proto: $(VENV)/.ready ## generate agent/kubelet/api from proto/
 	$(BIN)/python proto/generate.py
 
 $(DOCS)/.ready: requirements/docs.txt

@@ -38,8 +38,8 @@ _UNNAMED = (
 def status(config: Path | None, watch: bool, pods: bool, device: str | None, as_json: bool) -> None:
     """Show every resource with its devices by state, and what is wrong.
 
-    --json prints what proto/fairlead/admin/v1/admin.proto describes as StatusResponse, of --history HistoryResponse;
-    with --watch, one such document a line. Without a terminal, --watch prints everything again after an empty line.
+    --json prints what agent/console/views.py describes as Status, with --history as History; with --watch, one such
+    document a line. Without a terminal, --watch prints everything again after an empty line.
     """
     if device is not None:
         if watch or pods:

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
+import msgspec
 from grpclib.client import Channel, UnaryStreamMethod, UnaryUnaryMethod
 from grpclib.const import Status as Code
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
-from agent.console.messages import Codec
-from agent.console.requests import SERVICE, DeviceRequest, DrainRequest, EmptyRequest, Request, WatchRequest
+from agent.console.admin_protocol import SERVICE, Codec, DeviceRequest, DrainRequest, EmptyRequest, WatchRequest
 from agent.console.views import Drained, Event, Explanation, HandedOver, History, Reloaded, Status, Undrained
 from agent.runtime.errors import ExitCode, FairleadError
 
@@ -85,7 +85,7 @@ class Client:
         """Have a new process serve the node."""
         return await self._ask("Handover", EmptyRequest(), HandedOver)
 
-    async def _ask(self, name: str, request: Request, answer: type[_Answer]) -> _Answer:
+    async def _ask(self, name: str, request: msgspec.Struct, answer: type[_Answer]) -> _Answer:
         call = UnaryUnaryMethod(self._channel, SERVICE + name, type(request), answer)
         with self._errors():
             return await call(request, timeout=self._patience)
@@ -102,6 +102,10 @@ class Client:
                 ) from error
             kind = WrongNameError if error.status is Code.NOT_FOUND else FairleadError
             raise kind(error.message or f"the daemon refused: {error.status.name}") from error
+        except msgspec.DecodeError as error:
+            raise FairleadError(
+                f"the Fairlead that answers at {self._socket} is of another version than this command: {error}"
+            ) from error
         except PermissionError as error:
             raise NoDaemonError(f"{self._socket} may be used by root only") from error
         except (FileNotFoundError, ConnectionRefusedError) as error:

@@ -1,7 +1,7 @@
 """The admin service: calls on its socket become questions to the daemon's `Control`, for root alone.
 
 The socket's mode keeps others out; who connects is asked for all the same, since a mounted or passed-on socket has
-no mode. A large status takes some 10 us for each device to be put into bytes, which a thread does.
+no mode.
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
+from agent.console.admin_protocol import SERVICE, Codec, DeviceRequest, DrainRequest, EmptyRequest, WatchRequest
 from agent.console.control import Control, NoSuchDeviceError, RefusedError
-from agent.console.messages import encode
-from agent.console.requests import SERVICE, DeviceRequest, DrainRequest, EmptyRequest, Request, WatchRequest
+from agent.console.views import Event
 from agent.kubelet.lock import exclusive
 from agent.kubelet.transport.server import SocketServer
-from agent.kubelet.wire import Encoded
 from agent.runtime.supervision.problems import Problems
-from agent.runtime.workers import Workers
 
 _LOOK_AGAIN: Final = 2.0  # seconds between two looks whether the socket is still there
 _CREDENTIALS: Final = struct.Struct("=iII")  # struct ucred: pid, uid, gid (socket(7), SO_PEERCRED)
@@ -45,13 +43,12 @@ class AdminService:
         """Prepare; `allowed` are the user IDs that may call: root's, and the one that the daemon runs as."""
         self._control = control
         self._allowed = frozenset({0, os.geteuid()}) if allowed is None else allowed
-        self._workers = Workers("admin")
         self._refused: set[int] = set()
 
     def __mapping__(self) -> dict[str, Handler]:
         """The handlers as grpclib wants them."""
         control = self._control
-        calls: Mapping[str, tuple[type[Request], Callable[[Any], Any]]] = {
+        calls: Mapping[str, tuple[type[Any], Callable[[Any], Any]]] = {
             "Status": (EmptyRequest, lambda _: control.status()),
             "Explain": (DeviceRequest, lambda it: control.explain(it.device)),
             "History": (DeviceRequest, lambda it: control.history(it.device)),
@@ -61,10 +58,10 @@ class AdminService:
             "Handover": (EmptyRequest, lambda _: control.hand_over()),
         }
         handlers = {
-            SERVICE + name: Handler(self._answering(call), Cardinality.UNARY_UNARY, request, Encoded)
+            SERVICE + name: Handler(self._answering(call), Cardinality.UNARY_UNARY, request, object)
             for name, (request, call) in calls.items()
         }
-        watch = Handler(self._watch, Cardinality.UNARY_STREAM, WatchRequest, Encoded)
+        watch = Handler(self._watch, Cardinality.UNARY_STREAM, WatchRequest, Event)
         return {**handlers, SERVICE + "Watch": watch}
 
     def _answering(self, call: Callable[[Any], Any]) -> Callable[[Stream[Any, Any]], Awaitable[None]]:
@@ -77,7 +74,7 @@ class AdminService:
                 raise GRPCError(Status.NOT_FOUND, str(error)) from error
             except RefusedError as error:
                 raise GRPCError(Status.FAILED_PRECONDITION, str(error)) from error
-            await stream.send_message(await self._workers.start(lambda: Encoded(encode(view))))
+            await stream.send_message(view)
 
         return handle
 
@@ -109,7 +106,7 @@ class AdminService:
         request = await self._receive(stream)
         async with aclosing(self._control.watch(request.last, follow=request.follow)) as events:
             async for event in events:
-                await stream.send_message(Encoded(encode(event)))
+                await stream.send_message(event)
 
 
 async def serve(control: Control, path: Path, problems: Problems | None = None) -> None:
@@ -147,7 +144,7 @@ async def served(control: Control, path: Path) -> AsyncIterator[SocketServer]:
         OSError: no socket can be made there.
     """
     _make_directory(path)
-    server = SocketServer([AdminService(control)], path)
+    server = SocketServer([AdminService(control)], path, Codec())
     await server.open()
     try:
         yield server
