@@ -6,6 +6,7 @@ their defaults.
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -23,7 +24,10 @@ class Codec(CodecBase):
 
     def encode(self, message: Any, message_type: type[Any]) -> bytes:  # noqa: ARG002  # grpclib's signature
         """The bytes of a message; a status takes 3 ms where it has 10,000 devices."""
-        return msgspec.json.encode(message)
+        try:
+            return msgspec.json.encode(message)
+        except UnicodeEncodeError:  # of a file name that is no text
+            return json.dumps(msgspec.to_builtins(message), ensure_ascii=False).encode(errors="replace")
 
     def decode(self, data: bytes, message_type: type[_Message]) -> _Message:
         """The message in these bytes.

@@ -81,3 +81,9 @@ def test_what_a_newer_daemon_adds_is_left_out_and_what_an_older_one_lacks_has_it
 def test_garbage_is_a_message_or_refused(kind: Any, data: bytes) -> None:
     with suppress(msgspec.DecodeError):
         Codec().decode(data, kind)
+
+
+def test_a_file_name_that_is_no_text_spoils_no_answer() -> None:
+    sent = views.Problem("chardev", "/dev/\udcff", "it cannot be read")
+    arrived = Codec().decode(Codec().encode(sent, type(sent)), views.Problem)
+    assert arrived == views.Problem("chardev", "/dev/?", "it cannot be read")
