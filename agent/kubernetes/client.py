@@ -59,11 +59,7 @@ class ApiClient:
     async def call(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, content: str = "application/json"
     ) -> bytes:
-        """The answer to a request.
-
-        Raises:
-            ApiError: there is none in time, or it is a refusal.
-        """
+        """The answer to a request, as `Api` says."""
         data = msgspec.json.encode(body) if body is not None else None
         with self._in_words():
             async with patience.timeout(DEADLINE):
@@ -74,11 +70,7 @@ class ApiClient:
                     return await _content(answer)
 
     async def watch(self, path: str, accept: str, told: Callable[[bytes], None]) -> None:
-        """Hand on each line of a watch, until it ends, or nobody has said anything for too long.
-
-        Raises:
-            ApiError: it cannot be begun, or what it says is too long.
-        """
+        """Hand on each line of a watch, until it ends or is silent for too long, as `Api` says."""
         with self._in_words():
             async with patience.timeout(DEADLINE):
                 server = await self._be_somebody()
