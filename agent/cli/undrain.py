@@ -26,4 +26,6 @@ def undrain(device: str, config: Path | None, as_json: bool) -> None:
     elif back.ended:
         output.echo(f"Back in service: {ids} (ended: {some(back.ended, output.NAMED)}).")
     else:
-        output.echo(f"Nothing that an operator can end keeps {ids} out of service.")
+        output.echo(
+            f"Nothing has ended: no drain, and nothing else that an operator can end, keeps {ids} out of service."
+        )
