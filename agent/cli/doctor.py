@@ -15,8 +15,8 @@ from agent.cli.output import echo, wrapped
 from agent.config import Config, ConfigError, load
 from agent.console.client import Client
 from agent.console.doctor import other_plugins
+from agent.console.doctor.checks import examine
 from agent.console.doctor.daemon import daemon
-from agent.console.doctor.examination import examine
 from agent.console.doctor.findings import Finding, Level, Patient, failure, fine, named
 from agent.console.doctor.hardware import hardware
 from agent.console.doctor.node_links import node_links

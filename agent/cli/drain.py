@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from agent.cli import connection, devices, options, output
+from agent.cli import connection, device_argument, options, output
 from agent.runtime.errors import some
 from backends.base import Seconds
 
@@ -55,7 +55,7 @@ def _on(text: str) -> float:
 
 
 @click.command(epilog="Exit codes: 0 done, 1 no daemon answers or it refused, 2 there is no such device.")
-@devices.device
+@device_argument.device
 @connection.config
 @click.option("--reason", "-r", help="Why, for whoever looks next; by default who drained it.")
 @click.option("--until", type=_Until(), help="When it is back by itself: '2h30m', '18:00', '2026-11-20T18:00'.")

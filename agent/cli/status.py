@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 from msgspec.structs import replace
 
-from agent.cli import connection, devices, history, options, output
+from agent.cli import connection, device_argument, device_history, options, output
 from agent.cli.output import bold, echo, table, wrapped
 from agent.console.client import Client
 from agent.console.views import NAMES_NOTHING, Device, Resource, Status, Unclaimed
@@ -31,7 +31,7 @@ _UNNAMED = (
     "--history",
     "device",
     metavar="DEVICE",
-    shell_complete=devices.complete,
+    shell_complete=device_argument.complete,
     help="Show how one device was in the last 24 hours, and who had it; named as for explain.",
 )
 @options.as_json
@@ -45,7 +45,7 @@ def status(config: Path | None, watch: bool, pods: bool, device: str | None, as_
         if watch or pods:
             raise click.UsageError("--history goes with neither --watch nor --pods")
         past = connection.ask(config, lambda client: client.history(device))
-        output.echo_json(past) if as_json else echo("\n".join(history.lines(past)))
+        output.echo_json(past) if as_json else echo("\n".join(device_history.lines(past)))
         return
 
     def show(shown: Status) -> None:

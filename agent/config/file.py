@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from agent.config import kubevirt, typed
+from agent.config import kubevirt_defaults, typed
 from agent.config.model import AgentConfig, Config, HttpConfig, KubernetesConfig
 from agent.config.problems import ConfigError, ConfigProblem, Problems
 from agent.config.resources import Registry, read_resources
@@ -48,7 +48,9 @@ def load(path: Path | None = None, registry: Registry = installed, default: Path
         data = files.read(path or default, MOST_BYTES)
     except FileNotFoundError as error:
         if path is None:
-            return replace(read_tables(kubevirt.TABLES, Problems(default, ""), registry, source=None), read_at=now)
+            return replace(
+                read_tables(kubevirt_defaults.TABLES, Problems(default, ""), registry, source=None), read_at=now
+            )
         raise _unreadable(path, error) from error
     except OSError as error:
         raise _unreadable(path or default, error) from error

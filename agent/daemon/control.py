@@ -15,8 +15,8 @@ from agent.console import views
 from agent.console.control import NoSuchDeviceError, RefusedError
 from agent.console.device_views import Drawn, described, draw
 from agent.console.explanation import Knowledge, explain, find
-from agent.console.histories import histories, history_by_key, history_of
-from agent.console.names import node_name
+from agent.console.history_views import histories, history_by_key, history_of
+from agent.console.node_name import node_name
 from agent.daemon.configuration_swap import ConfigurationSwap
 from agent.daemon.ending import Ending
 from agent.daemon.node import Node

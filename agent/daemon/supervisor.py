@@ -22,7 +22,7 @@ from anyio import to_thread
 from agent.cdi.on_demand import Cdi
 from agent.claims.ledger import Ledger
 from agent.config import Config
-from agent.console.names import node_name
+from agent.console.node_name import node_name
 from agent.console.service import serve
 from agent.daemon.boot import wait_for_held
 from agent.daemon.configuration_swap import ConfigurationSwap

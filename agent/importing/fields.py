@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
 from agent.importing.model import Draft, Part, Remark
-from agent.importing.tree import Items, Scalar, Table, Tree
+from agent.importing.yaml_tree import Items, Scalar, Table, Tree
 
 _WHOLE: Final = re.compile(r"0|[1-9][0-9]{0,8}")
 _BOOLS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}

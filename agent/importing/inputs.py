@@ -15,7 +15,7 @@ from typing import Final
 from msgspec import Struct, field
 
 from agent.importing.model import ImportRefusedError
-from agent.importing.tree import Items, Scalar, Table, Tree, below, read_yaml, text_at
+from agent.importing.yaml_tree import Items, Scalar, Table, Tree, below, read_yaml, text_at
 
 _IMAGES: Final = {
     "rocm": re.compile(r"(rocm|amdgpu)[/-]k8s-device-plugin|amdgpu-device-plugin"),

@@ -17,12 +17,12 @@ from typing import Final, Self
 
 import anyio
 
-from agent.simulation.background import Background
+from agent.simulation.background_tasks import Background
 from agent.simulation.changes import Change, Feed, Kind, ResourceView
-from agent.simulation.clients import Clients
 from agent.simulation.clock import Clock
 from agent.simulation.device_manager.manager import DeviceManager
-from agent.simulation.lifecycle import KubeletStoppedError, Pods, PodWorkers
+from agent.simulation.plugin_connections import Clients
+from agent.simulation.pod_admission import KubeletStoppedError, Pods, PodWorkers
 from agent.simulation.podresources import Lister
 from agent.simulation.pods import Phase, Pod, PodStatus
 from agent.simulation.registration import Registration

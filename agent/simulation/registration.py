@@ -16,9 +16,9 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from agent.kubelet.api.v1beta1 import Empty, RegisterRequest, RegistrationBase
-from agent.simulation.background import Background
+from agent.simulation.background_tasks import Background
 from agent.simulation.changes import Change, Feed, Kind
-from agent.simulation.endpoint import PluginError
+from agent.simulation.plugin_client import PluginError
 from agent.simulation.sockets import Version
 
 API_VERSION: Final = "v1beta1"

@@ -15,14 +15,14 @@ from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from agent.console.control import Control
-from agent.console.http import exposition, viewers
-from agent.console.http.document import as_json
+from agent.console.http import prometheus_format, viewers
 from agent.console.http.metrics import exposition as all_metrics
 from agent.console.http.page import page
-from agent.console.http.page.picture import EVENTS, Picture
+from agent.console.http.page.page_parts import EVENTS, Picture
 from agent.console.http.readiness import unready
 from agent.console.http.responses import EventStream, Whole
 from agent.console.http.shared_answers import SharedAnswer
+from agent.console.http.status_json import as_json
 from agent.console.http.viewers import Viewers
 from agent.console.views import Event, Status
 from agent.runtime.chunked_work import in_slices
@@ -107,7 +107,7 @@ class Face:
 
     async def metrics(self, _request: Request) -> Response:
         """For Prometheus."""
-        return Whole(await self._metrics.get(), headers={"content-type": exposition.CONTENT_TYPE})
+        return Whole(await self._metrics.get(), headers={"content-type": prometheus_format.CONTENT_TYPE})
 
     async def status_json(self, _request: Request) -> Response:
         """For programs."""

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from agent.console.http.exposition import head, histogram, sample
-from agent.console.http.process import process
+from agent.console.http.process_metrics import process
+from agent.console.http.prometheus_format import head, histogram, sample
 from agent.console.views import Resource, Status
 from agent.inventory.shortfall import REASONS
 from agent.runtime.counts import ALLOCATION_RESULTS, REGISTRATION_RESULTS, Counts, Histogram

@@ -11,8 +11,8 @@ from typing import Final
 import anyio
 
 from agent.console.control import Control
-from agent.console.http.document import encoded
-from agent.console.http.page.picture import Picture
+from agent.console.http.page.page_parts import Picture
+from agent.console.http.status_json import encoded
 
 MOST: Final = 32
 """Pages that may be open at a time; half of all connections, so that scrapes and probes find one."""

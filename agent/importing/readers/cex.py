@@ -9,7 +9,7 @@ from typing import Any, Final
 from agent.importing.fields import Fields
 from agent.importing.inputs import Settings
 from agent.importing.model import Draft, ImportRefusedError, Part, Remark, Sketch, Value
-from agent.importing.tree import Items, Scalar, Table, Tree
+from agent.importing.yaml_tree import Items, Scalar, Table, Tree
 
 KEY: Final = "cryptoconfigsets"
 

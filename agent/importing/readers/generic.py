@@ -15,9 +15,9 @@ from agent.config.typed import parse_path
 from agent.importing.fields import Fields
 from agent.importing.inputs import Settings
 from agent.importing.model import Draft, DraftGroup, ImportRefusedError, Part, Remark, Sketch, Value
-from agent.importing.sharing import share
-from agent.importing.tree import Items, Table, Tree, read_yaml, text_at
+from agent.importing.shared_nodes import share
 from agent.importing.values import USB_IDS, usb_ids
+from agent.importing.yaml_tree import Items, Table, Tree, read_yaml, text_at
 from agent.runtime.limits import plugin_directory_problem
 
 DOMAIN: Final = "squat.ai"

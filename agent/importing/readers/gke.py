@@ -7,8 +7,8 @@ from typing import Final
 from agent.importing.fields import Fields, spelled
 from agent.importing.inputs import Settings
 from agent.importing.model import Draft, Remark, Sketch, Value
-from agent.importing.tree import Items, Table, Tree
 from agent.importing.values import is_xid
+from agent.importing.yaml_tree import Items, Table, Tree
 
 _SIZE, _CLIENTS, _SHARING, _XIDS, _DIVISOR = (
     "GPUPartitionSize",

@@ -7,7 +7,7 @@ from typing import Final
 from agent.importing.fields import Fields, spelled
 from agent.importing.inputs import Settings, as_argument
 from agent.importing.model import Draft, Part, Sketch, Value
-from agent.importing.tree import Scalar, Table, Tree, below, text_at
+from agent.importing.yaml_tree import Scalar, Table, Tree, below, text_at
 
 KIND: Final = "GpuDevicePlugin"
 """Of the resource by which Intel's operator is told of a plugin."""

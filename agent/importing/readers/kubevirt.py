@@ -12,8 +12,8 @@ from agent.importing.fields import Fields
 from agent.importing.inputs import Settings
 from agent.importing.model import Draft, ImportRefusedError, Part, Sketch, Value
 from agent.importing.readers import mediated
-from agent.importing.tree import Table, Tree, below
 from agent.importing.values import USB_IDS, usb_ids
+from agent.importing.yaml_tree import Table, Tree, below
 
 KEYS: Final = frozenset({"pciHostDevices", "mediatedDevices", "usb", "usbHostDevices"})
 """What `permittedHostDevices` may have; `usbHostDevices` is HyperConverged's name for `usb`."""

@@ -7,7 +7,7 @@ from typing import Final
 
 from agent.importing.fields import Fields
 from agent.importing.model import Draft, Part, Remark, Value
-from agent.importing.tree import Items, Scalar, Table, below
+from agent.importing.yaml_tree import Items, Scalar, Table, below
 
 CONFIGURATION: Final = "mediatedDevicesConfiguration"
 """The key beside `permittedHostDevices` that says what is to be made."""

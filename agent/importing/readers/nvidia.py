@@ -8,8 +8,8 @@ from agent.importing.fields import Fields
 from agent.importing.inputs import Settings
 from agent.importing.model import ImportRefusedError, Remark, Sketch, Value
 from agent.importing.readers import nvidia_sharing
-from agent.importing.tree import Items, Scalar, Table, Tree, below, text_at
 from agent.importing.values import is_xid
+from agent.importing.yaml_tree import Items, Scalar, Table, Tree, below, text_at
 
 _KEYS: Final = frozenset({"version", "flags", "resources", "sharing", "imex", "health"})
 _SECTIONS: Final = frozenset({"flags", "sharing", "imex"})

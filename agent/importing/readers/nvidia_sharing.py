@@ -9,7 +9,7 @@ from msgspec import Struct, field
 
 from agent.importing.fields import Fields
 from agent.importing.model import Draft, Part, Remark, Value
-from agent.importing.tree import Table, Tree
+from agent.importing.yaml_tree import Table, Tree
 
 _DOMAIN: Final = "nvidia.com/"
 _GPU: Final = "nvidia.com/gpu"

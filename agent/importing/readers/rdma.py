@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from agent.importing.fields import Fields, spelled
 from agent.importing.inputs import Settings
 from agent.importing.model import Draft, ImportRefusedError, Part, Remark, Sketch, Value
-from agent.importing.tree import Items, Table, Tree
 from agent.importing.values import link_layers
+from agent.importing.yaml_tree import Items, Table, Tree
 
 _LIST: Final = "configList"
 _PREFIX: Final = "rdma"

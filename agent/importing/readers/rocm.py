@@ -7,7 +7,7 @@ from typing import Final
 from agent.importing.fields import Fields
 from agent.importing.inputs import Settings
 from agent.importing.model import Draft, Part, Sketch
-from agent.importing.tree import Tree
+from agent.importing.yaml_tree import Tree
 
 _SOURCE: Final = "From the arguments of AMD's device plugin. Names, IDs and nodes are the same."
 _NAMES: Final = {name: (name, "") for name in ("pulse", "resource_naming_strategy", "driver_type")}

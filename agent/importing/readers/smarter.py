@@ -11,11 +11,11 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from agent.importing import patterns
+from agent.importing import regex_globs
 from agent.importing.fields import Fields
 from agent.importing.inputs import Settings
 from agent.importing.model import Draft, DraftGroup, ImportRefusedError, Part, Remark, Sketch, Value
-from agent.importing.tree import Items, Table, Tree
+from agent.importing.yaml_tree import Items, Table, Tree
 
 _PREFIX: Final = "smarter-devices/"
 _TEMPLATE: Final = f"{_PREFIX}{{devname}}"
@@ -88,15 +88,15 @@ def _entry(item: Tree) -> Iterator[Part]:
 
 
 def _resources(expression: str, line: int, count: int, remarks: list[Remark]) -> Iterator[Part]:
-    if names := patterns.names(expression):
+    if names := regex_globs.names(expression):
         yield from (Part(tuple(remarks) if not n else (), _named(name, line, count)) for n, name in enumerate(names))
-    elif not patterns.is_understood(expression):
+    elif not regex_globs.is_understood(expression):
         sentence = f"{expression}: this regular expression is not one that Python and Go read alike; it is left out"
         yield Part((*remarks, Remark(line, sentence)))
     else:
-        globs = patterns.globs(expression)
+        globs = regex_globs.globs(expression)
         if len(globs) > 1:
-            below = patterns.DEEPEST - 1
+            below = regex_globs.DEEPEST - 1
             sentence = f"{expression}: nodes are looked for in {below} directories below /dev, as deep as udev makes any, not in ten"
             remarks.append(Remark(line, sentence, lost=False))
         groups = tuple(_group(f"/dev/{glob}", line, count, pattern=expression) for glob in globs)

@@ -7,7 +7,7 @@ from typing import Final
 from agent.importing.fields import Fields
 from agent.importing.inputs import Settings
 from agent.importing.model import Draft, ImportRefusedError, Sketch, Value
-from agent.importing.tree import Table, Tree
+from agent.importing.yaml_tree import Table, Tree
 
 _NAME: Final = "solarflare/smartNIC"
 _EXPRESSION: Final = r"(?m)[\r\n]+^.*SFC[6-9].*$"

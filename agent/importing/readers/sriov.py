@@ -11,8 +11,8 @@ from msgspec import Struct
 from agent.importing.fields import Fields, spelled
 from agent.importing.inputs import Settings
 from agent.importing.model import Draft, ImportRefusedError, Part, Remark, Sketch, Value
-from agent.importing.tree import Items, Scalar, Table, Tree
 from agent.importing.values import link_layers
+from agent.importing.yaml_tree import Items, Scalar, Table, Tree
 
 PREFIX: Final = "intel.com"
 """Its own default of --resource-prefix."""

@@ -21,7 +21,7 @@ from agent.simulation.changes import Change, Feed, Kind, ResourceView
 from agent.simulation.clock import Clock
 from agent.simulation.device_manager import checkpoint, state
 from agent.simulation.device_manager.allocation import AdmissionError, Allocation, Choice, PodDevices, begin
-from agent.simulation.endpoint import Arrival, PluginClient, PluginError
+from agent.simulation.plugin_client import Arrival, PluginClient, PluginError
 from agent.simulation.pods import Container
 
 GRACE_PERIOD: Final = 300.0  # seconds from a plugin's end until its endpoint is removed (kubelet contract: A3)

@@ -11,7 +11,7 @@ from typing import Final
 from agent.console.http.page.html import Html, h, join, many, moment
 from agent.console.http.page.tiles import name, sign
 from agent.console.http.page.topology import NOT_OFFERED, Machine, Node, Place, Tile
-from agent.console.http.page.verdict import Trouble
+from agent.console.http.page.troubles import Trouble
 from agent.console.http.readiness import unready
 from agent.console.views import NAMES_NOTHING, Event, Resource, Status, Template
 

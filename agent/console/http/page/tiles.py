@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from agent.console.http.page import strip
+from agent.console.http.page import history_strip
+from agent.console.http.page.history_strip import Past
 from agent.console.http.page.html import Html, h, join, many, moment
-from agent.console.http.page.strip import Past
 from agent.console.http.page.topology import NOT_OFFERED, Tile
 from agent.console.views import Device, Event, Held
 from agent.inventory.shortfall import WENT
@@ -59,7 +59,7 @@ def drawn(tile: Tile, past: Past = (), happened: Sequence[Event] = ()) -> Html:
             "div",
             [_about(device) for device in tile.views],
             _where(tile.resource, worst),
-            strip.drawn(past, f"{name(tile)}-h", tile.key, happened) if past else None,
+            history_strip.drawn(past, f"{name(tile)}-h", tile.key, happened) if past else None,
             class_="more",
         ),
         class_=f"device {_kind(worst.state)}" + " held" * bool(_held(tile)) + " gone" * (worst.reason == WENT),

@@ -10,7 +10,7 @@ import click
 
 from agent.importing import FORMATS, Imported, ImportRefusedError, import_files
 from agent.importing.places import Places
-from agent.importing.tree import MOST_BYTES
+from agent.importing.yaml_tree import MOST_BYTES
 from backends.printable import printable
 
 

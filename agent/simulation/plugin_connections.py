@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from agent.simulation.background import Background
+from agent.simulation.background_tasks import Background
 from agent.simulation.clock import Clock
 from agent.simulation.device_manager.manager import DeviceManager
-from agent.simulation.endpoint import PluginClient
+from agent.simulation.plugin_client import PluginClient
 
 
 class Clients:

@@ -14,11 +14,11 @@ from typing import Final
 from msgspec import Struct
 
 from agent.console.http.page import sections
+from agent.console.http.page.history_strip import Past, clipped
 from agent.console.http.page.html import Html
-from agent.console.http.page.strip import Past, clipped
 from agent.console.http.page.tiles import drawn, name
 from agent.console.http.page.topology import Tile, missing, tiles
-from agent.console.http.page.verdict import troubles
+from agent.console.http.page.troubles import troubles
 from agent.console.views import Event, Histories, Status
 from agent.runtime.chunked_work import in_slices
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from agent.console.doctor import host, kubelet, other_plugins, process
+from agent.console.doctor import host, kubelet, other_plugins, process_rights
 from agent.console.doctor.cdi import cdi
 from agent.console.doctor.findings import Check, Finding, Patient, named, warning
 from agent.console.doctor.http import http
@@ -22,12 +22,12 @@ CHECKS: Final[Mapping[str, Check]] = {
     "dev": host.dev,
     "modules": host.modules,
     "kernel-log": host.kernel_log,
-    "events": process.events,
-    "network": process.network,
-    "inotify": process.inotify,
-    "boot": process.boot,
-    "capabilities": process.capabilities,
-    "selinux": process.selinux,
+    "events": process_rights.events,
+    "network": process_rights.network,
+    "inotify": process_rights.inotify,
+    "boot": process_rights.boot,
+    "capabilities": process_rights.capabilities,
+    "selinux": process_rights.selinux,
     "cdi": cdi,
     "http": http,
 }

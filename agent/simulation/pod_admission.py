@@ -13,12 +13,12 @@ from typing import Final
 
 from agent.kubelet.api.v1 import ListPodResourcesResponse
 from agent.simulation import podresources
-from agent.simulation.background import Background
+from agent.simulation.background_tasks import Background
 from agent.simulation.changes import Change, Feed, Kind
 from agent.simulation.clock import Clock
 from agent.simulation.device_manager.allocation import AdmissionError
 from agent.simulation.device_manager.manager import DeviceManager
-from agent.simulation.endpoint import PluginError
+from agent.simulation.plugin_client import PluginError
 from agent.simulation.pods import Container, ContainerStatus, Phase, Pod, PodStatus, State
 
 _RETRY: Final = 10.0  # seconds between attempts to start a container: the pod workers' resync with back-off
