@@ -1,4 +1,4 @@
-"""How a command reaches the daemon: which socket, and what becomes of what goes wrong."""
+"""Asks the daemon for a command: finds its socket, and turns failures into sentences."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ask(config: Path | None, question: Callable[[Client], Awaitable[_Answer]], p
     """Ask the daemon something, and await an answer for so many seconds; Ctrl-C just ends it.
 
     Raises:
-        FairleadError: with the sentence for whoever asked.
+        FairleadError: with a sentence for the person who asked.
     """
     socket, unread = _configured(config)
 

@@ -79,11 +79,11 @@ async def _compared(config: Config, said: Status | str) -> tuple[Status | str, M
 
     Where it does, the daemon is asked again, for a list may be on its way; the daemon may have noticed by then, too.
     """
-    if isinstance(said, str) or not (different := other_plugins.told(said, config.agent.plugin_dir)):
+    if isinstance(said, str) or not (different := other_plugins.differences(said, config.agent.plugin_dir)):
         return said, {}
     await anyio.sleep(_ON_ITS_WAY)
     again = await _status(config.agent.admin_socket)
-    still = {} if isinstance(again, str) else other_plugins.told(again, config.agent.plugin_dir)
+    still = {} if isinstance(again, str) else other_plugins.differences(again, config.agent.plugin_dir)
     return again, {name: how for name, how in still.items() if name in different}
 
 

@@ -32,12 +32,12 @@ def echo(text: str = "") -> None:
 
 
 def note(text: str) -> None:
-    """Say something beside the output."""
+    """Print a note on stderr."""
     click.echo(_shown("\n".join(_lines(text))), err=True)
 
 
 def _shown(text: str) -> str:
-    """What does no more to a terminal than show itself: our colours, line breaks, and what can be printed."""
+    """The text without what a terminal would obey, but for our colours and line breaks."""
     parts = _OURS.split(text)
     return "".join(part if n % 2 else printable(part) for n, part in enumerate(parts))
 

@@ -168,7 +168,7 @@ def _complaint(resource: Resource, device: Device) -> Iterator[str]:
     more = f" and {len(device.ids) - 1} more IDs" if len(device.ids) > 1 else ""
     head = f"{device.ids[0] if device.ids else device.key}{more} of {resource.name}"
     yield output.state(device.state, device.state.lower()) + f" {head}"
-    # of what went while Fairlead was down nobody knows since when
+    # of a device that went while Fairlead was down it is not known
     since = f" since {output.moment(device.since)}" if device.since else ""
     yield wrapped(f"{device.reason}{since}: {device.message}", 2, 2)
 

@@ -230,7 +230,7 @@ def _read(wanted: type, value: object) -> object:
 
 
 def _said(error: msgspec.ValidationError) -> Mistake:
-    """The path and the words of msgspec in ours."""
+    """The path and sentence of msgspec, in our words."""
     found = _WHERE.fullmatch(str(error))
     assert found is not None
     path = tuple(step["key"] or int(step["index"]) for step in _STEP.finditer(found["path"] or ""))

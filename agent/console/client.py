@@ -40,12 +40,12 @@ class Client:
     """One connection to the daemon."""
 
     def __init__(self, socket: Path, patience: float = PATIENCE) -> None:
-        """Prepare; an answer is awaited for so many seconds."""
+        """`patience` is how many seconds an answer is awaited."""
         self._socket, self._patience = socket, patience
         self._channel = Channel(path=str(socket), codec=Codec())
 
     def close(self) -> None:
-        """Hang up."""
+        """Close it."""
         self._channel.close()
 
     async def status(self) -> Status:
@@ -74,7 +74,7 @@ class Client:
         return await self._ask("Drain", DrainRequest(device, reason, until), Drained)
 
     async def undrain(self, device: str) -> Undrained:
-        """Put it back."""
+        """Put a device back into service."""
         return await self._ask("Undrain", DeviceRequest(device), Undrained)
 
     async def reload(self) -> Reloaded:
@@ -92,7 +92,7 @@ class Client:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """What goes wrong on the way, as sentences."""
+        """Turn what goes wrong into sentences."""
         try:
             yield
         except GRPCError as error:

@@ -29,12 +29,12 @@ def _nobody(_slot: SlotKey) -> tuple[views.Holder, ...]:
 
 
 class Knowledge(Struct, frozen=True):
-    """Where the answers are."""
+    """What an explanation is made from."""
 
     inventory: Inventory
     backends: Mapping[str, Backend[Any]]
-    said_of: Callable[[str], Sequence[Statement]]
-    """Everything that is said of a piece of hardware now."""
+    signals_of: Callable[[str], Sequence[Statement]]
+    """The signals about a piece of hardware now."""
     problems_of: Callable[[str, str], Sequence[Problem]]
     """The problems of a backend's unit."""
     wall: Callable[[float], float]
@@ -44,7 +44,7 @@ class Knowledge(Struct, frozen=True):
     adoption: Mapping[SlotKey, str] = field(default_factory=dict)
     """Why a slot's device could not be made ready."""
     selectable: Callable[[], Iterable[tuple[str, Device]]] = tuple
-    """What a selector could mean, with its backend: also what no resource selects and is shown nowhere."""
+    """Every device that a selector can name, with its backend, also those that no resource selects."""
 
 
 def find(inventory: Inventory, name: str) -> frozenset[str]:
@@ -61,7 +61,7 @@ def find(inventory: Inventory, name: str) -> frozenset[str]:
 
 
 def _of_resource(inventory: Inventory, name: str) -> str:
-    """What to ask about instead of a resource."""
+    """Which devices to ask about instead of a resource."""
     keys = list(dict.fromkeys(slot.device.key if slot.device else slot.id for slot in inventory.slots(name).values()))
     if not keys:
         return f"{name} is a resource, and it has no device; `fairlead doctor` says why"
@@ -92,7 +92,7 @@ def explain(known: Knowledge, name: str) -> views.Explanation:
 
 
 def _selectable(known: Knowledge, name: str) -> tuple[str, Device] | None:
-    """What a person calls so and no resource selects, with its backend."""
+    """The device of this name that no resource selects, with its backend."""
     there = tuple(known.selectable())
     try:
         hardware = lookup.find(name, (lookup.Place(it.hardware, it.key, device=it) for _, it in there))
@@ -137,7 +137,7 @@ def _device(known: Knowledge, found: Found, others: Iterable[Found]) -> views.Ex
 
 
 def _unselected(known: Knowledge, kind: str, device: Device) -> views.Explanation:
-    """What no resource wants."""
+    """A device that no resource selects."""
     resources = [it for name in known.inventory.names() if (it := known.inventory.resource(name))]
     return views.Explanation(
         device.key,
@@ -175,7 +175,7 @@ def _shared(known: Knowledge, hardware: frozenset[str], users: Sequence[Found]) 
 
 
 def _gone(known: Knowledge, hardware: frozenset[str]) -> views.Explanation:
-    """What a pod holds and is not there any more."""
+    """Hardware that is gone, and that a pod still holds."""
     claims = [
         claim
         for name in known.inventory.names()
@@ -201,7 +201,7 @@ def _gone(known: Knowledge, hardware: frozenset[str]) -> views.Explanation:
 
 
 def held(known: Knowledge, resource: str, ids: Iterable[str]) -> tuple[views.Held, ...]:
-    """Those of a resource's IDs that pods hold, and who."""
+    """The IDs of a resource that pods hold, with the pods."""
     claims = known.inventory.claims(resource)
     return tuple(views.Held(i, known.holders((resource, i))) for i in ids if i in claims) if claims else ()
 
@@ -261,7 +261,7 @@ def _signals(known: Knowledge, hardware: Iterable[str]) -> tuple[views.Signal, .
             it.unless_held,
         )
         for name in sorted(hardware)
-        for it in known.said_of(name)
+        for it in known.signals_of(name)
     )
 
 
@@ -297,7 +297,7 @@ def _edits(backend: Backend[Any], resource: Resource[Any], grant: Grant) -> tupl
 
 
 def _by_cdi(backend: Backend[Any], resource: Resource[Any], grant: Grant, edits: ContainerEdits) -> views.Gift:
-    """The same with names; nodes and mounts are a container's, whoever makes them."""
+    """The same by CDI names, with the nodes and mounts that the container runtime then makes."""
     from agent.cdi import answers, names  # noqa: PLC0415  # which most nodes can do without
 
     if (found := answers.named(backend, resource, [grant], edits)) is None:

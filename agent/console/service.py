@@ -40,7 +40,7 @@ class AdminService:
     """The service's methods."""
 
     def __init__(self, control: Control, allowed: frozenset[int] | None = None) -> None:
-        """Prepare; `allowed` are the user IDs that may call: root's, and the one that the daemon runs as."""
+        """`allowed` are the user IDs that may call: by default root's, and the one that the daemon runs as."""
         self._control = control
         self._allowed = frozenset({0, os.geteuid()}) if allowed is None else allowed
         self._refused: set[int] = set()
@@ -89,7 +89,7 @@ class AdminService:
         return request
 
     def _check(self, stream: Stream[Any, Any]) -> None:
-        """Refuse whoever may not call.
+        """Refuse users who may not call.
 
         Raises:
             GRPCError: PERMISSION_DENIED.
@@ -112,7 +112,7 @@ class AdminService:
 async def serve(control: Control, path: Path, problems: Problems | None = None) -> None:
     """Serve on this socket for ever; while another agent has it, wait until that one is gone: one of the `problems`.
 
-    A socket that somebody removes, with all of /run perhaps, is made again.
+    A socket that is removed, perhaps with all of /run, is made again.
 
     Raises:
         OSError: no socket can be made there.

@@ -137,7 +137,7 @@ class AgentControl:
             yield views.Template(name, configured.kind(name) or "", "; ".join(whys), given)
 
     def _unmatched_selectors(self) -> Mapping[str, str]:
-        """Resource → which of its selectors match nothing; found anew when other devices are there."""
+        """Resource → which of its selectors match nothing; looked for again when other devices are there."""
         parts = self._parts
         scanned = {kind: it for kind, it in parts.discoverers.items() if it.first_scan.is_set()}
         state = (parts.node.inventory.revision, frozenset(scanned))
@@ -248,7 +248,7 @@ class AgentControl:
         return replace(seen, reason=missing.reason, message=missing.message, since=self._wall(missing.since))
 
     def _gone(self, name: str) -> views.Explanation | None:
-        """What is called so, is not there any more, and nobody has."""
+        """A device of this name that is gone, and that no pod has."""
         went = [it for it in self._parts.shortfall.missing if it.reason == WENT]
         try:
             hardware = lookup.find(name, (lookup.Place(it.hardware, it.device) for it in went))
@@ -364,7 +364,7 @@ _Seen = TypeVar("_Seen", views.Device, views.Explanation)
 
 
 def _as_seen(view: _Seen, unseen: str) -> _Seen:
-    """A view of what a pod holds: nobody knows that it is gone while something has not been looked at."""
+    """A view of what a pod holds; while not all hardware was looked at, it is not said to be gone."""
     if not unseen or view.reason not in (GONE.reason, UNMAPPED.reason):
         return view
     return replace(view, reason=NOT_SEEN, message=f"it has not been seen since the start: {unseen}; a pod holds it")

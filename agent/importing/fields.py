@@ -82,7 +82,7 @@ class Fields:
         return found.values if found else {}
 
     def tree(self, key: str) -> Tree | None:
-        """Whatever stands there."""
+        """The value as it stands in the file."""
         self._asked.add(key)
         return self._table.values.get(key)
 
@@ -92,7 +92,7 @@ class Fields:
         return found or []
 
     def end(self) -> None:
-        """Report the keys that nobody asked for."""
+        """Report the keys that were not asked for."""
         for key in self._table.values:
             if key not in self._asked:
                 self.lost(key, f"Fairlead has nothing for the key {key!r}")

@@ -71,7 +71,7 @@ class Settings(Struct):
 
 
 class Inputs(Struct):
-    """All that was found."""
+    """Everything that was found in the documents."""
 
     configurations: list[Configuration] = field(default_factory=list)
     settings: defaultdict[str, Settings] = field(default_factory=lambda: defaultdict(Settings))

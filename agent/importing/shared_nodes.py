@@ -89,7 +89,7 @@ def _who(place: _Place, path: Mapping[str, Any]) -> str | None:
 
 
 def _overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Do both take one node? Of two globs that are not the same nobody can tell."""
+    """Do both take one node? Of two different globs that cannot be told."""
     if other.get("type") == "mount":
         return False
     ours, theirs = one["path"], other["path"]

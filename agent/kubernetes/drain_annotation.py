@@ -1,7 +1,7 @@
 """Drains what the Node's annotation fairlead.dev/drain names, and undrains what it names no more.
 
 A drain of ours says in its reason by which name it came about, and so is told from a person's, also after a restart: what
-`fairlead drain` drained, or drained anew, is left alone. What is named stays drained: `fairlead undrain` lasts until the
+`fairlead drain` drained, or drained again, is left alone. What is named stays drained: `fairlead undrain` lasts until the
 next look.
 """
 
@@ -113,7 +113,7 @@ class Devices(Protocol):
 
 
 class DrainAnnotation:
-    """Follows the annotation for ever."""
+    """Follows the annotation and drains what it names."""
 
     def __init__(
         self, node: str, devices: Devices, tell: Callable[[Sequence[Notice]], None], problems: Problems
@@ -149,7 +149,7 @@ class DrainAnnotation:
         """What may not work."""
 
     def changed(self) -> None:
-        """Devices came, went, or were drained by somebody."""
+        """Devices came or went, or a drain has changed."""
         self._changed.set()
 
     # --- what the API server says ---

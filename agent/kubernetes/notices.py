@@ -36,7 +36,7 @@ class Subject(Struct, frozen=True):
 
 
 class Notice(Struct, frozen=True):
-    """What there is to say, once."""
+    """One thing that an Event says."""
 
     subject: Subject
     reason: str
@@ -69,7 +69,7 @@ def not_offered(subject: Subject, it: Missing) -> Notice:
 
 
 def offered_again(subject: Subject, it: Missing) -> Notice:
-    """That is over."""
+    """A device that was not offered is offered again."""
     message = f"{it.device} of {it.resource} is offered again"
     return Notice(subject, "DeviceOffered", it.device, message, is_warning=False)
 

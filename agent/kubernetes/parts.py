@@ -76,7 +76,7 @@ class KubernetesParts:
     # --- what happens ---
 
     def lists_changed(self) -> None:
-        """Some list is another, or a drain."""
+        """A list or a drain has changed."""
         if self._config.is_on:  # else each begins with a look at all, once it is turned on
             self._condition.changed()
             self._annotation.changed()
@@ -109,7 +109,7 @@ class KubernetesParts:
     # --- running ---
 
     def configure(self, config: KubernetesConfig) -> None:
-        """From now on this is turned on."""
+        """Take up a changed configuration."""
         if config == self._config:
             return
         self._config = config
@@ -128,7 +128,7 @@ class KubernetesParts:
             self._workers.close()
 
     async def _serve(self, config: KubernetesConfig) -> None:
-        """Run this, for ever."""
+        """Run the parts that the configuration turns on, until cancelled."""
         if not config.is_on:
             await anyio.sleep_forever()
         try:

@@ -40,7 +40,7 @@ class Kind(enum.StrEnum):
     DISCONNECTED = "disconnected"
     """The kubelet has closed its connection to the plugin; every device is unhealthy."""
     EXPIRED = "expired"
-    """Nobody came back within the grace period."""
+    """No plugin registered within the grace period."""
     CHECKPOINT = "checkpoint"
     POD = "pod"
     PANIC = "panic"
@@ -70,13 +70,13 @@ class Change(Struct, frozen=True):
 
 
 class Feed:
-    """Hands every change to whoever subscribed, at once and in order."""
+    """Hands every change to all listeners, at once and in order."""
 
     def __init__(self) -> None:
         self._listeners: list[Callable[[Change], None]] = []
 
     def publish(self, change: Change) -> None:
-        """Tell everyone."""
+        """Hand on a change."""
         for listener in tuple(self._listeners):
             listener(change)
 

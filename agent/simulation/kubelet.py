@@ -1,7 +1,7 @@
 """A kubelet to try device plugins on; it behaves as the kubelet contract says a real one does.
 
 What outlives its process (pods, the node's status, the files on disk) belongs to `Kubelet`; everything else
-is made anew at each start, so that a restart forgets what a real one forgets.
+is made again at each start, so that a restart forgets what a real one forgets.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ class Kubelet:
         return await self._running().pods.admit(pod)
 
     def end(self, pod: Pod) -> None:
-        """The pod has come to its end; its devices are freed when next somebody looks (A4: no Deallocate)."""
+        """The pod has come to its end; its devices are freed at the next look (A4: no Deallocate)."""
         self._pods[pod.key].phase = Phase.SUCCEEDED
         self._feed.publish(Change(Kind.POD, text=f"{pod.namespace}/{pod.name} {Phase.SUCCEEDED}"))
 

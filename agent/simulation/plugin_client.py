@@ -147,7 +147,7 @@ class PluginClient:
         """Connect, trying again as grpc-go does, for as long as the kubelet blocks.
 
         Raises:
-            PluginError: nobody has served there for ten seconds.
+            PluginError: no plugin serves there within ten seconds.
         """
         channel = _Channel(self.path)
         try:

@@ -109,7 +109,7 @@ class Clients:
         self._manager.disconnected(resource)
 
     def stop(self, *, kill: bool) -> None:
-        """Let go of every plugin, as the end of the process does."""
+        """Close every connection, as the end of the process does."""
         self._stopped = True
         for timer in (timer for timers in self._ends.values() for timer in timers):
             timer.cancel()

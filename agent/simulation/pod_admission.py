@@ -175,7 +175,7 @@ class PodWorkers:
             await self._advance(status)
 
     async def restart_container(self, status: PodStatus, container: Container) -> None:
-        """A container has crashed and starts again; nobody asks about its devices but PreStartContainer (A4)."""
+        """A container has crashed and starts again; of its devices only PreStartContainer is asked (A4)."""
         status.containers[container.name].state = State.WAITING
         await self._start(status, container)
         self._tell(status)

@@ -1,4 +1,4 @@
-"""What a check says, and what it is given to look at."""
+"""What a check finds, and what it is given to look at."""
 
 from __future__ import annotations
 

@@ -32,7 +32,9 @@ def hardware(found: Survey, said: Status | None = None) -> Iterator[Finding]:
     named = (name for it in (said.templates if said else ()) for name in it.resources)
     for name in (*names, *(name for name in named if name not in names and known[name].devices)):
         resource = known.get(name)
-        ids, lame, first = _told(resource) if resource and resource.devices else _seen(found.inventory, name)
+        ids, lame, first = (
+            _counted_by_daemon(resource) if resource and resource.devices else _counted_by_look(found.inventory, name)
+        )
         if not ids:
             yield _nothing(found, name)
         elif lame:
@@ -66,14 +68,14 @@ def _missing(found: Survey, said: Status | None, served: Set[str]) -> Iterator[F
         yield warning(f"{text}; and {more} more." if more > 0 else f"{text}.", _MEND)
 
 
-def _seen(inventory: Inventory, name: str) -> tuple[int, int, str]:
+def _counted_by_look(inventory: Inventory, name: str) -> tuple[int, int, str]:
     """How many IDs a look found, how many of them are not offered, and why the first of those is not."""
     slots = inventory.slots(name).values()
     lame = [slot.health for slot in slots if not slot.health.offered]
     return len(slots), len(lame), _why(lame[0].message, lame[0].reason) if lame else ""
 
 
-def _told(resource: Resource) -> tuple[int, int, str]:
+def _counted_by_daemon(resource: Resource) -> tuple[int, int, str]:
     """The same from what the daemon says."""
     lame = [device for device in resource.devices if device.state == State.UNHEALTHY.value]
     ids, bad = (sum(len(device.ids) for device in devices) for devices in (resource.devices, lame))
@@ -85,7 +87,7 @@ def _why(message: str, reason: str) -> str:
 
 
 def _left(found: Survey, name: str) -> list[Unclaimed]:
-    """What the resource or template could have had, and nobody has or another."""
+    """The devices that the resource or template could have, and that no resource or another one has."""
     kind = found.inventory.kind(name) or ""
     every = found.inventory.unclaimed()
     unclaimed = [one for one in every if one.backend == kind and one.device.resource in (None, name)]

@@ -39,7 +39,7 @@ def sockets(patient: Patient) -> Iterator[Finding]:
         yield fine(known if others else "No other plugin serves in this directory.")
 
 
-def told(said: Status, plugin_dir: Path) -> dict[str, str]:
+def differences(said: Status, plugin_dir: Path) -> dict[str, str]:
     """Resource → how what the kubelet has of it differs from what the daemon says it told; nothing where it is the same.
 
     A list that is on its way differs too: ask again before believing it.
@@ -59,7 +59,7 @@ def told(said: Status, plugin_dir: Path) -> dict[str, str]:
 
 
 def findings(different: Mapping[str, str]) -> Iterator[Finding]:
-    """What `told` comes to."""
+    """A finding for each of these differences."""
     for resource, how in different.items():
         yield failure(
             f"The kubelet {how}, among its healthy devices of {resource}: another plugin has registered this name, or "

@@ -52,7 +52,7 @@ class Face:
     """The application (ASGI)."""
 
     def __init__(self, control: Control, health: Health, counts: Counts) -> None:
-        """Prepare, within the event loop that it is served on."""
+        """Has to be made on the event loop that serves it."""
         self._control = control
         self._health = health
         self._counts = counts

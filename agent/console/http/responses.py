@@ -15,7 +15,7 @@ _PART_BYTES: Final = 32 * 1024
 
 
 class Whole(Response):
-    """A body of any size; who asks at the same time shares it."""
+    """A body of any size, which several requests may share."""
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """Answer, waiting after each part until it has been read."""

@@ -43,7 +43,7 @@ def drawn(past: Past, name: str, key: str, happened: Sequence[Event]) -> Html:
 
     Args:
         past: clipped.
-        name: the tile's in the document.
+        name: the ID of the tile's element.
         key: the device's.
         happened: the events that the page shows and that are about the device.
     """
@@ -68,7 +68,7 @@ def drawn(past: Past, name: str, key: str, happened: Sequence[Event]) -> Html:
 
 
 def _names(past: Past, name: str) -> Iterator[str]:
-    """What the changes are called in the document, the same as long as they are there: by their second."""
+    """The IDs of the changes' elements: they stay the same, since each is made of the second of the change."""
     seen = Counter[int]()
     for period in past:
         second = int(period.begins)
@@ -77,7 +77,7 @@ def _names(past: Past, name: str) -> Iterator[str]:
 
 
 def _strip(past: Past, names: Sequence[str]) -> Html:
-    """The picture; who cannot see or click has the list."""
+    """The drawing; people who cannot see or click it have the list."""
     parts = zip(past, names, strict=True)
     ordered = sorted(parts, key=lambda it: list(_TOPS).index(it[0].state) if it[0].state in _TOPS else 0)
     return h(

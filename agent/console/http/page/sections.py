@@ -25,11 +25,11 @@ _SPARSE: Final = 8  # more devices of a resource in one place stand closer toget
 _FRAMED: Final = "below one PCI bridge"
 
 Fill = Callable[[Tile], Html]
-"""What is in a tile; nothing where it is sent apart."""
+"""Gives the inside of a tile; nothing where the tiles are sent by themselves."""
 
 
 def verdict(status: Status, tiles: Sequence[Tile], found: Sequence[Trouble]) -> Html:
-    """Is all well? In a word, and in numbers."""
+    """Whether all is well, in words and in numbers."""
     worst = found[0].state if found else "Healthy"
     configured = sum(bool(resource.backend) for resource in status.resources)
     used = sum(len(device.held) for tile in tiles for device in tile.views)
@@ -47,7 +47,7 @@ def verdict(status: Status, tiles: Sequence[Tile], found: Sequence[Trouble]) -> 
 
 
 def _in_a_word(status: Status, tiles: Sequence[Tile]) -> str:
-    """What pods lack; nothing if they lack nothing."""
+    """What pods cannot get; empty if they can get everything."""
     number = Counter(tile.worst.state for tile in tiles)
     bad, lacking, missing = number["Unhealthy"], number[NOT_OFFERED], len(unready(status))
     words = [] if status.kubelet.present else ["The kubelet is not there"]
