@@ -20,9 +20,8 @@ from agent.console.http.metrics import exposition as all_metrics
 from agent.console.http.page import page
 from agent.console.http.page.page_parts import EVENTS, Picture
 from agent.console.http.readiness import unready
-from agent.console.http.responses import EventStream, Whole
+from agent.console.http.responses import EventStream, Whole, as_json
 from agent.console.http.shared_answers import SharedAnswer
-from agent.console.http.status_json import as_json
 from agent.console.http.viewers import Viewers
 from agent.console.views import Event, Status
 from agent.runtime.chunked_work import in_slices
@@ -142,7 +141,7 @@ class Face:
         return "".join(await in_slices(pieces)).encode(errors="replace")
 
     async def _write_json(self) -> bytes:
-        return b"".join(await in_slices(as_json(await self._status.get())))
+        return as_json(await self._status.get())
 
 
 def _with_ours(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

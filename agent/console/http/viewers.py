@@ -12,7 +12,7 @@ import anyio
 
 from agent.console.control import Control
 from agent.console.http.page.page_parts import Picture
-from agent.console.http.status_json import encoded
+from agent.console.http.responses import as_json
 
 MOST: Final = 32
 """Pages that may be open at a time; half of all connections, so that scrapes and probes find one."""
@@ -102,4 +102,4 @@ class Viewers:
 
 
 def _message(kind: str, data: object, more: str = "") -> bytes:
-    return b"%sevent: %s\ndata: %s\n\n" % (more.encode(), kind.encode(), encoded(data))
+    return b"%sevent: %s\ndata: %s\n\n" % (more.encode(), kind.encode(), as_json(data))
