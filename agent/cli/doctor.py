@@ -56,7 +56,10 @@ async def _findings(config: Path | None) -> list[Finding]:
     except ConfigError as error:
         mend = "Mend the file; `fairlead validate` checks it. A daemon that runs goes on with what it had."
         wrong = [failure(str(problem), mend, "configuration") for problem in error.problems]
-        return wrong + list(_beside_mistakes(await _status(connection.admin_socket(config))))
+        if isinstance(said := await _status(connection.admin_socket(config)), str):
+            return wrong
+        without = replace(said, configuration=replace(said.configuration, mistakes=()))  # they are found already
+        return [*wrong, *named("daemon", daemon(without))]
     valid = f"{loaded.source} is valid." if loaded.source else "There is no file: KubeVirt's devices are offered."
     found = [*named("configuration", [fine(valid)])]
     found += examine(Patient(loaded))
@@ -66,12 +69,6 @@ async def _findings(config: Path | None) -> list[Finding]:
     seen = await survey(loaded.resources, make_backends(loaded.host, loaded.resources), PATIENCE)
     found += named("node-links", node_links(loaded.host, seen.inventory))
     return [*found, *named("hardware", hardware(seen, None if isinstance(said, str) else said))]
-
-
-def _beside_mistakes(said: Status | str) -> Iterator[Finding]:
-    """What a daemon that runs has to say beside what was found in the file itself, where it can be found without that."""
-    if not isinstance(said, str):
-        yield from named("daemon", daemon(replace(said, configuration=replace(said.configuration, mistakes=()))))
 
 
 async def _compared(config: Config, said: Status | str) -> tuple[Status | str, Mapping[str, str]]:

@@ -234,9 +234,7 @@ def _said(error: msgspec.ValidationError) -> Mistake:
     found = _WHERE.fullmatch(str(error))
     assert found is not None
     path = tuple(step["key"] or int(step["index"]) for step in _STEP.finditer(found["path"] or ""))
-    what = re.sub(r"`([^`]*)`", lambda name: _in_words(name[1]), found["what"])
+    what = re.sub(
+        r"`([^`]*)`", lambda names: " or ".join(_NOUNS.get(name, name) for name in names[1].split(" | ")), found["what"]
+    )
     return path, what[:1].lower() + what[1:] if what.startswith("Expected") else what
-
-
-def _in_words(types: str) -> str:
-    return " or ".join(_NOUNS.get(name, name) for name in types.split(" | "))

@@ -124,7 +124,11 @@ def _device(known: Knowledge, found: Found, others: Iterable[Found]) -> views.Ex
         resource=resource,
         decisions=(
             *_decisions(found),
-            *(it for other in others for it in _decisions(other, beside=_differ(found, other))),
+            *(
+                it
+                for other in others
+                for it in _decisions(other, beside=(kind, device.key) != (other.ref[0], other.device.key))
+            ),
         ),
         ids=ids,
         held=(*(held(known, resource, ids) if ids else ()), *_held_otherwise(known, device.hardware, resource, ids)),
@@ -237,10 +241,6 @@ def _decisions(found: Found, *, beside: bool = False) -> Iterator[views.Decision
             yield views.Decision(name, True, f"takes it{about}")
         else:
             yield views.Decision(name, False, found.why_not(name) + about)
-
-
-def _differ(found: Found, other: Found) -> bool:
-    return (found.ref[0], found.device.key) != (other.ref[0], other.device.key)
 
 
 # --- how it is ---

@@ -41,7 +41,7 @@ def sysfs(patient: Patient) -> Iterator[Finding]:
         {
             it.spec.backend
             for it in patient.config.resources
-            if it.spec.pre_start == "reset" or _creates(it.spec.options)
+            if it.spec.pre_start == "reset" or getattr(it.spec.options, "create", None)
         }
         | (patient.backends() & _WRITES_SYSFS)
     )
@@ -52,11 +52,6 @@ def sysfs(patient: Patient) -> Iterator[Finding]:
         )
     else:
         yield fine(f"{path} shows the kernel's devices.")
-
-
-def _creates(options: object) -> bool:
-    """Does a resource have functions made?"""
-    return bool(getattr(options, "create", None))
 
 
 def dev(patient: Patient) -> Iterator[Finding]:

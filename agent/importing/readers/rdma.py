@@ -119,9 +119,6 @@ def _overlapping(parts: Sequence[Part]) -> Iterator[Part]:
 
 
 def _may_meet(one: Draft, other: Draft) -> bool:
-    mine, theirs = (_selector(draft) for draft in (one, other))
+    selectors: list[Any] = [draft.groups[0].options["select"] for draft in (one, other)]
+    mine, theirs = selectors
     return all(set(mine[key]) & set(theirs[key]) for key in mine.keys() & theirs.keys())
-
-
-def _selector(draft: Draft) -> Any:
-    return draft.groups[0].options["select"]

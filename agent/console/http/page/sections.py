@@ -39,15 +39,15 @@ def verdict(status: Status, tiles: Sequence[Tile], found: Sequence[Trouble]) -> 
         sign(worst),
         h(
             "div",
-            h("p", _in_a_word(status, tiles) or _not_bad(worst), class_="word"),
+            h("p", _in_a_word(status, tiles, worst), class_="word"),
             h("p", f"{many(offered, 'device')} in {many(configured, 'resource')}, {many(used, 'ID')} in use"),
         ),
         class_=f"verdict {worst.lower()}",
     )
 
 
-def _in_a_word(status: Status, tiles: Sequence[Tile]) -> str:
-    """What pods cannot get; empty if they can get everything."""
+def _in_a_word(status: Status, tiles: Sequence[Tile], worst: str) -> str:
+    """What pods cannot get; if they can get everything, whether something else is wrong."""
     number = Counter(tile.worst.state for tile in tiles)
     bad, lacking, missing = number["Unhealthy"], number[NOT_OFFERED], len(unready(status))
     words = [] if status.kubelet.present else ["The kubelet is not there"]
@@ -57,11 +57,7 @@ def _in_a_word(status: Status, tiles: Sequence[Tile]) -> str:
         words.append(f"{many(missing, 'resource')} {'is' if missing == 1 else 'are'} not served")
     if lacking:
         words.append(f"{many(lacking, 'device')} {'is' if lacking == 1 else 'are'} not offered")
-    return ", ".join(words)
-
-
-def _not_bad(worst: str) -> str:
-    return "All is well" if worst == "Healthy" else "All is served, but not all is well"
+    return ", ".join(words) or ("All is well" if worst == "Healthy" else "All is served, but not all is well")
 
 
 def attention(found: Sequence[Trouble]) -> Html:
