@@ -1,4 +1,4 @@
-"""The configuration: one TOML file, typed, with every mistake told at once."""
+"""Reads the configuration, one TOML file, into typed values, and tells every mistake at once."""
 
 from agent.config.difference import Difference, compare
 from agent.config.file import DEFAULT_PATH, load

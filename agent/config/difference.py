@@ -1,4 +1,4 @@
-"""What another configuration changes, and what of it only a restart can apply."""
+"""Compares two configurations: what has changed, and what of that only a restart can apply."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Difference(Struct, frozen=True):
 
 
 def compare(before: Config, after: Config) -> Difference:
-    """What is to be done to get from the configuration in force to another."""
+    """What has changed from the configuration in force to another."""
     old = {resource.name: resource for resource in before.resources}
     new = {resource.name: resource for resource in after.resources}
     ranks = zip((name for name in old if name in new), (name for name in new if name in old), strict=True)

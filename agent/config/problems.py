@@ -1,4 +1,4 @@
-"""What is wrong with a configuration: collected, put on its line, told all at once."""
+"""Collects the mistakes of a configuration, finds the line of each, and raises all of them at once."""
 
 from __future__ import annotations
 

@@ -201,7 +201,8 @@ class _Table(Struct, frozen=True):
 
     def _options(self, backend: type[Backend[Any]]) -> Any:
         """The backend's own keys as its type, or None where they have problems."""
-        known = typed.keys(backend.options_type)
+        options_type: Any = backend.options_type
+        known = typed.keys(options_type)
         flat = {key: value for key, value in self.table.items() if key not in RESOURCE_KEYS}
         below: dict[str, Any] = self._common("options", dict[str, Any]) or {}
         for key in flat.keys() & below.keys():
@@ -209,7 +210,7 @@ class _Table(Struct, frozen=True):
         for key in [key for key in flat if key not in known]:
             self._add(key, unknown("key", key, {*RESOURCE_KEYS, *known}))
             del flat[key]
-        options, mistakes = typed.convert({**flat, **below}, backend.options_type)
+        options, mistakes = typed.convert({**flat, **below}, options_type)
         for path, sentence in mistakes:
             self.problems.add(self._place(path), sentence)
         return options
