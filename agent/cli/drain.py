@@ -57,7 +57,7 @@ def _on(text: str) -> float:
 @click.command(epilog="Exit codes: 0 done, 1 no daemon answers or it refused, 2 there is no such device.")
 @device_argument.device
 @connection.config
-@click.option("--reason", "-r", help="Why, for whoever looks next; by default who drained it.")
+@click.option("--reason", "-r", help="Why, for the next person who looks; by default who drained it.")
 @click.option("--until", type=_Until(), help="When it is back by itself: '2h30m', '18:00', '2026-11-20T18:00'.")
 @options.as_json
 def drain(device: str, config: Path | None, reason: str | None, until: float | None, as_json: bool) -> None:
