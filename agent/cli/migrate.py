@@ -1,4 +1,4 @@
-"""`fairlead migrate`: what a node's switch from another plugin to Fairlead comes to, before anything is changed."""
+"""`fairlead migrate`: what a node's switch from another plugin to Fairlead means, before anything is changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shows the devices of a list, and those that are in none, as views: what each is called, where it is, how it is."""
+"""Makes views of devices, of those in a list and of others: what each is called, where it is, how it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts together all that is known of one device, the same from a daemon and from a look of our own."""
+"""Collects all that is known of one device, for the daemon and for `fairlead explain` without one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Knowledge(Struct, frozen=True):
 
 
 def find(inventory: Inventory, name: str) -> frozenset[str]:
-    """The hardware that a person calls so.
+    """The hardware of this name.
 
     Raises:
         NoSuchDeviceError: there is none, with the nearest name; or several, with what tells them apart.
@@ -69,7 +69,7 @@ def _of_resource(inventory: Inventory, name: str) -> str:
 
 
 def explain(known: Knowledge, name: str) -> views.Explanation:
-    """What is known of the device that a person calls so.
+    """What is known of the device of this name.
 
     Where several devices are made of the same hardware, it is about the one that is offered; what became of the others
     is among the decisions.

@@ -1,4 +1,4 @@
-"""What an import is made of: resources, what is to be said about them, and the errors that end it."""
+"""The values of an import: resources, remarks about them, and the error that ends it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ImportRefusedError(FairleadError):
 
 
 class Remark(Struct, frozen=True):
-    """Something a person has to know about one line of the imported file."""
+    """What a person has to know about one line of the imported file."""
 
     line: int
     sentence: str

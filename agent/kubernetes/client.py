@@ -41,7 +41,7 @@ class _Status(msgspec.Struct):
 
 
 class ApiClient:
-    """One connection to the API server, for one who asks one thing after the other."""
+    """One connection to the API server, for one request at a time."""
 
     def __init__(
         self,

@@ -56,7 +56,7 @@ def named_by(drain: Drain) -> str | None:
 
 
 class Plan(Struct, frozen=True):
-    """What is to be done."""
+    """What to drain and what to undrain."""
 
     drain: Mapping[str, frozenset[str]]
     """Name → the hardware that is not drained yet."""
@@ -65,7 +65,7 @@ class Plan(Struct, frozen=True):
 
 
 def plan(found: Mapping[str, frozenset[str]], named: Iterable[str], drains: Iterable[Drain]) -> Plan:
-    """From the drains that there are to those that the annotation asks for.
+    """What leads from the drains that there are to those that the annotation asks for.
 
     Args:
         found: the names that are devices' → their hardware.

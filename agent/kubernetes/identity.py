@@ -43,7 +43,7 @@ class Identity:
     """Is the server's certificate looked at?"""
 
     def tls(self) -> ssl.SSLContext:
-        """What connections are made with.
+        """The TLS context of connections.
 
         Raises:
             FairleadError: a certificate or the key is none.
@@ -187,5 +187,5 @@ def _named(what: str, name: str, those: Sequence[Any]) -> Any:
 
 
 def _content(data: str, path: str, beside: Path) -> bytes:
-    """What stands there, or in the file, which is beside the kubeconfig where its path is relative."""
+    """The data, or what the file has; a relative path begins beside the kubeconfig."""
     return base64.b64decode(data, validate=True) if data else _read(beside / path) if path else b""

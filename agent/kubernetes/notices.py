@@ -75,13 +75,13 @@ def offered_again(subject: Subject, it: Missing) -> Notice:
 
 
 def many(subject: Subject, resource: str, count: int) -> Notice:
-    """So many more changed at the same moment."""
+    """More devices of a resource changed at the same moment."""
     message = f"{count} more devices of {resource} changed at the same moment; `fairlead status` names them"
     return Notice(subject, "DevicesChanged", resource, message, is_warning=True)
 
 
 def omitted(subject: Subject, count: int) -> Notice:
-    """So many notices were not sent, because there were too many."""
+    """Notices were not sent, because there were too many."""
     message = f"{count} more changes of devices are told in Fairlead's log alone: there are too many for events"
     return Notice(subject, "EventsOmitted", "", message, is_warning=True)
 

@@ -1,4 +1,4 @@
-"""Runs what tells Kubernetes' API server and asks it, as far as the configuration turns it on; a reload changes what.
+"""Runs the parts that talk to Kubernetes' API server, those that the configuration turns on; a reload changes which.
 
 Each part is supervised by itself. Nothing here is needed for anything else: the daemon says what happens and never waits.
 """

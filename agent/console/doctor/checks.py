@@ -1,4 +1,4 @@
-"""All checks, in the order in which a person would look, each kept from ending the others."""
+"""Runs all checks in the order in which a person would look; one that fails does not end the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a running daemon says of itself: is everything registered, was the configuration taken?"""
+"""Checks what a running daemon says of itself: is everything registered, was the configuration taken?"""
 
 from __future__ import annotations
 

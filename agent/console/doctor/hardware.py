@@ -1,4 +1,4 @@
-"""What a look at the hardware says: resources that offer nothing, devices that are not well, problems."""
+"""Checks what a look at the hardware finds: resources that offer nothing, devices that are not well, problems."""
 
 from __future__ import annotations
 

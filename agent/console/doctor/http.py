@@ -1,4 +1,4 @@
-"""Does HTTP answer where it is configured to, and is it Fairlead that answers there?"""
+"""Checks that HTTP is answered where it is configured, and that Fairlead answers there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of what the kubelet has to do with: its directory, its sockets, its record, another agent."""
+"""Checks the kubelet's directory, sockets and checkpoint, and whether a Fairlead runs there."""
 
 from __future__ import annotations
 

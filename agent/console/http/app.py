@@ -1,4 +1,4 @@
-"""What is served at which path. Only GET and HEAD; nothing here changes anything."""
+"""Answers requests, one function for each path. Only GET and HEAD: nothing here changes anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics from what the daemon shows (gauges) and counts (counters, histograms); works while it is iterated."""
+"""Makes the metrics: gauges of the status, counters and histograms of the counts; works while it is iterated."""
 
 from __future__ import annotations
 
