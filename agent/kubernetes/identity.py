@@ -13,7 +13,7 @@ import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field  # noqa: TID251  # it hides its secrets
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import yaml
@@ -110,6 +110,9 @@ def _read(path: Path) -> bytes:
         raise FairleadError(f"{path} cannot be read: {error.strerror}") from error
 
 
+_Entry = TypeVar("_Entry")
+
+
 class _NotThereError(Exception):
     """A kubeconfig lacks something; the message goes on where its name ends."""
 
@@ -135,32 +138,17 @@ class _Context(msgspec.Struct):
     user: str = ""
 
 
-class _NamedCluster(msgspec.Struct):
-    name: str
-    cluster: _Cluster
-
-
-class _NamedUser(msgspec.Struct):
-    name: str
-    user: _User
-
-
-class _NamedContext(msgspec.Struct):
-    name: str
-    context: _Context
-
-
 class _Kubeconfig(msgspec.Struct, rename="kebab"):
-    clusters: list[_NamedCluster] = []
-    users: list[_NamedUser] = []
-    contexts: list[_NamedContext] = []
+    clusters: list[dict[str, Any]] = []
+    users: list[dict[str, Any]] = []
+    contexts: list[dict[str, Any]] = []
     current_context: str = ""
 
 
 def _of(config: _Kubeconfig, beside: Path) -> Identity:
-    context: _Context = _named("context", config.current_context, config.contexts).context
-    cluster: _Cluster = _named("cluster", context.cluster, config.clusters).cluster
-    user: _User = _named("user", context.user, config.users).user
+    context = _named("context", config.current_context, config.contexts, _Context)
+    cluster = _named("cluster", context.cluster, config.clusters, _Cluster)
+    user = _named("user", context.user, config.users, _User)
     if not cluster.server:
         raise _NotThereError(f"names no server for the cluster {context.cluster!r}")
     token = user.token or _content("", user.token_file, beside).decode(errors="replace").strip()
@@ -179,10 +167,10 @@ def _of(config: _Kubeconfig, beside: Path) -> Identity:
     )
 
 
-def _named(what: str, name: str, those: Sequence[Any]) -> Any:
+def _named(what: str, name: str, those: Sequence[Mapping[str, Any]], kind: type[_Entry]) -> _Entry:
     for it in those:
-        if it.name == name:
-            return it
+        if it.get("name") == name:
+            return msgspec.convert(it.get(what), kind)
     raise _NotThereError(f"has no {what} {name!r}" if name else f"names no {what}")
 
 
