@@ -181,20 +181,12 @@ def _unclaimed(one: Unclaimed) -> str:
 
 
 def _pods(shown: Status) -> Iterator[str]:
-    rows = [
-        (f"{who.namespace}/{who.pod}", who.container, resource.name, held.id)
-        for resource in shown.resources
-        for device in resource.devices
-        for held in device.held
-        for who in held.holders
-    ]
-    unknown = [
-        ("(not named)", "", resource.name, held.id)
-        for resource in shown.resources
-        for device in resource.devices
-        for held in device.held
-        if not held.holders
-    ]
+    rows, unknown = list[tuple[str, ...]](), list[tuple[str, ...]]()
+    for resource in shown.resources:
+        for held in (held for device in resource.devices for held in device.held):
+            rows += [(f"{who.namespace}/{who.pod}", who.container, resource.name, held.id) for who in held.holders]
+            if not held.holders:
+                unknown.append(("(not named)", "", resource.name, held.id))
     if not rows and not unknown:
         yield "No pod holds a device."
         return

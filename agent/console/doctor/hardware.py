@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import Final
 
 from agent.console.doctor.findings import Finding, failure, fine, warning
@@ -63,9 +63,8 @@ def _missing(found: Survey, said: Status | None, served: Set[str]) -> Iterator[F
     for it in () if said else found_missing(found.inventory):
         every.setdefault(it.resource, []).append(f"{it.device}: {it.message.rstrip('.')}")
     for name in sorted(every.keys() & served):
-        shown, more = "; ".join(every[name][:_LEFT_SHOWN]), len(every[name]) - _LEFT_SHOWN
-        text = f"{name}: {len(every[name])} more {'is' if len(every[name]) == 1 else 'are'} not offered: {shown}"
-        yield warning(f"{text}; and {more} more." if more > 0 else f"{text}.", _MEND)
+        are = "is" if len(every[name]) == 1 else "are"
+        yield warning(f"{name}: {len(every[name])} more {are} not offered: {_first(every[name])}.", _MEND)
 
 
 def _counted_by_look(inventory: Inventory, name: str) -> tuple[int, int, str]:
@@ -104,9 +103,13 @@ def _nothing(found: Survey, name: str) -> Finding:
             f"{name} offers nothing: {missing}.",
             "Look whether its driver is loaded, its nodes are there, and its selectors are meant so: `fairlead discover`.",
         )
-    shown = "; ".join(f"{one.device.key}: {one.why.rstrip('.')}" for one in left[:_LEFT_SHOWN])
-    more = f"; and {len(left) - _LEFT_SHOWN} more" if len(left) > _LEFT_SHOWN else ""
-    return warning(f"{name} offers nothing: {shown}{more}.", _MEND)
+    whys = [f"{one.device.key}: {one.why.rstrip('.')}" for one in left]
+    return warning(f"{name} offers nothing: {_first(whys)}.", _MEND)
+
+
+def _first(reasons: Sequence[str]) -> str:
+    more = [f"and {len(reasons) - _LEFT_SHOWN} more"] if len(reasons) > _LEFT_SHOWN else []
+    return "; ".join((*reasons[:_LEFT_SHOWN], *more))
 
 
 def _paths_of(inventory: Inventory, name: str) -> Iterator[str]:
