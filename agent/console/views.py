@@ -163,6 +163,16 @@ class Status(msgspec.Struct, frozen=True):
     standby: str = ""
     """Process and version of the one that is ready to take over from this one; empty if there is none."""
 
+    def unready(self) -> list[str]:
+        """One sentence for each resource that the kubelet has not, but for those that retire or another Fairlead serves."""
+        return [
+            f"{it.name} is registered, but the kubelet has no stream open: {it.complaint or 'it may come'}"
+            if it.registered
+            else f"{it.name} is not registered: {it.complaint or self.kubelet.waiting_for or 'its turn comes'}"
+            for it in self.resources
+            if it.backend and not it.served and not self.standing_by
+        ]
+
 
 class Event(msgspec.Struct, frozen=True):
     """Something that happened, as one line of the log tells it."""

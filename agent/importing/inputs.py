@@ -94,12 +94,7 @@ class Inputs(Struct):
 
 
 def gather(documents: Iterable[Tree], recognised: Callable[[Tree], str | None]) -> Inputs:
-    """The configurations of documents, and the settings.
-
-    Args:
-        documents: of all files.
-        recognised: whose configuration a tree is, if it is one.
-    """
+    """The configurations of documents, and the settings; `recognised` says whose configuration a tree is."""
     found, unknown = Inputs(), list[Table]()
     for document in documents:
         for one in _objects(document):

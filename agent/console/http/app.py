@@ -19,7 +19,6 @@ from agent.console.http import prometheus_format, viewers
 from agent.console.http.metrics import exposition as all_metrics
 from agent.console.http.page import page
 from agent.console.http.page.page_parts import EVENTS, Picture
-from agent.console.http.readiness import unready
 from agent.console.http.responses import EventStream, Whole, as_json
 from agent.console.http.shared_answers import SharedAnswer
 from agent.console.http.viewers import Viewers
@@ -120,7 +119,7 @@ class Face:
     async def readyz(self, _request: Request) -> Response:
         """Is the node served, by this one or, while it stands by, by another?"""
         status = await self._status.get()
-        missing, well = unready(status), "standby" if status.standing_by else "ready"
+        missing, well = status.unready(), "standby" if status.standing_by else "ready"
         return PlainTextResponse("\n".join(missing or [well]) + "\n", 503 if missing else 200)
 
     # --- what they are made of ---

@@ -19,12 +19,7 @@ _GATES: Final = (("developerConfiguration", "featureGates"), ("featureGates",))
 
 
 def read(tables: Iterable[Table], beside: Table | None) -> Iterator[Part]:
-    """The resources that permitted mediated devices mean, and what is to be said about their making.
-
-    Args:
-        tables: `mediatedDevices`.
-        beside: the table in which `permittedHostDevices` stands, if it is not alone.
-    """
+    """The resources that permitted mediated devices mean; `beside` is the table around `permittedHostDevices`, if any."""
     remarks: list[Remark] = []
     wanted = _made(beside, remarks)
     selected = set[str]()

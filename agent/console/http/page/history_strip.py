@@ -41,11 +41,7 @@ def clipped(periods: Past, now: float) -> Past:
 def drawn(past: Past, name: str, key: str, happened: Sequence[Event]) -> Html:
     """The strip with its hours and changes; one sentence where nothing changed.
 
-    Args:
-        past: clipped.
-        name: the ID of the tile's element.
-        key: the device's.
-        happened: the events that the page shows and that are about the device.
+    `past` is clipped, `name` the ID of the tile's element, and `happened` has the page's events about the device.
     """
     known = [it for it in past if it.state != "Unknown"]
     if not any((it.state, it.holders) != ("Healthy", ()) for it in known):

@@ -12,7 +12,6 @@ from agent.console.http.page.html import Html, h, join, many, moment
 from agent.console.http.page.tiles import name, sign
 from agent.console.http.page.topology import NOT_OFFERED, Machine, Node, Place, Tile
 from agent.console.http.page.troubles import Trouble
-from agent.console.http.readiness import unready
 from agent.console.views import NAMES_NOTHING, Event, Resource, Status, Template
 
 _STATES: Final = ("Healthy", "Degraded", "Unhealthy")
@@ -49,7 +48,7 @@ def verdict(status: Status, tiles: Sequence[Tile], found: Sequence[Trouble]) -> 
 def _in_a_word(status: Status, tiles: Sequence[Tile], worst: str) -> str:
     """What pods cannot get; if they can get everything, whether something else is wrong."""
     number = Counter(tile.worst.state for tile in tiles)
-    bad, lacking, missing = number["Unhealthy"], number[NOT_OFFERED], len(unready(status))
+    bad, lacking, missing = number["Unhealthy"], number[NOT_OFFERED], len(status.unready())
     words = [] if status.kubelet.present else ["The kubelet is not there"]
     if bad:
         words.append(f"{bad:,} of {many(number.total() - lacking, 'device')} {'is' if bad == 1 else 'are'} unhealthy")
