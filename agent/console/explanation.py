@@ -106,11 +106,8 @@ def _is_called(found: Found, name: str) -> bool:
     return name == found.device.key or name.rpartition("/")[2] in ids or name in ids
 
 
-def _device(known: Knowledge, found: Found, others: Iterable[Found]) -> views.Explanation:
-    device, kind = found.device, found.ref[0]
-    resource, ids = (found.placed.resource, found.placed.ids) if found.placed else ("", ())
-    slot = known.inventory.slot(resource, ids[0]) if ids else None
-    gift, refusal = _gift(known, resource, ids) if ids else (None, "")
+def _read(kind: str, device: Device) -> views.Explanation:
+    """What a backend has read of a device."""
     return views.Explanation(
         device.key,
         kind,
@@ -121,15 +118,21 @@ def _device(known: Knowledge, found: Found, others: Iterable[Found]) -> views.Ex
         numa_node=device.numa_node,
         ancestry=device.ancestry,
         attributes=dict(device.attributes),
+    )
+
+
+def _device(known: Knowledge, found: Found, others: Iterable[Found]) -> views.Explanation:
+    device, kind = found.device, found.ref[0]
+    resource, ids = (found.placed.resource, found.placed.ids) if found.placed else ("", ())
+    slot = known.inventory.slot(resource, ids[0]) if ids else None
+    gift, refusal = _gift(known, resource, ids) if ids else (None, "")
+    decisions = [*_decisions(found)]
+    for other in others:
+        decisions += _decisions(other, beside=(kind, device.key) != (other.ref[0], other.device.key))
+    return replace(
+        _read(kind, device),
         resource=resource,
-        decisions=(
-            *_decisions(found),
-            *(
-                it
-                for other in others
-                for it in _decisions(other, beside=(kind, device.key) != (other.ref[0], other.device.key))
-            ),
-        ),
+        decisions=tuple(decisions),
         ids=ids,
         held=(*(held(known, resource, ids) if ids else ()), *_held_otherwise(known, device.hardware, resource, ids)),
         **_health(known, slot),
@@ -143,19 +146,12 @@ def _device(known: Knowledge, found: Found, others: Iterable[Found]) -> views.Ex
 def _unselected(known: Knowledge, kind: str, device: Device) -> views.Explanation:
     """A device that no resource selects."""
     resources = [it for name in known.inventory.names() if (it := known.inventory.resource(name))]
-    return views.Explanation(
-        device.key,
-        kind,
-        device.unit,
-        identity=device.identity,
-        hardware=tuple(sorted(device.hardware)),
-        attributes=dict(device.attributes),
-        decisions=tuple(
-            views.Decision(it.name, False, f"does not take it: {why}")
-            for it in resources
-            if it.spec.backend == kind and (why := it.refuses(device)) is not None
-        ),
+    decisions = (
+        views.Decision(it.name, False, f"does not take it: {why}")
+        for it in resources
+        if it.spec.backend == kind and (why := it.refuses(device)) is not None
     )
+    return replace(_read(kind, device), decisions=tuple(decisions))
 
 
 def _health(known: Knowledge, slot: Slot | None) -> dict[str, Any]:
