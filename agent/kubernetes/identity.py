@@ -11,7 +11,6 @@ import binascii
 import os
 import ssl
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field  # noqa: TID251  # it hides its secrets
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -27,20 +26,22 @@ SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _MOST_BYTES: Final = 1 << 20  # of a kubeconfig, a certificate or a token: the most that a Secret has
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True):
     """An API server, and who we are to it."""
 
     server: str
     """`https://10.0.0.1:6443`"""
     authority: bytes = b""
     """Certificates (PEM) that the server's must come from; empty: those of the system."""
-    token: str = field(default="", repr=False)
+    token: str = ""
     certificate: bytes = b""
     """Ours (PEM), with `key`; empty if we have a token."""
-    key: bytes = field(default=b"", repr=False)
+    key: bytes = b""
     is_verified: bool = True
     """Is the server's certificate looked at?"""
+
+    def __repr__(self) -> str:  # a log must not have the token or the key
+        return f"Identity({self.server!r})"
 
     def tls(self) -> ssl.SSLContext:
         """The TLS context of connections.
