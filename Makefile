@@ -11,7 +11,7 @@ DOCS ?= .venv-docs$(SUFFIX)
 # What the virtual environment holds: dev has all, test what most tests need.
 LOCK ?= dev
 # What another Python might do in its own way: parsers, the event loop, annotations; and the way from a device to a pod.
-VERSION_TESTS := tests/kubelet tests/config tests/cli tests/console/test_messages.py tests/console/test_service.py \
+VERSION_TESTS := tests/kubelet tests/config tests/cli tests/console/test_admin_protocol.py tests/console/test_service.py \
 	tests/runtime/supervision/test_restarts.py tests/test_at_once.py tests/daemon/test_supervisor.py tests/daemon/test_reload.py \
 	tests/daemon/test_state_file.py tests/daemon/test_state_keeper.py tests/discovery tests/health tests/inventory \
 	tests/placement tests/claims tests/hardware tests/e2e/test_kubelet_restarts.py tests/e2e/test_stop.py \
@@ -103,7 +103,7 @@ soak: $(VENV)/.ready ## break everything at random for 30 minutes, and compare w
 bench: $(VENV)/.ready ## measure; writes build/bench.json
 	$(BIN)/python -m bench $(ARGS)
 
-proto: $(VENV)/.ready ## generate agent/*/api from proto/
+proto: $(VENV)/.ready ## generate agent/kubelet/api from proto/
 	$(BIN)/python proto/generate.py
 
 $(DOCS)/.ready: requirements/docs.txt

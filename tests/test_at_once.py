@@ -22,9 +22,9 @@ from agent.daemon.supervisor import Agent
 from agent.hardware import reconciler
 from agent.kubelet import plugin, registration
 from agent.kubelet.pods import pod_claims
-from agent.simulation.endpoint import PluginClient
 from agent.simulation.kubelet import Kubelet
-from agent.simulation.lifecycle import KubeletStoppedError
+from agent.simulation.plugin_client import PluginClient
+from agent.simulation.pod_admission import KubeletStoppedError
 from agent.simulation.pods import Phase
 from backends.base import (
     AllocationRefused,

@@ -69,7 +69,7 @@ def fairlead() -> None:
 def main() -> None:
     """The program's entry point."""
     if _COMPLETE in os.environ:
-        import_module("agent.cli.bash_completion")
+        import_module("agent.cli.completion")
     try:
         fairlead(prog_name="fairlead")
     except FairleadError as error:

@@ -17,7 +17,7 @@ from agent.cli import options, output
 def cdi(action: str, config: Path | None, as_json: bool) -> None:  # noqa: ARG001  # there is but one
     """Remove the CDI specifications that Fairlead has written, once it is uninstalled.
 
-    A daemon that ends leaves them, because pods outlive it: a container that is created anew is made from them. Nothing
+    A daemon that ends leaves them, because pods outlive it: a container that is created again is made from them. Nothing
     else is removed. With --json it prints {"removed": [FILE]}.
     """
     from agent.cdi import names

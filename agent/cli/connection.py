@@ -1,4 +1,4 @@
-"""How a command reaches the daemon: which socket, and what becomes of what goes wrong."""
+"""Asks the daemon for a command: finds its socket, and turns failures into sentences."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ def ask(config: Path | None, question: Callable[[Client], Awaitable[_Answer]], p
     """Ask the daemon something, and await an answer for so many seconds; Ctrl-C just ends it.
 
     Raises:
-        FairleadError: with the sentence for whoever asked.
+        FairleadError: with a sentence for the person who asked.
     """
+    socket, unread = _configured(config)
 
     async def main() -> _Answer:
-        client = Client(admin_socket(config), patience)
+        client = Client(socket, patience)
         try:
             return await question(client)
         finally:
@@ -48,34 +49,27 @@ def ask(config: Path | None, question: Callable[[Client], Awaitable[_Answer]], p
     except KeyboardInterrupt:
         raise click.exceptions.Exit(130) from None
     except NoDaemonError as error:
-        unread = _unreadable(config)
         doubt = f"; {unread}, so that this is only where it is by default" if unread else ""
         raise NoDaemonError(f"{error.sentence}{doubt}; `fairlead doctor` says more") from error
 
 
 def admin_socket(config: Path | None) -> Path:
-    """Where the daemon is reached; a configuration with mistakes, or without that key, does not matter here.
+    """Where the daemon is reached."""
+    return _configured(config)[0]
+
+
+def _configured(config: Path | None) -> tuple[Path, str]:
+    """Where the daemon is reached, and why the configuration does not say so, if it might; else empty.
 
     It is not loaded as a whole: that takes as long as all the rest, and a daemon runs on with an earlier one.
     """
-    try:
-        tables: dict[str, Any] = tomllib.loads(_text(config or _CONFIG))
-        return Path(tables["agent"]["admin_socket"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return _DEFAULT
-
-
-def _unreadable(config: Path | None) -> str:
-    """Why the configuration does not say where the daemon is, if it could; empty if it was read, or need not be there."""
     file = config or _CONFIG
     try:
-        tomllib.loads(_text(file))
+        tables: dict[str, Any] = tomllib.loads(files.read(file, _CONFIG_BYTES).decode())
+        return Path(tables["agent"]["admin_socket"]), ""
     except FileNotFoundError:
-        return f"there is no {file}" if config else ""
+        return _DEFAULT, f"there is no {file}" if config else ""
     except (OSError, ValueError) as error:
-        return f"{file} cannot be read ({words(error)})"
-    return ""
-
-
-def _text(file: Path) -> str:
-    return files.read(file, _CONFIG_BYTES).decode()
+        return _DEFAULT, f"{file} cannot be read ({words(error)})"
+    except (KeyError, TypeError):  # it has no such key
+        return _DEFAULT, ""

@@ -25,10 +25,10 @@ from agent.discovery.backend_factory import make_backends
 from agent.runtime import logs
 from agent.runtime.errors import FairleadError
 from agent.runtime.supervision.notify import Notifier
+from agent.simulation.demo_stage import Stage, view
 from agent.simulation.hardware import LoopDevice, write_stub_file
 from agent.simulation.kubelet import Kubelet
 from agent.simulation.pods import Container, Pod
-from agent.simulation.stage import Stage, view
 
 LOOP: Final = "demo.fairlead/loop"
 STUB: Final = "demo.fairlead/stub"

@@ -15,7 +15,6 @@ from agent.cli.output import echo, echo_json, wrapped
 from agent.config import load
 from agent.console.views import NAMES_NOTHING
 from agent.discovery.backend_factory import make_backends
-from agent.inventory.inventory import Inventory
 from agent.inventory.survey import PATIENCE, Survey, survey
 from agent.model import Slot
 from agent.runtime import logs
@@ -45,7 +44,7 @@ def discover(config: Path | None, as_json: bool) -> None:
 
 
 def _document(found: Survey) -> dict[str, Any]:
-    inventory = found.inventory
+    inventory, given = found.inventory, found.inventory.selection.given()
     return {
         "resources": [
             {"name": name, "devices": [_device(slot) for _, slot in sorted(inventory.slots(name).items())]}
@@ -58,11 +57,7 @@ def _document(found: Survey) -> dict[str, Any]:
             {"backend": kind, "subject": problem.subject, "message": problem.sentence}
             for kind, problem in found.problems
         ],
-    } | ({"templates": _templates(inventory)} if inventory.selection.given() else {})
-
-
-def _templates(inventory: Inventory) -> list[dict[str, Any]]:
-    return [{"name": name, "resources": list(given)} for name, given in inventory.selection.given().items()]
+    } | ({"templates": [{"name": name, "resources": it} for name, it in given.items()]} if given else {})
 
 
 def _device(slot: Slot) -> dict[str, Any]:

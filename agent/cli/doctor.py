@@ -15,9 +15,9 @@ from agent.cli.output import echo, wrapped
 from agent.config import Config, ConfigError, load
 from agent.console.client import Client
 from agent.console.doctor import other_plugins
+from agent.console.doctor.checks import examine
 from agent.console.doctor.daemon import daemon
-from agent.console.doctor.examination import examine
-from agent.console.doctor.findings import Finding, Level, Patient, failure, fine
+from agent.console.doctor.findings import Finding, Level, Patient, failure, fine, named
 from agent.console.doctor.hardware import hardware
 from agent.console.doctor.node_links import node_links
 from agent.console.views import Status
@@ -55,22 +55,20 @@ async def _findings(config: Path | None) -> list[Finding]:
         loaded = load(config)
     except ConfigError as error:
         mend = "Mend the file; `fairlead validate` checks it. A daemon that runs goes on with what it had."
-        wrong = [failure("configuration", str(problem), mend) for problem in error.problems]
-        return wrong + list(_beside_mistakes(await _status(connection.admin_socket(config))))
-    found = [fine("configuration", f"{loaded.source or 'There is no file: KubeVirt’s devices it'} is valid.")]
+        wrong = [failure(str(problem), mend, "configuration") for problem in error.problems]
+        if isinstance(said := await _status(connection.admin_socket(config)), str):
+            return wrong
+        without = replace(said, configuration=replace(said.configuration, mistakes=()))  # they are found already
+        return [*wrong, *named("daemon", daemon(without))]
+    valid = f"{loaded.source} is valid." if loaded.source else "There is no file: KubeVirt's devices are offered."
+    found = [*named("configuration", [fine(valid)])]
     found += examine(Patient(loaded))
     said, different = await _compared(loaded, await _status(connection.admin_socket(config)))
-    found += daemon(said)
-    found += other_plugins.findings(different)
+    found += named("daemon", daemon(said))
+    found += named("other-plugins", other_plugins.findings(different))
     seen = await survey(loaded.resources, make_backends(loaded.host, loaded.resources), PATIENCE)
-    found += node_links(loaded.host, seen.inventory)
-    return found + list(hardware(seen, None if isinstance(said, str) else said))
-
-
-def _beside_mistakes(said: Status | str) -> Iterator[Finding]:
-    """What a daemon that runs has to say beside what was found in the file itself, where it can be found without that."""
-    if not isinstance(said, str):
-        yield from daemon(replace(said, configuration=replace(said.configuration, mistakes=())))
+    found += named("node-links", node_links(loaded.host, seen.inventory))
+    return [*found, *named("hardware", hardware(seen, None if isinstance(said, str) else said))]
 
 
 async def _compared(config: Config, said: Status | str) -> tuple[Status | str, Mapping[str, str]]:
@@ -78,11 +76,11 @@ async def _compared(config: Config, said: Status | str) -> tuple[Status | str, M
 
     Where it does, the daemon is asked again, for a list may be on its way; the daemon may have noticed by then, too.
     """
-    if isinstance(said, str) or not (different := other_plugins.told(said, config.agent.plugin_dir)):
+    if isinstance(said, str) or not (different := other_plugins.differences(said, config.agent.plugin_dir)):
         return said, {}
     await anyio.sleep(_ON_ITS_WAY)
     again = await _status(config.agent.admin_socket)
-    still = {} if isinstance(again, str) else other_plugins.told(again, config.agent.plugin_dir)
+    still = {} if isinstance(again, str) else other_plugins.differences(again, config.agent.plugin_dir)
     return again, {name: how for name, how in still.items() if name in different}
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from agent.cli import connection, devices, options, output
-from agent.console.client import Client
+from agent.cli import connection, device_argument, options, output
+from agent.runtime.errors import some
 from backends.base import Seconds
 
 
@@ -55,9 +55,9 @@ def _on(text: str) -> float:
 
 
 @click.command(epilog="Exit codes: 0 done, 1 no daemon answers or it refused, 2 there is no such device.")
-@devices.device
+@device_argument.device
 @connection.config
-@click.option("--reason", "-r", help="Why, for whoever looks next; by default who drained it.")
+@click.option("--reason", "-r", help="Why, for the next person who looks; by default who drained it.")
 @click.option("--until", type=_Until(), help="When it is back by itself: '2h30m', '18:00', '2026-11-20T18:00'.")
 @options.as_json
 def drain(device: str, config: Path | None, reason: str | None, until: float | None, as_json: bool) -> None:
@@ -67,21 +67,17 @@ def drain(device: str, config: Path | None, reason: str | None, until: float | N
     prints {"ids", "held", "problem", "replaced"}.
     """
     why = reason or f"{getpass.getuser()} gave no reason"
-
-    async def question(client: Client) -> None:
-        drained = await client.drain(device, why, until)
-        if as_json:
-            output.echo_json(drained)
-            return
-        when = f" until {output.moment(until)}" if until is not None else ""
-        later = "nothing that is offered now; it stays drained once it is back"
-        output.echo(f"Drained{when}: {output.some(drained.ids) or later}.")
-        if drained.held:
-            how = "they keep it" if drained.ids else "it is gone or cannot be used"
-            output.echo(f"Pods still hold {output.some(drained.held)}; {how}.")
-        for before in drained.replaced:
-            output.note(f"This takes the place of what was there: {before}.")
-        if drained.problem:
-            output.note(f"It will not last: {drained.problem}.")
-
-    connection.ask(config, question)
+    drained = connection.ask(config, lambda client: client.drain(device, why, until))
+    if as_json:
+        output.echo_json(drained)
+        return
+    when = f" until {output.moment(until)}" if until is not None else ""
+    later = "nothing that is offered now; it stays drained once it is back"
+    output.echo(f"Drained{when}: {some(drained.ids, output.NAMED) or later}.")
+    if drained.held:
+        how = "they keep it" if drained.ids else "it is gone or cannot be used"
+        output.echo(f"Pods still hold {some(drained.held, output.NAMED)}; {how}.")
+    for before in drained.replaced:
+        output.note(f"This takes the place of what was there: {before}.")
+    if drained.problem:
+        output.note(f"It will not last: {drained.problem}.")

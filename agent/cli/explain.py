@@ -8,10 +8,11 @@ from typing import Final
 
 import click
 
-from agent.cli import connection, devices, options, output
+from agent.cli import connection, device_argument, options, output
 from agent.cli.output import bold, echo, wrapped
 from agent.console.client import NoDaemonError, WrongNameError
 from agent.console.views import Explanation, Gift, Signal
+from agent.runtime.errors import some
 
 _ENDS: Final = {
     "rebind": "its driver bound anew",
@@ -26,15 +27,15 @@ OWN_LOOK: Final = "This command has looked at the hardware itself; it knows neit
 
 
 @click.command(epilog="Exit codes: 0 done, 2 there is no such device, or no daemon and a configuration with mistakes.")
-@devices.device
+@device_argument.device
 @connection.config
 @options.as_json
 def explain(device: str, config: Path | None, as_json: bool) -> None:
     """Show what was read of DEVICE, which resource took or refused it and why, how it is, and what a pod would get.
 
     DEVICE is an ID, a key, a PCI address, its hardware, or what it alone is called: mlx5_0, nvidia3, uverbs1. Without a
-    daemon it looks by itself. With --json it prints what proto/fairlead/admin/v1/admin.proto describes as Explanation;
-    "gift" has what a pod would get.
+    daemon it looks by itself. With --json it prints what agent/console/views.py describes as Explanation; "gift" has what
+    a pod would get.
     """
     try:
         explained = connection.ask(config, lambda client: client.explain(device))
@@ -104,7 +105,7 @@ def _verdict(it: Explanation) -> Iterator[str]:
     if not it.resource:
         yield bold(it.key) + " is not offered"
     else:
-        ids = f" as {_some(it.ids)}" if it.ids != (it.key,) else ""
+        ids = f" as {some(it.ids, 1)}" if it.ids != (it.key,) else ""
         yield f"{bold(it.key)} is offered in {it.resource}{ids}: {output.state(it.state, it.state.lower())}"
     if it.reason:
         since = f" since {output.moment(it.since)}" if it.since else ""
@@ -162,7 +163,3 @@ def _gift(gift: Gift) -> Iterator[str]:
         yield f"  devices and mounts by {gift.cdi_spec}"
     if gift == Gift():
         yield "  nothing"
-
-
-def _some(ids: tuple[str, ...]) -> str:
-    return ids[0] if len(ids) == 1 else f"{ids[0]} and {len(ids) - 1} more" if ids else "nothing"

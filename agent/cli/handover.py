@@ -25,12 +25,8 @@ def handover(config: Path | None, as_json: bool) -> None:
 
     With --json it prints {"standby"}: the new process and its version.
     """
-
-    async def question(client: Client) -> None:
-        done = await client.hand_over()
-        if as_json:
-            output.echo_json(done)
-        else:
-            output.echo(f"Process {' of Fairlead '.join(done.standby.split())} serves the node now.")
-
-    connection.ask(config, question, _PATIENCE)
+    done = connection.ask(config, Client.hand_over, _PATIENCE)
+    if as_json:
+        output.echo_json(done)
+    else:
+        output.echo(f"Process {' of Fairlead '.join(done.standby.split())} serves the node now.")

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from agent.cli.importing import arguments, imported_from, say
+from agent.cli.import_options import arguments, imported_from, say
 from agent.runtime.errors import ExitCode
 
 

@@ -1,4 +1,4 @@
-"""`fairlead migrate`: what a node's switch from another plugin to Fairlead comes to, before anything is changed."""
+"""`fairlead migrate`: what a node's switch from another plugin to Fairlead means, before anything is changed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 from msgspec.structs import asdict, replace
 
 from agent.cli import options, output
-from agent.cli.importing import arguments, imported_from
+from agent.cli.import_options import arguments, imported_from
 from agent.cli.output import bold, echo, wrapped
 from agent.config import Config, load
 from agent.config.file import read_tables

@@ -22,7 +22,8 @@ _COLORS: Final = {"Healthy": "green", "Degraded": "yellow", "Unhealthy": "red"}
 _MOST_COLUMNS: Final = 120  # longer lines are hard to read
 _USUAL_COLUMNS: Final = 80
 _OURS: Final = re.compile(r"(\x1b\[(?:0|1|31|32|33)m|\n)")
-_NAMED: Final = 8  # names in one sentence
+NAMED: Final = 8
+"""Names in one sentence."""
 
 
 def echo(text: str = "") -> None:
@@ -31,12 +32,12 @@ def echo(text: str = "") -> None:
 
 
 def note(text: str) -> None:
-    """Say something beside the output."""
+    """Print a note on stderr."""
     click.echo(_shown("\n".join(_lines(text))), err=True)
 
 
 def _shown(text: str) -> str:
-    """What does no more to a terminal than show itself: our colours, line breaks, and what can be printed."""
+    """The text without what a terminal would obey, but for our colours and line breaks."""
     parts = _OURS.split(text)
     return "".join(part if n % 2 else printable(part) for n, part in enumerate(parts))
 
@@ -52,12 +53,6 @@ def columns() -> int:
     if not sys.stdout.isatty():
         return _USUAL_COLUMNS
     return min(shutil.get_terminal_size((_USUAL_COLUMNS, 24)).columns, _MOST_COLUMNS)
-
-
-def some(names: Sequence[str]) -> str:
-    """Names in a sentence, not all of very many; empty if there are none."""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
 
 
 def state(name: str, text: str | None = None) -> str:

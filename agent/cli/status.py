@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 from msgspec.structs import replace
 
-from agent.cli import connection, devices, history, options, output
+from agent.cli import connection, device_argument, device_history, options, output
 from agent.cli.output import bold, echo, table, wrapped
 from agent.console.client import Client
 from agent.console.views import NAMES_NOTHING, Device, Resource, Status, Unclaimed
@@ -31,21 +31,21 @@ _UNNAMED = (
     "--history",
     "device",
     metavar="DEVICE",
-    shell_complete=devices.complete,
+    shell_complete=device_argument.complete,
     help="Show how one device was in the last 24 hours, and who had it; named as for explain.",
 )
 @options.as_json
 def status(config: Path | None, watch: bool, pods: bool, device: str | None, as_json: bool) -> None:
     """Show every resource with its devices by state, and what is wrong.
 
-    --json prints what proto/fairlead/admin/v1/admin.proto describes as StatusResponse, of --history HistoryResponse;
-    with --watch, one such document a line. Without a terminal, --watch prints everything again after an empty line.
+    --json prints what agent/console/views.py describes as Status, with --history as History; with --watch, one such
+    document a line. Without a terminal, --watch prints everything again after an empty line.
     """
     if device is not None:
         if watch or pods:
             raise click.UsageError("--history goes with neither --watch nor --pods")
         past = connection.ask(config, lambda client: client.history(device))
-        output.echo_json(past) if as_json else echo("\n".join(history.lines(past)))
+        output.echo_json(past) if as_json else echo("\n".join(device_history.lines(past)))
         return
 
     def show(shown: Status) -> None:
@@ -146,15 +146,9 @@ def _row(resource: Resource) -> tuple[str, ...]:
         counted[device.state] += len(device.ids)
     used = sum(len(device.held) for device in resource.devices)
     numbers = [(counted[name], output.state(name, str(counted[name]))) for name in ("Healthy", "Degraded", "Unhealthy")]
-    return (resource.name, _registration(resource), *(text if number else "0" for number, text in numbers), str(used))
-
-
-def _registration(resource: Resource) -> str:
-    if not resource.backend:
-        return output.state("Degraded", "retiring")
-    if resource.registered and resource.streaming:
-        return "registered"
-    return output.state("Unhealthy", "no stream" if resource.registered else "waiting")
+    word, state = resource.registration
+    kubelet = word if state == "Healthy" else output.state(state, word)
+    return (resource.name, kubelet, *(text if number else "0" for number, text in numbers), str(used))
 
 
 def _together(bad: Iterable[tuple[Resource, Device]]) -> Iterator[tuple[Resource, Device]]:
@@ -174,7 +168,7 @@ def _complaint(resource: Resource, device: Device) -> Iterator[str]:
     more = f" and {len(device.ids) - 1} more IDs" if len(device.ids) > 1 else ""
     head = f"{device.ids[0] if device.ids else device.key}{more} of {resource.name}"
     yield output.state(device.state, device.state.lower()) + f" {head}"
-    # of what went while Fairlead was down nobody knows since when
+    # of a device that went while Fairlead was down it is not known
     since = f" since {output.moment(device.since)}" if device.since else ""
     yield wrapped(f"{device.reason}{since}: {device.message}", 2, 2)
 
@@ -187,20 +181,12 @@ def _unclaimed(one: Unclaimed) -> str:
 
 
 def _pods(shown: Status) -> Iterator[str]:
-    rows = [
-        (f"{who.namespace}/{who.pod}", who.container, resource.name, held.id)
-        for resource in shown.resources
-        for device in resource.devices
-        for held in device.held
-        for who in held.holders
-    ]
-    unknown = [
-        ("(not named)", "", resource.name, held.id)
-        for resource in shown.resources
-        for device in resource.devices
-        for held in device.held
-        if not held.holders
-    ]
+    rows, unknown = list[tuple[str, ...]](), list[tuple[str, ...]]()
+    for resource in shown.resources:
+        for held in (held for device in resource.devices for held in device.held):
+            rows += [(f"{who.namespace}/{who.pod}", who.container, resource.name, held.id) for who in held.holders]
+            if not held.holders:
+                unknown.append(("(not named)", "", resource.name, held.id))
     if not rows and not unknown:
         yield "No pod holds a device."
         return

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from agent.cli import connection, devices, options, output
-from agent.console.client import Client
+from agent.cli import connection, device_argument, options, output
+from agent.runtime.errors import some
 
 
 @click.command(epilog="Exit codes: 0 done, 1 no daemon answers, 2 there is no such device.")
-@devices.device
+@device_argument.device
 @connection.config
 @options.as_json
 def undrain(device: str, config: Path | None, as_json: bool) -> None:
@@ -19,14 +19,13 @@ def undrain(device: str, config: Path | None, as_json: bool) -> None:
 
     What is wrong with it now keeps it Unhealthy all the same. With --json it prints {"ids", "ended"}.
     """
-
-    async def question(client: Client) -> None:
-        back = await client.undrain(device)
-        if as_json:
-            output.echo_json(back)
-        elif back.ended:
-            output.echo(f"Back in service: {output.some(back.ids) or device} (ended: {output.some(back.ended)}).")
-        else:
-            output.echo(f"Nothing that an operator can end keeps {output.some(back.ids) or device} out of service.")
-
-    connection.ask(config, question)
+    back = connection.ask(config, lambda client: client.undrain(device))
+    ids = some(back.ids, output.NAMED) or device
+    if as_json:
+        output.echo_json(back)
+    elif back.ended:
+        output.echo(f"Back in service: {ids} (ended: {some(back.ended, output.NAMED)}).")
+    else:
+        output.echo(
+            f"Nothing has ended: no drain, and nothing else that an operator can end, keeps {ids} out of service."
+        )

@@ -1,8 +1,8 @@
-"""The configuration: one TOML file, typed, with every mistake told at once."""
+"""Reads the configuration, one TOML file, into typed values, and tells every mistake at once."""
 
 from agent.config.difference import Difference, compare
 from agent.config.file import DEFAULT_PATH, load
-from agent.config.model import AgentConfig, Config, Listen
+from agent.config.model import AgentConfig, Config
 from agent.config.problems import ConfigError, ConfigProblem
 
 __all__ = [
@@ -12,7 +12,6 @@ __all__ = [
     "ConfigError",
     "ConfigProblem",
     "Difference",
-    "Listen",
     "compare",
     "load",
 ]

@@ -1,4 +1,4 @@
-"""What another configuration changes, and what of it only a restart can apply."""
+"""Compares two configurations: what has changed, and what of that only a restart can apply."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from msgspec.structs import fields, replace
 from agent.config.model import Config
 from backends.base import Resource
 
+_TABLES: Final = ("agent", "host", "http", "kubernetes")
 APPLIED_AT_ONCE: Final = frozenset({"resync", "probe"})
 """The settings of `[agent]` that a running daemon takes over."""
 
@@ -42,49 +43,30 @@ class Difference(Struct, frozen=True):
 
 
 def compare(before: Config, after: Config) -> Difference:
-    """What is to be done to get from the configuration in force to another."""
+    """What has changed from the configuration in force to another."""
     old = {resource.name: resource for resource in before.resources}
     new = {resource.name: resource for resource in after.resources}
     ranks = zip((name for name in old if name in new), (name for name in new if name in old), strict=True)
     moved = {after for before, after in ranks if before != after}
-    live, restart = _agent_settings(before, after)
-    kept = replace(after.agent, **{name: getattr(before.agent, name) for name in restart})
+    kinds = {resource.spec.backend for resource in (*before.resources, *after.resources)}
+    settings = [it for table in _TABLES for it in _differing(table, before, after)]
+    live = {it for it in settings if it.startswith("kubernetes.") or it.removeprefix("agent.") in APPLIED_AT_ONCE}
+    agent = replace(before.agent, **{name: getattr(after.agent, name) for name in APPLIED_AT_ONCE})
     return Difference(
-        replace(after, agent=kept, host=before.host, http_listen=before.http_listen, http_hosts=before.http_hosts),
+        replace(after, agent=agent, host=before.host, http=before.http),
         added=tuple(name for name in new if name not in old),
         removed=tuple(name for name in old if name not in new),
         changed=tuple(name for name in new if name in old and (new[name] != old[name] or name in moved)),
-        kinds=frozenset(kind for kind in _kinds(before) | _kinds(after) if _of(kind, before) != _of(kind, after)),
-        settings=(
-            *(f"agent.{name}" for name in live),
-            *(f"kubernetes.{name}" for name in _differing(before.kubernetes, after.kubernetes)),
-        ),
-        needs_restart=(*(f"agent.{name}" for name in restart), *_other_settings(before, after)),
+        kinds=frozenset(kind for kind in kinds if _of(kind, before) != _of(kind, after)),
+        settings=tuple(it for it in settings if it in live),
+        needs_restart=tuple(it for it in settings if it not in live),
     )
 
 
-def _agent_settings(before: Config, after: Config) -> tuple[list[str], list[str]]:
-    """The settings that differ: those that a running daemon takes over, and the others."""
-    differing = _differing(before.agent, after.agent)
-    live = [name for name in differing if name in APPLIED_AT_ONCE]
-    return live, [name for name in differing if name not in APPLIED_AT_ONCE]
-
-
-def _differing(before: Any, after: Any) -> list[str]:
-    """The fields of a table that are not alike."""
-    return [it.name for it in fields(before) if getattr(before, it.name) != getattr(after, it.name)]
-
-
-def _other_settings(before: Config, after: Config) -> Iterator[str]:
-    yield from (f"host.{name}" for name in _differing(before.host, after.host))
-    if before.http_hosts != after.http_hosts:
-        yield "http.hosts"
-    if before.http_listen != after.http_listen:
-        yield "http.listen"
-
-
-def _kinds(config: Config) -> set[str]:
-    return {resource.spec.backend for resource in config.resources}
+def _differing(table: str, before: Config, after: Config) -> Iterator[str]:
+    """The settings of a table that are not alike, as in `agent.probe`."""
+    one, other = getattr(before, table), getattr(after, table)
+    return (f"{table}.{it.name}" for it in fields(one) if getattr(one, it.name) != getattr(other, it.name))
 
 
 def _of(kind: str, config: Config) -> list[Resource[Any]]:

@@ -7,11 +7,11 @@ import time
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from msgspec.structs import replace
 
-from agent.config import kubevirt, typed
+from agent.config import kubevirt_defaults, typed
 from agent.config.model import AgentConfig, Config, HttpConfig, KubernetesConfig
 from agent.config.problems import ConfigError, ConfigProblem, Problems
 from agent.config.resources import Registry, read_resources
@@ -35,7 +35,6 @@ TABLES: Final[Mapping[str, type]] = {
 """The tables beside `[[resource]]`, and what they are read into."""
 
 _PLACE: Final = re.compile(r" \(at (?:line (?P<line>\d+), column \d+|end of document)\)$")
-_Section = TypeVar("_Section")
 
 
 def load(path: Path | None = None, registry: Registry = installed, default: Path = DEFAULT_PATH) -> Config:
@@ -49,7 +48,9 @@ def load(path: Path | None = None, registry: Registry = installed, default: Path
         data = files.read(path or default, MOST_BYTES)
     except FileNotFoundError as error:
         if path is None:
-            return replace(read_tables(kubevirt.TABLES, Problems(default, ""), registry, source=None), read_at=now)
+            return replace(
+                read_tables(kubevirt_defaults.TABLES, Problems(default, ""), registry, source=None), read_at=now
+            )
         raise _unreadable(path, error) from error
     except OSError as error:
         raise _unreadable(path or default, error) from error
@@ -65,24 +66,15 @@ def read_tables(tables: Mapping[str, Any], problems: Problems, registry: Registr
     for name in tables:
         if name not in (*TABLES, "resource"):
             problems.add((name,), unknown("table", name, (*TABLES, "resource")))
-    agent = _section(tables, "agent", AgentConfig, problems)
-    host = _section(tables, "host", Host, problems)
-    http = _section(tables, "http", HttpConfig, problems)
-    kubernetes = _section(tables, "kubernetes", KubernetesConfig, problems)
-    if agent is not None and (problem := plugin_directory_problem(agent.plugin_dir)):
+    sections = {name: _section(tables, name, wanted, problems) for name, wanted in TABLES.items()}
+    if (agent := sections["agent"]) is not None and (problem := plugin_directory_problem(agent.plugin_dir)):
         problems.add(("agent", "plugin_dir"), problem)
     resources = read_resources(tables.get("resource", []), registry, problems)
     problems.raise_any()
-    assert agent is not None
-    assert host is not None
-    assert http is not None
-    assert kubernetes is not None
-    listen = None if http.listen == "off" else str(http.listen)
-    return Config(agent, host, listen, resources, source, http.hosts, kubernetes)
+    return Config(**sections, resources=resources, source=source)
 
 
-def _section(tables: Mapping[str, Any], name: str, wanted: type[_Section], problems: Problems) -> _Section | None:
-    section: _Section | None
+def _section(tables: Mapping[str, Any], name: str, wanted: type, problems: Problems) -> Any:
     section, mistakes = typed.convert(tables.get(name, {}), wanted)
     for path, sentence in mistakes:
         problems.add((name, *path), sentence)

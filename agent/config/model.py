@@ -1,89 +1,14 @@
-"""The configuration's typed values, their defaults, and how their texts are read."""
+"""The tables of the configuration, typed, with their defaults."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, Self
+from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from agent.runtime.limits import SOCKET_PATH_LIMIT
+from agent.config.typed import Listen, PathOrNone, PathOrOff
 from backends.base import Host, Resource, Seconds
-
-_TCP: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s\[\]:/]+):(?P<port>[0-9]{1,5})")
-
-
-class Listen(str):
-    """Where HTTP is served: "host:port", "unix:/path" or "off"."""
-
-    __slots__ = ()
-
-    @classmethod
-    def parse(cls, text: str) -> Listen:
-        """Read an address.
-
-        Raises:
-            ValueError: it has none of the three forms, or cannot be bound.
-        """
-        scheme, _, path = text.partition(":")
-        if scheme == "unix":
-            if not path.startswith("/") or "\0" in path or len(path.encode()) > SOCKET_PATH_LIMIT:
-                raise ValueError(f"{path!r} is no absolute path of at most {SOCKET_PATH_LIMIT} bytes")
-        elif text != "off":
-            found = _TCP.fullmatch(text)
-            if found is None or not 0 < int(found["port"]) < 65536:
-                raise ValueError(f"{text!r} is no address; write 'host:port', 'unix:/path' or 'off'")
-        return cls(text)
-
-
-class _PathOrWord(str):
-    """A file, or the word that says that there is none."""
-
-    __slots__ = ()
-    word: ClassVar[str]
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read it.
-
-        Raises:
-            ValueError: it is neither.
-        """
-        if text != cls.word:
-            parse_path(text)
-        return cls(text)
-
-    @property
-    def path(self) -> Path | None:
-        """None where there is none."""
-        return None if self == self.word else Path(self)
-
-
-class PathOrOff(_PathOrWord):
-    """A file, or "off"."""
-
-    __slots__ = ()
-    word = "off"
-
-
-class PathOrNone(_PathOrWord):
-    """A file, or "" where none is named."""
-
-    __slots__ = ()
-    word = ""
-
-
-def parse_path(text: str) -> Path:
-    """Read an absolute path.
-
-    Raises:
-        ValueError: it is relative or no path at all.
-    """
-    if not text.startswith("/") or "\0" in text:
-        raise ValueError(f"{text!r} is no absolute path; it starts with '/'")
-    return Path(text)
-
 
 _FIVE_MINUTES: Final = Seconds(300)
 _HALF_A_MINUTE: Final = Seconds(30)
@@ -128,6 +53,11 @@ class HttpConfig(Struct, frozen=True):
     hosts: tuple[str, ...] = ()
     """Names of this node in requests, beside its own, its addresses and localhost."""
 
+    @property
+    def is_on(self) -> bool:
+        """Is HTTP served?"""
+        return self.listen != _OFF
+
 
 class KubernetesConfig(Struct, frozen=True):
     """`[kubernetes]`: what Kubernetes' API server is told and asked; nothing by default."""
@@ -152,14 +82,11 @@ class Config(Struct, frozen=True):
 
     agent: AgentConfig = AgentConfig()
     host: Host = Host()
-    http_listen: str | None = None
-    """`host:port` or `unix:/path`; None is off."""
     resources: tuple[Resource[Any], ...] = ()
     """In the file's order: a device joins the first that takes it."""
     source: Path | None = None
     """The file it came from; None is the built-in set."""
-    http_hosts: tuple[str, ...] = ()
-    """Names of this node in HTTP requests, beside its own."""
+    http: HttpConfig = HttpConfig()
     kubernetes: KubernetesConfig = KubernetesConfig()
     read_at: float = 0.0
     """When it was read, in seconds since 1970; 0 if it was not: it cannot be read again."""

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration: collected, put on its line, told all at once."""
+"""Collects the mistakes of a configuration, finds the line of each, and raises all of them at once."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ class Problems:
         return len(self._found)
 
     def add(self, path: KeyPath, sentence: str) -> None:
-        """Something is wrong with the value at this path."""
+        """Note what is wrong with the value at this path."""
         self._found.append((path, sentence))
 
     def lines(self) -> Mapping[KeyPath, int]:
-        """Where the document's keys stand; read anew, and only when something is wrong."""
+        """The lines of the document's keys; looked for only when something is wrong."""
         return key_lines(self._document)
 
     def raise_any(self) -> None:
-        """End here if anything was found.
+        """Raise if anything was found.
 
         Raises:
             ConfigError: with all of it, in the order of the lines.

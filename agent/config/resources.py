@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Final, Protocol, TypeVar
+from typing import Annotated, Any, Final, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -62,7 +62,6 @@ RESOURCE_TYPES: Final[Mapping[str, Any]] = {
     "adopt": Adopt,
 }
 """Of those, the ones that are a single value."""
-_Value = TypeVar("_Value")
 _Attributes = Mapping[str, Attribute] | None
 """`Backend.attributes`."""
 
@@ -118,14 +117,10 @@ class _Table(Struct, frozen=True):
         select, exclude = self._selectors("select", known), self._selectors("exclude", known)
         for attribute in PLACEHOLDER.findall(name):
             self._attribute(("name",), attribute, known)
-        replicas = self._common("replicas", RESOURCE_TYPES["replicas"], 1)
-        placement: Placement = self._common("placement", Placement, "spread")
-        pre_start: PreStart = self._common("pre_start", PreStart, "none")
-        edits: Edits = self._common("edits", Edits, "inline")
-        adopt: Adopt = self._common("adopt", Adopt, "lenient")
+        read = {key: self._common(key, wanted) for key, wanted in RESOURCE_TYPES.items() if key != "name"}
         if backend is not None and (options := self._options(backend)) is not None:
-            common = select, exclude, replicas, placement, pre_start, edits, adopt
-            spec = ResourceSpec(str(self.table["backend"]), options, *common)
+            common = {key: value for key, value in read.items() if value is not None}
+            spec = ResourceSpec(str(self.table["backend"]), options, select, exclude, **common)
             resource = Resource(name, spec)
             self._check(backend, resource)
             self._check_reset(backend, resource)
@@ -136,18 +131,19 @@ class _Table(Struct, frozen=True):
     def _add(self, key: str, sentence: str) -> None:
         self.problems.add((*self.at, key) if key in self.table else self.at, sentence)
 
-    def _common(self, key: str, wanted: Any, default: _Value) -> _Value:
+    def _common(self, key: str, wanted: Any) -> Any:
+        """The value of a key; None if it is missing or a problem."""
         if key not in self.table:
-            return default
+            return None
         value, mistakes = typed.convert(self.table[key], wanted)
         for path, sentence in mistakes:
             self.problems.add((*self.at, key, *path), sentence)
-        return default if mistakes else value
+        return value
 
     def _name(self) -> str:
         if "name" not in self.table:
             self._add("name", "the key 'name' is missing: the resource that pods ask for, as in 'example.com/widget'")
-        name = self._common("name", str, "")
+        name: str = self._common("name", str) or ""
         if name and (problem := name_problem(name)):
             self._add("name", problem)
         return name
@@ -155,7 +151,7 @@ class _Table(Struct, frozen=True):
     def _backend(self) -> type[Backend[Any]] | None:
         if "backend" not in self.table:
             self._add("backend", f"the key 'backend' is missing: one of {', '.join(self.registry.names())}")
-        name = self._common("backend", str, "")
+        name: str = self._common("backend", str) or ""
         try:
             return self.registry.load(name) if name else None
         except UnknownBackendError:
@@ -205,15 +201,16 @@ class _Table(Struct, frozen=True):
 
     def _options(self, backend: type[Backend[Any]]) -> Any:
         """The backend's own keys as its type, or None where they have problems."""
-        known = typed.keys(backend.options_type)
+        options_type: Any = backend.options_type
+        known = typed.keys(options_type)
         flat = {key: value for key, value in self.table.items() if key not in RESOURCE_KEYS}
-        below: dict[str, Any] = self._common("options", dict[str, Any], {})
+        below: dict[str, Any] = self._common("options", dict[str, Any]) or {}
         for key in flat.keys() & below.keys():
             self._add(key, "is also in [resource.options]; keep one of them")
         for key in [key for key in flat if key not in known]:
             self._add(key, unknown("key", key, {*RESOURCE_KEYS, *known}))
             del flat[key]
-        options, mistakes = typed.convert({**flat, **below}, backend.options_type)
+        options, mistakes = typed.convert({**flat, **below}, options_type)
         for path, sentence in mistakes:
             self.problems.add(self._place(path), sentence)
         return options

@@ -21,8 +21,8 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from agent.config.file import TABLES
-from agent.config.model import Listen, PathOrNone, PathOrOff
 from agent.config.resources import RESOURCE_KEYS, RESOURCE_TYPES
+from agent.config.typed import Listen, PathOrNone, PathOrOff
 from backends import registry
 from backends.base import TEXT, Attribute, Backend, Seconds
 

@@ -25,7 +25,7 @@ class NamelessError(ValueError):
 
 
 class Named(Struct, frozen=True):
-    """What a template makes of a device."""
+    """The name that a template gives a device."""
 
     name: str
     """Valid to a kubelet."""

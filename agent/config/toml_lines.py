@@ -1,4 +1,4 @@
-"""On which line of a TOML document each key stands; `tomllib` tells that of syntax errors only.
+"""Finds the line of each key of a TOML document; `tomllib` tells lines of syntax errors only.
 
 The scanner trusts that `tomllib` has accepted the document, so it looks only for what separates keys and
 values, and is a tenth of a parser.

@@ -10,17 +10,91 @@ import enum
 import functools
 import re
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import UnionType
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal, Self
 
 import msgspec
 
-from agent.config.model import Listen, PathOrNone, PathOrOff, parse_path
 from agent.config.toml_lines import KeyPath
 from agent.runtime.errors import unknown
+from agent.runtime.limits import SOCKET_PATH_LIMIT
 from backends.base import Seconds
+
+_TCP: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s\[\]:/]+):(?P<port>[0-9]{1,5})")
+
+
+class Listen(str):
+    """Where HTTP is served: "host:port", "unix:/path" or "off"."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Listen:
+        """Read an address.
+
+        Raises:
+            ValueError: it has none of the three forms, or cannot be bound.
+        """
+        scheme, _, path = text.partition(":")
+        if scheme == "unix":
+            if not path.startswith("/") or "\0" in path or len(path.encode()) > SOCKET_PATH_LIMIT:
+                raise ValueError(f"{path!r} is no absolute path of at most {SOCKET_PATH_LIMIT} bytes")
+        elif text != "off":
+            found = _TCP.fullmatch(text)
+            if found is None or not 0 < int(found["port"]) < 65536:
+                raise ValueError(f"{text!r} is no address; write 'host:port', 'unix:/path' or 'off'")
+        return cls(text)
+
+
+class _PathOrWord(str):
+    """A file, or the word that says that there is none."""
+
+    __slots__ = ()
+    word: ClassVar[str]
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a path, or the word.
+
+        Raises:
+            ValueError: it is neither.
+        """
+        if text != cls.word:
+            parse_path(text)
+        return cls(text)
+
+    @property
+    def path(self) -> Path | None:
+        """The path; None for the word."""
+        return None if self == self.word else Path(self)
+
+
+class PathOrOff(_PathOrWord):
+    """A file, or "off"."""
+
+    __slots__ = ()
+    word = "off"
+
+
+class PathOrNone(_PathOrWord):
+    """A file, or "" where none is named."""
+
+    __slots__ = ()
+    word = ""
+
+
+def parse_path(text: str) -> Path:
+    """Read an absolute path.
+
+    Raises:
+        ValueError: it is relative or no path at all.
+    """
+    if not text.startswith("/") or "\0" in text:
+        raise ValueError(f"{text!r} is no absolute path; it starts with '/'")
+    return Path(text)
+
 
 Mistake = tuple[KeyPath, str]
 
@@ -54,57 +128,48 @@ def convert(value: object, wanted: Any) -> tuple[Any, list[Mistake]]:
     try:
         return msgspec.convert(value, wanted, dec_hook=_read), []
     except msgspec.ValidationError as error:  # what a type checks as a whole
-        return None, [_said(error)]
+        return None, [_translated(error)]
 
 
-def keys(record: Any) -> Mapping[str, bool]:
-    """The keys that a struct has in TOML, and whether each must be there."""
-    return {field.encode_name: field.required for field in msgspec.structs.fields(record)}
+@functools.cache
+def keys(record: Any) -> Mapping[str, Any]:
+    """The keys that a struct has in TOML, and the type of each, with what `Annotated` adds to it."""
+    hints = typing.get_type_hints(record, include_extras=True)
+    return {field.encode_name: hints[field.name] for field in msgspec.structs.fields(record)}
+
+
+def _required(record: Any) -> list[str]:
+    return [field.encode_name for field in msgspec.structs.fields(record) if field.required]
 
 
 def _mistakes(value: object, wanted: Any) -> Iterator[Mistake]:
     wanted = _branch(value, wanted)
+    inner: list[tuple[str | int, object, Any]]
     if isinstance(value, Mapping) and _is_record(wanted):
-        yield from _record_mistakes(value, wanted)
+        known = keys(wanted)
+        yield from (((key,), unknown("key", key, known)) for key in value if key not in known)
+        yield from (((), f"the key {key!r} is missing") for key in _required(wanted) if key not in value)
+        inner = [(key, it, known[key]) for key, it in value.items() if key in known]
     elif isinstance(value, list) and (item := _item_type(wanted)) is not None:
-        yield from _below(enumerate(value), item)
+        inner = [(number, it, item) for number, it in enumerate(value)]
     else:
         yield from _leaf_mistakes(value, wanted)
-
-
-def _record_mistakes(value: Mapping[str, object], wanted: Any) -> Iterator[Mistake]:
-    known = keys(wanted)
-    types = _types(wanted)
-    for key, inner in value.items():
-        if key in known:
-            yield from _below([(key, inner)], types[key])
-        else:
-            yield (key,), unknown("key", key, known)
-    for key, required in known.items():
-        if required and key not in value:
-            yield (), f"the key {key!r} is missing"
-
-
-def _below(items: Iterable[tuple[str | int, object]], wanted: Any) -> Iterator[Mistake]:
-    for step, inner in items:
-        for path, sentence in _mistakes(inner, wanted):
-            yield (step, *path), sentence
+        return
+    for step, it, kind in inner:
+        yield from (((step, *path), sentence) for path, sentence in _mistakes(it, kind))
 
 
 def _leaf_mistakes(value: object, wanted: Any) -> Iterator[Mistake]:
     choices = _choices(wanted)
     if isinstance(value, str) and choices and value not in choices:
         yield (), unknown("choice", value, choices)
-        return
-    if isinstance(value, str) and _is_record(wanted):
-        required = [key for key, is_required in keys(wanted).items() if is_required]
-        if len(required) == 1:
-            yield (), f"expected a table, as in {{ {required[0]} = {value!r} }}"
-            return
-    try:
-        msgspec.convert(value, wanted, dec_hook=_read)
-    except msgspec.ValidationError as error:
-        yield _said(error)
+    elif isinstance(value, str) and _is_record(wanted) and len(required := _required(wanted)) == 1:
+        yield (), f"expected a table, as in {{ {required[0]} = {value!r} }}"
+    else:
+        try:
+            msgspec.convert(value, wanted, dec_hook=_read)
+        except msgspec.ValidationError as error:
+            yield _translated(error)
 
 
 def _branch(value: object, wanted: Any) -> Any:
@@ -133,13 +198,6 @@ def _is_record(wanted: Any) -> bool:
     return isinstance(wanted, type) and issubclass(wanted, msgspec.Struct)
 
 
-@functools.cache
-def _types(record: Any) -> Mapping[str, Any]:
-    """Key → type, with what `Annotated` adds to it."""
-    hints = typing.get_type_hints(record, include_extras=True)
-    return {field.encode_name: hints[field.name] for field in msgspec.structs.fields(record)}
-
-
 def _choices(wanted: Any) -> list[str]:
     if typing.get_origin(wanted) is Literal:
         return [choice for choice in typing.get_args(wanted) if isinstance(choice, str)]
@@ -155,14 +213,12 @@ def _read(wanted: type, value: object) -> object:
     return read(value)
 
 
-def _said(error: msgspec.ValidationError) -> Mistake:
-    """The path and the words of msgspec in ours."""
+def _translated(error: msgspec.ValidationError) -> Mistake:
+    """The path and sentence of msgspec, in our words."""
     found = _WHERE.fullmatch(str(error))
     assert found is not None
     path = tuple(step["key"] or int(step["index"]) for step in _STEP.finditer(found["path"] or ""))
-    what = re.sub(r"`([^`]*)`", lambda name: _in_words(name[1]), found["what"])
+    what = re.sub(
+        r"`([^`]*)`", lambda names: " or ".join(_NOUNS.get(name, name) for name in names[1].split(" | ")), found["what"]
+    )
     return path, what[:1].lower() + what[1:] if what.startswith("Expected") else what
-
-
-def _in_words(types: str) -> str:
-    return " or ".join(_NOUNS.get(name, name) for name in types.split(" | "))

@@ -7,13 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
+import msgspec
 from grpclib.client import Channel, UnaryStreamMethod, UnaryUnaryMethod
 from grpclib.const import Status as Code
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
-from agent.console import requests
-from agent.console.messages import Codec
-from agent.console.requests import SERVICE, Request
+from agent.console.admin_protocol import SERVICE, Codec, DeviceRequest, DrainRequest, EmptyRequest, WatchRequest
 from agent.console.views import Drained, Event, Explanation, HandedOver, History, Reloaded, Status, Undrained
 from agent.runtime.errors import ExitCode, FairleadError
 
@@ -41,59 +40,59 @@ class Client:
     """One connection to the daemon."""
 
     def __init__(self, socket: Path, patience: float = PATIENCE) -> None:
-        """Prepare; an answer is awaited for so many seconds."""
+        """`patience` is how many seconds an answer is awaited."""
         self._socket, self._patience = socket, patience
         self._channel = Channel(path=str(socket), codec=Codec())
 
     def close(self) -> None:
-        """Hang up."""
+        """Close it."""
         self._channel.close()
 
     async def status(self) -> Status:
         """Everything there is to see, now."""
-        return await self._ask("Status", requests.StatusRequest(), Status)
+        return await self._ask("Status", EmptyRequest(), Status)
 
     async def watch(self, last: int, *, follow: bool) -> AsyncIterator[Event]:
         """The newest `last` events, then, to follow, every one as it happens; ends when the daemon does."""
-        watch = UnaryStreamMethod(self._channel, f"{SERVICE}Watch", requests.WatchRequest, Event)
+        watch = UnaryStreamMethod(self._channel, f"{SERVICE}Watch", WatchRequest, Event)
         with self._errors():
             async with watch.open() as stream:
-                await stream.send_message(requests.WatchRequest(last, follow), end=True)
+                await stream.send_message(WatchRequest(last, follow), end=True)
                 async for event in stream:
                     yield event
 
     async def explain(self, device: str) -> Explanation:
         """All that is known of a device."""
-        return await self._ask("Explain", requests.ExplainRequest(device), Explanation)
+        return await self._ask("Explain", DeviceRequest(device), Explanation)
 
     async def history(self, device: str) -> History:
         """How a device was in the last 24 hours."""
-        return await self._ask("History", requests.HistoryRequest(device), History)
+        return await self._ask("History", DeviceRequest(device), History)
 
     async def drain(self, device: str, reason: str, until: float | None) -> Drained:
         """Take a device out of service."""
-        return await self._ask("Drain", requests.DrainRequest(device, reason, until), Drained)
+        return await self._ask("Drain", DrainRequest(device, reason, until), Drained)
 
     async def undrain(self, device: str) -> Undrained:
-        """Put it back."""
-        return await self._ask("Undrain", requests.UndrainRequest(device), Undrained)
+        """Put a device back into service."""
+        return await self._ask("Undrain", DeviceRequest(device), Undrained)
 
     async def reload(self) -> Reloaded:
         """Have the configuration read again."""
-        return await self._ask("Reload", requests.ReloadRequest(), Reloaded)
+        return await self._ask("Reload", EmptyRequest(), Reloaded)
 
     async def hand_over(self) -> HandedOver:
         """Have a new process serve the node."""
-        return await self._ask("Handover", requests.HandoverRequest(), HandedOver)
+        return await self._ask("Handover", EmptyRequest(), HandedOver)
 
-    async def _ask(self, name: str, request: Request, answer: type[_Answer]) -> _Answer:
+    async def _ask(self, name: str, request: msgspec.Struct, answer: type[_Answer]) -> _Answer:
         call = UnaryUnaryMethod(self._channel, SERVICE + name, type(request), answer)
         with self._errors():
             return await call(request, timeout=self._patience)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """What goes wrong on the way, as sentences."""
+        """Turn what goes wrong into sentences."""
         try:
             yield
         except GRPCError as error:
@@ -103,6 +102,10 @@ class Client:
                 ) from error
             kind = WrongNameError if error.status is Code.NOT_FOUND else FairleadError
             raise kind(error.message or f"the daemon refused: {error.status.name}") from error
+        except msgspec.DecodeError as error:
+            raise FairleadError(
+                f"the Fairlead that answers at {self._socket} is of another version than this command: {error}"
+            ) from error
         except PermissionError as error:
             raise NoDaemonError(f"{self._socket} may be used by root only") from error
         except (FileNotFoundError, ConnectionRefusedError) as error:

@@ -1,4 +1,4 @@
-"""What the faces may ask of the daemon; the supervisor hands in who answers."""
+"""Says what commands and HTTP may ask of the daemon; `agent/daemon/control.py` answers."""
 
 from __future__ import annotations
 

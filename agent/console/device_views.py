@@ -1,8 +1,8 @@
-"""Shows the devices of a list, and those that are in none, as views: what each is called, where it is, how it is."""
+"""Makes views of devices, of those in a list and of others: what each is called, where it is, how it is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from msgspec import Struct
@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from agent.console import views
 from agent.console.device_names import model_of, name_of
-from agent.model import Health, Slot, Snapshot
+from agent.model import Slot, Snapshot
 from agent.runtime.chunked_work import BATCH, in_batches, in_slices
 from backends.base import Device
 
@@ -51,24 +51,17 @@ async def draw(snapshot: Snapshot, wall: Callable[[float], float]) -> Drawn:
             ids[key].append(slot.id)
     keys = sorted(order, key=order.__getitem__)
     numbers = {device_id: number for number, key in enumerate(keys) for device_id in ids[key]}
-    devices = await in_slices(_devices_of(((alike[key], tuple(ids[key])) for key in keys), wall))
+    devices = await in_slices(_device(alike[key], tuple(ids[key]), wall) for key in keys)
     return Drawn(snapshot, tuple(devices), numbers)
-
-
-def _devices_of(
-    slots: Iterable[tuple[Slot, tuple[str, ...]]], wall: Callable[[float], float]
-) -> Iterator[views.Device]:
-    return (_device(slot.id, slot.device, slot.health, ids, wall) for slot, ids in slots)
 
 
 def _order(slot: Slot) -> tuple[str, str]:
     return slot.device.key if slot.device else slot.id, slot.health.state.value
 
 
-def _device(
-    device_id: str, device: Device | None, health: Health, ids: tuple[str, ...], wall: Callable[[float], float]
-) -> views.Device:
+def _device(slot: Slot, ids: tuple[str, ...], wall: Callable[[float], float]) -> views.Device:
+    device, health = slot.device, slot.health
     since = wall(health.since) if health.since else 0.0
-    key = device.key if device else device_id
+    key = device.key if device else slot.id
     view = views.Device(key, ids, health.state.value, health.reason, health.message, since)
     return described(view, device) if device else view

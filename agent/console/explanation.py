@@ -1,4 +1,4 @@
-"""Puts together all that is known of one device, the same from a daemon and from a look of our own."""
+"""Collects all that is known of one device, for the daemon and for `fairlead explain` without one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agent.inventory.found_devices import Found
 from agent.inventory.inventory import Inventory
 from agent.kubelet.allocation import unfit
 from agent.model import Slot, SlotKey
-from agent.runtime.errors import FairleadError, shown
+from agent.runtime.errors import FairleadError, shown, some
 from backends.base import AllocationRefused, Backend, ContainerEdits, Device, Grant, Problem, Resource
 
 _NAMED: Final = 8  # devices in one sentence
@@ -29,12 +29,12 @@ def _nobody(_slot: SlotKey) -> tuple[views.Holder, ...]:
 
 
 class Knowledge(Struct, frozen=True):
-    """Where the answers are."""
+    """What an explanation is made from."""
 
     inventory: Inventory
     backends: Mapping[str, Backend[Any]]
-    said_of: Callable[[str], Sequence[Statement]]
-    """Everything that is said of a piece of hardware now."""
+    signals_of: Callable[[str], Sequence[Statement]]
+    """The signals about a piece of hardware now."""
     problems_of: Callable[[str, str], Sequence[Problem]]
     """The problems of a backend's unit."""
     wall: Callable[[float], float]
@@ -44,11 +44,11 @@ class Knowledge(Struct, frozen=True):
     adoption: Mapping[SlotKey, str] = field(default_factory=dict)
     """Why a slot's device could not be made ready."""
     selectable: Callable[[], Iterable[tuple[str, Device]]] = tuple
-    """What a selector could mean, with its backend: also what no resource selects and is shown nowhere."""
+    """Every device that a selector can name, with its backend, also those that no resource selects."""
 
 
 def find(inventory: Inventory, name: str) -> frozenset[str]:
-    """The hardware that a person calls so.
+    """The hardware of this name.
 
     Raises:
         NoSuchDeviceError: there is none, with the nearest name; or several, with what tells them apart.
@@ -61,16 +61,15 @@ def find(inventory: Inventory, name: str) -> frozenset[str]:
 
 
 def _of_resource(inventory: Inventory, name: str) -> str:
-    """What to ask about instead of a resource."""
+    """Which devices to ask about instead of a resource."""
     keys = list(dict.fromkeys(slot.device.key if slot.device else slot.id for slot in inventory.slots(name).values()))
     if not keys:
         return f"{name} is a resource, and it has no device; `fairlead doctor` says why"
-    more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
-    return f"{name} is a resource; name one of its devices: {', '.join(keys[:_NAMED])}{more}"
+    return f"{name} is a resource; name one of its devices: {some(keys, _NAMED)}"
 
 
 def explain(known: Knowledge, name: str) -> views.Explanation:
-    """What is known of the device that a person calls so.
+    """What is known of the device of this name.
 
     Where several devices are made of the same hardware, it is about the one that is offered; what became of the others
     is among the decisions.
@@ -93,7 +92,7 @@ def explain(known: Knowledge, name: str) -> views.Explanation:
 
 
 def _selectable(known: Knowledge, name: str) -> tuple[str, Device] | None:
-    """What a person calls so and no resource selects, with its backend."""
+    """The device of this name that no resource selects, with its backend."""
     there = tuple(known.selectable())
     try:
         hardware = lookup.find(name, (lookup.Place(it.hardware, it.key, device=it) for _, it in there))
@@ -107,11 +106,8 @@ def _is_called(found: Found, name: str) -> bool:
     return name == found.device.key or name.rpartition("/")[2] in ids or name in ids
 
 
-def _device(known: Knowledge, found: Found, others: Iterable[Found]) -> views.Explanation:
-    device, kind = found.device, found.ref[0]
-    resource, ids = (found.placed.resource, found.placed.ids) if found.placed else ("", ())
-    slot = known.inventory.slot(resource, ids[0]) if ids else None
-    gift, refusal = _gift(known, resource, ids) if ids else (None, "")
+def _read(kind: str, device: Device) -> views.Explanation:
+    """What a backend has read of a device."""
     return views.Explanation(
         device.key,
         kind,
@@ -122,44 +118,49 @@ def _device(known: Knowledge, found: Found, others: Iterable[Found]) -> views.Ex
         numa_node=device.numa_node,
         ancestry=device.ancestry,
         attributes=dict(device.attributes),
+    )
+
+
+def _device(known: Knowledge, found: Found, others: Iterable[Found]) -> views.Explanation:
+    device, kind = found.device, found.ref[0]
+    resource, ids = (found.placed.resource, found.placed.ids) if found.placed else ("", ())
+    slot = known.inventory.slot(resource, ids[0]) if ids else None
+    gift, refusal = _gift(known, resource, ids) if ids else (None, "")
+    decisions = [*_decisions(found)]
+    for other in others:
+        decisions += _decisions(other, beside=(kind, device.key) != (other.ref[0], other.device.key))
+    return replace(
+        _read(kind, device),
         resource=resource,
-        decisions=(
-            *_decisions(found),
-            *(it for other in others for it in _decisions(other, beside=_differ(found, other))),
-        ),
+        decisions=tuple(decisions),
         ids=ids,
         held=(*(held(known, resource, ids) if ids else ()), *_held_otherwise(known, device.hardware, resource, ids)),
-        state=slot.health.state.value if slot else "",
-        reason=slot.health.reason if slot else "",
-        message=slot.health.message if slot else "",
+        **_health(known, slot),
         signals=_signals(known, device.hardware | device.depends),
         problems=tuple(_problems(known, found)),
         gift=gift,
         refusal=refusal,
-        since=_since(known, slot),
     )
 
 
 def _unselected(known: Knowledge, kind: str, device: Device) -> views.Explanation:
-    """What no resource wants."""
+    """A device that no resource selects."""
     resources = [it for name in known.inventory.names() if (it := known.inventory.resource(name))]
-    return views.Explanation(
-        device.key,
-        kind,
-        device.unit,
-        identity=device.identity,
-        hardware=tuple(sorted(device.hardware)),
-        attributes=dict(device.attributes),
-        decisions=tuple(
-            views.Decision(it.name, False, f"does not take it: {why}")
-            for it in resources
-            if it.spec.backend == kind and (why := it.refuses(device)) is not None
-        ),
+    decisions = (
+        views.Decision(it.name, False, f"does not take it: {why}")
+        for it in resources
+        if it.spec.backend == kind and (why := it.refuses(device)) is not None
     )
+    return replace(_read(kind, device), decisions=tuple(decisions))
 
 
-def _since(known: Knowledge, slot: Slot | None) -> float:
-    return known.wall(slot.health.since) if slot and slot.health.since else 0.0
+def _health(known: Knowledge, slot: Slot | None) -> dict[str, Any]:
+    """How a slot is; nothing of one that is not there."""
+    if slot is None:
+        return {}
+    it = slot.health
+    since = known.wall(it.since) if it.since else 0.0
+    return {"state": it.state.value, "reason": it.reason, "message": it.message, "since": since}
 
 
 def _shared(known: Knowledge, hardware: frozenset[str], users: Sequence[Found]) -> views.Explanation:
@@ -174,7 +175,7 @@ def _shared(known: Knowledge, hardware: frozenset[str], users: Sequence[Found]) 
 
 
 def _gone(known: Knowledge, hardware: frozenset[str]) -> views.Explanation:
-    """What a pod holds and is not there any more."""
+    """Hardware that is gone, and that a pod still holds."""
     claims = [
         claim
         for name in known.inventory.names()
@@ -193,17 +194,14 @@ def _gone(known: Knowledge, hardware: frozenset[str]) -> views.Explanation:
         resource=first.resource,
         ids=ids,
         held=held(known, first.resource, ids),
-        state=slot.health.state.value if slot else "",
-        reason=slot.health.reason if slot else "",
-        message=slot.health.message if slot else "",
+        **_health(known, slot),
         signals=_signals(known, hardware),
         refusal=unfit(first.resource, slot) if slot else "",
-        since=_since(known, slot),
     )
 
 
 def held(known: Knowledge, resource: str, ids: Iterable[str]) -> tuple[views.Held, ...]:
-    """Those of a resource's IDs that pods hold, and who."""
+    """The IDs of a resource that pods hold, with the pods."""
     claims = known.inventory.claims(resource)
     return tuple(views.Held(i, known.holders((resource, i))) for i in ids if i in claims) if claims else ()
 
@@ -241,10 +239,6 @@ def _decisions(found: Found, *, beside: bool = False) -> Iterator[views.Decision
             yield views.Decision(name, False, found.why_not(name) + about)
 
 
-def _differ(found: Found, other: Found) -> bool:
-    return (found.ref[0], found.device.key) != (other.ref[0], other.device.key)
-
-
 # --- how it is ---
 
 
@@ -263,7 +257,7 @@ def _signals(known: Knowledge, hardware: Iterable[str]) -> tuple[views.Signal, .
             it.unless_held,
         )
         for name in sorted(hardware)
-        for it in known.said_of(name)
+        for it in known.signals_of(name)
     )
 
 
@@ -299,7 +293,7 @@ def _edits(backend: Backend[Any], resource: Resource[Any], grant: Grant) -> tupl
 
 
 def _by_cdi(backend: Backend[Any], resource: Resource[Any], grant: Grant, edits: ContainerEdits) -> views.Gift:
-    """The same with names; nodes and mounts are a container's, whoever makes them."""
+    """The same by CDI names, with the nodes and mounts that the container runtime then makes."""
     from agent.cdi import answers, names  # noqa: PLC0415  # which most nodes can do without
 
     if (found := answers.named(backend, resource, [grant], edits)) is None:

@@ -34,7 +34,7 @@ class Holding(Struct, frozen=True):
 
 
 class Holders(Struct, frozen=True):
-    """All of them, as far as the kubelet tells."""
+    """All holdings, as far as the kubelet tells."""
 
     holdings: tuple[Holding, ...] = ()
     unread: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class Holders(Struct, frozen=True):
 
 
 async def holders(inventory: Inventory, plugin_dir: Path, pod_resources: Path) -> Holders:
-    """Whatever pods of this node hold that the inventory's resources or devices are concerned by.
+    """What pods of this node hold of the inventory's resources, or of hardware that its devices have.
 
     Args:
         inventory: of the configuration that is to come.

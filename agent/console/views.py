@@ -1,7 +1,6 @@
 """What the daemon shows of itself: frozen values, the same for the admin service, HTTP and the commands' JSON.
 
-Field by field, in the order of their numbers, they are the messages of proto/fairlead/admin/v1/admin.proto. Times are
-seconds since 1970. They are structs, not dataclasses, since 20 dataclasses take 12 ms of each command to be made.
+Times are seconds since 1970. A field that is added needs a default: a daemon of an earlier version does not send it.
 """
 
 from __future__ import annotations
@@ -64,6 +63,20 @@ class Resource(msgspec.Struct, frozen=True):
     complaint: str = ""
     """Why it is not registered, or what is wrong with it."""
     devices: tuple[Device, ...] = ()
+
+    @property
+    def served(self) -> bool:
+        """Has the kubelet the resource, with an open stream?"""
+        return self.registered and self.streaming
+
+    @property
+    def registration(self) -> tuple[str, str]:
+        """How it stands with the kubelet, in a word, and which state of a device is as good or bad."""
+        if not self.backend:
+            return "retiring", "Degraded"
+        if self.served:
+            return "registered", "Healthy"
+        return ("no stream" if self.registered else "waiting"), "Unhealthy"
 
     @property
     def overtaken(self) -> bool:
@@ -150,6 +163,16 @@ class Status(msgspec.Struct, frozen=True):
     """Does another Fairlead serve the node, and this one is ready to take over?"""
     standby: str = ""
     """Process and version of the one that is ready to take over from this one; empty if there is none."""
+
+    def unready(self) -> list[str]:
+        """One sentence for each resource that the kubelet has not, but for those that retire or another Fairlead serves."""
+        return [
+            f"{it.name} is registered, but the kubelet has no stream open: {it.complaint or 'it may come'}"
+            if it.registered
+            else f"{it.name} is not registered: {it.complaint or self.kubelet.waiting_for or 'its turn comes'}"
+            for it in self.resources
+            if it.backend and not it.served and not self.standing_by
+        ]
 
 
 class Event(msgspec.Struct, frozen=True):

@@ -66,10 +66,10 @@ class ConfigurationSwap(Struct):
         """
         if change.difference or change.backends:
             await self._move(change)
+            self.kubernetes.configure(self.config.kubernetes)
+            self.node.cdi.changed(self.inventory.names())
         else:
             self.config = change.difference.config
-        self.kubernetes.configure(self.config.kubernetes)
-        self.node.cdi.changed(self.inventory.names())
         self.node.tasks.start_soon(self.adopter.adopt_what_is_new)
 
     async def _move(self, change: Change) -> None:

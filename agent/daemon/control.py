@@ -15,8 +15,8 @@ from agent.console import views
 from agent.console.control import NoSuchDeviceError, RefusedError
 from agent.console.device_views import Drawn, described, draw
 from agent.console.explanation import Knowledge, explain, find
-from agent.console.histories import histories, history_by_key, history_of
-from agent.console.names import node_name
+from agent.console.history_views import histories, history_by_key, history_of
+from agent.console.node_name import node_name
 from agent.daemon.configuration_swap import ConfigurationSwap
 from agent.daemon.ending import Ending
 from agent.daemon.node import Node
@@ -57,7 +57,7 @@ class Parts(Struct, frozen=True):
 
 
 class AgentControl:
-    """The running daemon, for a person."""
+    """The running daemon, for a person; `Control` says what may be raised."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class AgentControl:
             yield views.Template(name, configured.kind(name) or "", "; ".join(whys), given)
 
     def _unmatched_selectors(self) -> Mapping[str, str]:
-        """Resource → which of its selectors match nothing; found anew when other devices are there."""
+        """Resource → which of its selectors match nothing; looked for again when other devices are there."""
         parts = self._parts
         scanned = {kind: it for kind, it in parts.discoverers.items() if it.first_scan.is_set()}
         state = (parts.node.inventory.revision, frozenset(scanned))
@@ -234,11 +234,7 @@ class AgentControl:
     # --- one device ---
 
     def explain(self, device: str) -> views.Explanation:
-        """All that is known of a device.
-
-        Raises:
-            NoSuchDeviceError: there is none of that name, or several.
-        """
+        """All that is known of a device."""
         try:
             explained = explain(self._knowledge(), device)
         except NoSuchDeviceError:
@@ -252,7 +248,7 @@ class AgentControl:
         return replace(seen, reason=missing.reason, message=missing.message, since=self._wall(missing.since))
 
     def _gone(self, name: str) -> views.Explanation | None:
-        """What is called so, is not there any more, and nobody has."""
+        """A device of this name that is gone, and that no pod has."""
         went = [it for it in self._parts.shortfall.missing if it.reason == WENT]
         try:
             hardware = lookup.find(name, (lookup.Place(it.hardware, it.device) for it in went))
@@ -285,11 +281,7 @@ class AgentControl:
     # --- what happened ---
 
     def history(self, device: str) -> views.History:
-        """How a device was in the last 24 hours, named as to `explain`, or by the key that it had.
-
-        Raises:
-            NoSuchDeviceError: there is none of that name, or several.
-        """
+        """How a device was in the last 24 hours, named as to `explain`, or by the key that it had."""
         try:
             return history_of(self._parts.node.history, self.explain(device))
         except NoSuchDeviceError:
@@ -308,12 +300,7 @@ class AgentControl:
     # --- what an operator decides ---
 
     async def drain(self, device: str, reason: str, until: float | None) -> views.Drained:
-        """Offer it to no new pod, until then or until it is undrained.
-
-        Raises:
-            NoSuchDeviceError: there is none of that name, or several.
-            RefusedError: the time is past, or a restart would forget it.
-        """
+        """Offer it to no new pod, until then or until it is undrained."""
         hardware = find(self._parts.node.inventory, device)
         earlier = [
             drain
@@ -340,12 +327,7 @@ class AgentControl:
                 yield claim.id
 
     async def undrain(self, device: str) -> views.Undrained:
-        """Back into service: ends its drain, its quarantine, and what waits for an operator.
-
-        Raises:
-            NoSuchDeviceError: there is none of that name, or several.
-            RefusedError: a restart would forget it.
-        """
+        """Back into service: ends its drain, its quarantine, and what waits for an operator."""
         hardware = find(self._parts.node.inventory, device)
         try:
             ended = await self._parts.node.undrain(hardware)
@@ -370,19 +352,11 @@ class AgentControl:
         ]
 
     async def reload(self) -> views.Reloaded:
-        """Read the configuration again and apply what changed.
-
-        Raises:
-            RefusedError: it has mistakes; nothing has changed.
-        """
+        """Read the configuration again and apply what changed."""
         return await asyncio.shield(self._parts.reloader.request())
 
     async def hand_over(self) -> views.HandedOver:
-        """Have another process, of what is installed now, serve the node, and end.
-
-        Raises:
-            RefusedError: it cannot, and this one serves on.
-        """
+        """Have another process, of what is installed now, serve the node, and end."""
         return await self._parts.ending.replace()
 
 
@@ -390,7 +364,7 @@ _Seen = TypeVar("_Seen", views.Device, views.Explanation)
 
 
 def _as_seen(view: _Seen, unseen: str) -> _Seen:
-    """A view of what a pod holds: nobody knows that it is gone while something has not been looked at."""
+    """A view of what a pod holds; while not all hardware was looked at, it is not said to be gone."""
     if not unseen or view.reason not in (GONE.reason, UNMAPPED.reason):
         return view
     return replace(view, reason=NOT_SEEN, message=f"it has not been seen since the start: {unseen}; a pod holds it")

@@ -22,7 +22,7 @@ from anyio import to_thread
 from agent.cdi.on_demand import Cdi
 from agent.claims.ledger import Ledger
 from agent.config import Config
-from agent.console.names import node_name
+from agent.console.node_name import node_name
 from agent.console.service import serve
 from agent.daemon.boot import wait_for_held
 from agent.daemon.configuration_swap import ConfigurationSwap
@@ -203,8 +203,8 @@ class Agent:
             tasks.start_soon(self._serving.predecessor.run)
             admin = partial(serve, self.control, self.config.agent.admin_socket, self.problems)
             tasks.start_soon(self._keep, "admin socket", admin)
-            if self.config.http_listen is not None:
-                tasks.start_soon(self._keep, "HTTP", partial(self._serve_http, self.config.http_listen))
+            if self.config.http.is_on:
+                tasks.start_soon(self._keep, "HTTP", self._serve_http)
             await self._settle()
             log.info("ready", resources=self.inventory.names())
             self._notifier.ready(f"waiting for {self._serving.kubelet.socket}")
@@ -214,9 +214,9 @@ class Agent:
             tasks.start_soon(self._keep, "reload", self._reloader.run)
             tasks.start_soon(self._keep, "configuration file", self._reloader.watch)
 
-    async def _serve_http(self, listen: str) -> None:
+    async def _serve_http(self) -> None:
         serving = await to_thread.run_sync(_load_http)
-        faces = self.control, self.watchdog, self.counts, listen, self.config.http_hosts, self.problems
+        faces = self.control, self.watchdog, self.counts, self.config.http.listen, self.config.http.hosts, self.problems
         try:
             await serving.serve(*faces)
         except OSError as error:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
-from agent.importing.model import Remark
-from agent.importing.tree import Items, Scalar, Table, Tree
+from agent.importing.model import Draft, Part, Remark
+from agent.importing.yaml_tree import Items, Scalar, Table, Tree
 
 _WHOLE: Final = re.compile(r"0|[1-9][0-9]{0,8}")
 _BOOLS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -17,14 +17,24 @@ _Value = TypeVar("_Value")
 class Fields:
     """One table of the imported file. What was not asked for by the end is reported as lost."""
 
-    def __init__(self, table: Table, about: str, remarks: list[Remark]) -> None:
+    def __init__(self, table: Table, about: str, remarks: list[Remark] | None = None) -> None:
         self._table = table
         self.about = about
         """What remarks begin with."""
-        self._remarks = remarks
+        self.remarks: list[Remark] = [] if remarks is None else remarks
+        """What is said of the table; a list that is handed in has that of the table around it, too."""
         self._asked: set[str] = set()
         self.sound = True
         """Could every value that was asked for be read?"""
+
+    @classmethod
+    def named(cls, table: Table, key: str, unnamed: str) -> Fields:
+        """A table whose remarks begin with the text at `key`; with `unnamed` where there is none."""
+        return cls(table, cls(table, "").text(key) or unnamed)
+
+    def part(self, draft: Draft | None = None, *, offered: bool = True) -> Part:
+        """What was said, with the resource that it is said about."""
+        return Part(tuple(self.remarks), draft, offered)
 
     def line(self, key: str) -> int:
         """Where a key stands, or else the table."""
@@ -32,11 +42,11 @@ class Fields:
 
     def lost(self, key: str, sentence: str) -> None:
         """What the key says is not carried over."""
-        self._remarks.append(Remark(self.line(key), f"{self.about}: {sentence}"))
+        self.remarks.append(Remark(self.line(key), f"{self.about}: {sentence}"))
 
     def note(self, key: str, sentence: str) -> None:
         """What the key says is carried over, but there is something to know."""
-        self._remarks.append(Remark(self.line(key), f"{self.about}: {sentence}", lost=False))
+        self.remarks.append(Remark(self.line(key), f"{self.about}: {sentence}", lost=False))
 
     def text(self, key: str) -> str | None:
         """A text, in quotes or not; None where it is missing, empty or none."""
@@ -64,7 +74,7 @@ class Fields:
             else:
                 self.sound = False
                 sentence = f"{self.about}: {_shown(item)} in {key!r} should be a table; this is left out"
-                self._remarks.append(Remark(item.line, sentence))
+                self.remarks.append(Remark(item.line, sentence))
 
     def table(self, key: str) -> Mapping[str, Tree]:
         """What stands in a table; nothing where it is missing."""
@@ -72,7 +82,7 @@ class Fields:
         return found.values if found else {}
 
     def tree(self, key: str) -> Tree | None:
-        """Whatever stands there."""
+        """The value as it stands in the file."""
         self._asked.add(key)
         return self._table.values.get(key)
 
@@ -82,7 +92,7 @@ class Fields:
         return found or []
 
     def end(self) -> None:
-        """Report the keys that nobody asked for."""
+        """Report the keys that were not asked for."""
         for key in self._table.values:
             if key not in self._asked:
                 self.lost(key, f"Fairlead has nothing for the key {key!r}")
@@ -128,8 +138,5 @@ def spelled(table: Table, keys: Sequence[str]) -> Table:
     """The table with its keys as they are documented: Go takes them in upper case and lower."""
     known = {key.lower(): key for key in keys}
     spelled = {key: known.get(key.lower(), key) for key in table.values}
-    return Table(
-        table.line,
-        {spelled[key]: tree for key, tree in table.values.items()},
-        {spelled[key]: line for key, line in table.lines.items()},
-    )
+    lines = {spelled[key]: line for key, line in table.lines.items()}
+    return Table(table.line, {spelled[key]: tree for key, tree in table.values.items()}, lines)

@@ -15,7 +15,7 @@ from typing import Final
 from msgspec import Struct, field
 
 from agent.importing.model import ImportRefusedError
-from agent.importing.tree import Items, Scalar, Table, Tree, below, read_yaml, text_at
+from agent.importing.yaml_tree import Items, Scalar, Table, Tree, below, read_yaml, text_at
 
 _IMAGES: Final = {
     "rocm": re.compile(r"(rocm|amdgpu)[/-]k8s-device-plugin|amdgpu-device-plugin"),
@@ -67,11 +67,11 @@ class Settings(Struct):
         for key, (argument, variable) in names.items():
             if (said := self.arguments.get(argument) or self.environment.get(variable)) is not None:
                 found[key] = said
-        return Table(1, found, {key: tree.line for key, tree in found.items()})
+        return Table.of(1, found)
 
 
 class Inputs(Struct):
-    """All that was found."""
+    """Everything that was found in the documents."""
 
     configurations: list[Configuration] = field(default_factory=list)
     settings: defaultdict[str, Settings] = field(default_factory=lambda: defaultdict(Settings))
@@ -94,12 +94,7 @@ class Inputs(Struct):
 
 
 def gather(documents: Iterable[Tree], recognised: Callable[[Tree], str | None]) -> Inputs:
-    """The configurations of documents, and the settings.
-
-    Args:
-        documents: of all files.
-        recognised: whose configuration a tree is, if it is one.
-    """
+    """The configurations of documents, and the settings; `recognised` says whose configuration a tree is."""
     found, unknown = Inputs(), list[Table]()
     for document in documents:
         for one in _objects(document):

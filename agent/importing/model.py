@@ -1,8 +1,9 @@
-"""What an import is made of: resources, what is to be said about them, and the errors that end it."""
+"""The values of an import: resources, remarks about them, and the error that ends it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from msgspec import Struct, field
@@ -26,7 +27,7 @@ class ImportRefusedError(FairleadError):
 
 
 class Remark(Struct, frozen=True):
-    """Something a person has to know about one line of the imported file."""
+    """What a person has to know about one line of the imported file."""
 
     line: int
     sentence: str
@@ -64,6 +65,18 @@ class Draft(Struct, frozen=True):
     line: int
     """Where the imported file names it."""
     backend: str = "chardev"
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        options: Mapping[str, Value],
+        line: int,
+        backend: str = "chardev",
+        lines: Mapping[str, int] = MappingProxyType({}),
+    ) -> Draft:
+        """A resource of one group, whose items stand in `lines`."""
+        return cls(name, (DraftGroup(options, line, lines),), line, backend)
 
 
 class Part(Struct, frozen=True):

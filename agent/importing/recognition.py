@@ -12,8 +12,8 @@ from agent.importing.inputs import WORKLOADS, Configuration, Inputs, Settings, a
 from agent.importing.model import Imported, ImportRefusedError, Sketch
 from agent.importing.places import Places
 from agent.importing.readers import cex, generic, gke, intel, kubevirt, nvidia, rdma, rocm, smarter, solarflare, sriov
-from agent.importing.tree import Scalar, Tree, read_yaml, text_at
 from agent.importing.writing import write
+from agent.importing.yaml_tree import Scalar, Tree, read_yaml, text_at
 
 _READERS: Final[Mapping[str, Callable[[Tree | None, Settings], Sketch]]] = {
     "nvidia": nvidia.read,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
-from agent.importing import toml
-from agent.importing.model import Draft, Imported, Part, Remark, Sketch
+from agent.importing import toml_text
+from agent.importing.model import Draft, Imported, Part, Sketch
 from agent.importing.places import Places
 from agent.importing.refusals import table, without_refused
 
@@ -13,29 +14,25 @@ from agent.importing.refusals import table, without_refused
 def write(sketches: Sequence[Sketch], places: Places) -> Imported:
     """The document that all sketches make together, and everything that is to be said."""
     parts = without_refused([part for sketch in sketches for part in sketch.parts])
-    remarks = sorted((remark for part in parts for remark in part.remarks), key=_by_line)
+    remarks = sorted((remark for part in parts for remark in part.remarks), key=attrgetter("line"))
     return Imported("\n".join(_lines(sketches, parts, places)) + "\n", tuple(remarks), places)
-
-
-def _by_line(remark: Remark) -> int:
-    return remark.line
 
 
 def _lines(sketches: Sequence[Sketch], parts: Sequence[Part], places: Places) -> Iterator[str]:
     *above, last = (sketch.source for sketch in sketches)
     for source in above:
-        yield from toml.comment(source)
+        yield from toml_text.comment(source)
     whose = "that file's" if len(places.first) == 1 else "those files'"
-    yield from toml.comment(f"{last} Made by fairlead import; the lines named here are {whose}.")
+    yield from toml_text.comment(f"{last} Made by fairlead import; the lines named here are {whose}.")
     if agent := {key: value for sketch in sketches for key, value in sketch.agent.items()}:
         yield from ("", "[agent]")
         for key, value in agent.items():
-            yield from toml.pair(key, value)
+            yield from toml_text.pair(key, value)
     for part in parts:
         if part.remarks or part.draft is not None:
             yield ""
-        for remark in sorted(part.remarks, key=_by_line):
-            yield from toml.comment(f"{places.heading(remark.line)}: {remark}.")
+        for remark in sorted(part.remarks, key=attrgetter("line")):
+            yield from toml_text.comment(f"{places.heading(remark.line)}: {remark}.")
         if part.draft is not None:
             yield from (line if part.offered else f"#{line}" for line in _resource(part.draft))
 
@@ -45,8 +42,8 @@ def _resource(draft: Draft) -> Iterator[str]:
     groups = keys.pop("groups", ())
     yield "[[resource]]"
     for key, value in keys.items():
-        yield from toml.pair(key, value)
+        yield from toml_text.pair(key, value)
     for group in groups:
         yield "[[resource.groups]]"
         for key, value in group.items():
-            yield from toml.pair(key, value)
+            yield from toml_text.pair(key, value)

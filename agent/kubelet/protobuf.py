@@ -1,13 +1,10 @@
-"""How protobuf writes numbers and fields; imports nothing, for the commands, which must start fast."""
+"""How protobuf writes numbers and fields."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
-from typing import Final, Literal, overload
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # protobuf wire types
-DOUBLE: Final = struct.Struct("<d")
 
 
 class MalformedError(ValueError):
@@ -47,16 +44,8 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
             raise MalformedError("a number has more than 64 bits")
 
 
-@overload
-def fields(data: bytes, doubles: Literal[False] = False) -> Iterator[tuple[int, int | bytes]]: ...
-
-
-@overload
-def fields(data: bytes, doubles: Literal[True]) -> Iterator[tuple[int, int | bytes | float]]: ...
-
-
-def fields(data: bytes, doubles: bool = False) -> Iterator[tuple[int, int | bytes | float]]:
-    """The fields of a message in their order: number, and what it holds; of those of a fixed size only `doubles`.
+def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """The fields of a message in their order: number, and what it holds; without those of a fixed size.
 
     Raises:
         MalformedError: the bytes are cut off or no protobuf.
@@ -77,10 +66,8 @@ def fields(data: bytes, doubles: bool = False) -> Iterator[tuple[int, int | byte
             value, at = read_varint(data, at)
             yield number, value
         elif kind in (FIXED64, FIXED32):
-            begin, at = at, at + (8 if kind == FIXED64 else 4)
+            at += 8 if kind == FIXED64 else 4
             if at > end:
                 raise MalformedError("the message ends within a field")
-            if doubles and kind == FIXED64:
-                yield number, DOUBLE.unpack_from(data, begin)[0]
         else:
             raise MalformedError(f"wire type {kind} is not used by proto3")

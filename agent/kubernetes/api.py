@@ -1,4 +1,4 @@
-"""What the parts here need of an API server: a way to call it, its refusals, and how long to wait after one."""
+"""Defines how the API server is called, what its refusals are, and how long to wait after one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ApiError(FairleadError):
 
     @property
     def is_final(self) -> bool:
-        """Would the same request be refused again, too?"""
+        """Would the same request be refused again?"""
         return 400 <= self.status < 500 and self.status not in (
             HTTPStatus.REQUEST_TIMEOUT,
             HTTPStatus.TOO_MANY_REQUESTS,
@@ -37,7 +37,7 @@ class ApiError(FairleadError):
 
 
 class Api(Protocol):
-    """An API server, for one who asks one thing after the other."""
+    """A connection to an API server, for one request at a time."""
 
     async def call(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, content: str = "application/json"

@@ -26,7 +26,7 @@ from agent.runtime.workers import NoWorkerError, Workers
 DEADLINE: Final = 10.0
 """Seconds that a request may take, and reading the files that say who we are before it."""
 
-_SILENCE: Final = WATCH + 30.0  # seconds without a byte after which a watch is given up: nobody is there any more
+_SILENCE: Final = WATCH + 30.0  # seconds without a byte after which a watch is given up: the server has gone
 _FRESH: Final = 60.0  # seconds for which files are not read again (client-go's for tokens: 1 minute)
 _MOST_BYTES: Final = 8 << 20  # of an answer: five times what etcd stores of an object
 
@@ -41,7 +41,7 @@ class _Status(msgspec.Struct):
 
 
 class ApiClient:
-    """One connection to the API server, for one who asks one thing after the other."""
+    """One connection to the API server, for one request at a time."""
 
     def __init__(
         self,
@@ -50,14 +50,7 @@ class ApiClient:
         away: Trouble,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare.
-
-        Args:
-            read: who we are; blocks.
-            workers: the threads that read it.
-            away: is told whether the API server answers.
-            clock: monotonic seconds.
-        """
+        """`read` says who we are, and blocks; `away` is told whether the API server answers."""
         self._read, self._workers, self._away, self._clock = read, workers, away, clock
         self._identity: Identity | None = None
         self._read_at = 0.0
@@ -66,35 +59,27 @@ class ApiClient:
     async def call(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, content: str = "application/json"
     ) -> bytes:
-        """The answer to a request.
-
-        Raises:
-            ApiError: there is none in time, or it is a refusal.
-        """
+        """The answer to a request, as `Api` says."""
         data = msgspec.json.encode(body) if body is not None else None
         with self._in_words():
             async with patience.timeout(DEADLINE):
-                server = await self._be_somebody()
+                server = await self._log_in()
                 headers = {**self._headers(), "Content-Type": content}
                 async with self._http.stream(method, server + path, content=data, headers=headers) as answer:
                     await self._check(answer)
                     return await _content(answer)
 
     async def watch(self, path: str, accept: str, told: Callable[[bytes], None]) -> None:
-        """Hand on each line of a watch, until it ends, or nobody has said anything for too long.
-
-        Raises:
-            ApiError: it cannot be begun, or what it says is too long.
-        """
+        """Hand on each line of a watch, until it ends or is silent for too long, as `Api` says."""
         with self._in_words():
             async with patience.timeout(DEADLINE):
-                server = await self._be_somebody()
+                server = await self._log_in()
                 headers, timeout = {**self._headers(), "Accept": accept}, httpx.Timeout(None, read=_SILENCE)
                 request = self._http.build_request("GET", server + path, headers=headers, timeout=timeout)
                 answer = await self._http.send(request, stream=True)
             try:
                 await self._check(answer)
-                with suppress(httpx.TransportError):  # a proxy's patience, or a restart: whoever asks again will know
+                with suppress(httpx.TransportError):  # a proxy or a restart ends it: the caller watches again
                     await _hand_on(answer, told)
             finally:
                 await answer.aclose()
@@ -105,8 +90,8 @@ class ApiClient:
             self._identity = None
             await self._http.aclose()
 
-    async def _be_somebody(self) -> str:
-        """Read who we are, if that is due, and be ready to speak; the server.
+    async def _log_in(self) -> str:
+        """Renew the credentials if that is due; returns the server's URL.
 
         Raises:
             ApiError: that cannot be read.
@@ -135,7 +120,7 @@ class ApiClient:
         )
 
     async def _check(self, answer: httpx.Response) -> None:
-        """An answer has begun.
+        """Check an answer that has begun.
 
         Raises:
             ApiError: it is a refusal.
@@ -154,7 +139,7 @@ class ApiClient:
 
     @contextmanager
     def _in_words(self) -> Iterator[None]:
-        """Say what is wrong where there is no answer."""
+        """Turn a missing answer into an ApiError with a sentence."""
         try:
             yield
         except TimeoutError:

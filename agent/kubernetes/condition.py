@@ -1,7 +1,7 @@
 """Keeps the Node's condition FairleadDevicesHealthy: whether every device of every resource can be given to pods.
 
 What an operator has drained is no failure. The condition is written when it changes, and every five minutes to show that
-somebody still looks (as the kubelet does with those of its own: nodeStatusReportFrequency).
+Fairlead still looks (as the kubelet does with those of its own: nodeStatusReportFrequency).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Condition(Struct, frozen=True):
 
 
 def condition(resources: Resources, missing: Iterable[Missing]) -> Condition:
-    """What there is to say of these slots, and of the devices that are not offered."""
+    """The condition for these slots, and these devices that are not offered."""
     sick: dict[str, str] = {}
     for resource, slots in resources.items():
         for slot in slots.values():
@@ -80,7 +80,7 @@ class _Node(msgspec.Struct):
 
 
 class ConditionKeeper:
-    """Writes the condition for ever."""
+    """Writes the condition when it changes, and every five minutes."""
 
     def __init__(
         self,
@@ -92,16 +92,7 @@ class ConditionKeeper:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare.
-
-        Args:
-            node: the Node's name.
-            resources: the slots of every resource, which a thread then reads: give it copies.
-            missing: the devices that are not offered.
-            unwritten: is told when the API server refuses the condition.
-            clock: monotonic seconds.
-            wall: seconds since 1970.
-        """
+        """`resources` has the slots of every resource, copies, which a thread reads; `missing` what is not offered."""
         self._path = f"/api/v1/nodes/{node}"
         self._resources, self._missing, self._unwritten = resources, missing, unwritten
         self._clock, self._wall = clock, wall
@@ -109,7 +100,7 @@ class ConditionKeeper:
         self._changed = asyncio.Event()
 
     def changed(self) -> None:
-        """Something about devices is another."""
+        """Something about devices has changed."""
         self._changed.set()
 
     async def run(self, api: Api, workers: Workers) -> None:

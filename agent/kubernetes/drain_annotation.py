@@ -1,7 +1,7 @@
 """Drains what the Node's annotation fairlead.dev/drain names, and undrains what it names no more.
 
 A drain of ours says in its reason by which name it came about, and so is told from a person's, also after a restart: what
-`fairlead drain` drained, or drained anew, is left alone. What is named stays drained: `fairlead undrain` lasts until the
+`fairlead drain` drained, or drained again, is left alone. What is named stays drained: `fairlead undrain` lasts until the
 next look.
 """
 
@@ -56,7 +56,7 @@ def named_by(drain: Drain) -> str | None:
 
 
 class Plan(Struct, frozen=True):
-    """What is to be done."""
+    """What to drain and what to undrain."""
 
     drain: Mapping[str, frozenset[str]]
     """Name → the hardware that is not drained yet."""
@@ -65,7 +65,7 @@ class Plan(Struct, frozen=True):
 
 
 def plan(found: Mapping[str, frozenset[str]], named: Iterable[str], drains: Iterable[Drain]) -> Plan:
-    """From the drains that there are to those that the annotation asks for.
+    """What leads from the drains that there are to those that the annotation asks for.
 
     Args:
         found: the names that are devices' → their hardware.
@@ -82,17 +82,17 @@ def plan(found: Mapping[str, frozenset[str]], named: Iterable[str], drains: Iter
     return Plan({name: hardware for name, hardware in todo.items() if hardware}, over)
 
 
-class _Metadata(msgspec.Struct):
+class _Metadata(Struct):
     annotations: dict[str, str] = {}
 
 
-class _Object(msgspec.Struct):
+class _Object(Struct):
     metadata: _Metadata = msgspec.field(default_factory=_Metadata)
     message: str = ""
     """Of an error."""
 
 
-class _Change(msgspec.Struct):
+class _Change(Struct):
     """A line of a watch (meta/v1 WatchEvent)."""
 
     type: str
@@ -113,23 +113,12 @@ class Devices(Protocol):
 
 
 class DrainAnnotation:
-    """Follows the annotation for ever."""
+    """Follows the annotation and drains what it names."""
 
     def __init__(
-        self,
-        node: str,
-        devices: Devices,
-        tell: Callable[[Sequence[Notice]], None],
-        problems: Problems,
+        self, node: str, devices: Devices, tell: Callable[[Sequence[Notice]], None], problems: Problems
     ) -> None:
-        """Prepare.
-
-        Args:
-            node: the Node's name.
-            devices: of the node.
-            tell: is told what is to become Events.
-            problems: is told what does not work.
-        """
+        """`node` is the Node's name; `tell` takes what is to become Events."""
         self._devices, self._tell, self._subject = devices, tell, notices.node(node)
         self._path = f"/api/v1/nodes?fieldSelector=metadata.name%3D{node}&watch=true&timeoutSeconds={WATCH}"
         self._named: tuple[str, ...] | None = None  # None: the API server has not said
@@ -160,7 +149,7 @@ class DrainAnnotation:
         """What may not work."""
 
     def changed(self) -> None:
-        """Devices came, went, or were drained by somebody."""
+        """Devices came or went, or a drain has changed."""
         self._changed.set()
 
     # --- what the API server says ---
@@ -249,9 +238,9 @@ class DrainAnnotation:
         return found
 
     def _tell_of(self, unknown: Mapping[str, str]) -> None:
-        if not unknown:
-            self._misnamed.healed()
-        else:
+        if unknown:
             self._misnamed.report_once(some(list(unknown.values())))
+        else:
+            self._misnamed.healed()
         new, self._unknown = unknown.keys() - self._unknown, frozenset(unknown)
         self._tell([notices.unknown_drain(self._subject, name, unknown[name]) for name in sorted(new)])

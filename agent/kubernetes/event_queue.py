@@ -59,17 +59,17 @@ class Bucket:
 
 
 class EventQueue:
-    """What waits, first come first served."""
+    """The notices that wait, the oldest first."""
 
     def __init__(self, node: Subject) -> None:
-        """Begin with nothing; `node` is what is told how many were left out."""
+        """`node` is the subject of the notice that says how many were left out."""
         self._node = node
         self._waiting: OrderedDict[_Key, Waiting] = OrderedDict()
         self._omitted = 0
         self._omitted_at = 0.0
 
     def put(self, notice: Notice, wall: float) -> None:
-        """A notice has come; `wall` is seconds since 1970."""
+        """Add a notice; `wall` is seconds since 1970."""
         key = key_of(notice)
         if (before := self._waiting.get(key)) is not None:
             self._waiting[key] = Waiting(notice, before.first, wall, before.count + 1)
@@ -80,7 +80,7 @@ class EventQueue:
             self._omitted, self._omitted_at = self._omitted + 1, wall
 
     def take(self) -> Waiting | None:
-        """The next, which waits no more; last of all, how many were left out."""
+        """Take the next one out; after the last, one that says how many were left out."""
         if self._waiting:
             return self._waiting.popitem(last=False)[1]
         if not self._omitted:
@@ -89,7 +89,7 @@ class EventQueue:
         return Waiting(notices.omitted(self._node, count), self._omitted_at, self._omitted_at)
 
     def put_back(self, it: Waiting) -> None:
-        """It could not be sent: it is the next again, with what came meanwhile."""
+        """Put a notice that could not be sent at the front, with what came meanwhile."""
         key = key_of(it.notice)
         later = self._waiting.pop(key, None)
         if later is not None:

@@ -33,7 +33,7 @@ class _Sent(Struct, frozen=True):
 
 
 class EventSender:
-    """Sends for ever."""
+    """Sends notices as Events, one after the other."""
 
     def __init__(
         self,
@@ -43,14 +43,7 @@ class EventSender:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare.
-
-        Args:
-            node: the Node's name.
-            refused: is told when the API server refuses an Event.
-            clock: monotonic seconds.
-            wall: seconds since 1970.
-        """
+        """`node` is the Node's name; `refused` is told when the API server refuses an Event."""
         self._node, self._refused, self._clock, self._wall = node, refused, clock, wall
         self._queue = EventQueue(notices.node(node))
         self._bucket = Bucket()
@@ -59,7 +52,7 @@ class EventSender:
         self._number = 0
 
     def tell(self, those: Iterable[Notice]) -> None:
-        """These are to become Events."""
+        """Queue notices to be sent."""
         wall = self._wall()
         for notice in those:
             self._queue.put(notice, wall)
@@ -82,7 +75,7 @@ class EventSender:
                 await anyio.sleep(pause(failures))
 
     async def _send(self, api: Api, waiting: Waiting) -> bool:
-        """Try; is it sent, or refused for good? Else it waits again."""
+        """Send one; False where it has to be sent again."""
         try:
             await self._write(api, waiting)
         except ApiError as error:
@@ -106,7 +99,7 @@ class EventSender:
             try:
                 await api.call("PATCH", before.path, notices.again(waiting.notice, waiting.last, count), STRATEGIC)
             except ApiError as error:
-                if error.status != HTTPStatus.NOT_FOUND:  # somebody has removed it
+                if error.status != HTTPStatus.NOT_FOUND:  # the Event was removed
                     self._sent[key] = before
                     raise
             else:

@@ -11,9 +11,8 @@ import binascii
 import os
 import ssl
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field  # noqa: TID251  # it hides its secrets
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import yaml
@@ -27,23 +26,25 @@ SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _MOST_BYTES: Final = 1 << 20  # of a kubeconfig, a certificate or a token: the most that a Secret has
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True):
     """An API server, and who we are to it."""
 
     server: str
     """`https://10.0.0.1:6443`"""
     authority: bytes = b""
     """Certificates (PEM) that the server's must come from; empty: those of the system."""
-    token: str = field(default="", repr=False)
+    token: str = ""
     certificate: bytes = b""
     """Ours (PEM), with `key`; empty if we have a token."""
-    key: bytes = field(default=b"", repr=False)
+    key: bytes = b""
     is_verified: bool = True
     """Is the server's certificate looked at?"""
 
+    def __repr__(self) -> str:  # a log must not have the token or the key
+        return f"Identity({self.server!r})"
+
     def tls(self) -> ssl.SSLContext:
-        """What connections are made with.
+        """The TLS context of connections.
 
         Raises:
             FairleadError: a certificate or the key is none.
@@ -110,6 +111,9 @@ def _read(path: Path) -> bytes:
         raise FairleadError(f"{path} cannot be read: {error.strerror}") from error
 
 
+_Entry = TypeVar("_Entry")
+
+
 class _NotThereError(Exception):
     """A kubeconfig lacks something; the message goes on where its name ends."""
 
@@ -121,13 +125,13 @@ class _Cluster(msgspec.Struct, rename="kebab"):
     insecure_skip_tls_verify: bool = False
 
 
-class _User(msgspec.Struct):
+class _User(msgspec.Struct, rename="kebab"):
     token: str = ""
     token_file: str = msgspec.field(default="", name="tokenFile")
-    client_certificate: str = msgspec.field(default="", name="client-certificate")
-    client_certificate_data: str = msgspec.field(default="", name="client-certificate-data")
-    client_key: str = msgspec.field(default="", name="client-key")
-    client_key_data: str = msgspec.field(default="", name="client-key-data")
+    client_certificate: str = ""
+    client_certificate_data: str = ""
+    client_key: str = ""
+    client_key_data: str = ""
 
 
 class _Context(msgspec.Struct):
@@ -135,32 +139,17 @@ class _Context(msgspec.Struct):
     user: str = ""
 
 
-class _NamedCluster(msgspec.Struct):
-    name: str
-    cluster: _Cluster
-
-
-class _NamedUser(msgspec.Struct):
-    name: str
-    user: _User
-
-
-class _NamedContext(msgspec.Struct):
-    name: str
-    context: _Context
-
-
-class _Kubeconfig(msgspec.Struct):
-    clusters: list[_NamedCluster] = []
-    users: list[_NamedUser] = []
-    contexts: list[_NamedContext] = []
-    current_context: str = msgspec.field(default="", name="current-context")
+class _Kubeconfig(msgspec.Struct, rename="kebab"):
+    clusters: list[dict[str, Any]] = []
+    users: list[dict[str, Any]] = []
+    contexts: list[dict[str, Any]] = []
+    current_context: str = ""
 
 
 def _of(config: _Kubeconfig, beside: Path) -> Identity:
-    context: _Context = _named("context", config.current_context, config.contexts).context
-    cluster: _Cluster = _named("cluster", context.cluster, config.clusters).cluster
-    user: _User = _named("user", context.user, config.users).user
+    context = _named("context", config.current_context, config.contexts, _Context)
+    cluster = _named("cluster", context.cluster, config.clusters, _Cluster)
+    user = _named("user", context.user, config.users, _User)
     if not cluster.server:
         raise _NotThereError(f"names no server for the cluster {context.cluster!r}")
     token = user.token or _content("", user.token_file, beside).decode(errors="replace").strip()
@@ -179,13 +168,13 @@ def _of(config: _Kubeconfig, beside: Path) -> Identity:
     )
 
 
-def _named(what: str, name: str, those: Sequence[Any]) -> Any:
+def _named(what: str, name: str, those: Sequence[Mapping[str, Any]], kind: type[_Entry]) -> _Entry:
     for it in those:
-        if it.name == name:
-            return it
+        if it.get("name") == name:
+            return msgspec.convert(it.get(what), kind)
     raise _NotThereError(f"has no {what} {name!r}" if name else f"names no {what}")
 
 
 def _content(data: str, path: str, beside: Path) -> bytes:
-    """What stands there, or in the file, which is beside the kubeconfig where its path is relative."""
+    """The data, or what the file has; a relative path begins beside the kubeconfig."""
     return base64.b64decode(data, validate=True) if data else _read(beside / path) if path else b""

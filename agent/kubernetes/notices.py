@@ -36,7 +36,7 @@ class Subject(Struct, frozen=True):
 
 
 class Notice(Struct, frozen=True):
-    """What there is to say, once."""
+    """One thing that an Event says."""
 
     subject: Subject
     reason: str
@@ -69,20 +69,19 @@ def not_offered(subject: Subject, it: Missing) -> Notice:
 
 
 def offered_again(subject: Subject, it: Missing) -> Notice:
-    """That is over."""
-    return Notice(
-        subject, "DeviceOffered", it.device, f"{it.device} of {it.resource} is offered again", is_warning=False
-    )
+    """A device that was not offered is offered again."""
+    message = f"{it.device} of {it.resource} is offered again"
+    return Notice(subject, "DeviceOffered", it.device, message, is_warning=False)
 
 
 def many(subject: Subject, resource: str, count: int) -> Notice:
-    """So many more changed at the same moment."""
+    """More devices of a resource changed at the same moment."""
     message = f"{count} more devices of {resource} changed at the same moment; `fairlead status` names them"
     return Notice(subject, "DevicesChanged", resource, message, is_warning=True)
 
 
 def omitted(subject: Subject, count: int) -> Notice:
-    """So many notices were not sent, because there were too many."""
+    """Notices were not sent, because there were too many."""
     message = f"{count} more changes of devices are told in Fairlead's log alone: there are too many for events"
     return Notice(subject, "EventsOmitted", "", message, is_warning=True)
 
@@ -93,16 +92,7 @@ def unknown_drain(subject: Subject, name: str, sentence: str) -> Notice:
 
 
 def event(notice: Notice, name: str, first: float, last: float, count: int, host: str) -> dict[str, Any]:
-    """The Event (core/v1).
-
-    Args:
-        notice: what it says.
-        name: the Event's own.
-        first: when it was to be said first, in seconds since 1970.
-        last: and last.
-        count: how often.
-        host: the Node that says it.
-    """
+    """The Event (core/v1) of this name: said first and last at these seconds since 1970, by the Node `host`."""
     about = notice.subject
     involved = {"apiVersion": "v1", "kind": about.kind, "name": about.name, "namespace": about.namespace}
     return {

@@ -1,4 +1,4 @@
-"""Runs what tells Kubernetes' API server and asks it, as far as the configuration turns it on; a reload changes what.
+"""Runs the parts that talk to Kubernetes' API server, those that the configuration turns on; a reload changes which.
 
 Each part is supervised by itself. Nothing here is needed for anything else: the daemon says what happens and never waits.
 """
@@ -49,17 +49,7 @@ class KubernetesParts:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare.
-
-        Args:
-            config: what is turned on.
-            node: the Node's name.
-            devices: of the node.
-            shortfall: knows the devices that are not offered.
-            problems: is told what does not work.
-            clock: monotonic seconds.
-            wall: seconds since 1970.
-        """
+        """`node` is the Node's name; `clock` tells monotonic seconds, `wall` seconds since 1970."""
         self._config, self._problems, self._clock = config, problems, clock
         self._node = notices.node(node)
         self._scope: anyio.CancelScope | None = None
@@ -86,7 +76,7 @@ class KubernetesParts:
     # --- what happens ---
 
     def lists_changed(self) -> None:
-        """Some list is another, or a drain."""
+        """A list or a drain has changed."""
         if self._config.is_on:  # else each begins with a look at all, once it is turned on
             self._condition.changed()
             self._annotation.changed()
@@ -97,20 +87,9 @@ class KubernetesParts:
         return self._config.events
 
     def changed(
-        self,
-        resource: str,
-        changes: Sequence[Transition],
-        more: int,
-        held: Iterable[tuple[Subject, Transition]],
+        self, resource: str, changes: Sequence[Transition], more: int, held: Iterable[tuple[Subject, Transition]]
     ) -> None:
-        """Devices changed.
-
-        Args:
-            resource: whose.
-            changes: the first of them.
-            more: how many others.
-            held: those that pods hold, with the pod.
-        """
+        """Devices of a resource changed: these, and `more` others; `held` are those that pods hold, with the pod."""
         told = [notices.changed(self._node, it) for it in changes]
         if more > 0:
             told.append(notices.many(self._node, resource, more))
@@ -130,7 +109,7 @@ class KubernetesParts:
     # --- running ---
 
     def configure(self, config: KubernetesConfig) -> None:
-        """From now on this is turned on."""
+        """Take up a changed configuration."""
         if config == self._config:
             return
         self._config = config
@@ -149,7 +128,7 @@ class KubernetesParts:
             self._workers.close()
 
     async def _serve(self, config: KubernetesConfig) -> None:
-        """Run this, for ever."""
+        """Run the parts that the configuration turns on, until cancelled."""
         if not config.is_on:
             await anyio.sleep_forever()
         try:

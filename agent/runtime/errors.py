@@ -68,10 +68,10 @@ def brief_list(texts: Sequence[str]) -> list[str]:
     return [*map(brief, texts[:_LISTED]), *more]
 
 
-def some(names: Sequence[str]) -> str:
-    """The first four of them in one phrase, and how many more there are."""
-    more = f" and {len(names) - _SOME} more" if len(names) > _SOME else ""
-    return ", ".join(names[:_SOME]) + more
+def some(names: Sequence[str], most: int = _SOME) -> str:
+    """The first of them in one phrase, and how many more there are; empty if there are none."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def words(error: BaseException) -> str:

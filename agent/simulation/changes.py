@@ -40,7 +40,7 @@ class Kind(enum.StrEnum):
     DISCONNECTED = "disconnected"
     """The kubelet has closed its connection to the plugin; every device is unhealthy."""
     EXPIRED = "expired"
-    """Nobody came back within the grace period."""
+    """No plugin registered within the grace period."""
     CHECKPOINT = "checkpoint"
     POD = "pod"
     PANIC = "panic"
@@ -70,27 +70,20 @@ class Change(Struct, frozen=True):
 
 
 class Feed:
-    """Hands every change to whoever subscribed, at once and in order."""
+    """Hands every change to all listeners, at once and in order."""
 
     def __init__(self) -> None:
-        self._listeners: dict[int, Callable[[Change], None]] = {}
-        self._next = 0
+        self._listeners: list[Callable[[Change], None]] = []
 
     def publish(self, change: Change) -> None:
-        """Tell everyone."""
-        for listener in tuple(self._listeners.values()):
+        """Hand on a change."""
+        for listener in tuple(self._listeners):
             listener(change)
 
     def subscribe(self, listener: Callable[[Change], None]) -> Callable[[], None]:
         """Call `listener` with every change from now on; what is returned ends that."""
-        self._next += 1
-        key = self._next
-        self._listeners[key] = listener
-
-        def unsubscribe() -> None:
-            self._listeners.pop(key, None)
-
-        return unsubscribe
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
 
     @contextmanager
     def queue(self) -> Iterator[asyncio.Queue[Change]]:

@@ -26,7 +26,7 @@ class LoopDevice(Struct, frozen=True):
 
     @classmethod
     def free(cls) -> LoopDevice | None:
-        """One that nobody has, if this process may make and remove it; two processes get different ones."""
+        """A free one, if this process may make and remove it; two processes get different ones."""
         ours = os.getpid() % len(_NUMBERS)
         numbers = (*_NUMBERS[ours:], *_NUMBERS[:ours])
         device = cls(next((n for n in numbers if not Path(f"/dev/loop{n}").exists()), _NUMBERS[ours]))
@@ -54,7 +54,7 @@ class LoopDevice(Struct, frozen=True):
         """Remove it; blocks for some 30 ms, or until udevd has read it; one that is gone already is no error.
 
         Raises:
-            OSError: not permitted, or somebody uses it.
+            OSError: not permitted, or it is in use.
         """
         deadline = time.monotonic() + _UDEV_READS
         while True:
@@ -76,7 +76,7 @@ class LoopDevice(Struct, frozen=True):
 
 
 def write_stub_file(path: Path, lines: str) -> None:
-    """Replace a stub's file at once, so that nobody reads half of it."""
+    """Replace a stub's file at once, so that no reader sees half of it."""
     fresh = path.with_name(f".{path.name}.new")
     fresh.write_text(lines)
     fresh.rename(path)

@@ -1,7 +1,7 @@
 """A kubelet to try device plugins on; it behaves as the kubelet contract says a real one does.
 
 What outlives its process (pods, the node's status, the files on disk) belongs to `Kubelet`; everything else
-is made anew at each start, so that a restart forgets what a real one forgets.
+is made again at each start, so that a restart forgets what a real one forgets.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Final, Self
 
 import anyio
 
-from agent.simulation.background import Background
+from agent.simulation.background_tasks import Background
 from agent.simulation.changes import Change, Feed, Kind, ResourceView
-from agent.simulation.clients import Clients
 from agent.simulation.clock import Clock
 from agent.simulation.device_manager.manager import DeviceManager
-from agent.simulation.lifecycle import KubeletStoppedError, Pods, PodWorkers
+from agent.simulation.plugin_connections import Clients
+from agent.simulation.pod_admission import KubeletStoppedError, Pods, PodWorkers
 from agent.simulation.podresources import Lister
 from agent.simulation.pods import Phase, Pod, PodStatus
 from agent.simulation.registration import Registration
@@ -222,7 +222,7 @@ class Kubelet:
         return await self._running().pods.admit(pod)
 
     def end(self, pod: Pod) -> None:
-        """The pod has come to its end; its devices are freed when next somebody looks (A4: no Deallocate)."""
+        """The pod has come to its end; its devices are freed at the next look (A4: no Deallocate)."""
         self._pods[pod.key].phase = Phase.SUCCEEDED
         self._feed.publish(Change(Kind.POD, text=f"{pod.namespace}/{pod.name} {Phase.SUCCEEDED}"))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
@@ -15,18 +16,38 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from agent.kubelet.api.v1beta1 import Empty, RegisterRequest, RegistrationBase
-from agent.simulation.background import Background
+from agent.simulation.background_tasks import Background
 from agent.simulation.changes import Change, Feed, Kind
-from agent.simulation.device_manager.naming import is_extended_resource
-from agent.simulation.endpoint import PluginError
+from agent.simulation.plugin_client import PluginError
 from agent.simulation.sockets import Version
 
 API_VERSION: Final = "v1beta1"
+_QUOTA_PREFIX: Final = "requests."  # a name must also be valid with this before it
+_DOMAIN_LIMIT: Final = 253
+_NAME_LIMIT: Final = 63
+_DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_NAME = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
 
 
 def join(directory: Path, endpoint: str) -> Path:
     """The endpoint's path as Go joins it: an absolute one lands below the directory, an empty one on it (A1)."""
     return Path(os.path.normpath(f"{directory}/{endpoint}"))
+
+
+def is_extended_resource(name: str) -> bool:
+    """Does the kubelet accept a device plugin for this name? (kubelet contract: A1).
+
+    The agent has a check of its own: each is evidence for the other.
+    """
+    if "kubernetes.io/" in name or name.startswith(_QUOTA_PREFIX) or name.count("/") != 1:
+        return False
+    domain, local = (_QUOTA_PREFIX + name).split("/")
+    return (
+        len(domain) <= _DOMAIN_LIMIT
+        and _DOMAIN.fullmatch(domain) is not None
+        and len(local) <= _NAME_LIMIT
+        and _NAME.fullmatch(local) is not None
+    )
 
 
 class Registration(RegistrationBase):

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.cli import fairlead, output
-from agent.cli.history import _cells, _hours, lines
+from agent.cli.device_history import _cells, _hours, lines
 from agent.console.views import History, Period
 from tests.cli.daemon import running
 from tests.console.fakes import FakeDaemon

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from agent.cli import fairlead
 from agent.config import load
-from agent.importing.tree import MOST_BYTES
+from agent.importing.yaml_tree import MOST_BYTES
 
 
 @pytest.fixture

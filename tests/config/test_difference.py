@@ -8,7 +8,8 @@ from msgspec.structs import fields, replace
 
 from agent.config import AgentConfig, Config, Difference, compare
 from agent.config.difference import APPLIED_AT_ONCE
-from agent.config.model import KubernetesConfig
+from agent.config.model import HttpConfig, KubernetesConfig
+from agent.config.typed import Listen
 from backends.base import Host, Resource, ResourceSpec, Seconds
 from tests.config.fakes import StubOptions
 
@@ -87,7 +88,7 @@ def test_every_other_setting_waits_for_a_restart_and_stays_as_it_is(name: str) -
 
 def test_the_hosts_trees_and_http_wait_for_a_restart() -> None:
     before = config()
-    after = replace(before, host=Host(sys=Path("/host/sys")), http_listen="127.0.0.1:9440")
+    after = replace(before, host=Host(sys=Path("/host/sys")), http=HttpConfig(Listen("127.0.0.1:9440")))
     difference = compare(before, after)
     assert difference.needs_restart == ("host.sys", "http.listen")
     assert difference.config == before

@@ -42,7 +42,7 @@ def test_the_example_is_valid_and_so_names_no_unknown_key_with_every_setting_in_
 
 
 def test_what_is_commented_out_shows_the_defaults(everything: Config) -> None:
-    assert (everything.agent, everything.host, everything.http_listen) == (AgentConfig(), Host(), None)
+    assert (everything.agent, everything.host, everything.http.is_on) == (AgentConfig(), Host(), False)
     assert everything.kubernetes == KubernetesConfig()
 
 

@@ -7,7 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from agent.config import AgentConfig, Config, ConfigError, ConfigProblem, load
-from agent.config.model import KubernetesConfig, PathOrNone, PathOrOff
+from agent.config.model import HttpConfig, KubernetesConfig
+from agent.config.typed import Listen, PathOrNone, PathOrOff
 from agent.runtime.errors import ExitCode
 from backends.base import Host, Resource, ResourceSpec, Seconds
 from tests.config.fakes import CharDevOptions, FakeRegistry, PathOption, StubOptions
@@ -94,7 +95,7 @@ def test_every_key_reaches_its_value(load_text: Load, file: Path) -> None:
             nfd_features=PathOrOff("/f"),
         ),
         host=Host(Path("/host"), Path("/host/sys"), Path("/d"), Path("/pr"), Path("/r")),
-        http_listen="[::1]:9440",
+        http=HttpConfig(Listen("[::1]:9440")),
         resources=(
             Resource("a.b/kvm", ResourceSpec("chardev", CharDevOptions([PathOption("/dev/kvm", "rw")], 3))),
             Resource(

@@ -109,13 +109,14 @@ def test_hardware_is_the_device_that_is_offered_and_the_others_on_it_are_told_to
 @pytest.mark.parametrize("name", ["0000:3b:00.0", "pci:0000:3b:00.0", "3b:00.0", "hfi1"])
 def test_what_no_resource_selects_is_explained_although_it_is_shown_nowhere(name: str) -> None:
     world = World(device("d", A), others={"other": ()})
-    unselected = device("0000:3b:00.0", "x.example/y", hardware=["pci:0000:3b:00.0"])
+    unselected = device("0000:3b:00.0", "x.example/y", hardware=["pci:0000:3b:00.0"], numa_node=1)
     world.beside = [
         (KIND, device("e", "x.example/y")),
         (KIND, replace(unselected, attributes={**unselected.attributes, "hca": ("hfi1",)})),
     ]
     it = world.explain(name)
     assert (it.key, it.resource, it.hardware, it.gift, it.ids) == ("0000:3b:00.0", "", ("pci:0000:3b:00.0",), None, ())
+    assert it.numa_node == 1
     assert decided(it) == [
         (A, False, f"does not take it: taken_by is x.example/y, not {A}"),
         (B, False, f"does not take it: taken_by is x.example/y, not {B}"),

@@ -6,20 +6,19 @@ import os
 import socket
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import cast
 
 import anyio
 import pytest
-from grpclib.client import Channel
 from grpclib.const import Handler
 from grpclib.const import Status as Code
 from grpclib.exceptions import GRPCError
 
-from agent.console.api.fairlead.admin import v1
+from agent.console.admin_protocol import Codec
 from agent.console.client import Client, NoDaemonError, WrongNameError
 from agent.console.service import AdminService, served
 from agent.console.views import Drained, Event, Gift, History, Period, Reloaded, Undrained
 from agent.kubelet.transport.server import SocketServer
-from agent.kubelet.wire import Codec
 from agent.runtime.errors import ExitCode, FairleadError
 from tests.console.fakes import FakeDaemon, status
 from tests.wait import limit
@@ -117,14 +116,24 @@ async def test_a_watcher_that_hangs_up_ends_its_watch(client: Client, daemon: Fa
 
 
 async def test_whoever_is_not_root_is_refused(daemon: FakeDaemon, tmp_path: Path) -> None:
-    server = SocketServer([AdminService(daemon, allowed=frozenset({os.geteuid() + 1}))], tmp_path / "admin.sock")
+    service = AdminService(daemon, allowed=frozenset({os.geteuid() + 1}))
+    server = SocketServer([service], tmp_path / "admin.sock", Codec())
     await server.open()
-    asking = Channel(path=str(tmp_path / "admin.sock"), codec=Codec())
-    with pytest.raises(GRPCError) as caught:
-        await v1.AdminStub(asking).status(v1.StatusRequest())
+    asking = Client(tmp_path / "admin.sock")
+    with pytest.raises(FairleadError, match="may not ask this of Fairlead") as caught:
+        await asking.status()
     asking.close()
     await server.shut_down()
-    assert caught.value.status is Code.PERMISSION_DENIED
+    assert isinstance(caught.value.__cause__, GRPCError)
+    assert caught.value.__cause__.status is Code.PERMISSION_DENIED
+
+
+async def test_an_answer_that_makes_no_sense_is_of_another_version(client: Client, daemon: FakeDaemon) -> None:
+    daemon.changed = cast("Reloaded", Undrained(("a",), ()))
+    assert await client.reload() == Reloaded()  # it says nothing of what is asked
+    daemon.changed = Reloaded(added=cast("tuple[str, ...]", 7))
+    with pytest.raises(FairleadError, match="is of another version than this command"):
+        await client.reload()
 
 
 async def test_the_socket_is_for_its_owner_and_goes_with_the_server(daemon: FakeDaemon, tmp_path: Path) -> None:

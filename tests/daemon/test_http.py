@@ -14,6 +14,8 @@ import structlog
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
+from agent.config.model import HttpConfig
+from agent.config.typed import Listen
 from agent.console.http import viewers
 from agent.daemon.reporting.event_log import Events
 from agent.daemon.supervisor import Agent
@@ -35,7 +37,7 @@ def node(node_alone: Node) -> Node:
 @asynccontextmanager
 async def running(node: Node) -> AsyncIterator[Served]:
     path = node.root / "http.sock"
-    config = replace(node.config(toys()), http_listen=f"unix:{path}")
+    config = replace(node.config(toys()), http=HttpConfig(Listen(f"unix:{path}")))
     backends, events = make_backends(node.host, config.resources), Events()
 
     def note(_logger: object, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -162,8 +162,8 @@ def test_every_volume_is_mounted(manifests: Manifests) -> None:
 
 
 def test_the_probes_ask_where_http_is_served(manifests: Manifests, config: Config) -> None:
-    assert config.http_listen is not None
-    address, _, port = config.http_listen.rpartition(":")
+    assert config.http.is_on
+    address, _, port = config.http.listen.rpartition(":")
     named = {one["name"]: one["containerPort"] for one in manifests.container.get("ports", ())}
     # On the node's network a port that is named keeps a second pod from the node, and with it a rolling update.
     assert named == ({} if manifests.pod.get("hostNetwork") else {"http": int(port)})

@@ -10,13 +10,12 @@ from typing import Final
 
 import pytest
 
-from agent.console.doctor import node_links
-from agent.console.doctor.examination import CHECKS
+from agent.console.doctor.checks import CHECKS
 from tests.docs.pages import REPOSITORY, text
 
 _PAGE: Final = text("docs/troubleshooting.md")
 _DOCTOR: Final = sorted((REPOSITORY / "agent/console/doctor").glob("*.py"))
-_ASKS: Final = {"configuration", "daemon", "hardware", "state", node_links.CHECK, *CHECKS}
+_ASKS: Final = {"configuration", "daemon", "hardware", "state", "node-links", *CHECKS}
 _TELLING: Final = 8  # letters; a sentence with fewer of its own is made by whoever it quotes
 
 
@@ -28,7 +27,7 @@ def _findings() -> Iterator[tuple[str, str]]:
                 made = dict(_assigned(function))
                 for node in ast.walk(function):
                     if isinstance(node, ast.Call) and ast.unparse(node.func) in ("warning", "failure"):
-                        sentence = made.get(ast.unparse(node.args[1])) or _sentence(node.args[1])
+                        sentence = made.get(ast.unparse(node.args[0])) or _sentence(node.args[0])
                         if sum(letter.isalpha() for letter in sentence) >= _TELLING:
                             yield f"{path.name}:{node.lineno}", sentence
 

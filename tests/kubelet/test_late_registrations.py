@@ -9,8 +9,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.kubelet import registration
-from agent.simulation.endpoint import PluginClient
 from agent.simulation.kubelet import Kubelet
+from agent.simulation.plugin_client import PluginClient
 from tests.kubelet.plugins import TOY
 from tests.kubelet.test_registration import noticed_to_die, running, well
 from tests.wait import pass_time, settled, until

@@ -11,7 +11,7 @@ from grpclib.exceptions import GRPCError
 from agent.kubelet.api.v1beta1 import AllocateResponse, ContainerAllocateResponse, DevicePluginOptions
 from agent.simulation.device_manager.manager import KubeletPanicError
 from agent.simulation.kubelet import Kubelet
-from agent.simulation.lifecycle import KubeletStoppedError
+from agent.simulation.pod_admission import KubeletStoppedError
 from agent.simulation.pods import Container, Phase, Pod, State
 from tests.simulation.manual_clock import ManualClock
 from tests.simulation.plugin import TOY, ToyPlugin, devices, serve, serving

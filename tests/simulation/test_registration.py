@@ -9,8 +9,8 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from agent.simulation.changes import Kind
-from agent.simulation.device_manager.naming import is_extended_resource
 from agent.simulation.kubelet import Kubelet
+from agent.simulation.registration import is_extended_resource
 from tests.simulation.manual_clock import ManualClock
 from tests.simulation.plugin import TOY, ToyPlugin, devices, register
 from tests.wait import pass_time, settled, until

@@ -10,7 +10,7 @@ import pytest
 from grpclib.exceptions import GRPCError
 
 from agent.kubelet.wire import device_head, device_tail, join_list, list_item
-from agent.simulation import endpoint
+from agent.simulation import plugin_client
 from agent.simulation.changes import Change, Kind, ResourceView
 from agent.simulation.kubelet import Kubelet
 from agent.simulation.pods import Container, Phase, Pod
@@ -281,7 +281,7 @@ async def test_a_change_names_the_devices_that_differ_and_when_the_message_arriv
     kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(kubelet, devices("a", "b", "c")) as plugin:
-        monkeypatch.setattr(endpoint, "time", SimpleNamespace(perf_counter=lambda: 7.0))
+        monkeypatch.setattr(plugin_client, "time", SimpleNamespace(perf_counter=lambda: 7.0))
         with kubelet.changes() as changes:
             plugin.publish(devices("a", "d", unhealthy=["b"]))
             while (change := await changes.get()).kind is not Kind.LIST:

@@ -20,7 +20,7 @@ from agent.simulation.changes import Change, Kind
 from agent.simulation.device_manager.manager import KubeletPanicError
 from agent.simulation.hardware import write_stub_file
 from agent.simulation.kubelet import Kubelet
-from agent.simulation.lifecycle import KubeletStoppedError
+from agent.simulation.pod_admission import KubeletStoppedError
 from agent.simulation.pods import Container, Phase, Pod, PodStatus
 from tests.backends.machines import CONTROLS, nvidia_gpu, uuid
 from tests.backends.trees import planted_host

@@ -23,24 +23,22 @@ def cdi(patient: Patient) -> Iterator[Finding]:
     """Where a resource asks for CDI: is there a place for specifications, and does containerd heed them?"""
     wanting = [it.name for it in patient.config.resources if it.spec.edits != "inline"]
     if not wanting:
-        yield fine("cdi", "Nothing that is configured goes by CDI.")
+        yield fine("Nothing that is configured goes by CDI.")
         return
     directory = patient.config.host.local(DIRECTORY)
     place = directory if directory.exists() else directory.parent
     if not place.is_dir() or not os.access(place, os.W_OK):
         yield failure(
-            "cdi",
             f"{place} cannot be written: {some(wanting)} cannot go by CDI.",
             f"Mount the host's {DIRECTORY}, writable, and set host.run if it is mounted elsewhere.",
         )
     elif (lost := [it.name for it in patient.config.resources if it.spec.edits == "cdi"]) and _ignores_it(patient):
         yield warning(
-            "cdi",
             f"containerd has no CDI by {_CONTAINERD}, and starts containers without what {some(lost)} should give them.",
             'Set enable_cdi = true below its CRI plugin, or edits = "both".',
         )
     else:
-        yield fine("cdi", f"{directory} can be written.")
+        yield fine(f"{directory} can be written.")
 
 
 def _ignores_it(patient: Patient) -> bool:

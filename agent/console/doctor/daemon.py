@@ -1,4 +1,4 @@
-"""What a running daemon says of itself: is everything registered, was the configuration taken?"""
+"""Checks what a running daemon says of itself: is everything registered, was the configuration taken?"""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ def daemon(said: Status | str) -> Iterator[Finding]:
     """Findings from its status, or from why there is none."""
     if isinstance(said, str):
         mend = "Start it, or run this as root; if it runs, its log says what keeps it from that socket."
-        yield warning("daemon", f"{said[:1].upper()}{said[1:].rstrip('.')}.", mend)
+        yield warning(f"{said[:1].upper()}{said[1:].rstrip('.')}.", mend)
         return
     for mistake in said.configuration.mistakes:
-        yield failure("daemon", f"It runs with an earlier configuration: {mistake}", "Mend the file.")
+        yield failure(f"It runs with an earlier configuration: {mistake}", "Mend the file.")
     if said.configuration.needs_restart:
         yield warning(
-            "daemon",
             f"It was started with other settings: {', '.join(said.configuration.needs_restart)}.",
             "Restart it: systemctl restart fairlead, or delete the pod.",
         )
@@ -37,27 +36,24 @@ def daemon(said: Status | str) -> Iterator[Finding]:
             continue  # of hardware, which the checks above have looked at
         if problem.subject == "state":
             yield failure(
-                "state", f"{problem.message}.", "Mend state_dir's disk; `fairlead drain` again what is missing."
+                f"{problem.message}.", "Mend state_dir's disk; `fairlead drain` again what is missing.", "state"
             )
         else:
             mend = _MENDS.get(problem.subject, "Mend what it names; Fairlead tries again by itself.")
-            yield warning(problem.subject.replace(" ", "-"), f"{problem.message}.", mend)
-    missing = [resource for resource in said.resources if not (resource.registered and resource.streaming)]
+            yield warning(f"{problem.message}.", mend, problem.subject.replace(" ", "-"))
+    missing = [resource for resource in said.resources if not resource.served]
     if waiting := said.kubelet.waiting_for:
         without = f" {len(missing)} of its {len(said.resources)} resources are not registered." if missing else ""
-        yield failure("daemon", f"It is {waiting}.{without}", "The checks above say what is wrong there.")
+        yield failure(f"It is {waiting}.{without}", "The checks above say what is wrong there.")
     for resource in missing:
         if waiting and not resource.complaint:
             continue
         why = f": {resource.complaint.rstrip('.')}" if resource.complaint else ""
         yield failure(
-            "daemon",
             f"{resource.name} is not registered with the kubelet{why}.",
             MEND
             if resource.overtaken
             else "Look at the kubelet's log for the name; the checks above say whether it answers.",
         )
     if not missing:
-        yield fine(
-            "daemon", f"All its {len(said.resources)} resources are registered, and the kubelet listens to each."
-        )
+        yield fine(f"All its {len(said.resources)} resources are registered, and the kubelet listens to each.")

@@ -1,13 +1,14 @@
-"""What a check says, and what it is given to look at."""
+"""What a check finds, and what it is given to look at."""
 
 from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from agent.config import Config
 
@@ -26,7 +27,7 @@ class Finding(Struct, frozen=True):
     """What one check found."""
 
     check: str
-    """Its name: `kubelet-socket`."""
+    """Its name: `kubelet-socket`; empty until `named` gives it."""
     level: Level
     found: str
     """One sentence."""
@@ -51,16 +52,21 @@ Check = Callable[[Patient], Iterator[Finding]]
 """Looks at one thing; may block for a second."""
 
 
-def fine(check: str, found: str) -> Finding:
+def fine(found: str) -> Finding:
     """All is well."""
-    return Finding(check, Level.FINE, found)
+    return Finding("", Level.FINE, found)
 
 
-def warning(check: str, found: str, mend: str) -> Finding:
+def warning(found: str, mend: str, check: str = "") -> Finding:
     """Something works less well."""
     return Finding(check, Level.WARNING, found, mend)
 
 
-def failure(check: str, found: str, mend: str) -> Finding:
+def failure(found: str, mend: str, check: str = "") -> Finding:
     """Something does not work."""
     return Finding(check, Level.FAILURE, found, mend)
+
+
+def named(check: str, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """The findings of this check; one that has a name of its own keeps it."""
+    return (it if it.check else replace(it, check=check) for it in findings)

@@ -1,8 +1,8 @@
-"""What a look at the hardware says: resources that offer nothing, devices that are not well, problems."""
+"""Checks what a look at the hardware finds: resources that offer nothing, devices that are not well, problems."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import Final
 
 from agent.console.doctor.findings import Finding, failure, fine, warning
@@ -26,33 +26,33 @@ def hardware(found: Survey, said: Status | None = None) -> Iterator[Finding]:
     known = {resource.name: resource for resource in said.resources} if said else {}
     inventory = found.inventory
     if not inventory.selection.written:
-        yield failure(
-            "hardware", "The configuration has no [[resource]]: nothing is offered.", "See config.example.toml."
-        )
+        yield failure("The configuration has no [[resource]]: nothing is offered.", "See config.example.toml.")
     names = inventory.names()
     served = set[str]()
     named = (name for it in (said.templates if said else ()) for name in it.resources)
     for name in (*names, *(name for name in named if name not in names and known[name].devices)):
         resource = known.get(name)
-        ids, lame, first = _told(resource) if resource and resource.devices else _seen(found.inventory, name)
+        ids, lame, first = (
+            _counted_by_daemon(resource) if resource and resource.devices else _counted_by_look(found.inventory, name)
+        )
         if not ids:
             yield _nothing(found, name)
         elif lame:
-            yield warning("hardware", f"{name}: {lame} of {ids} IDs are Unhealthy; {first}.", _MEND)
+            yield warning(f"{name}: {lame} of {ids} IDs are Unhealthy; {first}.", _MEND)
         else:
-            yield fine("hardware", f"{name} offers {ids}.")
+            yield fine(f"{name} offers {ids}.")
         served |= {name} if ids else set()
     yield from _missing(found, said, served | {it for it, given in inventory.selection.given().items() if given})
     for template, given in inventory.selection.given().items():
         if not given and not _left(found, template):
-            yield fine("hardware", f"{template} offers nothing: {NAMES_NOTHING}.")
+            yield fine(f"{template} offers nothing: {NAMES_NOTHING}.")
         elif not given:
             yield _nothing(found, template)
     told = {path for name in names if not inventory.slots(name) for path in _paths_of(inventory, name)}
     for kind, problem in found.problems:
         if problem.subject in told:
             continue  # it has been said of the resource
-        yield warning("hardware", f"{kind}: {problem.sentence.rstrip('.')}.", "Mend what it names.")
+        yield warning(f"{kind}: {problem.sentence.rstrip('.')}.", "Mend what it names.")
 
 
 def _missing(found: Survey, said: Status | None, served: Set[str]) -> Iterator[Finding]:
@@ -63,19 +63,18 @@ def _missing(found: Survey, said: Status | None, served: Set[str]) -> Iterator[F
     for it in () if said else found_missing(found.inventory):
         every.setdefault(it.resource, []).append(f"{it.device}: {it.message.rstrip('.')}")
     for name in sorted(every.keys() & served):
-        shown, more = "; ".join(every[name][:_LEFT_SHOWN]), len(every[name]) - _LEFT_SHOWN
-        text = f"{name}: {len(every[name])} more {'is' if len(every[name]) == 1 else 'are'} not offered: {shown}"
-        yield warning("hardware", f"{text}; and {more} more." if more > 0 else f"{text}.", _MEND)
+        are = "is" if len(every[name]) == 1 else "are"
+        yield warning(f"{name}: {len(every[name])} more {are} not offered: {_first(every[name])}.", _MEND)
 
 
-def _seen(inventory: Inventory, name: str) -> tuple[int, int, str]:
+def _counted_by_look(inventory: Inventory, name: str) -> tuple[int, int, str]:
     """How many IDs a look found, how many of them are not offered, and why the first of those is not."""
     slots = inventory.slots(name).values()
     lame = [slot.health for slot in slots if not slot.health.offered]
     return len(slots), len(lame), _why(lame[0].message, lame[0].reason) if lame else ""
 
 
-def _told(resource: Resource) -> tuple[int, int, str]:
+def _counted_by_daemon(resource: Resource) -> tuple[int, int, str]:
     """The same from what the daemon says."""
     lame = [device for device in resource.devices if device.state == State.UNHEALTHY.value]
     ids, bad = (sum(len(device.ids) for device in devices) for devices in (resource.devices, lame))
@@ -87,7 +86,7 @@ def _why(message: str, reason: str) -> str:
 
 
 def _left(found: Survey, name: str) -> list[Unclaimed]:
-    """What the resource or template could have had, and nobody has or another."""
+    """The devices that the resource or template could have, and that no resource or another one has."""
     kind = found.inventory.kind(name) or ""
     every = found.inventory.unclaimed()
     unclaimed = [one for one in every if one.backend == kind and one.device.resource in (None, name)]
@@ -101,13 +100,16 @@ def _nothing(found: Survey, name: str) -> Finding:
         kind = found.inventory.kind(name)
         missing = f"nothing is at {paths}" if paths else f"the backend {kind} finds no such hardware on this node"
         return warning(
-            "hardware",
             f"{name} offers nothing: {missing}.",
             "Look whether its driver is loaded, its nodes are there, and its selectors are meant so: `fairlead discover`.",
         )
-    shown = "; ".join(f"{one.device.key}: {one.why.rstrip('.')}" for one in left[:_LEFT_SHOWN])
-    more = f"; and {len(left) - _LEFT_SHOWN} more" if len(left) > _LEFT_SHOWN else ""
-    return warning("hardware", f"{name} offers nothing: {shown}{more}.", _MEND)
+    whys = [f"{one.device.key}: {one.why.rstrip('.')}" for one in left]
+    return warning(f"{name} offers nothing: {_first(whys)}.", _MEND)
+
+
+def _first(reasons: Sequence[str]) -> str:
+    more = [f"and {len(reasons) - _LEFT_SHOWN} more"] if len(reasons) > _LEFT_SHOWN else []
+    return "; ".join((*reasons[:_LEFT_SHOWN], *more))
 
 
 def _paths_of(inventory: Inventory, name: str) -> Iterator[str]:

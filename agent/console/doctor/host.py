@@ -35,29 +35,23 @@ def sysfs(patient: Patient) -> Iterator[Finding]:
     """Is the host's /sys seen, and can it be written to where a backend writes?"""
     path = patient.config.host.sys
     if not (path / "devices").is_dir():
-        yield failure("sysfs", f"{path} has no devices: it is not the host's /sys.", "Mount it, and set host.sys.")
+        yield failure(f"{path} has no devices: it is not the host's /sys.", "Mount it, and set host.sys.")
         return
     writers = sorted(
         {
             it.spec.backend
             for it in patient.config.resources
-            if it.spec.pre_start == "reset" or _creates(it.spec.options)
+            if it.spec.pre_start == "reset" or getattr(it.spec.options, "create", None)
         }
         | (patient.backends() & _WRITES_SYSFS)
     )
     if writers and os.statvfs(path).f_flag & os.ST_RDONLY:
         yield warning(
-            "sysfs",
             f"{path} is read-only: {', '.join(writers)} can bind no driver, make no function and reset nothing.",
             "Mount it without readOnly where that is asked for.",
         )
     else:
-        yield fine("sysfs", f"{path} shows the kernel's devices.")
-
-
-def _creates(options: object) -> bool:
-    """Does a resource have functions made?"""
-    return bool(getattr(options, "create", None))
+        yield fine(f"{path} shows the kernel's devices.")
 
 
 def dev(patient: Patient) -> Iterator[Finding]:
@@ -65,15 +59,14 @@ def dev(patient: Patient) -> Iterator[Finding]:
     path = patient.config.host.dev
     kind = filesystem(patient, path)
     if not path.is_dir():
-        yield failure("dev", f"{path} is no directory.", "Mount the host's /dev, and set host.dev.")
+        yield failure(f"{path} is no directory.", "Mount the host's /dev, and set host.dev.")
     elif kind not in (None, "devtmpfs"):
         yield warning(
-            "dev",
             f"{path} is of type {kind}, as in a container: new device nodes of the host do not appear in it.",
             "Mount the host's /dev (hostPath), and set host.dev if it is mounted elsewhere.",
         )
     else:
-        yield fine("dev", f"{path} is the host's.")
+        yield fine(f"{path} is the host's.")
 
 
 def kernel_log(patient: Patient) -> Iterator[Finding]:
@@ -81,7 +74,7 @@ def kernel_log(patient: Patient) -> Iterator[Finding]:
     wanting = sorted(patient.backends() & _READS_KERNEL_LOG)
     path = patient.config.host.local(HostPath("/dev/kmsg"))
     if not wanting:
-        yield fine("kernel-log", "Nothing that is configured reads it.")
+        yield fine("Nothing that is configured reads it.")
         return
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
@@ -91,9 +84,9 @@ def kernel_log(patient: Patient) -> Iterator[Finding]:
         if kmsg.is_denied_by_cgroup(error, patient.proc):
             reason, mend = f"{reason}: {kmsg.DENIED}", f"{kmsg.ALLOW[:1].upper()}{kmsg.ALLOW[1:]}."
         found = f"{path} cannot be read: {reason}; XID errors of NVIDIA GPUs are not seen."
-        yield warning("kernel-log", found, mend)
+        yield warning(found, mend)
     else:
-        yield fine("kernel-log", f"{path} can be read, for {', '.join(wanting)}.")
+        yield fine(f"{path} can be read, for {', '.join(wanting)}.")
 
 
 def modules(patient: Patient) -> Iterator[Finding]:
@@ -109,9 +102,9 @@ def modules(patient: Patient) -> Iterator[Finding]:
         and not host.local(HostPath(f"/sys/module/{module}")).is_dir()
     ]
     for node, load in missing:
-        yield failure("modules", f"{node} is not there, and the module that makes it is not loaded.", f"Load {load}.")
+        yield failure(f"{node} is not there, and the module that makes it is not loaded.", f"Load {load}.")
     if not missing:
-        yield fine("modules", "None is missing for what is configured.")
+        yield fine("None is missing for what is configured.")
 
 
 def state_directory(patient: Patient) -> Iterator[Finding]:
@@ -120,11 +113,11 @@ def state_directory(patient: Patient) -> Iterator[Finding]:
     nearest = next(path for path in (directory, *directory.parents) if path.exists())
     mend = "Mount a host directory there that can be written to, or set agent.state_dir."
     if not os.access(nearest, os.W_OK | os.X_OK) or os.statvfs(nearest).f_flag & os.ST_RDONLY:
-        yield warning("state-directory", f"{nearest} cannot be written to: drains are lost at a restart.", mend)
+        yield warning(f"{nearest} cannot be written to: drains are lost at a restart.", mend)
     elif (free := os.statvfs(nearest)).f_bavail * free.f_frsize < _LEAST_FREE:
-        yield warning("state-directory", f"The file system of {nearest} is full: drains are lost at a restart.", mend)
+        yield warning(f"The file system of {nearest} is full: drains are lost at a restart.", mend)
     else:
-        yield fine("state-directory", f"{directory} can be written to.")
+        yield fine(f"{directory} can be written to.")
 
 
 def filesystem(patient: Patient, path: Path) -> str | None:

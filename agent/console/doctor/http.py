@@ -1,4 +1,4 @@
-"""Does HTTP answer where it is configured to, and is it Fairlead that answers there?"""
+"""Checks that HTTP is answered where it is configured, and that Fairlead answers there."""
 
 from __future__ import annotations
 
@@ -16,24 +16,22 @@ _OURS: Final = b"fairlead_build_info"
 
 def http(patient: Patient) -> Iterator[Finding]:
     """Is it Fairlead that answers at [http] listen?"""
-    listen = patient.config.http_listen
-    if listen is None:
-        yield fine("http", "It is off.")
+    listen = patient.config.http.listen
+    if not patient.config.http.is_on:
+        yield fine("It is off.")
         return
     try:
         said = _metrics(listen)
     except OSError as error:
         yield warning(
-            "http",
             f"Nobody answers at {listen}: {reason_of(error)}; probes and metrics fail.",
             "Start Fairlead; if it runs, its log says why it cannot listen there.",
         )
         return
     if _OURS in said:
-        yield fine("http", f"Fairlead answers at {listen}.")
+        yield fine(f"Fairlead answers at {listen}.")
     else:
         yield failure(
-            "http",
             f"Something else answers at {listen}: Fairlead cannot listen there, and probes fail.",
             "Set another port in [http] listen, and in the probes; `ss -lptn` names who has this one.",
         )

@@ -1,4 +1,4 @@
-"""Checks of what the kubelet has to do with: its directory, its sockets, its record, another agent."""
+"""Checks the kubelet's directory, sockets and checkpoint, and whether a Fairlead runs there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from agent.console.doctor.findings import Finding, Patient, failure, fine, warning
+from msgspec.structs import replace
+
+from agent.console.doctor.findings import Finding, Level, Patient, failure, fine, warning
 from agent.console.doctor.host import filesystem
 from agent.kubelet.lock import holder
 from agent.kubelet.pods.checkpoint import FILE_NAME
@@ -25,40 +27,37 @@ _DEVICE_MANAGER: Final = "DevicePlugins has been on in every kubelet since 1.10"
 
 def plugin_directory(patient: Patient) -> Iterator[Finding]:
     """Is the plugin directory there, and can sockets be made in it?"""
-    name, directory = "plugin-directory", patient.config.agent.plugin_dir
+    directory = patient.config.agent.plugin_dir
     try:
         mode = directory.stat().st_mode
     except FileNotFoundError:
         yield failure(
-            name,
             f"{directory} does not exist.",
             "In a container, mount the host's directory there (hostPath); on a node, start the kubelet, which makes it. "
             "If the kubelet's directory is elsewhere, set agent.plugin_dir.",
         )
         return
     except OSError as error:
-        yield failure(name, f"{directory} cannot be looked at: {reason_of(error)}.", "Run as root.")
+        yield failure(f"{directory} cannot be looked at: {reason_of(error)}.", "Run as root.")
         return
     if not stat.S_ISDIR(mode):
-        yield failure(name, f"{directory} is no directory.", "Set agent.plugin_dir to the kubelet's plugin directory.")
+        yield failure(f"{directory} is no directory.", "Set agent.plugin_dir to the kubelet's plugin directory.")
     elif os.statvfs(directory).f_flag & os.ST_RDONLY:
-        yield failure(name, f"{directory} is mounted read-only.", "Mount it without readOnly: sockets are made in it.")
+        yield failure(f"{directory} is mounted read-only.", "Mount it without readOnly: sockets are made in it.")
     elif not os.access(directory, os.W_OK | os.X_OK):
-        yield failure(name, f"{directory} cannot be written to by user {patient.uid}.", "Run as root.")
+        yield failure(f"{directory} cannot be written to by user {patient.uid}.", "Run as root.")
     else:
-        yield fine(name, f"{directory} can be written to.")
+        yield fine(f"{directory} can be written to.")
 
 
 def kubelet_socket(patient: Patient) -> Iterator[Finding]:
     """Does a kubelet answer at its registration socket?"""
     directory = patient.config.agent.plugin_dir
-    path, mend = (
-        directory / "kubelet.sock",
-        f"Start the kubelet, and look whether it uses this directory; {_DEVICE_MANAGER}.",
-    )
+    path = directory / "kubelet.sock"
+    mend = f"Start the kubelet, and look whether it uses this directory; {_DEVICE_MANAGER}."
     if (kind := filesystem(patient, directory)) in _OF_CONTAINERS and not path.exists():
         mend = f"{directory} is of type {kind}, as what a container has by itself: mount the host's there (hostPath)."
-    yield _connection("kubelet-socket", path, "nothing can be registered", mend)
+    yield _connection(path, "nothing can be registered", mend)
 
 
 def podresources(patient: Patient) -> Iterator[Finding]:
@@ -68,26 +67,24 @@ def podresources(patient: Patient) -> Iterator[Finding]:
         "Mount the host's pod-resources directory, or set agent.kubelet_root to the kubelet's --root-dir "
         "(k0s and microk8s have their own)."
     )
-    found = _connection("podresources", path, "who holds what is not known, and no claim can end", mend)
-    yield found if not found.mend else warning(found.check, found.found, found.mend)
+    found = _connection(path, "who holds what is not known, and no claim can end", mend)
+    yield replace(found, level=min(found.level, Level.WARNING))
 
 
 def checkpoint(patient: Patient) -> Iterator[Finding]:
     """Can the kubelet's own record of what pods hold be read?"""
-    name, file = "checkpoint", patient.config.agent.plugin_dir / FILE_NAME
+    file = patient.config.agent.plugin_dir / FILE_NAME
     try:
         with files.opened(file, follow=False) as (opened, _):
             os.read(opened, 1)
     except FileNotFoundError:
-        yield fine(name, f"{file} is not there yet; the kubelet writes it with the first list of devices.")
+        yield fine(f"{file} is not there yet; the kubelet writes it with the first list of devices.")
     except OSError as error:
         yield warning(
-            name,
-            f"{file} cannot be read: {reason_of(error)}; no claim can end.",
-            "Run as root, or let SELinux allow it.",
+            f"{file} cannot be read: {reason_of(error)}; no claim can end.", "Run as root, or let SELinux allow it."
         )
     else:
-        yield fine(name, f"{file} can be read.")
+        yield fine(f"{file} can be read.")
 
 
 def agent(patient: Patient) -> Iterator[Finding]:
@@ -98,36 +95,36 @@ def agent(patient: Patient) -> Iterator[Finding]:
         pid = holder(lock)
     except FileNotFoundError:
         if directory.is_dir():
-            yield failure("agent", "No Fairlead has run on this plugin directory yet.", _START)
+            yield failure("No Fairlead has run on this plugin directory yet.", _START)
         else:
-            yield fine("agent", "None can have run on a plugin directory that is not there.")
+            yield fine("None can have run on a plugin directory that is not there.")
         return
     except OSError as error:
-        yield warning("agent", f"{lock} cannot be read: {reason_of(error)}.", "Run as root.")
+        yield warning(f"{lock} cannot be read: {reason_of(error)}.", "Run as root.")
         return
     if pid:
-        yield fine("agent", f"Fairlead runs as process {pid}.")
+        yield fine(f"Fairlead runs as process {pid}.")
     else:
-        yield failure("agent", "No Fairlead runs on this plugin directory.", _START)
+        yield failure("No Fairlead runs on this plugin directory.", _START)
 
 
-def _connection(name: str, path: Path, consequence: str, mend: str) -> Finding:
+def _connection(path: Path, consequence: str, mend: str) -> Finding:
     """Does somebody answer at this socket?"""
     if path.is_symlink():
-        return failure(name, f"{path} is a symbolic link and not followed: {consequence}.", "Remove it. " + mend)
+        return failure(f"{path} is a symbolic link and not followed: {consequence}.", "Remove it. " + mend)
     if not path.exists():
-        return failure(name, f"{path} does not exist: {consequence}.", mend)
+        return failure(f"{path} does not exist: {consequence}.", mend)
     with socket.socket(socket.AF_UNIX) as link:
         link.settimeout(_PATIENCE)
         try:
             link.connect(str(path))
         except ConnectionRefusedError:
-            return failure(name, f"Nobody answers at {path}: {consequence}.", "The kubelet is down. " + mend)
+            return failure(f"Nobody answers at {path}: {consequence}.", "The kubelet is down. " + mend)
         except PermissionError:
             denied = (
                 "It is forbidden, by its mode or by SELinux. Run as root, and as container_device_plugin_t or spc_t."
             )
-            return failure(name, f"{path} cannot be connected to: {consequence}.", denied)
+            return failure(f"{path} cannot be connected to: {consequence}.", denied)
         except OSError as error:
-            return failure(name, f"{path} cannot be connected to: {reason_of(error)}: {consequence}.", mend)
-    return fine(name, f"Somebody answers at {path}.")
+            return failure(f"{path} cannot be connected to: {reason_of(error)}: {consequence}.", mend)
+    return fine(f"Somebody answers at {path}.")

@@ -17,7 +17,6 @@ from agent.runtime.errors import some
 from backends.base import Host, HostPath
 from backends.linux.nodes import DeviceNode, NoNodeError, device_node
 
-CHECK: Final = "node-links"
 _SLICES: Final = ("fs/cgroup", "fs/cgroup/systemd", "fs/cgroup/devices")  # cgroup v2, and two hierarchies of v1
 _NVIDIA: Final = "195"  # NVIDIA's major number (Documentation/admin-guide/devices.txt)
 
@@ -25,16 +24,15 @@ _NVIDIA: Final = "195"  # NVIDIA's major number (Documentation/admin-guide/devic
 def node_links(host: Host, inventory: Inventory) -> Iterator[Finding]:
     """Which nodes of what is offered would running pods lose?"""
     if not any((host.sys / place / "kubepods.slice").is_dir() for place in _SLICES):
-        yield fine(CHECK, "systemd manages no pods' cgroups here, as far as can be seen.")
+        yield fine("systemd manages no pods' cgroups here, as far as can be seen.")
         return
     lost = [node for node in _nodes(host, inventory) if not _is_found(host, node)]
     if not lost:
-        yield fine(CHECK, "systemd finds every node that pods may have.")
+        yield fine("systemd finds every node that pods may have.")
         return
     nvidia = any(_link(node).name.startswith(f"{_NVIDIA}:") for node in lost)
     tool = "for NVIDIA's nodes, `nvidia-ctk system create-dev-char-symlinks --create-all` does it; " if nvidia else ""
     yield warning(
-        CHECK,
         f"{_link(lost[0])} is missing: the next `systemctl daemon-reload` takes {some([str(it.path) for it in lost])} "
         "from the pods that have it, for systemd manages their cgroups and finds nodes by these links.",
         f"At each boot, before pods start, link them: {tool}by hand it is `ln -s {lost[0].path} {_link(lost[0])}`.",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
-import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -12,13 +10,12 @@ from typing import Final
 from agent.config.templates import is_distinctive
 from agent.console.doctor.findings import Finding, Patient, failure, fine, warning
 from agent.console.views import Status
+from agent.kubelet.other_plugins import Observation, observe
 from agent.kubelet.pods.checkpoint import record
 from agent.model import State
 from agent.runtime.errors import some
 from backends.base import PLACEHOLDER
 
-_NAME: Final = "other-plugins"
-_PATIENCE: Final = 1.0  # seconds for a connection
 MEND: Final = (
     "Remove the other plugin: its DaemonSet, or its static pod. Fairlead registers once more within seconds of its end."
 )
@@ -26,22 +23,21 @@ MEND: Final = (
 
 def sockets(patient: Patient) -> Iterator[Finding]:
     """Does another plugin serve beside us, under a name like that of a resource of ours?"""
-    others = sorted(path.name for path in _sockets(patient.config.agent.plugin_dir) if _answers(path))
+    others = sorted(observe(patient.config.agent.plugin_dir, Observation(), doubt=True).answering)
     resources = [resource.name for resource in patient.config.resources]
     alike = {name: like for name in resources if (like := [it for it in others if _is_like(it, name)])}
     for resource, names in alike.items():
         yield warning(
-            _NAME,
             f"{', '.join(names)}, beside the kubelet's socket, may be another plugin for {resource}: the kubelet listens "
             "to whoever registered last.",
             MEND,
         )
     if not alike:
         known = f"Others serve here, by their names for other resources: {', '.join(others)}."
-        yield fine(_NAME, known if others else "No other plugin serves in this directory.")
+        yield fine(known if others else "No other plugin serves in this directory.")
 
 
-def told(said: Status, plugin_dir: Path) -> dict[str, str]:
+def differences(said: Status, plugin_dir: Path) -> dict[str, str]:
     """Resource → how what the kubelet has of it differs from what the daemon says it told; nothing where it is the same.
 
     A list that is on its way differs too: ask again before believing it.
@@ -50,7 +46,7 @@ def told(said: Status, plugin_dir: Path) -> dict[str, str]:
     found = {}
     for resource in said.resources:
         theirs = registered.get(resource.name)
-        if theirs is None or not (resource.registered and resource.streaming):
+        if theirs is None or not resource.served:
             continue
         ours = {i for it in resource.devices if it.state != State.UNHEALTHY.value for i in it.ids}
         if strange := sorted(theirs - ours):
@@ -61,34 +57,13 @@ def told(said: Status, plugin_dir: Path) -> dict[str, str]:
 
 
 def findings(different: Mapping[str, str]) -> Iterator[Finding]:
-    """What `told` comes to."""
+    """A finding for each of these differences."""
     for resource, how in different.items():
         yield failure(
-            _NAME,
             f"The kubelet {how}, among its healthy devices of {resource}: another plugin has registered this name, or "
             "had and is gone.",
             MEND,
         )
-
-
-def _sockets(directory: Path) -> Iterator[Path]:
-    """Those of others: ours lie in a directory below."""
-    try:
-        for path in directory.iterdir():
-            if path.name != "kubelet.sock" and stat.S_ISSOCK(path.lstat().st_mode):
-                yield path
-    except OSError:
-        return  # the check of the directory says why
-
-
-def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as link:
-        link.settimeout(_PATIENCE)
-        try:
-            link.connect(str(path))
-        except OSError:
-            return False
-    return True
 
 
 def _is_like(socket_name: str, resource: str) -> bool:

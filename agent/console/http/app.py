@@ -1,4 +1,4 @@
-"""What is served at which path. Only GET and HEAD; nothing here changes anything."""
+"""Answers requests, one function for each path. Only GET and HEAD: nothing here changes anything."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from agent.console.control import Control
-from agent.console.http import exposition, viewers
-from agent.console.http.document import as_json
+from agent.console.http import prometheus_format, viewers
 from agent.console.http.metrics import exposition as all_metrics
 from agent.console.http.page import page
-from agent.console.http.page.picture import EVENTS, Picture
-from agent.console.http.readiness import unready
-from agent.console.http.responses import EventStream, Whole
+from agent.console.http.page.page_parts import EVENTS, Picture
+from agent.console.http.responses import EventStream, Whole, as_json
 from agent.console.http.shared_answers import SharedAnswer
 from agent.console.http.viewers import Viewers
 from agent.console.views import Event, Status
@@ -52,7 +50,7 @@ class Face:
     """The application (ASGI)."""
 
     def __init__(self, control: Control, health: Health, counts: Counts) -> None:
-        """Prepare, within the event loop that it is served on."""
+        """Has to be made on the event loop that serves it."""
         self._control = control
         self._health = health
         self._counts = counts
@@ -107,7 +105,7 @@ class Face:
 
     async def metrics(self, _request: Request) -> Response:
         """For Prometheus."""
-        return Whole(await self._metrics.get(), headers={"content-type": exposition.CONTENT_TYPE})
+        return Whole(await self._metrics.get(), headers={"content-type": prometheus_format.CONTENT_TYPE})
 
     async def status_json(self, _request: Request) -> Response:
         """For programs."""
@@ -121,7 +119,7 @@ class Face:
     async def readyz(self, _request: Request) -> Response:
         """Is the node served, by this one or, while it stands by, by another?"""
         status = await self._status.get()
-        missing, well = unready(status), "standby" if status.standing_by else "ready"
+        missing, well = status.unready(), "standby" if status.standing_by else "ready"
         return PlainTextResponse("\n".join(missing or [well]) + "\n", 503 if missing else 200)
 
     # --- what they are made of ---
@@ -142,7 +140,7 @@ class Face:
         return "".join(await in_slices(pieces)).encode(errors="replace")
 
     async def _write_json(self) -> bytes:
-        return b"".join(await in_slices(as_json(await self._status.get())))
+        return as_json(await self._status.get())
 
 
 def _with_ours(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

@@ -52,7 +52,7 @@ class Connection(H11Protocol):
     """One client and its one request; each step has its time."""
 
     def __init__(self, config: Config, state: ServerState, present: dict[Connection, None]) -> None:
-        """Prepare; `present` has all that are there, the oldest first."""
+        """`present` has all connections, the oldest first."""
         super().__init__(config, state, {})
         self._present = present
         self._deadline: asyncio.TimerHandle | None = None
@@ -60,7 +60,7 @@ class Connection(H11Protocol):
 
     @property
     def asking(self) -> bool:
-        """Has it asked nothing yet?"""
+        """Is its request still to come?"""
         return self.cycle is None
 
     @property
@@ -70,55 +70,55 @@ class Connection(H11Protocol):
 
     # as uvicorn narrows it: of a socket, asyncio makes no other transport
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """It is there: its request is awaited."""
+        """A client has connected: its request is awaited."""
         super().connection_made(transport)
         self._present[self] = None
         transport.set_write_buffer_limits(high=_BUFFER_BYTES)
         self._within(REQUEST_WITHIN)
 
     def data_received(self, data: bytes) -> None:
-        """A part of the request, or the whole."""
+        """Bytes of the request have come."""
         asking = self.asking
         super().data_received(data)
         if asking and not self.asking:
             self._within(None)
 
     def pause_writing(self) -> None:
-        """It reads more slowly than we write."""
+        """The client reads more slowly than we write."""
         super().pause_writing()
         self._paused = self.loop.time()
         self._within(READ_WITHIN)
 
     def resume_writing(self) -> None:
-        """It has read on."""
+        """The client reads again."""
         super().resume_writing()
         self._within(READ_WITHIN if self.transport.is_closing() else None)
 
     def on_response_complete(self) -> None:
-        """All is written; it closes when that has been read."""
+        """All is written; the connection closes once the client has read it."""
         super().on_response_complete()
         self._within(READ_WITHIN)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone."""
+        """The connection has ended."""
         self._present.pop(self, None)
         self._within(None)
         super().connection_lost(exc)
 
     def cut(self) -> None:
-        """Whatever it is at, it ends."""
+        """End the connection at once."""
         self._present.pop(self, None)
         self.transport.abort()
 
     def _within(self, seconds: float | None) -> None:
-        """Something must happen within so many seconds, or the connection is cut."""
+        """Cut the connection after so many seconds; None calls that off."""
         if self._deadline is not None:
             self._deadline.cancel()
         self._deadline = None if seconds is None else self.loop.call_later(seconds, self.cut)
 
 
 class Reception:
-    """Lets clients in."""
+    """Accepts connections."""
 
     def __init__(self, app: ASGIApp, most: int = MOST, problems: Problems | None = None) -> None:
         self._config = Config(
@@ -129,7 +129,7 @@ class Reception:
         self._present: dict[Connection, None] = {}
         self._most = most
         self._shortage = Shortage(problems or Problems())
-        # what it would say of garbage comes once for every client that sends some; our own failures the app reports
+        # it would log a line for every client that sends garbage; the app reports failures of ours
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
 
     async def receive(self, listening: Sequence[socket.socket]) -> None:
@@ -175,7 +175,7 @@ class Reception:
         return bool(wasteful)
 
     async def _end(self) -> None:
-        """Cut all connections; who answers them notices."""
+        """Cut all connections, and wait for the tasks that answer them."""
         for connection in list(self._present):
             connection.cut()
         if tasks := set(self._state.tasks):

@@ -1,4 +1,4 @@
-"""Metrics from what the daemon shows (gauges) and counts (counters, histograms); works while it is iterated."""
+"""Makes the metrics: gauges of the status, counters and histograms of the counts; works while it is iterated."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from agent.console.http.exposition import head, histogram, sample
-from agent.console.http.process import process
+from agent.console.http.process_metrics import process
+from agent.console.http.prometheus_format import head, histogram, sample
 from agent.console.views import Resource, Status
 from agent.inventory.shortfall import REASONS
 from agent.runtime.counts import ALLOCATION_RESULTS, REGISTRATION_RESULTS, Counts, Histogram
@@ -137,7 +137,7 @@ def _device_assigned(resources: Iterable[Resource]) -> Iterator[str]:
 def _registered(resources: Iterable[Resource]) -> Iterator[str]:
     yield head("registered", "gauge", "Whether the kubelet has the resource, with an open stream.")
     for resource in resources:
-        yield sample("registered", int(resource.registered and resource.streaming), resource_name=resource.name)
+        yield sample("registered", int(resource.served), resource_name=resource.name)
 
 
 def _overtaken(resources: Iterable[Resource]) -> Iterator[str]:

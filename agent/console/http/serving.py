@@ -8,9 +8,9 @@ import anyio
 import structlog
 
 from agent.console.control import Control
+from agent.console.http.allowed_hosts import Hosts, OnlyFor, own_names
 from agent.console.http.app import Face, Health
 from agent.console.http.connections import Reception
-from agent.console.http.hosts import Hosts, OnlyFor, own_names
 from agent.console.http.sockets import listening
 from agent.runtime.counts import Counts
 from agent.runtime.supervision.problems import Problems

@@ -13,7 +13,7 @@ _SHARE: Final = 10  # it is kept for ten times the CPU time it took: making it a
 
 
 class SharedAnswer(Generic[T]):
-    """The newest of something that is asked for."""
+    """An answer that is made again once it is old."""
 
     def __init__(
         self,
@@ -21,17 +21,17 @@ class SharedAnswer(Generic[T]):
         clock: Callable[[], float] = time.monotonic,
         spent: Callable[[], float] = time.thread_time,
     ) -> None:
-        """Prepare; `spent` tells seconds of CPU: where the process only stood still, nothing is kept the longer."""
+        """`spent` tells seconds of CPU: time in which the process stood still does not count."""
         self._make = make
         self._clock = clock
         self._spent = spent
         self._making = asyncio.Lock()
         self._made: T | None = None
         self._until = 0.0
-        self._times = 0  # that it was made
+        self._times = 0  # how often it was made
 
     async def get(self) -> T:
-        """As it is now, or was a moment ago; who asks while it is made gets that."""
+        """The answer, made now or a moment ago; clients that ask while it is made share it."""
         asked = self._times
         async with self._making:
             if self._made is None or (self._times == asked and self._clock() >= self._until):

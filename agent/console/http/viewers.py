@@ -11,8 +11,8 @@ from typing import Final
 import anyio
 
 from agent.console.control import Control
-from agent.console.http.document import encoded
-from agent.console.http.page.picture import Picture
+from agent.console.http.page.page_parts import Picture
+from agent.console.http.responses import as_json
 
 MOST: Final = 32
 """Pages that may be open at a time; half of all connections, so that scrapes and probes find one."""
@@ -26,32 +26,32 @@ _MESSAGE_CHARACTERS: Final = 32 * 1024  # of parts, in one message
 
 
 class Viewers:
-    """Those who have the page open."""
+    """The browsers that have the page open."""
 
     def __init__(self, control: Control, picture: Picture, assets: str) -> None:
-        """Prepare; `assets` names the page's script and style: a page that has others loads itself again."""
+        """`assets` names the page's script and style: a page that has others loads itself again."""
         self.number = 0
         self._control = control
         self._picture = picture
         self._assets = assets
-        self._somebody = asyncio.Event()
+        self._watched = asyncio.Event()
         self._happened = asyncio.Event()
         self._drawn = asyncio.Event()
         self._told = 0  # the version that viewers were woken for last
 
     async def run(self) -> None:
-        """Draw while somebody looks, for ever."""
+        """Draw the page while a browser shows it, for ever."""
         while True:
-            await self._somebody.wait()
+            await self._watched.wait()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._listen)
                 while self.number:
                     await self._look()
-                self._somebody.clear()
+                self._watched.clear()
                 tasks.cancel_scope.cancel()
 
     async def _listen(self) -> None:
-        """Notice that something happened; what, the picture says."""
+        """Wake the drawing at each event."""
         async with aclosing(self._control.watch(0, follow=True)) as events:
             async for _ in events:
                 self._happened.set()
@@ -59,7 +59,7 @@ class Viewers:
     async def _look(self) -> None:
         self._happened.clear()
         await self._picture.refresh()
-        if self._picture.version != self._told:  # which whoever loaded the page may have had drawn
+        if self._picture.version != self._told:  # a browser that loads the page has it drawn, too
             self._told = self._picture.version
             self._drawn.set()
             self._drawn = asyncio.Event()
@@ -72,7 +72,7 @@ class Viewers:
         run, _, number = seen.partition("-")
         has = int(number) if run == self._picture.run and number.isdecimal() else 0
         self.number += 1
-        self._somebody.set()
+        self._watched.set()
         try:
             yield _message("hello", self._assets, "retry: 1000\n")
             while True:
@@ -88,7 +88,7 @@ class Viewers:
             self.number -= 1
 
     def _news(self, has: int) -> Iterator[bytes]:
-        """What has changed since that version, in messages of a bearable size; only the last one confirms it."""
+        """What has changed since that version, in messages of limited size; only the last one has the new version."""
         picture = self._picture
         version, parts, size = picture.version, dict[str, str](), 0
         for name, html in picture.since(has).items():
@@ -102,4 +102,4 @@ class Viewers:
 
 
 def _message(kind: str, data: object, more: str = "") -> bytes:
-    return b"%sevent: %s\ndata: %s\n\n" % (more.encode(), kind.encode(), encoded(data))
+    return b"%sevent: %s\ndata: %s\n\n" % (more.encode(), kind.encode(), as_json(data))

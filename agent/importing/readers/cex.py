@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from agent.importing.fields import Fields
 from agent.importing.inputs import Settings
-from agent.importing.model import Draft, DraftGroup, ImportRefusedError, Part, Remark, Sketch, Value
-from agent.importing.tree import Items, Scalar, Table, Tree
+from agent.importing.model import Draft, ImportRefusedError, Part, Remark, Sketch, Value
+from agent.importing.yaml_tree import Items, Scalar, Table, Tree
 
 KEY: Final = "cryptoconfigsets"
 
@@ -58,13 +58,12 @@ def read(document: Tree | None, settings: Settings) -> Sketch:
     table = find(document) if document is not None else None
     if table is None:
         raise ImportRefusedError(f"there is no list {KEY!r}", 1)
-    remarks: list[Remark] = []
-    fields = Fields(table, KEY, remarks)
+    fields = Fields(table, KEY)
     variables = {name: it for name, it in settings.environment.items() if name in {*_LIMITS, *_DROPPED}}
-    common = _common(variables, remarks)
+    common = _common(variables, fields.remarks)
     parts = [_set(one, common) for one in fields.tables(KEY)]
     fields.end()
-    return Sketch(_SOURCE, (Part(tuple(remarks)), *_compared(parts)))
+    return Sketch(_SOURCE, (fields.part(), *_compared(parts)))
 
 
 def _common(variables: Mapping[str, Scalar], remarks: list[Remark]) -> dict[str, Value]:
@@ -92,14 +91,12 @@ def _clamped(name: str, value: Scalar, remarks: list[Remark]) -> int:
 
 
 def _set(table: Table, common: Mapping[str, Value]) -> Part:
-    name = Fields(table, "a set", []).text("setname")
-    remarks: list[Remark] = []
-    fields = Fields(table, name or "a set", remarks)
-    fields.text("setname")
+    fields = Fields.named(table, "setname", "a set")
+    name = fields.text("setname")
     if project := fields.text("project"):
         why = f"{project!r} cannot be enforced by a device plugin; give other namespaces a ResourceQuota of 0"
         fields.lost("project", f"the project {why}")
-    apqns = [_apqn(one, name or "a set", remarks) for one in fields.tables("apqns")]
+    apqns = [_apqn(one, fields) for one in fields.tables("apqns")]
     options: dict[str, Value] = {"apqns": [apqn for _, apqn in apqns]}
     if mode := fields.text("cexmode"):
         options["mode"] = mode
@@ -121,15 +118,14 @@ def _set(table: Table, common: Mapping[str, Value]) -> Part:
     if name is None:
         fields.lost("setname", "it has no setname and is left out")
     if not fields.sound or name is None or any(not apqn for _, apqn in apqns):
-        return Part(tuple(remarks))
+        return fields.part()
     lines = {f"apqns[{index}]": line for index, (line, _) in enumerate(apqns)}
-    line = fields.line("setname")
-    return Part(tuple(remarks), Draft(f"{_PREFIX}{name}", (DraftGroup(options, line, lines),), line, "cex"))
+    return fields.part(Draft.of(f"{_PREFIX}{name}", options, fields.line("setname"), "cex", lines))
 
 
-def _apqn(table: Table, name: str, remarks: list[Remark]) -> tuple[int, Mapping[str, Value]]:
+def _apqn(table: Table, of: Fields) -> tuple[int, Mapping[str, Value]]:
     """One queue, with its line; empty if it cannot be told."""
-    fields = Fields(table, name, remarks)
+    fields = Fields(table, of.about, of.remarks)
     found: dict[str, Value] = {key: n for key in _PLACE if (n := fields.whole(key)) is not None}
     missing = [key for key in _PLACE if key not in found]
     if machine := fields.text("machineid"):

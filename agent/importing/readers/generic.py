@@ -11,13 +11,13 @@ from typing import Final
 
 from msgspec import Struct
 
-from agent.config.model import parse_path
+from agent.config.typed import parse_path
 from agent.importing.fields import Fields
 from agent.importing.inputs import Settings
 from agent.importing.model import Draft, DraftGroup, ImportRefusedError, Part, Remark, Sketch, Value
-from agent.importing.sharing import share
-from agent.importing.tree import Items, Table, Tree, read_yaml
-from agent.importing.values import usb_id
+from agent.importing.shared_nodes import share
+from agent.importing.values import USB_IDS, usb_ids
+from agent.importing.yaml_tree import Items, Table, Tree, read_yaml, text_at
 from agent.runtime.limits import plugin_directory_problem
 
 DOMAIN: Final = "squat.ai"
@@ -58,8 +58,7 @@ def read(document: Tree | None, settings: Settings) -> Sketch:
     document = document or _of_arguments(settings)
     if not isinstance(document, Table) or not document.values.keys() & {"devices", "device"}:
         raise ImportRefusedError("generic-device-plugin's configuration has a list 'devices', and there is none", 1)
-    remarks: list[Remark] = []
-    fields = Fields(document, "generic-device-plugin", remarks)
+    fields = Fields(document, "generic-device-plugin")
     domain = settings.domain or fields.text("domain") or DOMAIN
     fields.scalar("domain")
     parts = [part for key in ("devices", "device") for table in fields.tables(key) for part in _device(table, domain)]
@@ -69,7 +68,7 @@ def read(document: Tree | None, settings: Settings) -> Sketch:
     if fields.text("log-level"):
         fields.lost("log-level", "log-level is left out; it is said on the command line: fairlead run --log-level")
     fields.end()
-    return Sketch(_SOURCE, (Part(tuple(remarks)), *share(parts)), agent)
+    return Sketch(_SOURCE, (fields.part(), *share(parts)), agent)
 
 
 def _of_arguments(settings: Settings) -> Table | None:
@@ -80,7 +79,7 @@ def _of_arguments(settings: Settings) -> Table | None:
     devices = tuple(tree for value in said for tree in read_yaml(value.text, value.line))
     others: dict[str, Tree] = {key: settings.arguments[key] for key in _ARGUMENTS if key in settings.arguments}
     values: dict[str, Tree] = {**others, "devices": Items(said[0].line, devices)}
-    return Table(said[0].line, values, {key: tree.line for key, tree in values.items()})
+    return Table.of(said[0].line, values)
 
 
 def _agent(fields: Fields) -> Mapping[str, str]:
@@ -98,18 +97,16 @@ def _agent(fields: Fields) -> Mapping[str, str]:
 
 
 def _device(table: Table, domain: str) -> Iterator[Part]:
-    name = Fields(table, "a device", []).text("name")
-    remarks: list[Remark] = []
-    resource = f"{domain}/{(name or '?').strip()}"
-    fields = Fields(table, resource, remarks)
-    fields.text("name")
+    resource = f"{domain}/{(text_at(table, 'name') or '?').strip()}"
+    fields = Fields(table, resource)
+    name = fields.text("name")
     groups = [_group(group, resource) for group in fields.tables("groups")]
     if fields.sound and name is None:
         fields.lost("name", "it has no name and is left out")
     elif fields.sound and not groups:
         fields.lost("groups", "it has no groups, and so no devices; it is left out")
     fields.end()
-    yield Part(tuple(remarks))
+    yield fields.part()
     if name is not None:
         yield from _resources(resource, groups)
 
@@ -127,11 +124,10 @@ def _resources(name: str, groups: Sequence[_Group]) -> Iterator[Part]:
 
 
 def _group(table: Table, name: str) -> _Group:
-    remarks: list[Remark] = []
-    fields = Fields(table, name, remarks)
+    fields = Fields(table, name)
     count = fields.whole("count")
-    paths = [(path.line, _path(path, name, remarks)) for path in fields.tables("paths")]
-    sticks = [(stick.line, _stick(stick, name, remarks)) for stick in fields.tables("usb")]
+    paths = [(path.line, _path(path, fields)) for path in fields.tables("paths")]
+    sticks = [(stick.line, _stick(stick, fields)) for stick in fields.tables("usb")]
     fields.end()
     options, lines = _listed("paths", paths) if paths else _listed("usb", sticks)
     if count and count > 1:
@@ -146,7 +142,7 @@ def _group(table: Table, name: str) -> _Group:
         options["together"] = "all"
         fields.note("usb", 'all sticks that match are one device, as they were; without together = "all" each is one')
     whole = fields.sound and all(item is not None for _, item in (*paths, *sticks))
-    return _Group(DraftGroup(options, table.line, lines), tuple(remarks), whole and bool(options))
+    return _Group(DraftGroup(options, table.line, lines), tuple(fields.remarks), whole and bool(options))
 
 
 def _listed(
@@ -157,8 +153,8 @@ def _listed(
     return options, {f"{key}[{index}]": line for index, (line, _) in enumerate(items)}
 
 
-def _path(table: Table, name: str, remarks: list[Remark]) -> Mapping[str, Value] | None:
-    fields = Fields(table, name, remarks)
+def _path(table: Table, of: Fields) -> Mapping[str, Value] | None:
+    fields = Fields(table, of.about, of.remarks)
     path, kind = fields.text("path"), fields.text("type") or "Device"
     wanted: dict[str, Value] = {"path": _glob(path or "")}
     if mount_path := fields.text("mountPath"):
@@ -185,9 +181,8 @@ def _path(table: Table, name: str, remarks: list[Remark]) -> Mapping[str, Value]
         fields.lost("path", "a path of a group is missing; the group is left out")
         return None
     if "\\" in path or "[!" in path:
-        fields.lost(
-            "path", f"{path!r}: what '\\' and '[!' mean to it cannot be said in our globs; the group is left out"
-        )
+        why = "what '\\' and '[!' mean to it cannot be said in our globs; the group is left out"
+        fields.lost("path", f"{path!r}: {why}")
         return None
     if kind not in _TYPES:
         fields.lost("type", f"{kind!r} is no type, only Device and Mount are; the group is left out")
@@ -200,16 +195,13 @@ def _glob(path: str) -> str:
     return re.sub(r"\*+", "*", path).replace("[^", "[!")
 
 
-def _stick(table: Table, name: str, remarks: list[Remark]) -> Mapping[str, Value] | None:
-    fields = Fields(table, name, remarks)
-    wanted: dict[str, Value] = {}
-    for key in ("vendor", "product"):
-        if (written := usb_id(fields, key)) is not None:
-            wanted[key] = written
+def _stick(table: Table, of: Fields) -> Mapping[str, Value] | None:
+    fields = Fields(table, of.about, of.remarks)
+    wanted = usb_ids(fields)
     if serial := fields.text("serial"):
         wanted["serial"] = serial
     fields.end()
-    missing = [key for key in ("vendor", "product") if key not in wanted]
+    missing = [key for key in USB_IDS if key not in wanted]
     if fields.sound and missing:
         fields.lost("", f"{' and '.join(missing)} of a stick is missing; the group is left out")
     return wanted if fields.sound and not missing else None

@@ -6,9 +6,9 @@ from typing import Final
 
 from agent.importing.fields import Fields, spelled
 from agent.importing.inputs import Settings
-from agent.importing.model import Draft, DraftGroup, Part, Remark, Sketch, Value
-from agent.importing.tree import Items, Table, Tree
+from agent.importing.model import Draft, Remark, Sketch, Value
 from agent.importing.values import is_xid
+from agent.importing.yaml_tree import Items, Table, Tree
 
 _SIZE, _CLIENTS, _SHARING, _XIDS, _DIVISOR = (
     "GPUPartitionSize",
@@ -52,30 +52,28 @@ def is_it(document: Tree) -> bool:
 
 def read(document: Tree | None, settings: Settings) -> Sketch:
     """The resource that a configuration means, with the plugin's arguments."""
-    remarks: list[Remark] = []
     table = spelled(document, _KEYS) if isinstance(document, Table) else Table(1, {}, {})
-    fields = Fields(table, "nvidia.com/gpu", remarks)
+    fields = Fields(table, "nvidia.com/gpu")
     options: dict[str, Value] = {"select": {"vendor": "10de"}, "style": "gke"}
-    options |= _shared(fields, remarks)
+    options |= _shared(fields)
     if size := fields.text(_SIZE):
         why = f"{size}: MIG devices are offered as they are; the plugin does not start where a GPU has fewer of them"
         fields.note(_SIZE, why)
     if (fields.whole(_DIVISOR) or 0) > 1:
         options["mig_devices"] = False
-    if more := [xid for xid in _xids(fields, settings, remarks) if xid != _XID]:
+    if more := [xid for xid in _xids(fields, settings) if xid != _XID]:
         options["xid_critical"] = more
-    options |= _arguments(settings, remarks)
+    options |= _arguments(settings, fields.remarks)
     fields.end()
-    draft = Draft("nvidia.com/gpu", (DraftGroup(options, table.line),), table.line, "gpu")
-    return Sketch(_SOURCE, (Part(tuple(remarks), draft),))
+    return Sketch(_SOURCE, (fields.part(Draft.of("nvidia.com/gpu", options, table.line, "gpu")),))
 
 
-def _shared(of: Fields, remarks: list[Remark]) -> dict[str, Value]:
+def _shared(of: Fields) -> dict[str, Value]:
     """How GPUs are shared. With one client, too, IDs are those of shared GPUs."""
     deprecated, tree = of.whole(_CLIENTS) or 0, of.tree(_SHARING)
     strategy, clients = "", 0
     if isinstance(tree, Table):
-        fields = Fields(spelled(tree, (_STRATEGY, _MOST)), of.about, remarks)
+        fields = Fields(spelled(tree, (_STRATEGY, _MOST)), of.about, of.remarks)
         strategy, clients = fields.text(_STRATEGY) or "", fields.whole(_MOST) or 0
         fields.end()
     if deprecated:
@@ -89,7 +87,7 @@ def _shared(of: Fields, remarks: list[Remark]) -> dict[str, Value]:
     return {"sharing": _SHARING_HERE[strategy], **({"replicas": clients} if clients > 1 else {})}
 
 
-def _xids(fields: Fields, settings: Settings, remarks: list[Remark]) -> list[int]:
+def _xids(fields: Fields, settings: Settings) -> list[int]:
     """XIDs that are critical; the environment's stand in the place of the file's."""
     said = settings.environment.get("XID_CONFIG") or settings.environment.get(_XIDS)
     texts = fields.texts(_XIDS)
@@ -99,7 +97,7 @@ def _xids(fields: Fields, settings: Settings, remarks: list[Remark]) -> list[int
     for text in texts:
         if text not in found:
             line = said.line if said is not None else fields.line(_XIDS)
-            remarks.append(Remark(line, f"{_XIDS}: {text!r} is no XID; it is left out"))
+            fields.remarks.append(Remark(line, f"{_XIDS}: {text!r} is no XID; it is left out"))
     return [int(text) for text in dict.fromkeys(found)]
 
 

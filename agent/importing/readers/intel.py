@@ -6,8 +6,8 @@ from typing import Final
 
 from agent.importing.fields import Fields, spelled
 from agent.importing.inputs import Settings, as_argument
-from agent.importing.model import Draft, DraftGroup, Part, Remark, Sketch, Value
-from agent.importing.tree import Scalar, Table, Tree, below, text_at
+from agent.importing.model import Draft, Part, Sketch, Value
+from agent.importing.yaml_tree import Scalar, Table, Tree, below, text_at
 
 KIND: Final = "GpuDevicePlugin"
 """Of the resource by which Intel's operator is told of a plugin."""
@@ -47,8 +47,7 @@ def is_it(document: Tree) -> bool:
 
 def read(document: Tree | None, settings: Settings) -> Sketch:
     """The resources that the plugin's arguments mean."""
-    remarks: list[Remark] = []
-    fields = Fields(_said(document, settings), "Intel's GPU plugin", remarks)
+    fields = Fields(_said(document, settings), "Intel's GPU plugin")
     options: dict[str, Value] = {"card_ids": True}
     if (shared := fields.whole("shared-dev-num")) and shared > 1:
         options["replicas"] = shared
@@ -75,11 +74,11 @@ def read(document: Tree | None, settings: Settings) -> Sketch:
     if fields.flag("wsl"):
         why = "all that Windows lends is one device, and no ZE_AFFINITY_MASK chooses among several GPUs"
         fields.lost("wsl", f"wsl: {why}")
-        return Sketch(_SOURCE, (Part(tuple(remarks)), _dxg(shared or 1)))
+        return Sketch(_SOURCE, (fields.part(), _dxg(shared or 1)))
     allowed, denied = (_ids(fields, key) for key in ("allow-ids", "deny-ids"))
     parts = [_part(name, allowed, denied, options) for name in _DRIVERS]
     monitors = [_monitor(name, drivers) for name, drivers in _monitored(fields)]
-    return Sketch(_SOURCE, (Part(tuple(remarks)), *parts, *monitors))
+    return Sketch(_SOURCE, (fields.part(), *parts, *monitors))
 
 
 def _said(document: Tree | None, settings: Settings) -> Table:
@@ -91,7 +90,7 @@ def _said(document: Tree | None, settings: Settings) -> Table:
         if isinstance(found := values.get(key), Scalar):
             said[argument] = as_argument(found.text, found.line)
     said |= {key: settings.arguments[key] for key in (*_ARGUMENTS, *_LIMITS) if key in settings.arguments}
-    return Table(document.line if document else 1, said, {key: tree.line for key, tree in said.items()})
+    return Table.of(document.line if document else 1, said)
 
 
 def _monitored(fields: Fields) -> list[tuple[str, list[str]]]:
@@ -110,7 +109,7 @@ def _monitored(fields: Fields) -> list[tuple[str, list[str]]]:
 
 def _monitor(name: str, drivers: list[str]) -> Part:
     select: dict[str, Value] = {"vendor": "8086", "monitoring": drivers if len(drivers) > 1 else drivers[0]}
-    return Part((), Draft(_PREFIX + name, (DraftGroup({"select": select}, 1),), 1, "gpu"))
+    return Part((), Draft.of(_PREFIX + name, {"select": select}, 1, "gpu"))
 
 
 def _dxg(pods: int) -> Part:
@@ -118,7 +117,7 @@ def _dxg(pods: int) -> Part:
     node: dict[str, Value] = {"path": "/dev/dxg", "permissions": "rw"}
     libraries: dict[str, Value] = {"path": "/usr/lib/wsl", "type": "mount", "read_only": True}
     options: dict[str, Value] = {"paths": [node, libraries], **({"count": pods} if pods > 1 else {})}
-    return Part((), Draft(f"{_PREFIX}dxg", (DraftGroup(options, 1),), 1))
+    return Part((), Draft.of(f"{_PREFIX}dxg", options, 1))
 
 
 def _ids(fields: Fields, key: str) -> list[str]:
@@ -129,5 +128,4 @@ def _ids(fields: Fields, key: str) -> list[str]:
 def _part(driver: str, allowed: list[str], denied: list[str], options: dict[str, Value]) -> Part:
     select: dict[str, Value] = {"vendor": "8086", "driver": driver, **({"device": allowed} if allowed else {})}
     exclude: dict[str, Value] = {"exclude": {"device": denied}} if denied else {}
-    group = DraftGroup({"select": select, **exclude, **options}, 1)
-    return Part((), Draft(_PREFIX + driver, (group,), 1, "gpu"))
+    return Part((), Draft.of(_PREFIX + driver, {"select": select, **exclude, **options}, 1, "gpu"))

@@ -6,30 +6,25 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from agent.importing.fields import Fields
-from agent.importing.model import Draft, DraftGroup, Part, Remark, Value
-from agent.importing.tree import Items, Scalar, Table, below
+from agent.importing.model import Draft, Part, Remark, Value
+from agent.importing.yaml_tree import Items, Scalar, Table, below
 
 CONFIGURATION: Final = "mediatedDevicesConfiguration"
 """The key beside `permittedHostDevices` that says what is to be made."""
 
 _LISTS: Final = ("mediatedDeviceTypes", "mediatedDevicesTypes")  # the older name is still read
 _OFF: Final = {"disablemdevconfiguration"}  # a feature gate; HyperConverged spells it disableMDevConfiguration
+_EXTERNAL: Final = "say externalResourceProvider: true here when Fairlead offers it, or KubeVirt's own plugin does too"
 _GATES: Final = (("developerConfiguration", "featureGates"), ("featureGates",))
 
 
-def read(tables: Iterable[Table], beside: Table | None, external: str) -> Iterator[Part]:
-    """The resources that permitted mediated devices mean, and what is to be said about their making.
-
-    Args:
-        tables: `mediatedDevices`.
-        beside: the table in which `permittedHostDevices` stands, if it is not alone.
-        external: what is to be said where KubeVirt's own plugin offers a resource, too.
-    """
+def read(tables: Iterable[Table], beside: Table | None) -> Iterator[Part]:
+    """The resources that permitted mediated devices mean; `beside` is the table around `permittedHostDevices`, if any."""
     remarks: list[Remark] = []
     wanted = _made(beside, remarks)
     selected = set[str]()
     for table in tables:
-        part, kind = _resource(table, wanted, external)
+        part, kind = _resource(table, wanted)
         selected.add(kind)
         yield part
     for kind, line in wanted.items():
@@ -39,30 +34,34 @@ def read(tables: Iterable[Table], beside: Table | None, external: str) -> Iterat
     yield Part(tuple(remarks))
 
 
-def _resource(table: Table, wanted: Iterable[str], external: str) -> tuple[Part, str]:
-    """One resource, and the type that it selects."""
-    name = Fields(table, "mediatedDevices", []).text("resourceName")
-    remarks: list[Remark] = []
-    fields = Fields(table, name or "mediatedDevices", remarks)
-    fields.text("resourceName")
-    kind = _normal(fields.text("mdevNameSelector") or "")
-    is_external, disabled = fields.flag("externalResourceProvider"), fields.flag("disabled")
+def is_offered(fields: Fields, key: str, lacking: str) -> bool:
+    """Can a permitted device of KubeVirt's be offered? `lacking` is what is wrong with `key`, empty if nothing is."""
+    name, disabled = fields.text("resourceName"), fields.flag("disabled")
+    is_external = fields.flag("externalResourceProvider")
     fields.end()
     if disabled:
-        return Part((Remark(table.line, f"{name}: it is disabled, and so left out", lost=False),)), kind
-    if fields.sound and name is None:
+        fields.remarks[:] = []
+        fields.note("", "it is disabled, and so left out")
+    elif fields.sound and name is None:
         fields.lost("resourceName", "it has no resourceName and is left out")
-    elif fields.sound and not kind:
-        fields.lost("mdevNameSelector", "it has no mdevNameSelector, and so no devices; it is left out")
-    if not fields.sound or name is None or not kind:
-        return Part(tuple(remarks)), kind
-    if not is_external:
-        fields.note("resourceName", external)
-    line = fields.line("resourceName")
+    elif fields.sound and lacking:
+        fields.lost(key, lacking)
+    elif fields.sound and not is_external:
+        fields.note("resourceName", _EXTERNAL)
+    return fields.sound and name is not None and not lacking and not disabled
+
+
+def _resource(table: Table, wanted: Iterable[str]) -> tuple[Part, str]:
+    """One resource, and the type that it selects."""
+    fields = Fields.named(table, "resourceName", "mediatedDevices")
+    kind = _normal(fields.text("mdevNameSelector") or "")
+    why = "" if kind else "it has no mdevNameSelector, and so no devices; it is left out"
+    if not is_offered(fields, "mdevNameSelector", why):
+        return fields.part(), kind
     options: dict[str, Value] = {"select": [{"type": kind}]}
     if kind in wanted:
         options["create"] = True
-    return Part(tuple(remarks), Draft(name, (DraftGroup(options, line),), line, "mdev")), kind
+    return fields.part(Draft.of(fields.about, options, fields.line("resourceName"), "mdev")), kind
 
 
 def _made(beside: Table | None, remarks: list[Remark]) -> dict[str, int]:

@@ -6,10 +6,10 @@ from typing import Final
 
 from agent.importing.fields import Fields
 from agent.importing.inputs import Settings
-from agent.importing.model import ImportRefusedError, Part, Remark, Sketch, Value
+from agent.importing.model import ImportRefusedError, Remark, Sketch, Value
 from agent.importing.readers import nvidia_sharing
-from agent.importing.tree import Items, Scalar, Table, Tree, below, text_at
 from agent.importing.values import is_xid
+from agent.importing.yaml_tree import Items, Scalar, Table, Tree, below, text_at
 
 _KEYS: Final = frozenset({"version", "flags", "resources", "sharing", "imex", "health"})
 _SECTIONS: Final = frozenset({"flags", "sharing", "imex"})
@@ -75,14 +75,14 @@ def read(document: Tree | None, settings: Settings) -> Sketch:
     if document is not None and not is_it(document):
         raise ImportRefusedError("the configuration of NVIDIA's plugin has version: v1, and flags or sharing", 1)
     file = document if isinstance(document, Table) else Table(1, {}, {})
-    remarks: list[Remark] = []
-    above = Fields(file, "NVIDIA's device plugin", remarks)
+    above = Fields(file, "NVIDIA's device plugin")
+    remarks = above.remarks
     if (version := above.text("version")) not in (None, "v1"):
         raise ImportRefusedError(f"this is version {version!r} of the plugin's configuration; v1 is known", above.line("version"))  # fmt: skip
     fields = Fields(_effective(file, settings), "NVIDIA's device plugin", remarks)
     options = _options(fields)
     options |= _xids(settings, remarks) or _health(above.tree("health"), remarks)
-    options |= _imex(fields, above, remarks)
+    options |= _imex(fields, above)
     strategy = fields.text("migStrategy") or "none"
     mps_root = fields.text("mpsRoot") or _MPS_ROOT
     for key, why in _NOT_NEEDED.items():
@@ -98,7 +98,7 @@ def read(document: Tree | None, settings: Settings) -> Sketch:
     mps = {} if mps_root == _MPS_ROOT else {"mps_root": mps_root}
     parts = nvidia_sharing.resources(above.tree("sharing"), strategy, fields.line("migStrategy"), options, mps)
     above.end()
-    return Sketch(_SOURCE, (Part(tuple(remarks)), *parts))
+    return Sketch(_SOURCE, (fields.part(), *parts))
 
 
 def _effective(file: Table, settings: Settings) -> Table:
@@ -115,7 +115,7 @@ def _effective(file: Table, settings: Settings) -> Table:
         said["mpsRoot"] = root  # of the Helm chart
     said |= settings.table(SETTINGS).values
     said = {key: tree for key, tree in said.items() if not (isinstance(tree, Scalar) and tree.kind == "null")}
-    return Table(file.line, said, {key: tree.line for key, tree in said.items()})
+    return Table.of(file.line, said)
 
 
 def _options(fields: Fields) -> dict[str, Value]:
@@ -155,7 +155,7 @@ def _strategy(fields: Fields) -> dict[str, Value]:
     return {"device_list_strategy": several if len(several) > 1 else several[0]}
 
 
-def _imex(fields: Fields, above: Fields, remarks: list[Remark]) -> dict[str, Value]:
+def _imex(fields: Fields, above: Fields) -> dict[str, Value]:
     tree = fields.tree("imexChannelIDs")
     texts = [item.text for item in tree.items if isinstance(item, Scalar)] if isinstance(tree, Items) else []
     texts = tree.text.strip("[] ").split(",") if isinstance(tree, Scalar) else texts
@@ -167,7 +167,7 @@ def _imex(fields: Fields, above: Fields, remarks: list[Remark]) -> dict[str, Val
         fields.lost("imexChannelIDs", "the plugin knows no IMEX channels but [0], and does not start; 0 is taken")
     imex = above.tree("imex")
     if isinstance(imex, Table):
-        inner = Fields(imex, "imex", remarks)
+        inner = Fields(imex, "imex", above.remarks)
         for key in ("channelIDs", "required"):
             inner.tree(key)
         inner.end()

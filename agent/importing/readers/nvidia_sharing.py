@@ -8,8 +8,8 @@ from typing import Final
 from msgspec import Struct, field
 
 from agent.importing.fields import Fields
-from agent.importing.model import Draft, DraftGroup, Part, Remark, Value
-from agent.importing.tree import Table, Tree
+from agent.importing.model import Draft, Part, Remark, Value
+from agent.importing.yaml_tree import Table, Tree
 
 _DOMAIN: Final = "nvidia.com/"
 _GPU: Final = "nvidia.com/gpu"
@@ -81,15 +81,13 @@ def _part(
 ) -> Part:
     keys: dict[str, Value] = {"select": {"vendor": "10de", **select}, **options}
     if shared is None:
-        return Part((), Draft(name, (DraftGroup(keys, line),), line, "gpu"))
+        return Part((), Draft.of(name, keys, line, "gpu"))
     keys["replicas"] = shared.replicas
     if how.one_only is not None:
         keys["fail_requests_greater_than_one"] = how.one_only
     if how.kind != "mps":
-        draft = Draft(name + how.suffix, (DraftGroup(keys, shared.line),), shared.line, "gpu")
-        return Part(shared.remarks, draft)
-    keys |= {"sharing": "mps", **how.mps}
-    draft = Draft(name + how.suffix, (DraftGroup(keys, shared.line),), shared.line, "gpu")
+        return Part(shared.remarks, Draft.of(name + how.suffix, keys, shared.line, "gpu"))
+    draft = Draft.of(name + how.suffix, {**keys, "sharing": "mps", **how.mps}, shared.line, "gpu")
     if "profile" not in select:
         return Part(shared.remarks, draft)
     why = f"{name}: MPS cannot share MIG devices, and the plugin does not start with it; it is commented out"
@@ -122,10 +120,9 @@ def _read(tree: Tree | None, remarks: list[Remark]) -> tuple[_Sharing, dict[str,
 
 
 def _entry(table: Table, above: list[Remark]) -> Iterator[tuple[str, _Shared]]:
-    name = Fields(table, "", []).text("name")
+    name = Fields(table, "").text("name")
     name = name if name is None or "/" in name else f"{_DOMAIN}{name}"
-    remarks: list[Remark] = []
-    fields = Fields(table, name or "a shared resource", remarks)
+    fields = Fields(table, name or "a shared resource")
     fields.text("name")
     replicas = fields.whole("replicas")
     for key in ("rename", "devices"):
@@ -137,6 +134,6 @@ def _entry(table: Table, above: list[Remark]) -> Iterator[tuple[str, _Shared]]:
     elif replicas is None or replicas < 2:
         fields.lost("replicas", "it has no replicas, of which the plugin wants 2 or more; it is not shared")
     else:
-        yield name, _Shared(replicas, fields.line("replicas"), tuple(remarks))
+        yield name, _Shared(replicas, fields.line("replicas"), tuple(fields.remarks))
         return
-    above += remarks
+    above += fields.remarks

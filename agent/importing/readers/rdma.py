@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from agent.importing.fields import Fields, spelled
 from agent.importing.inputs import Settings
-from agent.importing.model import Draft, DraftGroup, ImportRefusedError, Part, Remark, Sketch, Value
-from agent.importing.tree import Items, Table, Tree
+from agent.importing.model import Draft, ImportRefusedError, Part, Remark, Sketch, Value
 from agent.importing.values import link_layers
+from agent.importing.yaml_tree import Items, Table, Tree
 
 _LIST: Final = "configList"
 _PREFIX: Final = "rdma"
@@ -47,8 +47,7 @@ def read(document: Tree | None, settings: Settings) -> Sketch:
     """
     if not isinstance(document, Table) or not is_it(document):
         raise ImportRefusedError(f"k8s-rdma-shared-dev-plugin's configuration has a list {_LIST!r}", 1)
-    remarks: list[Remark] = []
-    fields = Fields(spelled(document, _KEYS), _LIST, remarks)
+    fields = Fields(spelled(document, _KEYS), _LIST)
     parts = [_pool(spelled(pool, _POOL)) for pool in fields.tables(_LIST)]
     if fields.scalar("periodicUpdateInterval"):
         fields.note(
@@ -57,21 +56,19 @@ def read(document: Tree | None, settings: Settings) -> Sketch:
     fields.end()
     if cdi := settings.arguments.get("use-cdi"):
         why = "use-cdi: nodes are in the answer itself, not in CDI specs; pods get the same"
-        remarks.append(Remark(cdi.line, why, lost=False))
-    return Sketch(_SOURCE, (Part(tuple(remarks)), *_overlapping(parts)))
+        fields.remarks.append(Remark(cdi.line, why, lost=False))
+    return Sketch(_SOURCE, (fields.part(), *_overlapping(parts)))
 
 
 def _pool(pool: Table) -> Part:
-    name = Fields(pool, "", []).text("resourceName")
-    remarks: list[Remark] = []
-    fields = Fields(pool, name or "a pool", remarks)
-    fields.text("resourceName")
+    fields = Fields.named(pool, "resourceName", "a pool")
+    name = fields.text("resourceName")
     prefix, tokens = fields.text("resourcePrefix") or _PREFIX, fields.whole("rdmaHcaMax")
     devices, selectors = fields.texts("devices"), fields.tree("selectors")
-    select = _selected(selectors, devices, fields, remarks)
+    select = _selected(selectors, devices, fields)
     fields.end()
     if not fields.sound:
-        return Part(tuple(remarks))
+        return fields.part()
     if name is None:
         fields.lost("resourceName", "it has no resourceName and is left out")
     elif not tokens:
@@ -79,17 +76,16 @@ def _pool(pool: Table) -> Part:
     elif not select:
         fields.lost("selectors", "it has neither selectors nor devices, which the plugin refuses; it is left out")
     else:
-        line = fields.line("resourceName")
-        group = DraftGroup({"shared": tokens, "select": select, "topology": False}, line)
-        return Part(tuple(remarks), Draft(f"{prefix}/{name}", (group,), line, "infiniband"))
-    return Part(tuple(remarks))
+        options: dict[str, Value] = {"shared": tokens, "select": select, "topology": False}
+        return fields.part(Draft.of(f"{prefix}/{name}", options, fields.line("resourceName"), "infiniband"))
+    return fields.part()
 
 
-def _selected(tree: Tree | None, devices: list[str], of: Fields, remarks: list[Remark]) -> dict[str, Value]:
+def _selected(tree: Tree | None, devices: list[str], of: Fields) -> dict[str, Value]:
     """The pool's selector, empty if there is none."""
     found: dict[str, Value] = {}
     if isinstance(tree, Table):
-        fields = Fields(spelled(tree, tuple(_SELECTORS)), of.about, remarks)
+        fields = Fields(spelled(tree, tuple(_SELECTORS)), of.about, of.remarks)
         for key, attribute in _SELECTORS.items():
             if not (values := fields.texts(key)):
                 continue
@@ -123,9 +119,6 @@ def _overlapping(parts: Sequence[Part]) -> Iterator[Part]:
 
 
 def _may_meet(one: Draft, other: Draft) -> bool:
-    mine, theirs = (_selector(draft) for draft in (one, other))
+    selectors: list[Any] = [draft.groups[0].options["select"] for draft in (one, other)]
+    mine, theirs = selectors
     return all(set(mine[key]) & set(theirs[key]) for key in mine.keys() & theirs.keys())
-
-
-def _selector(draft: Draft) -> Any:
-    return draft.groups[0].options["select"]

@@ -6,8 +6,8 @@ from typing import Final
 
 from agent.importing.fields import Fields
 from agent.importing.inputs import Settings
-from agent.importing.model import Draft, DraftGroup, Part, Remark, Sketch, Value
-from agent.importing.tree import Tree
+from agent.importing.model import Draft, Part, Sketch
+from agent.importing.yaml_tree import Tree
 
 _SOURCE: Final = "From the arguments of AMD's device plugin. Names, IDs and nodes are the same."
 _NAMES: Final = {name: (name, "") for name in ("pulse", "resource_naming_strategy", "driver_type")}
@@ -16,8 +16,7 @@ _NAMING, _DRIVER = "resource_naming_strategy", "driver_type"
 
 def read(_document: Tree | None, settings: Settings) -> Sketch:
     """The resources that the plugin's arguments mean."""
-    remarks: list[Remark] = []
-    fields = Fields(settings.table(_NAMES), "AMD's device plugin", remarks)
+    fields = Fields(settings.table(_NAMES), "AMD's device plugin")
     naming, driver = fields.text(_NAMING) or "single", fields.text(_DRIVER) or "container"
     if fields.text("pulse"):
         fields.note("pulse", "pulse is not needed: health is always watched, each GPU's its own")
@@ -28,10 +27,6 @@ def read(_document: Tree | None, settings: Settings) -> Sketch:
         fields.lost(_DRIVER, why)
     fields.end()
     names = ["amd.com/{partition}"] if naming == "mixed" else []
-    drafts = [_draft(name, fields.line(_NAMING)) for name in (*names, "amd.com/gpu")]
-    return Sketch(_SOURCE, (Part(tuple(remarks)), *(Part((), it, driver == "container") for it in drafts)))
-
-
-def _draft(name: str, line: int) -> Draft:
-    select: dict[str, Value] = {"vendor": "1002"}
-    return Draft(name, (DraftGroup({"select": select}, line),), line, "gpu")
+    options, line = {"select": {"vendor": "1002"}}, fields.line(_NAMING)
+    drafts = [Draft.of(name, options, line, "gpu") for name in (*names, "amd.com/gpu")]
+    return Sketch(_SOURCE, (fields.part(), *(Part((), it, driver == "container") for it in drafts)))

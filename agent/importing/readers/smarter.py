@@ -11,11 +11,11 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from agent.importing import patterns
+from agent.importing import regex_globs
 from agent.importing.fields import Fields
 from agent.importing.inputs import Settings
 from agent.importing.model import Draft, DraftGroup, ImportRefusedError, Part, Remark, Sketch, Value
-from agent.importing.tree import Items, Table, Tree
+from agent.importing.yaml_tree import Items, Table, Tree
 
 _PREFIX: Final = "smarter-devices/"
 _TEMPLATE: Final = f"{_PREFIX}{{devname}}"
@@ -67,10 +67,8 @@ def _entry(item: Tree) -> Iterator[Part]:
     if not isinstance(item, Table):
         yield Part((Remark(item.line, "this should be a table with devicematch and nummaxdevices; it is left out"),))
         return
-    expression = Fields(item, "a device", []).text("devicematch")
-    remarks: list[Remark] = []
-    fields = Fields(item, expression or "a device", remarks)
-    fields.text("devicematch")
+    fields = Fields.named(item, "devicematch", "a device")
+    expression = fields.text("devicematch")
     count = fields.whole("nummaxdevices")
     fields.end()
     line = fields.line("devicematch")
@@ -81,24 +79,24 @@ def _entry(item: Tree) -> Iterator[Part]:
     elif not count:
         fields.note("nummaxdevices", "nummaxdevices is 0 or missing, and so none was offered")
     elif expression == _NVIDIA:
-        yield Part(tuple(remarks), _jetson(line, count))
+        yield fields.part(_jetson(line, count))
         return
     else:
-        yield from _resources(expression, line, count, remarks)
+        yield from _resources(expression, line, count, fields.remarks)
         return
-    yield Part(tuple(remarks))
+    yield fields.part()
 
 
 def _resources(expression: str, line: int, count: int, remarks: list[Remark]) -> Iterator[Part]:
-    if names := patterns.names(expression):
+    if names := regex_globs.names(expression):
         yield from (Part(tuple(remarks) if not n else (), _named(name, line, count)) for n, name in enumerate(names))
-    elif not patterns.is_understood(expression):
+    elif not regex_globs.is_understood(expression):
         sentence = f"{expression}: this regular expression is not one that Python and Go read alike; it is left out"
         yield Part((*remarks, Remark(line, sentence)))
     else:
-        globs = patterns.globs(expression)
+        globs = regex_globs.globs(expression)
         if len(globs) > 1:
-            below = patterns.DEEPEST - 1
+            below = regex_globs.DEEPEST - 1
             sentence = f"{expression}: nodes are looked for in {below} directories below /dev, as deep as udev makes any, not in ten"
             remarks.append(Remark(line, sentence, lost=False))
         groups = tuple(_group(f"/dev/{glob}", line, count, pattern=expression) for glob in globs)
@@ -111,7 +109,7 @@ def _jetson(line: int, count: int) -> Draft:
         "device_id_strategy": "index",
         **({"replicas": count} if count > 1 else {}),
     }
-    return Draft(f"{_PREFIX}{_NVIDIA}0", (DraftGroup(options, line),), line, "gpu")
+    return Draft.of(f"{_PREFIX}{_NVIDIA}0", options, line, "gpu")
 
 
 def _named(path: str, line: int, count: int) -> Draft:

@@ -6,8 +6,8 @@ from typing import Final
 
 from agent.importing.fields import Fields
 from agent.importing.inputs import Settings
-from agent.importing.model import Draft, DraftGroup, ImportRefusedError, Part, Remark, Sketch, Value
-from agent.importing.tree import Table, Tree
+from agent.importing.model import Draft, ImportRefusedError, Sketch, Value
+from agent.importing.yaml_tree import Table, Tree
 
 _NAME: Final = "solarflare/smartNIC"
 _EXPRESSION: Final = r"(?m)[\r\n]+^.*SFC[6-9].*$"
@@ -32,9 +32,7 @@ def read(document: Tree | None, _settings: Settings) -> Sketch:
     """
     if (data := find(document) if document is not None else None) is None:
         raise ImportRefusedError("Solarflare's ConfigMap has the keys onload-version and resource-name in its data", 1)
-    remarks: list[Remark] = []
-    name = Fields(data, "", []).text("resource-name") or _NAME
-    fields = Fields(data, name, remarks)
+    fields = Fields.named(data, "resource-name", _NAME)
     fields.text("resource-name")
     fields.lost(
         "resource-name",
@@ -54,5 +52,5 @@ def read(document: Tree | None, _settings: Settings) -> Sketch:
     if version := fields.text("onload-version"):
         options["onload_version"] = version
     fields.end()
-    line = fields.line("resource-name")
-    return Sketch(_SOURCE, (Part(tuple(remarks), Draft(name, (DraftGroup(options, line),), line, "solarflare")),))
+    draft = Draft.of(fields.about, options, fields.line("resource-name"), "solarflare")
+    return Sketch(_SOURCE, (fields.part(draft),))

@@ -10,9 +10,9 @@ from msgspec import Struct
 
 from agent.importing.fields import Fields, spelled
 from agent.importing.inputs import Settings
-from agent.importing.model import Draft, DraftGroup, ImportRefusedError, Part, Remark, Sketch, Value
-from agent.importing.tree import Items, Scalar, Table, Tree
+from agent.importing.model import Draft, ImportRefusedError, Part, Remark, Sketch, Value
 from agent.importing.values import link_layers
+from agent.importing.yaml_tree import Items, Scalar, Table, Tree
 
 PREFIX: Final = "intel.com"
 """Its own default of --resource-prefix."""
@@ -57,17 +57,15 @@ def read(document: Tree | None, settings: Settings) -> Sketch:
     """
     if not isinstance(document, Table) or not is_it(document):
         raise ImportRefusedError("the sriov-network-device-plugin's configuration has a list 'resourceList'", 1)
-    remarks: list[Remark] = []
     said = settings.arguments.get("resource-prefix")
     prefix = settings.domain or (said.text if said else PREFIX)
-    fields = Fields(spelled(document, ("resourceList",)), "resourceList", remarks)
+    fields = Fields(spelled(document, ("resourceList",)), "resourceList")
     if cdi := settings.arguments.get("use-cdi"):
-        remarks.append(
-            Remark(cdi.line, "use-cdi: nodes are in the answer itself, not in CDI specs; pods get the same", lost=False)
-        )
+        why = "use-cdi: nodes are in the answer itself, not in CDI specs; pods get the same"
+        fields.remarks.append(Remark(cdi.line, why, lost=False))
     parts = [_resource(spelled(entry, _ENTRY), prefix) for entry in fields.tables("resourceList")]
     fields.end()
-    return Sketch(_SOURCE, (Part(tuple(remarks)), *parts))
+    return Sketch(_SOURCE, (fields.part(), *parts))
 
 
 class _Selection(Struct):
@@ -80,15 +78,13 @@ class _Selection(Struct):
 
 
 def _resource(entry: Table, prefix: str) -> Part:
-    name = Fields(entry, "", []).text("resourceName") or "a resource without a name"
-    remarks: list[Remark] = []
-    fields = Fields(entry, name, remarks)
+    fields = Fields.named(entry, "resourceName", "a resource without a name")
     named, prefix = fields.text("resourceName"), fields.text("resourcePrefix") or prefix
     kind = fields.text("deviceType") or _TYPES[0]
     options: dict[str, Value] = {"device_type": kind} if kind != _TYPES[0] else {}
     if fields.flag("excludeTopology"):
         options["topology"] = False
-    selection = _selection(fields, kind, remarks)
+    selection = _selection(fields, kind)
     if info := {
         key: _texts(table) for key, table in fields.table("additionalInfo").items() if isinstance(table, Table)
     }:
@@ -99,14 +95,14 @@ def _resource(entry: Table, prefix: str) -> Part:
     elif fields.sound and kind not in _TYPES:
         fields.lost("deviceType", f"there is no deviceType {kind!r}; it is left out")
     if not fields.sound or named is None or kind not in _TYPES or selection is None:
-        return Part(tuple(remarks))
+        return fields.part()
     select = {"select": selection.tables} if selection.tables else {}
-    line = fields.line("resourceName")
-    draft = Draft(f"{prefix}/{named}", (DraftGroup({**options, **selection.options, **select}, line),), line, "sriov")
-    return Part(tuple(remarks), draft, offered=selection.same)
+    options |= {**selection.options, **select}
+    draft = Draft.of(f"{prefix}/{named}", options, fields.line("resourceName"), "sriov")
+    return fields.part(draft, offered=selection.same)
 
 
-def _selection(fields: Fields, kind: str, remarks: list[Remark]) -> _Selection | None:
+def _selection(fields: Fields, kind: str) -> _Selection | None:
     """What all selectors mean; None if the plugin offered nothing for them."""
     tree = fields.tree("selectors")
     every = [it for it in (tree.items if isinstance(tree, Items) else (tree,)) if isinstance(it, Table)]
@@ -114,21 +110,20 @@ def _selection(fields: Fields, kind: str, remarks: list[Remark]) -> _Selection |
         fields.lost("selectors", "it has no selectors, and so it had no devices; it is left out")
         return None
     selection = _Selection()
-    flags = [_one(spelled(table, _SELECTORS), kind, fields, selection, remarks) for table in every]
+    flags = [_one(spelled(table, _SELECTORS), kind, fields, selection) for table in every]
     if {} in selection.tables:  # one that selects everything
         selection.tables = []
     selection.options = {key: value for of in flags for key, value in of.items()}
     if any(of != selection.options for of in flags):
-        fields.lost(
-            "selectors", "its selectors differ in isRdma, needVhostNet or vdpaType; here all of it is asked of all"
-        )
+        why = "its selectors differ in isRdma, needVhostNet or vdpaType; here all of it is asked of all"
+        fields.lost("selectors", why)
         selection.same = False
     return selection
 
 
-def _one(table: Table, kind: str, of: Fields, selection: _Selection, remarks: list[Remark]) -> Mapping[str, Value]:
+def _one(table: Table, kind: str, of: Fields, selection: _Selection) -> Mapping[str, Value]:
     """Read one selector into the selection; returns the options that it means."""
-    fields = Fields(table, of.about, remarks)
+    fields = Fields(table, of.about, of.remarks)
     base: dict[str, Value] = {}
     for key, attribute in _LISTS.items():
         if values := fields.texts(key):

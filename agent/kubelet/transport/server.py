@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterator
 
     from grpclib._typing import IServable
+    from grpclib.encoding.base import CodecBase
     from grpclib.server import Stream
 
     _Call = Callable[[Stream[Any, Any]], Awaitable[None]]
@@ -198,8 +199,8 @@ class SocketServer(Server):
     # grpclib looks at each tenth connection which earlier ones have ended: 8 resources kept 15 MB of them
     __gc_interval__ = 1
 
-    def __init__(self, handlers: Collection[IServable], path: Path) -> None:
-        super().__init__(handlers, codec=Codec())
+    def __init__(self, handlers: Collection[IServable], path: Path, codec: CodecBase | None = None) -> None:
+        super().__init__(handlers, codec=codec or Codec())
         self._mapping = {name: it._replace(func=_refusing_briefly(it.func)) for name, it in self._mapping.items()}
         self.path = path
         self._connections: set[_Connection] = set()

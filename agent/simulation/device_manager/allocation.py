@@ -6,7 +6,7 @@ Kubelet contract: A4.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from msgspec import Struct
 
@@ -48,25 +48,6 @@ class PodDevices:
     def keep_only(self, uids: Collection[str]) -> None:
         """Forget what other pods held."""
         self.entries = {key: a for key, a in self.entries.items() if key[0] in uids}
-
-
-class Reusable:
-    """The devices that a pod's init containers leave to the containers after them."""
-
-    def __init__(self) -> None:
-        self._by_resource: dict[str, set[str]] = {}
-
-    def of(self, resource: str) -> set[str]:
-        """Those of one resource."""
-        return self._by_resource.get(resource, set())
-
-    def leave(self, resource: str, ids: Iterable[str]) -> None:
-        """An ordinary init container used them."""
-        self._by_resource.setdefault(resource, set()).update(ids)
-
-    def keep(self, resource: str, ids: Iterable[str]) -> None:
-        """A container that goes on running has them now."""
-        self.of(resource).difference_update(ids)
 
 
 class Choice(Struct, frozen=True):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -15,12 +15,13 @@ import anyio
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from agent.kubelet.api.v1beta1 import DevicePluginOptions
 from agent.kubelet.wire import DeviceList
 from agent.simulation.changes import Change, Feed, Kind, ResourceView
 from agent.simulation.clock import Clock
 from agent.simulation.device_manager import checkpoint, state
-from agent.simulation.device_manager.allocation import AdmissionError, Allocation, Choice, PodDevices, Reusable, begin
-from agent.simulation.endpoint import Arrival, Options, PluginClient, PluginError
+from agent.simulation.device_manager.allocation import AdmissionError, Allocation, Choice, PodDevices, begin
+from agent.simulation.plugin_client import Arrival, PluginClient, PluginError
 from agent.simulation.pods import Container
 
 GRACE_PERIOD: Final = 300.0  # seconds from a plugin's end until its endpoint is removed (kubelet contract: A3)
@@ -32,7 +33,7 @@ class KubeletPanicError(Exception):
 
 class _Endpoint(Struct, frozen=True):
     client: PluginClient | None  # None: known from the checkpoint alone
-    options: Options
+    options: DevicePluginOptions
     stopped: bool = False
 
 
@@ -40,9 +41,6 @@ class _InFlight(Struct, eq=False):
     resource: str
     ids: frozenset[str]
     vanished: set[str] = field(default_factory=set)
-
-
-_NO_OPTIONS = Options(pre_start=False, preferred_allocation=False)
 
 
 class DeviceManager:
@@ -82,7 +80,7 @@ class DeviceManager:
         self.held = PodDevices(entries)
         for name in resources:
             self._resources[name] = state.empty(name)
-            self._endpoints[name] = _Endpoint(None, _NO_OPTIONS, stopped=True)
+            self._endpoints[name] = _Endpoint(None, DevicePluginOptions(), stopped=True)
             self._await_return(name)
             self._show(ResourceView(name))
         self._unlisted = {name: self.held.in_use(name) for name in {key[2] for key in entries}}
@@ -97,7 +95,7 @@ class DeviceManager:
 
     # --- what the clients say ---
 
-    def connected(self, client: PluginClient, options: Options) -> None:
+    def connected(self, client: PluginClient, options: DevicePluginOptions) -> None:
         """A plugin has answered: it is the resource's endpoint now."""
         if call_off := self._graces.pop(client.resource, None):
             call_off()
@@ -160,8 +158,10 @@ class DeviceManager:
 
     # --- pods ---
 
-    async def allocate(self, uid: str, container: Container, reusable: Reusable) -> dict[str, frozenset[str]]:
-        """Give one container what it asks for: resource → IDs.
+    async def allocate(
+        self, uid: str, container: Container, reusable: Mapping[str, Collection[str]]
+    ) -> dict[str, frozenset[str]]:
+        """Give one container what it asks for: resource → IDs; `reusable` is what init containers of the pod left.
 
         Raises:
             AdmissionError: it cannot have that, or a plugin refused.
@@ -169,7 +169,7 @@ class DeviceManager:
         """
         given = {}
         for resource, count in self._rng.sample(sorted(container.resources.items()), len(container.resources)):
-            ids = await self._choose(resource, count, reusable.of(resource))
+            ids = await self._choose(resource, count, reusable.get(resource, ()))
             allocation = await self._ask(resource, ids)
             self.held.entries[uid, container.name, resource] = allocation
             given[resource] = ids
@@ -195,7 +195,7 @@ class DeviceManager:
 
     async def _preferred(self, resource: str, choice: Choice) -> Collection[str]:
         endpoint = self._endpoints[resource]
-        if not endpoint.options.preferred_allocation or endpoint.client is None:
+        if not endpoint.options.get_preferred_allocation_available or endpoint.client is None:
             return ()
         try:
             return await endpoint.client.preferred(
@@ -235,7 +235,7 @@ class DeviceManager:
             endpoint = self._endpoints.get(resource)
             if endpoint is None:
                 raise PluginError(f"endpoint not found in cache for a registered resource: {resource}")
-            if endpoint.client is None or not endpoint.options.pre_start:
+            if endpoint.client is None or not endpoint.options.pre_start_required:
                 continue
             try:
                 await endpoint.client.pre_start(self._in_random_order(allocation.ids))

@@ -16,7 +16,7 @@ from tests.backends.trees import planted_host
 
 def look(root: Path, edits: Edits = "cdi", tree: str = "run/cdi/") -> Finding:
     resource = Resource("example.com/toy", ResourceSpec("stub", StubOptions([]), edits=edits))
-    (finding,) = cdi(Patient(Config(AgentConfig(), planted_host(root, tree), None, (resource,))))
+    (finding,) = cdi(Patient(Config(AgentConfig(), planted_host(root, tree), (resource,))))
     assert (finding.level is Level.FINE) == (finding.mend == "")
     return finding
 

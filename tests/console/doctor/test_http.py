@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import AgentConfig, Config
+from agent.config import Config
+from agent.config.model import HttpConfig
+from agent.config.typed import Listen
 from agent.console.doctor.findings import Finding, Level, Patient
 from agent.console.doctor.http import http
-from backends.base import Host
 from tests.console.fakes import FakeDaemon
 from tests.console.http.serving import free_port, served
 from tests.wait import PATIENCE
@@ -26,8 +27,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent.console.doctor.http._PATIENCE", PATIENCE)
 
 
-def look(listen: str | None) -> Finding:
-    (finding,) = http(Patient(Config(AgentConfig(), Host(), listen, ())))
+def look(listen: str) -> Finding:
+    (finding,) = http(Patient(Config(http=HttpConfig(Listen(listen)))))
     return finding
 
 
@@ -49,7 +50,7 @@ def another() -> Iterator[int]:
 
 
 def test_it_may_be_off() -> None:
-    assert look(None).level is Level.FINE
+    assert look("off").level is Level.FINE
 
 
 @pytest.mark.parametrize("over_tcp", [True, False])

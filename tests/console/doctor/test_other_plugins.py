@@ -24,7 +24,7 @@ GPU = "nvidia.com/gpu"
 
 def patient(directory: Path, name: str = GPU) -> Patient:
     configured: Configured[Any] = Configured(name, ResourceSpec("stub", None))
-    return Patient(Config(AgentConfig(plugin_dir=directory), Host(), None, (configured,)))
+    return Patient(Config(AgentConfig(plugin_dir=directory), Host(), (configured,)))
 
 
 def offered(*devices: Device, **changes: Any) -> Status:
@@ -98,16 +98,16 @@ def test_what_the_kubelet_has_is_compared_with_what_is_offered(
     tmp_path: Path, theirs: Sequence[str] | None, how: str | None
 ) -> None:
     record(tmp_path, {GPU: theirs})
-    assert other_plugins.told(offered(WELL, LAME), tmp_path) == ({} if how is None else {GPU: how})
+    assert other_plugins.differences(offered(WELL, LAME), tmp_path) == ({} if how is None else {GPU: how})
 
 
 def test_what_is_not_registered_or_not_recorded_is_not_compared(tmp_path: Path) -> None:
     record(tmp_path, {GPU: ["x"]})
-    assert other_plugins.told(offered(WELL, streaming=False), tmp_path) == {}
+    assert other_plugins.differences(offered(WELL, streaming=False), tmp_path) == {}
     record(tmp_path, {})
-    assert other_plugins.told(offered(WELL), tmp_path) == {}
+    assert other_plugins.differences(offered(WELL), tmp_path) == {}
     (tmp_path / FILE_NAME).write_text("garbage")
-    assert other_plugins.told(offered(WELL), tmp_path) == {}
+    assert other_plugins.differences(offered(WELL), tmp_path) == {}
 
 
 def test_a_difference_is_a_failure_with_what_to_do() -> None:

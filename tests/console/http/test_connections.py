@@ -180,7 +180,7 @@ async def test_who_hammers_is_let_in_at_a_pace(face: Served, monkeypatch: pytest
         pass_time(3600.0)
 
 
-@pytest.mark.parametrize(("path", "pieces"), [("/metrics", 3), ("/status.json", 2), ("/", 6)])
+@pytest.mark.parametrize(("path", "pieces"), [("/metrics", 3), ("/", 6)])
 async def test_others_have_their_turn_while_a_long_answer_is_made(
     face: Served, path: str, pieces: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

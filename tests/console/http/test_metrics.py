@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.console.http.exposition import head, sample
 from agent.console.http.metrics import exposition
+from agent.console.http.prometheus_format import head, sample
 from agent.console.views import Status
 from agent.runtime.counts import BOUNDS, Counts, Histogram
 from tests.console.http import nodes

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from agent.console.http.page import sections
-from agent.console.http.page.verdict import troubles
-from agent.console.http.readiness import unready
+from agent.console.http.page.troubles import troubles
 from agent.console.views import Template
 from tests.console.http.nodes import kvm, node
 
@@ -24,7 +23,7 @@ def test_a_node_whose_only_resource_has_no_name_yet_has_a_configuration() -> Non
 
 
 def test_a_template_without_a_name_is_no_failure_and_one_with_a_mistake_is_told() -> None:
-    assert unready(node(templates=(UNUSED,))) == []
+    assert node(templates=(UNUSED,)).unready() == []
     assert troubles(node(templates=(UNUSED,)), []) == []
     wrong = Template("a.b/{devise}", "vfio", "it names nothing")
     (told,) = troubles(node(templates=(wrong,)), [])

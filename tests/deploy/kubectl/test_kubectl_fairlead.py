@@ -19,7 +19,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.cli.explain import OWN_LOOK
-from agent.console.doctor.findings import failure, fine, warning
+from agent.console.doctor.findings import failure, fine, named, warning
 from agent.console.views import Event, Period, Resource
 from tests.console.fakes import GPU, FakeDaemon, status
 from tests.console.http import nodes
@@ -248,12 +248,13 @@ def test_events_of_all_nodes_stand_in_the_order_of_their_time(kubectl: Kubectl, 
 def test_doctors_that_find_the_same_are_told_together_and_the_worst_is_the_exit_code(
     kubectl: Kubectl, ask: Any
 ) -> None:
-    full = warning("state-directory", "The disk is full.", "Make room.")
-    dark = failure("kubelet-socket", "There is no kubelet.", "Start it.")
+    full = warning("The disk is full.", "Make room.", "state-directory")
+    dark = failure("There is no kubelet.", "Start it.", "kubelet-socket")
+    (well,) = named("sysfs", [fine("It is there.")])
     for n in range(5):
-        kubectl.nodes[f"n{n}"] = lambda _: findings(fine("sysfs", "It is there."), full)
+        kubectl.nodes[f"n{n}"] = lambda _: findings(well, full)
     kubectl.nodes["sick"] = lambda _: findings(full, dark)
-    kubectl.nodes["well"] = lambda _: findings(fine("sysfs", "It is there."))
+    kubectl.nodes["well"] = lambda _: findings(well)
     ran = ask("doctor")
     assert ran.lines == [
         "failure kubelet-socket on sick", "  There is no kubelet.", "  → Start it.",

@@ -13,8 +13,8 @@ from typing import Final
 
 from agent.console.http.page import sections
 from agent.console.http.page.html import Html, h
-from agent.console.http.page.picture import Picture
-from agent.console.names import node_name
+from agent.console.http.page.page_parts import Picture
+from agent.console.node_name import node_name
 
 _STYLE: Final = Html(Path(__file__).with_name("page.css").read_text())
 _SCRIPT: Final = Html(Path(__file__).with_name("page.js").read_text())

@@ -11,8 +11,7 @@ from typing import Final
 from agent.console.http.page.html import Html, h, join, many, moment
 from agent.console.http.page.tiles import name, sign
 from agent.console.http.page.topology import NOT_OFFERED, Machine, Node, Place, Tile
-from agent.console.http.page.verdict import Trouble
-from agent.console.http.readiness import unready
+from agent.console.http.page.troubles import Trouble
 from agent.console.views import NAMES_NOTHING, Event, Resource, Status, Template
 
 _STATES: Final = ("Healthy", "Degraded", "Unhealthy")
@@ -25,11 +24,11 @@ _SPARSE: Final = 8  # more devices of a resource in one place stand closer toget
 _FRAMED: Final = "below one PCI bridge"
 
 Fill = Callable[[Tile], Html]
-"""What is in a tile; nothing where it is sent apart."""
+"""Gives the inside of a tile; nothing where the tiles are sent by themselves."""
 
 
 def verdict(status: Status, tiles: Sequence[Tile], found: Sequence[Trouble]) -> Html:
-    """Is all well? In a word, and in numbers."""
+    """Whether all is well, in words and in numbers."""
     worst = found[0].state if found else "Healthy"
     configured = sum(bool(resource.backend) for resource in status.resources)
     used = sum(len(device.held) for tile in tiles for device in tile.views)
@@ -39,17 +38,17 @@ def verdict(status: Status, tiles: Sequence[Tile], found: Sequence[Trouble]) -> 
         sign(worst),
         h(
             "div",
-            h("p", _in_a_word(status, tiles) or _not_bad(worst), class_="word"),
+            h("p", _in_a_word(status, tiles, worst), class_="word"),
             h("p", f"{many(offered, 'device')} in {many(configured, 'resource')}, {many(used, 'ID')} in use"),
         ),
         class_=f"verdict {worst.lower()}",
     )
 
 
-def _in_a_word(status: Status, tiles: Sequence[Tile]) -> str:
-    """What pods lack; nothing if they lack nothing."""
+def _in_a_word(status: Status, tiles: Sequence[Tile], worst: str) -> str:
+    """What pods cannot get; if they can get everything, whether something else is wrong."""
     number = Counter(tile.worst.state for tile in tiles)
-    bad, lacking, missing = number["Unhealthy"], number[NOT_OFFERED], len(unready(status))
+    bad, lacking, missing = number["Unhealthy"], number[NOT_OFFERED], len(status.unready())
     words = [] if status.kubelet.present else ["The kubelet is not there"]
     if bad:
         words.append(f"{bad:,} of {many(number.total() - lacking, 'device')} {'is' if bad == 1 else 'are'} unhealthy")
@@ -57,11 +56,7 @@ def _in_a_word(status: Status, tiles: Sequence[Tile]) -> str:
         words.append(f"{many(missing, 'resource')} {'is' if missing == 1 else 'are'} not served")
     if lacking:
         words.append(f"{many(lacking, 'device')} {'is' if lacking == 1 else 'are'} not offered")
-    return ", ".join(words)
-
-
-def _not_bad(worst: str) -> str:
-    return "All is well" if worst == "Healthy" else "All is served, but not all is well"
+    return ", ".join(words) or ("All is well" if worst == "Healthy" else "All is served, but not all is well")
 
 
 def attention(found: Sequence[Trouble]) -> Html:
@@ -130,7 +125,7 @@ def _resource(resource: Resource) -> Html:
     for device in resource.devices:
         number[device.state] += len(device.ids)
     used = sum(len(device.held) for device in resource.devices)
-    word, state = _registration(resource)
+    word, state = resource.registration
     return h(
         "tr",
         h("th", resource.name, h("span", resource.backend or "no longer configured", class_="backend"), scope="row"),
@@ -151,14 +146,6 @@ def _resource(resource: Resource) -> Html:
 def _unused(template: Template) -> Html:
     name = h("th", template.name, h("span", template.backend, class_="backend"), scope="row")
     return h("tr", name, h("td", NAMES_NOTHING, colspan="5", data_head="Kubelet"))
-
-
-def _registration(resource: Resource) -> tuple[str, str]:
-    if not resource.backend:
-        return "retiring", "Degraded"
-    if resource.registered and resource.streaming:
-        return "registered", "Healthy"
-    return ("no stream" if resource.registered else "waiting"), "Unhealthy"
 
 
 def devices(tiles: Sequence[Tile], fill: Fill) -> Iterator[str]:

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from agent.console.http.page import strip
+from agent.console.http.page import history_strip
+from agent.console.http.page.history_strip import Past
 from agent.console.http.page.html import Html, h, join, many, moment
-from agent.console.http.page.strip import Past
 from agent.console.http.page.topology import NOT_OFFERED, Tile
 from agent.console.views import Device, Event, Held
 from agent.inventory.shortfall import WENT
@@ -22,22 +22,22 @@ _HOLDERS_SHOWN: Final = 20
 
 
 def name(tile: Tile) -> str:
-    """The tile's in the document, the same as long as it is there."""
+    """The ID of the tile's element, which stays the same while the device is there."""
     return "d-" + hashlib.blake2s(f"{tile.resource}\0{tile.key}".encode(errors="replace"), digest_size=8).hexdigest()
 
 
 def sign(state: str) -> Html:
-    """The state's, which a screen reader passes over: the word is beside it."""
+    """The state's symbol; screen readers skip it, since the state's name is beside it."""
     return h("span", SIGNS.get(state, "?"), class_=f"sign {_kind(state)}", aria_hidden="true")
 
 
 def _kind(state: str) -> str:
-    """The state as a class in the document."""
+    """The state's CSS class."""
     return state.lower().replace(" ", "-")
 
 
 def drawn(tile: Tile, past: Past = (), happened: Sequence[Event] = ()) -> Html:
-    """What is in the tile, with how it was, and the events about it."""
+    """The inside of a tile: the device, its history, and the events about it."""
     worst = tile.worst
     return h(
         "details",
@@ -59,7 +59,7 @@ def drawn(tile: Tile, past: Past = (), happened: Sequence[Event] = ()) -> Html:
             "div",
             [_about(device) for device in tile.views],
             _where(tile.resource, worst),
-            strip.drawn(past, f"{name(tile)}-h", tile.key, happened) if past else None,
+            history_strip.drawn(past, f"{name(tile)}-h", tile.key, happened) if past else None,
             class_="more",
         ),
         class_=f"device {_kind(worst.state)}" + " held" * bool(_held(tile)) + " gone" * (worst.reason == WENT),
@@ -71,7 +71,7 @@ def _held(tile: Tile) -> list[Held]:
 
 
 def _use(tile: Tile) -> Html | None:
-    """Who has it, or how much of it is taken."""
+    """Which pod has it, or how many of its IDs are in use."""
     held = _held(tile)
     if (total := _total(tile)) > 1:
         return h("span", f"{len(held):,} of {total:,} in use", class_="use")
@@ -83,7 +83,7 @@ def _use(tile: Tile) -> Html | None:
 
 
 def _share(tile: Tile) -> Html | None:
-    """How much of it is taken, as a bar."""
+    """How many of its IDs are in use, as a bar."""
     if (total := _total(tile)) <= 1:
         return None
     return h("meter", min=0, max=total, value=len(_held(tile)), aria_label=f"{tile.title}: share in use")
@@ -94,7 +94,7 @@ def _total(tile: Tile) -> int:
 
 
 def _about(device: Device) -> Html:
-    """One state of it, with the IDs that are in it."""
+    """One state of the device, with the IDs in that state."""
     reason = f"{device.state}: {device.reason}" if device.reason else device.state
     return join(
         h("p", h("strong", reason), h("br"), device.message or None, class_="health"),

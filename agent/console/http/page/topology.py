@@ -27,12 +27,12 @@ class Tile(Struct, frozen=True):
 
     @property
     def worst(self) -> Device:
-        """Of its views."""
+        """The view in the worst state."""
         return self.views[0]
 
     @property
     def key(self) -> str:
-        """The device's."""
+        """The device's key."""
         return self.worst.key
 
     @property
@@ -64,7 +64,7 @@ class Node(Struct, frozen=True):
 
 
 def badness(state: str) -> int:
-    """Rises from Healthy to Unhealthy."""
+    """How bad a state is: the higher, the worse."""
     return _STATES.index(state) if state in _STATES else len(_STATES)
 
 
@@ -78,7 +78,7 @@ def tiles(resource: str, devices: Iterable[Device]) -> Iterator[Tile]:
 
 
 def missing(unclaimed: Iterable[Unclaimed]) -> Iterator[Tile]:
-    """What resources are meant to have and no pod can get: it has its place, too."""
+    """Tiles of the devices that resources are meant to have and no pod can get."""
     for it in unclaimed:
         if it.resource:
             view = Device(
@@ -111,13 +111,13 @@ class _Growing(Struct):
 
 
 class Machine:
-    """Where devices are, told of one after the other."""
+    """Collects tiles by where their devices are."""
 
     def __init__(self) -> None:
         self._nodes: dict[tuple[bool, bool, int], _Growing] = {}
 
     def put(self, tile: Tile) -> None:
-        """There is this one, too. A host bridge makes no place: too much is below it on most machines."""
+        """Add a tile. A host bridge makes no place: too much is below it on most machines."""
         number, ancestry = tile.worst.numa_node, tile.worst.ancestry
         place = self._nodes.setdefault((number is None, not ancestry and number is None, number or 0), _Growing())
         for bridge in ancestry[1:]:
@@ -125,7 +125,7 @@ class Machine:
         place.tiles.append((_rank(tile), tile))
 
     def nodes(self) -> list[Node]:
-        """By their numbers; then what is on no known node, then what is on no bus."""
+        """The NUMA nodes by their numbers; then the devices on no known node, then those on no bus."""
         for grown in self._nodes.values():
             grown.gather()
         return [
@@ -135,7 +135,7 @@ class Machine:
 
 
 def _rank(tile: Tile) -> _Rank:
-    """Where it stands among its like: by its PCI address, so that it has one place whether its driver names it or not."""
+    """Its place in the order: by PCI address, which stays when the driver names the device otherwise."""
     address = next((it for it in tile.worst.hardware if it.startswith("pci:")), "")
     return tile.resource, _natural(address or tile.worst.name or tile.key)
 

@@ -43,6 +43,11 @@ class Table(Struct, frozen=True):
     lines: Mapping[str, int]
     """Where each key stands."""
 
+    @classmethod
+    def of(cls, line: int, values: Mapping[str, Tree]) -> Table:
+        """A table of values from several places, each with its own line."""
+        return cls(line, values, {key: tree.line for key, tree in values.items()})
+
 
 Tree = Scalar | Items | Table
 

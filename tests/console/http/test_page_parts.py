@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.console.http import viewers as viewers_module
-from agent.console.http.page.picture import Picture
+from agent.console.http.page.page_parts import Picture
 from agent.console.http.page.tiles import name
 from agent.console.http.shared_answers import SharedAnswer
 from agent.console.http.viewers import Viewers

@@ -22,13 +22,14 @@ from agent.kubelet.api.v1beta1 import (
     AllocateRequest,
     ContainerAllocateRequest,
     ContainerPreferredAllocationRequest,
+    DevicePluginOptions,
     Empty,
     PreferredAllocationRequest,
     PreferredAllocationResponse,
     PreStartContainerRequest,
     PreStartContainerResponse,
 )
-from agent.kubelet.protobuf import MalformedError, fields
+from agent.kubelet.protobuf import MalformedError
 from agent.kubelet.wire import Codec, messages
 from agent.simulation.clock import Clock
 
@@ -54,19 +55,6 @@ class Arrival(Struct, frozen=True):
     def parse(cls, data: bytes) -> Self:
         """Only take note; reading comes later."""
         return cls(time.perf_counter(), data)
-
-
-class Options(Struct, frozen=True):
-    """What GetDevicePluginOptions announces."""
-
-    pre_start: bool
-    preferred_allocation: bool
-
-    @classmethod
-    def parse(cls, data: bytes) -> Self:
-        """Read DevicePluginOptions{pre_start_required=1, get_preferred_allocation_available=2}."""
-        found = dict(fields(data))
-        return cls(bool(found.get(1)), bool(found.get(2)))
 
 
 class AllocateReply(Struct, frozen=True):
@@ -159,7 +147,7 @@ class PluginClient:
         """Connect, trying again as grpc-go does, for as long as the kubelet blocks.
 
         Raises:
-            PluginError: nobody has served there for ten seconds.
+            PluginError: no plugin serves there within ten seconds.
         """
         channel = _Channel(self.path)
         try:
@@ -194,13 +182,13 @@ class PluginClient:
             self._channel.abort()
             self._channel = None
 
-    async def options(self) -> Options:
+    async def options(self) -> DevicePluginOptions:
         """GetDevicePluginOptions.
 
         Raises:
             PluginError: as every call here.
         """
-        return await self._call("GetDevicePluginOptions", Empty(), Options)
+        return await self._call("GetDevicePluginOptions", Empty(), DevicePluginOptions)
 
     async def watch(self, opened: Callable[[], None], received: Callable[[Arrival], Awaitable[None]]) -> str:
         """ListAndWatch until the stream ends; why it ended."""

@@ -14,7 +14,7 @@ from agent.console.client import Client
 from agent.console.views import Status
 from agent.runtime.errors import FairleadError
 
-_PATIENCE: Final = 2.0  # seconds for which somebody who pressed Tab waits
+_PATIENCE: Final = 2.0  # seconds: a person has pressed Tab and waits
 
 
 def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -41,11 +41,7 @@ def clipped(periods: Past, now: float) -> Past:
 def drawn(past: Past, name: str, key: str, happened: Sequence[Event]) -> Html:
     """The strip with its hours and changes; one sentence where nothing changed.
 
-    Args:
-        past: clipped.
-        name: the tile's in the document.
-        key: the device's.
-        happened: the events that the page shows and that are about the device.
+    `past` is clipped, `name` the ID of the tile's element, and `happened` has the page's events about the device.
     """
     known = [it for it in past if it.state != "Unknown"]
     if not any((it.state, it.holders) != ("Healthy", ()) for it in known):
@@ -68,7 +64,7 @@ def drawn(past: Past, name: str, key: str, happened: Sequence[Event]) -> Html:
 
 
 def _names(past: Past, name: str) -> Iterator[str]:
-    """What the changes are called in the document, the same as long as they are there: by their second."""
+    """The IDs of the changes' elements: they stay the same, since each is made of the second of the change."""
     seen = Counter[int]()
     for period in past:
         second = int(period.begins)
@@ -77,7 +73,7 @@ def _names(past: Past, name: str) -> Iterator[str]:
 
 
 def _strip(past: Past, names: Sequence[str]) -> Html:
-    """The picture; who cannot see or click has the list."""
+    """The drawing; people who cannot see or click it have the list."""
     parts = zip(past, names, strict=True)
     ordered = sorted(parts, key=lambda it: list(_TOPS).index(it[0].state) if it[0].state in _TOPS else 0)
     return h(

@@ -1,7 +1,7 @@
 """What the page shows, part by part, each with the version in which it changed last.
 
-Whoever looks is sent what is newer than what it has: nothing is queued for a viewer, so that a slow one costs nothing
-and misses nothing but states that are past.
+A browser is sent the parts that are newer than its own. Nothing is queued for it: a slow one costs nothing, and misses
+only states that are past.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Final
 from msgspec import Struct
 
 from agent.console.http.page import sections
+from agent.console.http.page.history_strip import Past, clipped
 from agent.console.http.page.html import Html
-from agent.console.http.page.strip import Past, clipped
 from agent.console.http.page.tiles import drawn, name
 from agent.console.http.page.topology import Tile, missing, tiles
-from agent.console.http.page.verdict import troubles
+from agent.console.http.page.troubles import troubles
 from agent.console.views import Event, Histories, Status
 from agent.runtime.chunked_work import in_slices
 
@@ -40,7 +40,7 @@ _Shown = tuple[Tile, Past, tuple[Event, ...]]
 
 
 class Picture:
-    """The parts as they are, and how to draw them anew."""
+    """The parts as they are now; `refresh` draws what has changed."""
 
     def __init__(
         self,
@@ -48,9 +48,9 @@ class Picture:
         recall: Callable[[], Awaitable[Sequence[Event]]],
         remember: Callable[[], Awaitable[Histories]],
     ) -> None:
-        """Prepare; `recall` has the newest `EVENTS` events, `remember` how devices were."""
+        """`recall` has the newest `EVENTS` events, `remember` how devices were."""
         self.run = secrets.token_hex(4)
-        """Tells this picture's versions from those of an agent before us."""
+        """Tells the versions of this run from those of an earlier one."""
         self.version = 0
         self.parts: dict[str, Part] = {}
         """By the names of the elements that hold them; tiles come after the section that they are in."""
@@ -75,11 +75,11 @@ class Picture:
             self._take(fresh)
 
     def fill(self, tile: Tile) -> Html:
-        """What is in a tile."""
+        """The inside of a tile."""
         return self._drawn[name(tile)][1]
 
     def since(self, version: int) -> dict[str, str]:
-        """What has changed since then."""
+        """The parts that have changed since that version."""
         return {name: part.html for name, part in self.parts.items() if part.version > version}
 
     def _sections(self, status: Status, every: Sequence[Tile], happened: Sequence[Event]) -> dict[str, str]:

@@ -22,7 +22,7 @@ def capabilities(patient: Patient) -> Iterator[Finding]:
     """Which rights are missing that what is configured needs? The kernel's log is looked at by itself."""
     found = re.search(r"^CapEff:\s*([0-9a-f]+)$", _own(patient, "status"), re.MULTILINE)
     if found is None:
-        yield warning("capabilities", "This process's capabilities cannot be read.", "Mount /proc.")
+        yield warning("This process's capabilities cannot be read.", "Mount /proc.")
         return
     effective = int(found[1], 16)
     specs = [resource.spec for resource in patient.config.resources]
@@ -37,9 +37,9 @@ def capabilities(patient: Patient) -> Iterator[Finding]:
         missing.append(f"the right to write to {sys}: drivers cannot be bound and hardware cannot be reset")
     if missing:
         found_missing = f"What is configured needs {'; and '.join(missing)}."
-        yield warning("capabilities", found_missing, "Add it (docs/systemd.md, docs/installing.md), or run privileged.")
+        yield warning(found_missing, "Add it (docs/systemd.md, docs/installing.md), or run privileged.")
     else:
-        yield fine("capabilities", "All that what is configured needs are there.")
+        yield fine("This process may do all that the configuration needs.")
 
 
 def selinux(patient: Patient) -> Iterator[Finding]:
@@ -48,17 +48,16 @@ def selinux(patient: Patient) -> Iterator[Finding]:
     try:
         enforcing = enforce.read_text().strip() == "1"
     except OSError:
-        yield fine("selinux", "It is not on.")
+        yield fine("It is not on.")
         return
     context = _own(patient, "attr/current").rstrip("\0\n") or "unknown"
     if enforcing and ":container_t:" in context:
         yield failure(
-            "selinux",
             f"It is enforcing and this process runs as {context}, which may not connect to the kubelet.",
             "Set seLinuxOptions.type to container_device_plugin_t, or run privileged (spc_t).",
         )
     else:
-        yield fine("selinux", f"It is {'enforcing' if enforcing else 'permissive'}; this process runs as {context}.")
+        yield fine(f"It is {'enforcing' if enforcing else 'permissive'}; this process runs as {context}.")
 
 
 def events(patient: Patient) -> Iterator[Finding]:
@@ -66,29 +65,24 @@ def events(patient: Patient) -> Iterator[Finding]:
     mode = patient.config.agent.uevents
     if mode == "off":
         resync = patient.config.agent.resync
-        yield warning(
-            "events", f'agent.uevents is "off": new hardware is seen within {resync:g} s only.', 'Set it to "kernel".'
-        )
+        yield warning(f'agent.uevents is "off": new hardware is seen within {resync:g} s only.', 'Set it to "kernel".')
     elif not _IDENTITY.fullmatch(_own(patient, "uid_map")):
         yield failure(
-            "events",
             "This process is in a user namespace of its own, which the kernel sends no hardware events.",
             "Set hostUsers: true (the default), or run on the node itself.",
         )
     elif mode == "udev" and not patient.config.host.local(HostPath("/run/udev/control")).exists():
         yield failure(
-            "events",
             'agent.uevents is "udev", but no udevd runs here: /run/udev/control is missing.',
             "Mount the host's /run/udev and use the host's network, or set agent.uevents to \"kernel\".",
         )
     elif mode == "udev" and _is_hosts_network(patient) is False:
         yield failure(
-            "events",
             'agent.uevents is "udev", and this is not the host\'s network namespace: what its udevd says does not come here.',
             'Set hostNetwork: true, or set agent.uevents to "kernel".',
         )
     else:
-        yield fine("events", f"They come from {'the kernel' if mode == 'kernel' else 'udevd'}.")
+        yield fine(f"They come from {'the kernel' if mode == 'kernel' else 'udevd'}.")
 
 
 def network(patient: Patient) -> Iterator[Finding]:
@@ -98,17 +92,15 @@ def network(patient: Patient) -> Iterator[Finding]:
     if same is None and wanting:
         first = patient.config.host.local(HostPath("/proc/1/ns"))
         yield warning(
-            "network",
             f"Whether it is the host's cannot be told from {first}; {', '.join(wanting)} needs it for its events.",
             "Set hostNetwork: true, mount the host's /proc, and set host.proc.",
         )
     elif same is None:
-        yield fine("network", "Nothing needs the host's.")
+        yield fine("Nothing needs the host's.")
     elif same or not wanting:
-        yield fine("network", "It is the host's." if same else "It is not the host's, and nothing needs it.")
+        yield fine("It is the host's." if same else "It is not the host's, and nothing needs it.")
     else:
         yield warning(
-            "network",
             f"It is not the host's: {', '.join(wanting)} sees changes of links and HCAs at its polls only.",
             "Set hostNetwork: true.",
         )
@@ -132,12 +124,11 @@ def boot(patient: Patient) -> Iterator[Finding]:
     except OSError:
         is_on_node = True
     if is_on_node:
-        yield fine("boot", "It is no pod: as a service it may come before the kubelet, and no pod is lost in a reboot.")
+        yield fine("It is no pod: as a service it may come before the kubelet, and no pod is lost in a reboot.")
     else:
         yield fine(
-            "boot",
             "It is a pod, and comes after the kubelet: a reboot of the node ends pods without a controller that have "
-            'devices. A service of the node comes before it (docs/operations.md, "A reboot").',
+            'devices. A service of the node comes before it (docs/operations.md, "A reboot").'
         )
 
 
@@ -147,12 +138,11 @@ def inotify(_patient: Patient) -> Iterator[Finding]:
         Inotify().close()
     except OSError as error:
         yield failure(
-            "inotify",
             f"No directory can be watched: {error.strerror}.",
             "Raise fs.inotify.max_user_instances (sysctl); other programs of this user have used all of them.",
         )
     else:
-        yield fine("inotify", "Directories can be watched.")
+        yield fine("Directories can be watched.")
 
 
 def _own(patient: Patient, name: str) -> str:

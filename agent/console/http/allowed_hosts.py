@@ -19,7 +19,7 @@ _PORT = re.compile(r":[0-9]*\Z")
 
 
 class Hosts:
-    """The names and addresses that we answer to."""
+    """The Host headers that are answered."""
 
     def __init__(self, names: Iterable[str]) -> None:
         """Take these names; `localhost` and every address come by themselves."""

@@ -13,12 +13,12 @@ from typing import Final
 
 from agent.kubelet.api.v1 import ListPodResourcesResponse
 from agent.simulation import podresources
-from agent.simulation.background import Background
+from agent.simulation.background_tasks import Background
 from agent.simulation.changes import Change, Feed, Kind
 from agent.simulation.clock import Clock
-from agent.simulation.device_manager.allocation import AdmissionError, Reusable
+from agent.simulation.device_manager.allocation import AdmissionError
 from agent.simulation.device_manager.manager import DeviceManager
-from agent.simulation.endpoint import PluginError
+from agent.simulation.plugin_client import PluginError
 from agent.simulation.pods import Container, ContainerStatus, Phase, Pod, PodStatus, State
 
 _RETRY: Final = 10.0  # seconds between attempts to start a container: the pod workers' resync with back-off
@@ -126,15 +126,15 @@ class PodWorkers:
             raise KubeletStoppedError(f"the kubelet ended while it admitted {status.pod.name}; admit the pod again")
 
     async def _allocate(self, status: PodStatus) -> None:
-        reusable = Reusable()
+        reusable: dict[str, set[str]] = {}
         for container in status.pod.every():
             if not container.resources:
                 continue
             self._collect_garbage()
             given = await self._manager.allocate(status.uid, container, reusable)
-            use = reusable.leave if status.in_init(container.name) else reusable.keep
             for resource, ids in given.items():
-                use(resource, ids)
+                left = reusable.setdefault(resource, set())
+                left.update(ids) if status.in_init(container.name) else left.difference_update(ids)
 
     # --- containers ---
 
@@ -175,7 +175,7 @@ class PodWorkers:
             await self._advance(status)
 
     async def restart_container(self, status: PodStatus, container: Container) -> None:
-        """A container has crashed and starts again; nobody asks about its devices but PreStartContainer (A4)."""
+        """A container has crashed and starts again; of its devices only PreStartContainer is asked (A4)."""
         status.containers[container.name].state = State.WAITING
         await self._start(status, container)
         self._tell(status)

@@ -10,7 +10,7 @@ import click
 
 from agent.importing import FORMATS, Imported, ImportRefusedError, import_files
 from agent.importing.places import Places
-from agent.importing.tree import MOST_BYTES
+from agent.importing.yaml_tree import MOST_BYTES
 from backends.printable import printable
 
 
@@ -32,7 +32,7 @@ def arguments(command: Callable[..., Any]) -> Callable[..., Any]:
 def imported_from(
     files: Sequence[Path], source: str | None, domain: str | None, entry: str | None, env: Sequence[str]
 ) -> Imported:
-    """The import of these files; what ends it is said, and ends the command.
+    """Import these files; where that is impossible, print why and end the command.
 
     Raises:
         click.exceptions.Exit: it has been said why.

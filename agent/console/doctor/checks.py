@@ -1,13 +1,13 @@
-"""All checks, in the order in which a person would look, each kept from ending the others."""
+"""Runs all checks in the order in which a person would look; one that fails does not end the others."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from agent.console.doctor import host, kubelet, other_plugins, process
+from agent.console.doctor import host, kubelet, other_plugins, process_rights
 from agent.console.doctor.cdi import cdi
-from agent.console.doctor.findings import Check, Finding, Patient, warning
+from agent.console.doctor.findings import Check, Finding, Patient, named, warning
 from agent.console.doctor.http import http
 
 CHECKS: Final[Mapping[str, Check]] = {
@@ -22,12 +22,12 @@ CHECKS: Final[Mapping[str, Check]] = {
     "dev": host.dev,
     "modules": host.modules,
     "kernel-log": host.kernel_log,
-    "events": process.events,
-    "network": process.network,
-    "inotify": process.inotify,
-    "boot": process.boot,
-    "capabilities": process.capabilities,
-    "selinux": process.selinux,
+    "events": process_rights.events,
+    "network": process_rights.network,
+    "inotify": process_rights.inotify,
+    "boot": process_rights.boot,
+    "capabilities": process_rights.capabilities,
+    "selinux": process_rights.selinux,
     "cdi": cdi,
     "http": http,
 }
@@ -37,6 +37,6 @@ def examine(patient: Patient) -> Iterator[Finding]:
     """Run every check; one that fails itself is a warning."""
     for name, check in CHECKS.items():
         try:
-            yield from list(check(patient))
+            yield from list(named(name, check(patient)))
         except Exception as error:  # noqa: BLE001  # a strange node must not keep the other checks from running
-            yield warning(name, f"This could not be checked: {error!r}.", "Please report it, with the whole output.")
+            yield warning(f"This could not be checked: {error!r}.", "Please report it, with the whole output.", name)

@@ -51,10 +51,8 @@ def _with_shared_paths(place: _Place, remarks: list[Remark]) -> DraftGroup:
     for index, path in enumerate(paths):
         if path.get("type") != "mount" and (other := _who(place, path)):
             path["shared"] = True
-            sentence = (
-                f"{place.resource}: {other} names {path['path']} too; it is marked as shared, so that both offer it"
-            )
-            remarks.append(Remark(group.line_of(f"paths[{index}]"), sentence, lost=False))
+            why = f"{other} names {path['path']} too; it is marked as shared, so that both offer it"
+            remarks.append(Remark(group.line_of(f"paths[{index}]"), f"{place.resource}: {why}", lost=False))
     return replace(group, options={**group.options, "paths": paths})
 
 
@@ -69,14 +67,12 @@ def _with_shared_sticks(place: _Place, remarks: list[Remark]) -> DraftGroup:
             if resource == place.resource and other.options == group.options:
                 continue  # the same device of the same resource: to both of us it is one
             who, line = place.called(resource), group.line_of(f"usb[{index}]")
+            both = f"{place.resource}: {who} takes the same sticks"
             if "owner" in group.options:
-                sentence = f"{place.resource}: {who} takes the same sticks; each stick belongs to the first that does"
-                remarks.append(Remark(line, sentence))
+                remarks.append(Remark(line, f"{both}; each stick belongs to the first that does"))
                 return group
-            sentence = (
-                f"{place.resource}: {who} takes the same sticks; they are marked as shared, so that both offer them"
-            )
-            remarks.append(Remark(line, sentence, lost=False))
+            why = "they are marked as shared, so that both offer them"
+            remarks.append(Remark(line, f"{both}; {why}", lost=False))
             return replace(group, options={**group.options, "shared": True})
     return group
 
@@ -93,7 +89,7 @@ def _who(place: _Place, path: Mapping[str, Any]) -> str | None:
 
 
 def _overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Do both take one node? Of two globs that are not the same nobody can tell."""
+    """Do both take one node? Of two different globs that cannot be told."""
     if other.get("type") == "mount":
         return False
     ours, theirs = one["path"], other["path"]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.importing import ImportRefusedError
-from agent.importing.tree import Items, Scalar, Table, read_yaml
+from agent.importing.yaml_tree import Items, Scalar, Table, read_yaml
 from tests.importing.helpers import import_text, loads
 
 

@@ -1,4 +1,4 @@
-"""Shows what is noted of devices as views."""
+"""Makes views of the recorded history of devices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent.runtime.chunked_work import in_slices
 
 
 def history_of(noted: Recorder, it: Explanation) -> History:
-    """How a device was that is explained so."""
+    """The history of the device that an explanation is about."""
     known = noted.devices()
     names = (it.resource, *(one.resource for one in it.decisions))
     keys = [noted.tombs().get((name, it.key), (name, it.key)) for name in names if name]
@@ -20,13 +20,13 @@ def history_of(noted: Recorder, it: Explanation) -> History:
 
 
 def history_by_key(noted: Recorder, device: str) -> History | None:
-    """How a device was that is not there any more, by the key that it had."""
+    """The history of a device that is gone, by the key that it had."""
     key = next((key for key in sorted(noted.devices()) if device in (key[1], "/".join(key))), None)
     return _history(noted, key, key) if key else None
 
 
 async def histories(noted: Recorder) -> Histories:
-    """How all devices were; a tombstone was as the device that was behind it."""
+    """The histories of all devices; a tombstone has that of the device that it stands for."""
     known = {key: key for key in noted.devices()} | dict(noted.tombs())
     others = await in_slices(_history(noted, shown, key) for shown, key in known.items())
     return Histories(_history(noted, ("", ""), ("", "")).periods, tuple(others))

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 from agent.console.http.page.topology import Tile, badness
-from agent.console.http.readiness import unready
 from agent.console.views import Status
 
 
@@ -35,7 +34,7 @@ def _kubelet(status: Status) -> Iterator[Trouble]:
     if not status.kubelet.present:
         why = f"Nothing is registered until {status.kubelet.socket} is there."
         yield Trouble("Unhealthy", "The kubelet is not there", (why,))
-    elif missing := unready(status):
+    elif missing := status.unready():
         title = "A resource is not served" if len(missing) == 1 else f"{len(missing):,} resources are not served"
         yield Trouble("Unhealthy", title, tuple(missing))
 
@@ -57,7 +56,7 @@ def _devices(tiles: Sequence[Tile]) -> Iterator[Trouble]:
 def _complaints(status: Status) -> Iterator[Trouble]:
     """What is wrong with resources that are served all the same."""
     for resource in status.resources:
-        if resource.complaint and resource.registered and resource.streaming:
+        if resource.complaint and resource.served:
             yield Trouble("Degraded", resource.name, (resource.complaint,))
     for template in status.templates:
         if template.complaint:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.config.model import Listen, parse_path
+from agent.config.typed import Listen, parse_path
 from backends.base import Seconds
 
 

@@ -11,37 +11,18 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
-from agent.simulation.background import Background
+from agent.simulation.background_tasks import Background
 from agent.simulation.clock import Clock
-from agent.simulation.endpoint import Arrival, Options, PluginClient
-
-
-class Handler(Protocol):
-    """What the device manager hears of its clients."""
-
-    def connected(self, client: PluginClient, options: Options) -> None:
-        """A plugin has answered."""
-
-    def stream_opened(self, resource: str) -> None:
-        """ListAndWatch has been sent."""
-
-    async def received(self, resource: str, arrival: Arrival) -> None:
-        """A list has come."""
-
-    def stream_ended(self, resource: str, reason: str) -> None:
-        """A stream's end has been seen."""
-
-    def disconnected(self, resource: str) -> None:
-        """The client remembered for this resource has been closed."""
+from agent.simulation.device_manager.manager import DeviceManager
+from agent.simulation.plugin_client import PluginClient
 
 
 class Clients:
     """Dials plugins, watches their streams, closes connections."""
 
-    def __init__(self, handler: Handler, background: Background, clock: Clock, disconnect_delay: float) -> None:
-        self._handler = handler
+    def __init__(self, manager: DeviceManager, background: Background, clock: Clock, disconnect_delay: float) -> None:
+        self._manager = manager
         self._background = background
         self._clock = clock
         self._delay = disconnect_delay
@@ -74,7 +55,7 @@ class Clients:
             raise
         finally:
             self._connecting[resource] -= 1
-        self._handler.connected(client, options)
+        self._manager.connected(client, options)
         opened = asyncio.Event()
         self._background.spawn(self._watch(client, opened.set))
         await opened.wait()
@@ -87,16 +68,16 @@ class Clients:
             nonlocal was_open
             was_open = True
             self.streams[resource] += 1
-            self._handler.stream_opened(resource)
+            self._manager.stream_opened(resource)
             opened()
 
         try:
-            reason = await client.watch(on_open, lambda arrival: self._handler.received(resource, arrival))
+            reason = await client.watch(on_open, lambda arrival: self._manager.received(resource, arrival))
         finally:
             self.streams[resource] -= was_open
             opened()
         if not self._stopped:  # grpclib may turn our task's cancellation into the stream's end
-            self._handler.stream_ended(resource, reason)
+            self._manager.stream_ended(resource, reason)
             self._end_soon(resource)
 
     def _end_soon(self, resource: str) -> None:
@@ -125,15 +106,12 @@ class Clients:
         if client is None:
             return  # forgotten: its end changes nothing (A2)
         client.close()
-        self._handler.disconnected(resource)
+        self._manager.disconnected(resource)
 
     def stop(self, *, kill: bool) -> None:
-        """Let go of every plugin, as the end of the process does."""
+        """Close every connection, as the end of the process does."""
         self._stopped = True
         for timer in (timer for timers in self._ends.values() for timer in timers):
             timer.cancel()
         for client in self._made:
-            if kill:
-                client.abort()
-            else:
-                client.close()
+            client.abort() if kill else client.close()
