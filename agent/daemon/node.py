@@ -1,7 +1,7 @@
 """Owns what is offered: inventory, health and claims; every change of them is one call here, and ends in one commit.
 
-A commit hands the lists that changed to their plugins, and wakes who waits for health's next deadline, which has what must
-outlive a restart written. Whoever changes an owner by itself leaves one of these behind.
+A commit hands the lists that changed to their plugins. It wakes `run`, which waits for health's next deadline and has health
+written, where either is another. Whoever changes an owner by itself leaves one of these behind.
 """
 
 from __future__ import annotations
@@ -69,12 +69,14 @@ class Node:
         self._turns = turns
         self._clock, self._wall = clock, wall
         self._changed = asyncio.Event()
+        self._known: tuple[float | None, int] | None = None  # to `run`: health's next deadline and its revision
         self._moments: dict[str, float] = {}  # backend → when it was that the look was told whose parts are coming
 
     def _commit(self, since: float | None = None) -> None:
         """Hand on what changed; `since` is when the event came that was the cause, if one was."""
         self.publisher.publish(self._clock(), since)
-        asyncio.get_running_loop().call_soon(self._changed.set)  # a turn later: the streams send first
+        if (self.health.next_deadline(), self.health.revision) != self._known:
+            asyncio.get_running_loop().call_soon(self._changed.set)  # a turn later: the streams send first
 
     # --- the kernel and the backends ---
 
@@ -122,24 +124,28 @@ class Node:
         while True:
             now = self._clock()
             self.inventory.set_health(self.health.ripen(now, self._wall(), BATCH))
-            if (deadline := self.health.next_deadline()) is not None and deadline <= now:
+            deadline = self.health.next_deadline()
+            if deadline is not None and deadline <= now:
                 await asyncio.sleep(0)  # there is more
                 continue
             self.publisher.publish(now)
             self.tasks.start_soon(self.keeper.write_health)
+            self._known = deadline, self.health.revision
             self._changed.clear()
-            await until(self.health.next_deadline(), self._changed, self._clock)
+            await until(deadline, self._changed, self._clock)
 
     # --- pods ---
 
     async def allocated(self, given: Sequence[Held]) -> None:
         """An Allocate is about to give these; returns when they are kept."""
-        changed = self.ledger.allocate(given, self._clock())
-        self.inventory.claim(given)
-        if changed:
-            await self.keeper.write_claims()
-        self.pod_claims.allocated()
-        asyncio.get_running_loop().call_soon(self._commit)  # once the reply has left
+        is_new, changes_lists = self.ledger.allocate(given, self._clock()), self.inventory.claim(given)
+        try:
+            if is_new:
+                await self.keeper.write_claims()
+        finally:  # also where the kubelet does not wait for the reply
+            self.pod_claims.allocated()
+            if changes_lists:
+                asyncio.get_running_loop().call_soon(self._commit)  # once the reply has left
 
     def adopted(self, held: Sequence[Held]) -> None:
         """The kubelet remembers these, and the ledger has them now; `claims_settled` follows."""

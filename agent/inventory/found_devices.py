@@ -8,9 +8,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from msgspec import Struct, field
 
 from agent.inventory.competition import Candidate, Placed
-from agent.inventory.slots import size_of_all
 from agent.model import Health, Held
-from agent.runtime.limits import MESSAGE_LIMIT
+from agent.runtime import limits
 from backends.base import Device, Link
 
 Ref = tuple[str, str, str, str]
@@ -77,6 +76,8 @@ class Indexes(Struct, frozen=True):
     """Resource → ID → whose it would be."""
     sizes: Counter[str] = field(default_factory=Counter)
     """Resource → the bytes of a list with all that it would have."""
+    full: dict[str, str] = field(default_factory=dict)
+    """Resources whose lists would be longer than can be sent, each with why it takes no more devices."""
 
     def _places(self, found: Found) -> Iterator[tuple[_Index, Collection[str]]]:
         """Every index, and the keys under which this device is filed there."""
@@ -88,7 +89,11 @@ class Indexes(Struct, frozen=True):
     def add(self, found: Found) -> None:
         """File a device."""
         for candidate in found.candidates:
-            self.sizes[candidate.resource] += size_of_all(candidate.ids, found.device.numa_node)
+            resource = candidate.resource
+            self.sizes[resource] += _bytes_of(candidate.ids, found.device.numa_node)
+            if (size := self.sizes[resource]) > limits.MESSAGE_LIMIT and resource not in self.full:
+                fit = (len(self.wanted[resource]) + len(candidate.ids)) * limits.MESSAGE_LIMIT // size
+                self.full[resource] = f"its list is full: {fit:,} such IDs fit in the 4 MiB that a kubelet receives"
         alone = (found.ref,)
         for index, keys in self._places(found):
             if index.keys().isdisjoint(keys):
@@ -99,7 +104,9 @@ class Indexes(Struct, frozen=True):
     def remove(self, found: Found) -> set[Ref]:
         """Take a device out; those that were filed beside it."""
         for candidate in found.candidates:
-            self.sizes[candidate.resource] -= size_of_all(candidate.ids, found.device.numa_node)
+            self.sizes[candidate.resource] -= _bytes_of(candidate.ids, found.device.numa_node)
+            if self.sizes[candidate.resource] <= limits.MESSAGE_LIMIT:
+                self.full.pop(candidate.resource, None)
         rivals: set[Ref] = set()
         for index, keys in self._places(found):
             for key in keys:
@@ -108,13 +115,6 @@ class Indexes(Struct, frozen=True):
                     index[key] = tuple(ref for ref in refs if ref != found.ref)
                     rivals.update(index[key])
         return rivals
-
-    def full(self, resource: str) -> str:
-        """Why a resource takes no more devices, one sentence: their IDs make a longer list than can be sent; or nothing."""
-        if (size := self.sizes[resource]) <= MESSAGE_LIMIT:
-            return ""
-        fit = len(self.wanted[resource]) * MESSAGE_LIMIT // size
-        return f"its list is full: {fit:,} such IDs fit in the 4 MiB that a kubelet receives"
 
     def connected(self, refs: Iterable[Ref], found: Mapping[Ref, Found]) -> set[Ref]:
         """Of what was found, these and all that share hardware or IDs with them, directly or through others."""
@@ -132,3 +132,9 @@ class Indexes(Struct, frozen=True):
                     if len(rivals := index[device_id]) > 1:
                         todo.extend(rivals)
         return connected
+
+
+def _bytes_of(ids: Iterable[str], numa_node: int | None) -> int:
+    """What a device's IDs take of a list; they are of few lengths."""
+    lengths = Counter(len(device_id.encode()) for device_id in ids)
+    return sum(limits.slot_bytes("x" * length, numa_node) * count for length, count in lengths.items())

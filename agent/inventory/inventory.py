@@ -16,14 +16,13 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from agent.inventory.competition import Candidate, assign
-from agent.inventory.conditions import Conditions
 from agent.inventory.found_devices import Facts, Found, Indexes, Ref, Unclaimed
 from agent.inventory.lookup import find, places_of
 from agent.inventory.selection import Selection
 from agent.inventory.slot_writer import SlotWriter
 from agent.inventory.slots import Listing
 from agent.inventory.tombstones import Holdings
-from agent.model import HEALTHY, Health, Held, Slot, SlotKey, Snapshot
+from agent.model import HEALTHY, Health, Held, Slot, SlotKey, Snapshot, State
 from agent.runtime import garbage
 from backends.base import Backend, Device, Link, Resource
 
@@ -55,15 +54,18 @@ class Inventory:
         self._pile = garbage.Pile()
         self._crowded: defaultdict[str, dict[Ref, None]] = defaultdict(dict)
         """Resource → the devices that its list had no room for."""
-        self._conditions = Conditions()
+        self._health: dict[str, Health] = {}
+        """Of hardware that is not healthy."""
         self._held = Holdings()
         self._foreign = Holdings()
         self._lists: dict[str, Listing] = {name: Listing(name) for name in self.selection.resources}
-        known = self.selection, self._found, self._index, self._conditions, self._held, self._foreign
+        known = self.selection, self._found, self._index, self._health, self._held, self._foreign
         self._slots = SlotWriter(*known, self._lists)
         self._ready: set[str] = set()
         self.revision = 0
         """Raised whenever other devices are there, or have other places, or other resources."""
+        self.names_revision = 0
+        """Raised whenever `names` may be others."""
 
     # --- what goes in ---
 
@@ -79,23 +81,30 @@ class Inventory:
         self.revision += bool(units)
         for unit, devices in units.items():
             moved |= self._replace_unit(backend, unit, devices)
-        self._settle(moved | self._make_room() if self._crowded else moved)
-        self._slots.withhold()
+        if self._crowded:
+            moved |= self._make_room()
+        if moved:
+            self._settle(moved)
+        if self._slots.strict:
+            self._slots.withhold()
 
     def set_health(self, changes: Mapping[str, Health]) -> None:
         """The health of hardware changed."""
-        if changes:
-            self._conditions.set(changes)
-            self._slots.write_minding(changes)
+        for hardware, health in changes.items():
+            if health.state is State.HEALTHY:
+                self._health.pop(hardware, None)
+            else:
+                self._health[hardware] = health
+        self._slots.write_minding(changes)
 
-    def claim(self, held: Iterable[Held]) -> None:
-        """Pods hold these from now on, or hold them with other hardware than was known."""
+    def claim(self, held: Iterable[Held]) -> bool:
+        """Pods hold these from now on, or hold them with other hardware than was known; may any list be another then?"""
         moved: set[Ref] = set()
         changed: list[Held] = []
         foreign: set[str] = set()  # hardware
         for claim in held:
-            if (other := self._foreign.remove(claim.slot)) is not None:
-                foreign |= other.hardware
+            if claim.slot in self._foreign.by_slot:
+                foreign |= self._foreign.remove(claim.slot).hardware
             if claim.foreign:
                 self._foreign.add(claim)
                 foreign |= claim.hardware
@@ -106,14 +115,17 @@ class Inventory:
             if before is not None:
                 changed.append(before)
                 moved |= self._concerned(before)
-            changed.append(claim)
-            self.selection.bring(claim.resource, claim.backend)
-            if claim.resource not in self._lists:
-                self._lists[claim.resource] = Listing(claim.resource)
+            if claim.resource not in self.selection.resources:
+                self._bring(claim.resource, claim.backend)
             self._lists[claim.resource].claims[claim.id] = claim
-            if not self._is_placed(claim):
+            if (home := self._home(claim)) is None:
                 moved |= self._concerned(claim)
-        self._claims_changed(changed, moved, foreign)
+            elif before is None and not self._slots.minds_claim(home, claim):
+                continue
+            changed.append(claim)
+        if changed or foreign:
+            self._claims_changed(changed, moved, foreign)
+        return bool(changed or foreign)
 
     def unclaim(self, ended: Iterable[Held]) -> None:
         """Nobody holds these any more."""
@@ -121,10 +133,11 @@ class Inventory:
         changed: list[Held] = []
         foreign: set[str] = set()
         for claim in ended:
-            if (other := self._foreign.remove(claim.slot)) is not None:
-                foreign |= other.hardware
-            if (known := self._held.remove(claim.slot)) is None:
+            if claim.slot in self._foreign.by_slot:
+                foreign |= self._foreign.remove(claim.slot).hardware
+            if claim.slot not in self._held.by_slot:
                 continue
+            known = self._held.remove(claim.slot)
             changed.append(known)
             self.revision += claim.id not in self._lists[claim.resource].owners  # what is gone is nobody's now
             del self._lists[claim.resource].claims[claim.id]
@@ -134,10 +147,12 @@ class Inventory:
     def _claims_changed(self, changed: Sequence[Held], moved: set[Ref], foreign: set[str]) -> None:
         """Write what these claims, places and other plugins' hardware mean, and all that is another while a pod holds it."""
         self._slots.write_all(claim.slot for claim in changed)
-        self._settle(moved)
-        held = (hardware for claim in changed for hardware in claim.hardware)
-        self._slots.write_minding(foreign.union(self._conditions.another_while_held(held)))
-        self._slots.withhold()
+        if moved:
+            self._settle(moved)
+        held = {hardware for claim in changed for hardware in claim.hardware if hardware in self._health}
+        self._slots.write_minding(foreign.union(name for name in held if self._health[name].while_held))
+        if self._slots.strict:
+            self._slots.withhold()
 
     def ready(self, backend: str) -> None:
         """The backend has had its first scan, or its time for it is up: its resources may be listed."""
@@ -156,7 +171,7 @@ class Inventory:
 
     def facts(self) -> Facts:
         """What it was told of pods and of health, as it is now."""
-        return Facts(health=self._conditions.all(), held=self._held.by_slot | self._foreign.by_slot)
+        return Facts(health=self._health.copy(), held=self._held.by_slot | self._foreign.by_slot)
 
     def learn(self, now: Facts, before: Facts) -> None:
         """Take in all facts of now, of which it knows those of before."""
@@ -172,7 +187,7 @@ class Inventory:
 
     def go_on_from(self, before: Inventory) -> None:
         """Take up its lists where they are, so that only what differs is listed anew; `before` stays as it is."""
-        self.revision = before.revision + 1
+        self.revision, self.names_revision = before.revision + 1, before.names_revision + 1
         self.selection.go_on_from(before.selection)
         self._ready = before._ready & {resource.spec.backend for resource in self.selection.written.values()}
         for name, listing in before._lists.items():
@@ -193,9 +208,10 @@ class Inventory:
         snapshots = []
         for name, listing in list(self._lists.items()):
             if listing.dirty and ((kind := self.selection.kind(name)) is None or kind in self._ready):
-                snapshots.append(listing.snapshot(now))
+                snapshots.append(listing.snapshot(now, self._index.sizes[name]))
             if name not in self.selection.resources and not listing.slots:
                 del self._lists[name]  # retired: its last claim has ended
+                self.names_revision += 1
         return snapshots
 
     def slot(self, resource: str, device_id: str) -> Slot | None:
@@ -299,7 +315,8 @@ class Inventory:
                 self._found[ref] = Found(ref, device, *self._select(ref, device))
                 self._index.add(self._found[ref])
                 self._pile.grow(1)
-                self._slots.rewrite_tombstones(device)
+                if device.unusable:
+                    self._slots.rewrite_tombstones(device)
                 moved.add(ref)
         if fresh:
             self._units[backend, unit] = tuple(fresh)
@@ -307,21 +324,17 @@ class Inventory:
 
     def _select(self, ref: Ref, device: Device) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
         """Who takes a device: a list that is full already only one that a pod holds. Other IDs are not even made."""
-
-        def full(resource: str) -> str:
-            why = self._index.full(resource)
-            if not why or any(name in self._held.by_hardware for name in device.hardware):
-                return ""
+        full = {} if self._index.full and self.is_held(device.hardware) else self._index.full
+        candidates, refused, without_room = self.selection.select(ref[0], device, full)
+        for resource in without_room:
             self._crowded[resource][ref] = None
-            return why
-
-        return self.selection.select(ref[0], device, full)
+        return candidates, refused
 
     def _make_room(self) -> set[Ref]:
         """Ask again about the devices that found no room, where there is some; the refs whose place must be found anew."""
         moved: set[Ref] = set()
         for resource, refs in self._crowded.items():
-            while refs and not self._index.full(resource):
+            while refs and resource not in self._index.full:
                 ref = next(iter(refs))
                 del refs[ref]
                 if (found := self._found.get(ref)) is not None:
@@ -337,8 +350,10 @@ class Inventory:
         for refs in self._crowded.values():
             refs.pop(ref, None)
         rivals = self._index.remove(found)
-        self._slots.withdraw(found)
-        self._slots.rewrite_tombstones(found.device)
+        if found.placed is not None:
+            self._slots.withdraw(found, found.placed)
+        if found.device.unusable:
+            self._slots.rewrite_tombstones(found.device)
         return rivals
 
     # --- who gets what ---
@@ -351,8 +366,6 @@ class Inventory:
 
     def _settle(self, refs: set[Ref]) -> None:
         """Find a place for these devices and for all that compete with them."""
-        if not refs:
-            return
         rivals = {ref: self._found[ref] for ref in sorted(self._index.connected(refs, self._found))}
         outcome = assign(
             {ref: (found.device, found.candidates) for ref, found in rivals.items()},
@@ -361,35 +374,39 @@ class Inventory:
             self.selection.stands_for,
         )
         for ref, placed in outcome.placed.items():
-            if placed.value and self.selection.bring(placed.resource, ref[0], placed.value):
-                self._lists.setdefault(placed.resource, Listing(placed.resource))
-        changed = [
-            (found, place) for ref, found in rivals.items() if (place := outcome.placed.get(ref)) != found.placed
-        ]
+            if placed.value:
+                self._bring(placed.resource, ref[0], placed.value)
+        changed = [ref for ref, found in rivals.items() if outcome.placed.get(ref) != found.placed]
         self.revision += bool(changed)
-        for found, _ in changed:
-            self._slots.withdraw(found)
-        for found, place in changed:
-            found.placed = place
+        for ref in changed:
+            if (place := rivals[ref].placed) is not None:
+                self._slots.withdraw(rivals[ref], place)
+        for ref in changed:
+            place = rivals[ref].placed = outcome.placed.get(ref)
             if place is not None:
-                self._lists[place.resource].owners.update(dict.fromkeys(place.ids, found.ref))
-                self._slots.write_device(found)
+                self._lists[place.resource].owners.update(dict.fromkeys(place.ids, ref))
+                self._slots.write_device(rivals[ref])
         for ref, found in rivals.items():
             found.lost = outcome.rejected.get(ref, ())
             if self._slots.minds_claims(found):
                 self._slots.write_device(found)
 
-    def _is_placed(self, claim: Held) -> bool:
-        """Is the claimed hardware where it belongs already, and nobody else after its ID?
+    def _bring(self, resource: str, backend: str, value: str = "") -> None:
+        """Have a list for this resource, which a template gives, or which is configured no more and pods hold of."""
+        if self.selection.bring(resource, backend, value) or resource not in self._lists:
+            self.names_revision += 1
+            self._lists.setdefault(resource, Listing(resource))
+
+    def _home(self, claim: Held) -> Found | None:
+        """The device that a claim is about, where it has the claim's ID and no other device is after that.
 
         Every Allocate asks, and nothing is to be decided then.
         """
         ref = self._lists[claim.resource].owners.get(claim.id)
-        return (
-            ref is not None
-            and claim.hardware <= self._found[ref].device.hardware
-            and self._index.wanted[claim.resource][claim.id] == (ref,)
-        )
+        if ref is None or self._index.wanted[claim.resource][claim.id] != (ref,):
+            return None
+        found = self._found[ref]
+        return found if claim.hardware <= found.device.hardware else None
 
 
 def _differing(now: Mapping[str, Sequence[_T]], before: Mapping[str, Sequence[_T]]) -> dict[str, Sequence[_T]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from agent.inventory.conditions import Conditions
+from agent.inventory.competition import Placed
+from agent.inventory.conditions import condition
 from agent.inventory.found_devices import Found, Indexes, Ref
 from agent.inventory.selection import Selection
 from agent.inventory.slots import Listing
@@ -33,7 +34,7 @@ class SlotWriter:
         selection: Selection,
         found: Mapping[Ref, Found],
         index: Indexes,
-        conditions: Conditions,
+        health: Mapping[str, Health],
         held: Holdings,
         foreign: Holdings,
         lists: Mapping[str, Listing],
@@ -44,20 +45,18 @@ class SlotWriter:
             selection: what is configured.
             found: the devices that are there.
             index: where hardware and IDs lead.
-            conditions: the health of hardware.
+            health: of hardware that is not healthy.
             held: what pods have of our resources.
             foreign: what pods have of our hardware through others.
             lists: to be written.
         """
-        self._selection, self._found, self._index, self._conditions = selection, found, index, conditions
+        self._selection, self._found, self._index, self._health = selection, found, index, health
         self._held, self._foreign, self._lists = held, foreign, lists
-        self._strict = {name for name, it in selection.written.items() if it.spec.adopt == "strict"}
+        self.strict = {name for name, it in selection.written.items() if it.spec.adopt == "strict"}
 
-    def withdraw(self, found: Found) -> None:
+    def withdraw(self, found: Found, place: Placed) -> None:
         """Take a device's slots from the list it is in; the claimed ones become tombstones."""
-        place, found.placed = found.placed, None
-        if place is None:
-            return
+        found.placed = None
         listing = self._lists[place.resource]
         former = self._former(found, listing) if listing.keeps_back else ()
         for device_id in place.ids:
@@ -75,7 +74,10 @@ class SlotWriter:
         if (place := found.placed) is None:
             return
         device, health, listing = found.device, self._health_of(found), self._lists[place.resource]
-        held = [claim for i in place.ids if (claim := listing.claims.get(i))] if listing.claims else ()
+        if not (listing.claims or self.minds_claims(found)):
+            listing.put_device(place.ids, device, health)
+            return
+        held = [claim for i in place.ids if (claim := listing.claims.get(i))]
         others = {claim.id: replaced(claim, device) for claim in held if not is_same(claim, device)}
         former: Sequence[SlotKey] = ()
         if self.minds_claims(found):
@@ -132,6 +134,16 @@ class SlotWriter:
         keeps_back = place is not None and self._lists[place.resource].keeps_back
         return keeps_back or not self._held.by_hardware.keys().isdisjoint(found.device.hardware)
 
+    def minds_claim(self, found: Found, claim: Held) -> bool:
+        """May any slot be another because a pod holds a device by this claim?"""
+        device = found.device
+        return (
+            self._lists[claim.resource].keeps_back
+            or not is_same(claim, device)
+            or not self._health.keys().isdisjoint(device.hardware | device.depends)
+            or not self._foreign.by_hardware.keys().isdisjoint(device.hardware)
+        )
+
     def _former(self, found: Found, listing: Listing) -> list[SlotKey]:
         """What pods hold a device under that is not one of its IDs, sorted.
 
@@ -178,9 +190,9 @@ class SlotWriter:
 
     def withhold(self) -> None:
         """Claims or devices changed: keep what is free from pods, or no more, where a resource is to be strict about that."""
-        for listing in self._lists.values() if self._strict else ():
+        for listing in self._lists.values():
             resource = self._selection.resources.get(listing.resource)
-            unmapped = listing.unmapped() if resource and resource.configured in self._strict else frozenset()
+            unmapped = listing.unmapped() if resource and resource.configured in self.strict else frozenset()
             why = withheld(unmapped) if unmapped else None
             if why != listing.withheld:
                 listing.withheld = why
@@ -188,10 +200,14 @@ class SlotWriter:
                     self.write_device(self._found[ref])
 
     def _health_of(self, found: Found) -> Health:
-        health = self._conditions.of(found.device, self._held.by_hardware)
-        if health.offered and self._foreign.by_slot and (claim := self.held_elsewhere(found)) is not None:
+        health = condition(found.device, self._health_of_hardware) if self._health else HEALTHY
+        if self._foreign.by_slot and health.offered and (claim := self.held_elsewhere(found)) is not None:
             return elsewhere(*claim.slot)
         return health
+
+    def _health_of_hardware(self, name: str) -> Health:
+        health = self._health.get(name, HEALTHY)
+        return health.to_holder if name in self._held.by_hardware else health
 
     def held_elsewhere(self, found: Found) -> Held | None:
         """The claim of a pod that has a device's hardware through a resource which is not ours.
@@ -226,8 +242,7 @@ class SlotWriter:
 
     def rewrite_tombstones(self, device: Device) -> None:
         """A device that is there and cannot be used came or went: pods that hold its hardware are told why."""
-        if device.unusable:
-            self.write_all({slot for h in device.hardware for slot in self._held.by_hardware.get(h, ())})
+        self.write_all({slot for h in device.hardware for slot in self._held.by_hardware.get(h, ())})
 
     def _tombstone(self, claim: Held) -> Health:
         if claim.resource not in self._selection.resources:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
 from agent.model import HEALTHY, REPLACED, Health, Held, Slot, Snapshot
@@ -11,7 +10,7 @@ from backends.base import Device
 
 
 class Listing:
-    """One resource's slots; knows what changed since the last snapshot, and the size of the list."""
+    """One resource's slots; knows what changed since the last snapshot."""
 
     def __init__(self, resource: str) -> None:
         self.resource = resource
@@ -28,7 +27,6 @@ class Listing:
         self._changed: set[str] = set()
         self._undated: set[str] = set()  # IDs with a health that does not say since when
         self._listed: Mapping[str, Slot] = {}  # by the last snapshot
-        self._bytes = 0
 
     def put(self, slot: Slot) -> None:
         """Write a slot; nothing happens if it says what is there. What does not say since when is dated by `snapshot`."""
@@ -43,7 +41,6 @@ class Listing:
             self._undated.add(slot.id)
         if before == slot:
             return
-        self._bytes += _size(slot) - (_size(before) if before else 0)
         self.slots[slot.id] = slot
         self._changed.add(slot.id)
         self.dirty = True
@@ -53,16 +50,12 @@ class Listing:
 
         They are compared by identity: a device or a health that says the same as before is the same object.
         """
-        slots, changed, others = self.slots, [], []
+        slots, changed = self.slots, []
         for device_id in ids:
             before = slots.get(device_id)
-            if before is None or before.device is not device:
-                others.append(device_id)
-            elif before.health is health:
-                continue
-            changed.append(device_id)
+            if before is None or before.device is not device or before.health is not health:
+                changed.append(device_id)
         if changed:
-            self._bytes += size_of_all(others, device.numa_node) - self._listed_size(others)
             slots.update((device_id, Slot(device_id, device, health)) for device_id in changed)
             self._changed.update(changed)
             self.dirty = True
@@ -72,7 +65,6 @@ class Listing:
     def drop(self, ids: Collection[str]) -> None:
         """Take slots off the list."""
         if listed := [device_id for device_id in ids if device_id in self.slots]:
-            self._bytes -= self._listed_size(listed)
             for device_id in listed:
                 del self.slots[device_id]
             self._changed.update(listed)
@@ -97,14 +89,6 @@ class Listing:
         self._kept_back.update(back)
         (self.crowded.add if crowded else self.crowded.discard)(ref)
 
-    def _listed_size(self, ids: Iterable[str]) -> int:
-        """What these IDs, as far as they are listed, take of the message."""
-        by_node: defaultdict[int | None, list[str]] = defaultdict(list)
-        for device_id in ids:
-            if (slot := self.slots.get(device_id)) is not None:
-                by_node[_numa_node(slot)].append(device_id)
-        return sum(size_of_all(alike, numa_node) for numa_node, alike in by_node.items())
-
     def touch(self) -> None:
         """Make the next snapshot due although nothing changed."""
         self.dirty = True
@@ -123,21 +107,24 @@ class Listing:
                 self._changed.add(device_id)
         self.dirty = before.dirty or bool(self._changed)
 
-    def snapshot(self, now: float = 0.0) -> Snapshot:
+    def snapshot(self, now: float = 0.0, size: int = 0) -> Snapshot:
         """Everything listed now, as a new generation; unclaimed slots beyond the kubelet's limit are left out.
 
         Args:
             now: monotonic seconds; 0: nothing is dated.
+            size: the bytes that the IDs of the devices take of a message; with those `astray` it is what all take, or more.
         """
-        self._date(now)
+        if self._undated:
+            self._date(now)
         self._generation += 1
         changed, self._changed = frozenset(self._changed), set()
         self.dirty = False
-        partial: bool = self.omitted > 0
-        fits = self._bytes <= limits.MESSAGE_LIMIT
-        self._listed = self.slots.copy() if fits else self._fitting()
+        was_partial = self.omitted > 0
+        size += sum(_size(self.slots[device_id]) for device_id in self.astray)
+        self._listed = self.slots.copy() if size <= limits.MESSAGE_LIMIT else self._fitting()
         self.omitted = len(self.slots) - len(self._listed)
-        return Snapshot(self.resource, self._generation, self._listed, changed if fits and not partial else None)
+        is_comparable = not (was_partial or self.omitted)
+        return Snapshot(self.resource, self._generation, self._listed, changed if is_comparable else None)
 
     def _date(self, now: float) -> None:
         """Of what was listed before, the change of its health was seen now; of what was not, nobody saw it."""
@@ -170,15 +157,5 @@ class Listing:
         return fitting
 
 
-def _numa_node(slot: Slot) -> int | None:
-    return slot.device.numa_node if slot.device else None
-
-
-def size_of_all(ids: Iterable[str], numa_node: int | None) -> int:
-    """Of IDs on one NUMA node; those of one device are of few lengths."""
-    lengths = Counter(map(len, map(str.encode, ids)))
-    return sum(limits.slot_bytes("x" * length, numa_node) * count for length, count in lengths.items())
-
-
 def _size(slot: Slot) -> int:
-    return limits.slot_bytes(slot.id, _numa_node(slot))
+    return limits.slot_bytes(slot.id, slot.device.numa_node if slot.device else None)

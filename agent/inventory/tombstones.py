@@ -31,17 +31,19 @@ class Holdings:
 
     def add(self, claim: Held) -> Held | None:
         """A pod holds this from now on; what its slot was before, which may be the same."""
-        if (before := self.by_slot.get(claim.slot)) != claim:
-            self.remove(claim.slot)
-            self.by_slot[claim.slot] = claim
+        slot = claim.slot
+        if (before := self.by_slot.get(slot)) != claim:
+            if before is not None:
+                self.remove(slot)
+            self.by_slot[slot] = claim
             for hardware in claim.hardware:
-                self.by_hardware[hardware].add(claim.slot)
+                self.by_hardware[hardware].add(slot)
         return before
 
-    def remove(self, slot: SlotKey) -> Held | None:
+    def remove(self, slot: SlotKey) -> Held:
         """Nobody holds this any more; what it was."""
-        claim = self.by_slot.pop(slot, None)
-        for hardware in claim.hardware if claim else ():
+        claim = self.by_slot.pop(slot)
+        for hardware in claim.hardware:
             self.by_hardware[hardware].discard(slot)
             if not self.by_hardware[hardware]:
                 del self.by_hardware[hardware]
