@@ -69,13 +69,13 @@ class Node:
         self._turns = turns
         self._clock, self._wall = clock, wall
         self._changed = asyncio.Event()
-        self._known: tuple[float | None, int] | None = None  # to `run`: health's next deadline and its revision
+        self._judgements = -1  # of health, as many as `run` knows of
         self._moments: dict[str, float] = {}  # backend → when it was that the look was told whose parts are coming
 
     def _commit(self, since: float | None = None) -> None:
         """Hand on what changed; `since` is when the event came that was the cause, if one was."""
         self.publisher.publish(self._clock(), since)
-        if (self.health.next_deadline(), self.health.revision) != self._known:
+        if self.health.judgements != self._judgements:
             asyncio.get_running_loop().call_soon(self._changed.set)  # a turn later: the streams send first
 
     # --- the kernel and the backends ---
@@ -97,7 +97,8 @@ class Node:
         found = self.health.found(
             changes.backend, changes.units, now, beside=changes.beside, anew=changes.anew, ours=ours
         )
-        self.inventory.set_health(found | self.health.probed(changes.backend, changes.signals, now))
+        if health := found | self.health.probed(changes.backend, changes.signals, now):
+            self.inventory.set_health(health)
 
     def recorded(self, signals: Sequence[Signal], record: Record) -> None:
         """The kernel told a fact that means this."""
@@ -130,7 +131,7 @@ class Node:
                 continue
             self.publisher.publish(now)
             self.tasks.start_soon(self.keeper.write_health)
-            self._known = deadline, self.health.revision
+            self._judgements = self.health.judgements
             self._changed.clear()
             await until(deadline, self._changed, self._clock)
 

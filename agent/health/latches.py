@@ -115,7 +115,7 @@ class Latches:
         to the binding that is seen next.
 
         Returns:
-            whether it was another binding before, and whether any latch ends with it.
+            whether it was another binding before, and whether any latch is another now.
         """
         before = self._bindings.get(hardware, {}).get(backend, "")
         if before == binding:
@@ -129,20 +129,21 @@ class Latches:
         return bool(before), self._compare(hardware)
 
     def _compare(self, hardware: str) -> bool:
-        """End the latches of bindings that nobody sees any more; for those that know none these are theirs.
+        """End the latches of bindings that nobody sees any more; those that know none belong to these. Is any another now?
 
         Backends look one after the other: what one of them still sees may be what another saw before, and the other way
         round. So a latch that was taken in between is of both bindings, and stays with the later one.
         """
         if (seen := self._bindings.get(hardware)) is None:
             return False
-        over = []
+        revision, over = self.revision, []
         for latch in list(self.of(hardware)):
             if not latch.bindings:
                 self._put(replace(latch, bindings=dict(seen)))
             elif Clears.REBIND in latch.waits_for and set(seen.values()).isdisjoint(latch.bindings.values()):
                 over.append(latch)
-        return self._drop(over)
+        self._drop(over)
+        return self.revision != revision
 
     def _put(self, latch: Latch) -> bool:
         """Keep this latch; False if there is no room for it."""

@@ -19,6 +19,11 @@ class Measures:
     def __init__(self) -> None:
         self._memory: dict[Source, dict[_Key, int]] = {}
 
+    @property
+    def sources(self) -> Set[Source]:
+        """The units of which any number is known."""
+        return self._memory.keys()
+
     def counts(self, source: Source, hardware: str, measure: Measure) -> bool:
         """Does the number do what its trend says? The first sight of it is a baseline and says nothing.
 

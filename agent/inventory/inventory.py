@@ -207,9 +207,10 @@ class Inventory:
         """The snapshots of the resources that changed since the last call; `now` (monotonic) dates what became of claims."""
         snapshots = []
         for name, listing in list(self._lists.items()):
-            if listing.dirty and ((kind := self.selection.kind(name)) is None or kind in self._ready):
+            resource = self.selection.resources.get(name)
+            if listing.dirty and (resource is None or resource.spec.backend in self._ready):
                 snapshots.append(listing.snapshot(now, self._index.sizes[name]))
-            if name not in self.selection.resources and not listing.slots:
+            if resource is None and not listing.slots:
                 del self._lists[name]  # retired: its last claim has ended
                 self.names_revision += 1
         return snapshots

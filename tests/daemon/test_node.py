@@ -10,6 +10,7 @@ import anyio
 from anyio.abc import TaskGroup
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.claims.ledger import Ledger
 from agent.daemon.node import Node
@@ -116,6 +117,10 @@ class House:
         match what:
             case "comes":
                 node.scanned(Changes(KIND, {name: (found,)}, {name: ()}))
+            case "is bound anew":
+                self._sequence += 1
+                bound = replace(found, bindings={name: f"driver {self._sequence}"})
+                node.scanned(Changes(KIND, {name: (bound,)}, {name: ()}))
             case "goes":
                 node.scanned(Changes(KIND, {name: ()}, {name: ()}))
             case "is ill" | "will be ill":
@@ -169,7 +174,7 @@ class House:
 
 
 WHAT: Final = (
-    "comes", "goes", "is ill", "will be ill", "is ill for others", "is well", "has an XID", "is reset", "is drained", "is undrained",
+    "comes", "is bound anew", "goes", "is ill", "will be ill", "is ill for others", "is well", "has an XID", "is reset", "is drained", "is undrained",
     "is allocated", "is adopted", "is let go", "time passes",
 )  # fmt: skip
 
@@ -191,8 +196,8 @@ async def play(steps: list[tuple[str, str]]) -> None:
         tasks.cancel_scope.cancel()
 
 
-@settings(max_examples=100)
-@given(st.lists(st.tuples(st.sampled_from(WHAT), st.sampled_from(NAMES)), max_size=20))
+@settings(max_examples=200)
+@given(st.lists(st.tuples(st.sampled_from(WHAT), st.sampled_from(NAMES)), min_size=10, max_size=30))
 def test_whatever_happens_no_list_state_or_sleeper_is_left_behind(steps: list[tuple[str, str]]) -> None:
     asyncio.run(play(steps))
 

@@ -268,8 +268,7 @@ def test_it_is_back_when_what_was_to_be_had_was_gone_and_is_to_be_had_again(step
         now += seconds
         history.append((now, sight))
         here = [] if sight.identity is None else [card(sight.identity, unusable="" if sight.usable else "no driver")]
-        seen = presence.found(("fake", "card"), here)
-        told += [now for _ in presence.judge(seen, now, lambda _: False)]
+        told += [now for _ in presence.found("fake", {"card": here}, {}, now, lambda _: False)]
     assert told == returns(history)
 
 
