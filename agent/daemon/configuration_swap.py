@@ -24,7 +24,7 @@ from agent.discovery.changes import Changes
 from agent.discovery.discoverer import Discoverer
 from agent.hardware.adoption import Adopter
 from agent.hardware.jobs import Jobs
-from agent.inventory.found_devices import Facts
+from agent.inventory.facts import Facts
 from agent.inventory.inventory import Inventory
 from agent.kubernetes.parts import KubernetesParts
 from agent.runtime.chunked_work import BATCH, in_batches
@@ -83,7 +83,7 @@ class ConfigurationSwap(Struct):
             # from here on nothing waits, so that whoever asks sees one configuration or the other
             found = [it.take_over(self.discovery.discoverers.get(kind)) for kind, it in fresh.items()]
             found += [it.nothing_left() for kind, it in self.discovery.discoverers.items() if kind not in kinds]
-            inventory.learn(self._facts(every), facts)
+            self._facts(every).teach(inventory, facts)
             self._refuse_broken(difference.config, inventory)
             inventory.go_on_from(self.inventory)
             watches = self.discovery.watches_of(every)
@@ -104,7 +104,7 @@ class ConfigurationSwap(Struct):
         workers = Workers("reload", 1)
         try:
             with anyio.fail_after(DECISION_DEADLINE):
-                await workers.start(partial(inventory.learn, facts, Facts()))
+                await workers.start(partial(facts.teach, inventory, Facts()))
         finally:
             workers.close()
         return inventory, facts

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator
 
 from msgspec import Struct, field
 
 from agent.inventory.competition import Candidate, Placed
-from agent.model import Health, Held
 from agent.runtime import limits
-from backends.base import Device, Link
+from backends.base import Device
 
 Ref = tuple[str, str, str, str]
 """Names one found device: backend, unit, the resource it was built for or "", key."""
 
 
-class Found(Struct, gc=False):
-    """A device that was found, and what became of it."""
+class Found(Struct, gc=False, eq=False):
+    """A device that was found, and what became of it; the same only as itself."""
 
     ref: Ref
     device: Device
@@ -41,19 +40,6 @@ class Found(Struct, gc=False):
         return lost.get(resource, f"selects it, but {has} comes before it in the configuration and has it")
 
 
-class Facts(Struct, frozen=True):
-    """Whatever an inventory is told; none of it changes."""
-
-    units: Mapping[str, Mapping[str, tuple[Device, ...]]] = field(default_factory=dict)
-    """Backend → unit → its devices."""
-    links: Mapping[str, Mapping[str, Sequence[Link]]] = field(default_factory=dict)
-    """The same for links."""
-    health: Mapping[str, Health] = field(default_factory=dict)
-    """Of hardware that is not healthy."""
-    held: Mapping[tuple[str, str], Held] = field(default_factory=dict)
-    """By slot."""
-
-
 class Unclaimed(Struct, frozen=True):
     """A device that no resource has, or not a certain one, and why."""
 
@@ -62,14 +48,12 @@ class Unclaimed(Struct, frozen=True):
     why: str
 
 
-_Index = dict[str, tuple[Ref, ...]]
+_Index = dict[str, tuple[Found, ...]]
 
 
 class Indexes(Struct, frozen=True):
     """Where a piece of hardware, or an ID, leads."""
 
-    owned: _Index = field(default_factory=dict)
-    """Hardware → who owns it."""
     minded: _Index = field(default_factory=dict)
     """Hardware → who owns it or depends on it."""
     wanted: defaultdict[str, _Index] = field(default_factory=lambda: defaultdict(dict))
@@ -79,12 +63,10 @@ class Indexes(Struct, frozen=True):
     full: dict[str, str] = field(default_factory=dict)
     """Resources whose lists would be longer than can be sent, each with why it takes no more devices."""
 
-    def _places(self, found: Found) -> Iterator[tuple[_Index, Collection[str]]]:
-        """Every index, and the keys under which this device is filed there."""
-        yield self.owned, found.device.hardware
-        yield self.minded, found.device.hardware | found.device.depends
-        for candidate in found.candidates:
-            yield self.wanted[candidate.resource], candidate.ids
+    def owners(self, hardware: Iterable[str]) -> list[Found]:
+        """The devices that own any of this, in the order of their refs."""
+        owners = {it for name in hardware for it in self.minded.get(name, ()) if name in it.device.hardware}
+        return sorted(owners, key=lambda it: it.ref) if len(owners) > 1 else list(owners)
 
     def add(self, found: Found) -> None:
         """File a device."""
@@ -94,39 +76,45 @@ class Indexes(Struct, frozen=True):
             if (size := self.sizes[resource]) > limits.MESSAGE_LIMIT and resource not in self.full:
                 fit = (len(self.wanted[resource]) + len(candidate.ids)) * limits.MESSAGE_LIMIT // size
                 self.full[resource] = f"its list is full: {fit:,} such IDs fit in the 4 MiB that a kubelet receives"
-        alone = (found.ref,)
+        alone = (found,)
         for index, keys in self._places(found):
             if index.keys().isdisjoint(keys):
                 index.update(dict.fromkeys(keys, alone))
             else:
-                index.update({key: (*index.get(key, ()), found.ref) for key in keys})
+                index.update({key: (*index.get(key, ()), found) for key in keys})
 
-    def remove(self, found: Found) -> set[Ref]:
+    def remove(self, found: Found) -> set[Found]:
         """Take a device out; those that were filed beside it."""
         for candidate in found.candidates:
             self.sizes[candidate.resource] -= _bytes_of(candidate.ids, found.device.numa_node)
             if self.sizes[candidate.resource] <= limits.MESSAGE_LIMIT:
                 self.full.pop(candidate.resource, None)
-        rivals: set[Ref] = set()
+        rivals: set[Found] = set()
         for index, keys in self._places(found):
             for key in keys:
-                refs = index.pop(key)
-                if len(refs) > 1:
-                    index[key] = tuple(ref for ref in refs if ref != found.ref)
+                filed = index.pop(key)
+                if len(filed) > 1:
+                    index[key] = tuple(it for it in filed if it is not found)
                     rivals.update(index[key])
         return rivals
 
-    def connected(self, refs: Iterable[Ref], found: Mapping[Ref, Found]) -> set[Ref]:
-        """Of what was found, these and all that share hardware or IDs with them, directly or through others."""
-        todo, connected = list(refs), set[Ref]()
+    def _places(self, found: Found) -> Iterator[tuple[_Index, Collection[str]]]:
+        """Every index, and the keys under which this device is filed there."""
+        yield self.minded, found.device.hardware | found.device.depends
+        for candidate in found.candidates:
+            yield self.wanted[candidate.resource], candidate.ids
+
+    def connected(self, devices: Iterable[Found]) -> set[Found]:
+        """These and all that share hardware or IDs with them, directly or through others."""
+        todo, connected = list(devices), set[Found]()
         while todo:
-            ref = todo.pop()
-            if ref in connected or ref not in found:
+            found = todo.pop()
+            if found in connected:
                 continue
-            connected.add(ref)
-            for hardware in found[ref].device.hardware:
-                todo.extend(self.owned[hardware])
-            for candidate in found[ref].candidates:
+            connected.add(found)
+            for name in found.device.hardware:
+                todo.extend(it for it in self.minded[name] if it is not found and name in it.device.hardware)
+            for candidate in found.candidates:
                 index = self.wanted[candidate.resource]
                 for device_id in candidate.ids:
                     if len(rivals := index[device_id]) > 1:

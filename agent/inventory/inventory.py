@@ -13,20 +13,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
-from agent.inventory.competition import Candidate, assign
-from agent.inventory.found_devices import Facts, Found, Indexes, Ref, Unclaimed
+from agent.inventory.competition import assign
+from agent.inventory.facts import Facts
+from agent.inventory.found_devices import Found, Indexes, Unclaimed
 from agent.inventory.lookup import find, places_of
 from agent.inventory.selection import Selection
 from agent.inventory.slot_writer import SlotWriter
 from agent.inventory.slots import Listing
 from agent.inventory.tombstones import Holdings
-from agent.model import HEALTHY, Health, Held, Slot, SlotKey, Snapshot, State
+from agent.model import Health, Held, Slot, SlotKey, Snapshot, State
 from agent.runtime import garbage
 from backends.base import Backend, Device, Link, Resource
-
-_T = TypeVar("_T")
 
 
 class Inventory:
@@ -47,19 +46,19 @@ class Inventory:
         """
         self.selection = Selection(resources, backends, before)
         """As the config has it now, and what its templates have given."""
-        self._found: dict[Ref, Found] = {}
-        self._units: dict[tuple[str, str], tuple[Ref, ...]] = {}
+        self._units: defaultdict[str, dict[str, tuple[Found, ...]]] = defaultdict(dict)
+        """Backend → unit → its devices."""
         self._links: defaultdict[str, dict[str, Sequence[Link]]] = defaultdict(dict)
         self._index = Indexes()
         self._pile = garbage.Pile()
-        self._crowded: defaultdict[str, dict[Ref, None]] = defaultdict(dict)
+        self._crowded: defaultdict[str, dict[Found, None]] = defaultdict(dict)
         """Resource → the devices that its list had no room for."""
         self._health: dict[str, Health] = {}
         """Of hardware that is not healthy."""
         self._held = Holdings()
         self._foreign = Holdings()
         self._lists: dict[str, Listing] = {name: Listing(name) for name in self.selection.resources}
-        known = self.selection, self._found, self._index, self._health, self._held, self._foreign
+        known = self.selection, self._index, self._health, self._held, self._foreign
         self._slots = SlotWriter(*known, self._lists)
         self._ready: set[str] = set()
         self.revision = 0
@@ -77,12 +76,12 @@ class Inventory:
     ) -> None:
         """These units of a backend hold exactly these devices now, and those exactly these links."""
         self._links[backend] = {unit: found for unit, found in {**self._links[backend], **links}.items() if found}
-        moved: set[Ref] = set()
+        moved: set[Found] = set()
         self.revision += bool(units)
         for unit, devices in units.items():
-            moved |= self._replace_unit(backend, unit, devices)
+            self._replace_unit(backend, unit, devices, moved)
         if self._crowded:
-            moved |= self._make_room()
+            self._make_room(moved)
         if moved:
             self._settle(moved)
         if self._slots.strict:
@@ -99,7 +98,7 @@ class Inventory:
 
     def claim(self, held: Iterable[Held]) -> bool:
         """Pods hold these from now on, or hold them with other hardware than was known; may any list be another then?"""
-        moved: set[Ref] = set()
+        moved: set[Found] = set()
         changed: list[Held] = []
         foreign: set[str] = set()  # hardware
         for claim in held:
@@ -129,7 +128,7 @@ class Inventory:
 
     def unclaim(self, ended: Iterable[Held]) -> None:
         """Nobody holds these any more."""
-        moved: set[Ref] = set()
+        moved: set[Found] = set()
         changed: list[Held] = []
         foreign: set[str] = set()
         for claim in ended:
@@ -144,7 +143,7 @@ class Inventory:
             moved |= self._concerned(known)
         self._claims_changed(changed, moved, foreign)
 
-    def _claims_changed(self, changed: Sequence[Held], moved: set[Ref], foreign: set[str]) -> None:
+    def _claims_changed(self, changed: Sequence[Held], moved: set[Found], foreign: set[str]) -> None:
         """Write what these claims, places and other plugins' hardware mean, and all that is another while a pod holds it."""
         self._slots.write_all(claim.slot for claim in changed)
         if moved:
@@ -172,18 +171,6 @@ class Inventory:
     def facts(self) -> Facts:
         """What it was told of pods and of health, as it is now."""
         return Facts(health=self._health.copy(), held=self._held.by_slot | self._foreign.by_slot)
-
-    def learn(self, now: Facts, before: Facts) -> None:
-        """Take in all facts of now, of which it knows those of before."""
-        self.unclaim(claim for slot, claim in before.held.items() if slot not in now.held)
-        self.claim(claim for slot, claim in now.held.items() if before.held.get(slot) is not claim)
-        names = now.health.keys() | before.health.keys()
-        health = {name: now.health.get(name, HEALTHY) for name in names}
-        self.set_health({name: it for name, it in health.items() if it is not before.health.get(name)})
-        for backend, found in now.units.items():
-            units = _differing(found, before.units.get(backend, {}))
-            links = _differing(now.links.get(backend, {}), before.links.get(backend, {}))
-            self.update(backend, units, links)
 
     def go_on_from(self, before: Inventory) -> None:
         """Take up its lists where they are, so that only what differs is listed anew; `before` stays as it is."""
@@ -222,8 +209,8 @@ class Inventory:
 
     def device(self, slot: SlotKey) -> Device | None:
         """The device that has a slot's ID now; not one that a pod holds under an ID that it does not have."""
-        ref = self._lists[slot[0]].owners.get(slot[1]) if slot[0] in self._lists else None
-        return self._found[ref].device if ref else None
+        found = self._lists[slot[0]].owners.get(slot[1]) if slot[0] in self._lists else None
+        return found.device if found else None
 
     def slots(self, resource: str) -> Mapping[str, Slot]:
         """All slots of a resource as they are now."""
@@ -235,12 +222,15 @@ class Inventory:
 
     def devices(self, backend: str) -> list[Device]:
         """All devices of a backend, whoever has them."""
-        return [found.device for ref, found in sorted(self._found.items()) if ref[0] == backend]
+        found = (it for of_unit in self._units[backend].values() for it in of_unit)
+        return [it.device for it in sorted(found, key=lambda it: it.ref)]
 
     def on(self, hardware: Iterable[str], *, minding: bool = False) -> list[Found]:
         """The devices that own any of this hardware; those that depend on it too, if `minding`."""
-        index = self._index.minded if minding else self._index.owned
-        return [self._found[ref] for ref in sorted({ref for name in hardware for ref in index.get(name, ())})]
+        if not minding:
+            return self._index.owners(hardware)
+        found = {it for name in hardware for it in self._index.minded.get(name, ())}
+        return sorted(found, key=lambda it: it.ref)
 
     def claims(self, resource: str) -> Mapping[str, Held]:
         """What pods hold of a resource, by ID."""
@@ -286,7 +276,7 @@ class Inventory:
             FairleadError: nothing is called that, or several devices are.
         """
         tombstones = (it for it in self._held.by_slot.values() if it.id not in self._lists[it.resource].owners)
-        return find(name, places_of(self._found.values(), tombstones))
+        return find(name, places_of(self._all(), tombstones))
 
     def unclaimed(self) -> list[Unclaimed]:
         """The devices that no resource has, each with the reasons."""
@@ -295,79 +285,78 @@ class Inventory:
 
     def placed(self) -> list[Found]:
         """The devices that a resource has."""
-        return [found for found in self._found.values() if found.placed is not None]
+        return [found for found in self._all() if found.placed is not None]
 
     def without_place(self) -> list[tuple[Found, str]]:
         """The devices that no resource has, each with the one that had no room for it, if one would have it."""
-        full = {ref: name for name, refs in self._crowded.items() for ref in refs}
-        return [(found, full.get(ref, "")) for ref, found in self._found.items() if found.placed is None]
+        full = {found: name for name, crowded in self._crowded.items() for found in crowded}
+        return [(found, full.get(found, "")) for found in self._all() if found.placed is None]
+
+    def _all(self) -> Iterator[Found]:
+        return (found for units in self._units.values() for of_unit in units.values() for found in of_unit)
 
     # --- devices come and go ---
 
-    def _replace_unit(self, backend: str, unit: str, devices: Sequence[Device]) -> set[Ref]:
-        """Swap a unit's devices; the refs whose place must be found anew."""
-        moved: set[Ref] = set()
+    def _replace_unit(self, backend: str, unit: str, devices: Sequence[Device], moved: set[Found]) -> None:
+        """Swap a unit's devices; adds to `moved` those whose place must be found anew."""
         fresh = {(backend, unit, device.resource or "", device.key): device for device in devices}
-        for ref in self._units.pop((backend, unit), ()):
-            if fresh.get(ref) != self._found[ref].device:
-                moved |= self._remove(ref)
+        units, there = self._units[backend], {}
+        for found in units.get(unit, ()):
+            if fresh.get(found.ref) == found.device:
+                there[found.ref] = found
+            else:
+                self._remove(found, moved)
         for ref, device in fresh.items():
-            if ref not in self._found:
-                self._found[ref] = Found(ref, device, *self._select(ref, device))
-                self._index.add(self._found[ref])
+            if ref not in there:
+                found = there[ref] = Found(ref, device, (), ())
+                self._select(found)
+                self._index.add(found)
                 self._pile.grow(1)
                 if device.unusable:
                     self._slots.rewrite_tombstones(device)
-                moved.add(ref)
-        if fresh:
-            self._units[backend, unit] = tuple(fresh)
-        return moved
+                moved.add(found)
+        if there:
+            units[unit] = tuple(there.values())
+        else:
+            units.pop(unit, None)
 
-    def _select(self, ref: Ref, device: Device) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
-        """Who takes a device: a list that is full already only one that a pod holds. Other IDs are not even made."""
-        full = {} if self._index.full and self.is_held(device.hardware) else self._index.full
-        candidates, refused, without_room = self.selection.select(ref[0], device, full)
+    def _select(self, found: Found) -> None:
+        """Ask who takes a device: a list that is full takes only one that a pod holds. Other IDs are not even made."""
+        full = {} if self._index.full and self.is_held(found.device.hardware) else self._index.full
+        found.candidates, found.refused, without_room = self.selection.select(found.ref[0], found.device, full)
         for resource in without_room:
-            self._crowded[resource][ref] = None
-        return candidates, refused
+            self._crowded[resource][found] = None
 
-    def _make_room(self) -> set[Ref]:
-        """Ask again about the devices that found no room, where there is some; the refs whose place must be found anew."""
-        moved: set[Ref] = set()
-        for resource, refs in self._crowded.items():
-            while refs and resource not in self._index.full:
-                ref = next(iter(refs))
-                del refs[ref]
-                if (found := self._found.get(ref)) is not None:
-                    moved |= {ref, *self._index.remove(found)}
-                    found.candidates, found.refused = self._select(ref, found.device)
-                    self._index.add(found)
-        return moved
+    def _make_room(self, moved: set[Found]) -> None:
+        """Ask again about the devices that found no room, where there is some; adds to `moved` as `_replace_unit`."""
+        for resource, crowded in self._crowded.items():
+            while crowded and resource not in self._index.full:
+                found = next(iter(crowded))
+                del crowded[found]
+                moved |= {found, *self._index.remove(found)}
+                self._select(found)
+                self._index.add(found)
 
-    def _remove(self, ref: Ref) -> set[Ref]:
-        """Forget a device; the refs that may now have what it had."""
-        found = self._found.pop(ref)
+    def _remove(self, found: Found, moved: set[Found]) -> None:
+        """Forget a device; adds to `moved` those that may now have what it had."""
         self._pile.grow(-1)
-        for refs in self._crowded.values():
-            refs.pop(ref, None)
-        rivals = self._index.remove(found)
+        for crowded in self._crowded.values():
+            crowded.pop(found, None)
+        moved |= self._index.remove(found)
+        moved.discard(found)
         if found.placed is not None:
             self._slots.withdraw(found, found.placed)
         if found.device.unusable:
             self._slots.rewrite_tombstones(found.device)
-        return rivals
 
     # --- who gets what ---
 
-    def _concerned(self, claim: Held) -> set[Ref]:
-        refs = set(self._index.wanted[claim.resource].get(claim.id, ()))
-        for hardware in claim.hardware:
-            refs.update(self._index.owned.get(hardware, ()))
-        return refs
+    def _concerned(self, claim: Held) -> set[Found]:
+        return {*self._index.wanted[claim.resource].get(claim.id, ()), *self._index.owners(claim.hardware)}
 
-    def _settle(self, refs: set[Ref]) -> None:
+    def _settle(self, moved: set[Found]) -> None:
         """Find a place for these devices and for all that compete with them."""
-        rivals = {ref: self._found[ref] for ref in sorted(self._index.connected(refs, self._found))}
+        rivals = {it.ref: it for it in sorted(self._index.connected(moved), key=lambda it: it.ref)}
         outcome = assign(
             {ref: (found.device, found.candidates) for ref, found in rivals.items()},
             self._held.by_slot,
@@ -377,16 +366,16 @@ class Inventory:
         for ref, placed in outcome.placed.items():
             if placed.value:
                 self._bring(placed.resource, ref[0], placed.value)
-        changed = [ref for ref, found in rivals.items() if outcome.placed.get(ref) != found.placed]
+        changed = [found for ref, found in rivals.items() if outcome.placed.get(ref) != found.placed]
         self.revision += bool(changed)
-        for ref in changed:
-            if (place := rivals[ref].placed) is not None:
-                self._slots.withdraw(rivals[ref], place)
-        for ref in changed:
-            place = rivals[ref].placed = outcome.placed.get(ref)
-            if place is not None:
-                self._lists[place.resource].owners.update(dict.fromkeys(place.ids, ref))
-                self._slots.write_device(rivals[ref])
+        for found in changed:
+            if found.placed is not None:
+                self._slots.withdraw(found, found.placed)
+        for found in changed:
+            found.placed = outcome.placed.get(found.ref)
+            if found.placed is not None:
+                self._lists[found.placed.resource].owners.update(dict.fromkeys(found.placed.ids, found))
+                self._slots.write_device(found)
         for ref, found in rivals.items():
             found.lost = outcome.rejected.get(ref, ())
             if self._slots.minds_claims(found):
@@ -403,14 +392,7 @@ class Inventory:
 
         Every Allocate asks, and nothing is to be decided then.
         """
-        ref = self._lists[claim.resource].owners.get(claim.id)
-        if ref is None or self._index.wanted[claim.resource][claim.id] != (ref,):
+        found = self._lists[claim.resource].owners.get(claim.id)
+        if found is None or len(self._index.wanted[claim.resource][claim.id]) > 1:
             return None
-        found = self._found[ref]
         return found if claim.hardware <= found.device.hardware else None
-
-
-def _differing(now: Mapping[str, Sequence[_T]], before: Mapping[str, Sequence[_T]]) -> dict[str, Sequence[_T]]:
-    """What a unit has now, if it is not the same object; nothing of units that are gone."""
-    gone = dict.fromkeys(before.keys() - now.keys(), ())
-    return {unit: it for unit, it in now.items() if before.get(unit) is not it} | gone

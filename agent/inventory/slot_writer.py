@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from agent.inventory.competition import Placed
 from agent.inventory.conditions import condition
-from agent.inventory.found_devices import Found, Indexes, Ref
+from agent.inventory.found_devices import Found, Indexes
 from agent.inventory.selection import Selection
 from agent.inventory.slots import Listing
 from agent.inventory.tombstones import (
@@ -32,7 +32,6 @@ class SlotWriter:
     def __init__(
         self,
         selection: Selection,
-        found: Mapping[Ref, Found],
         index: Indexes,
         health: Mapping[str, Health],
         held: Holdings,
@@ -43,14 +42,13 @@ class SlotWriter:
 
         Args:
             selection: what is configured.
-            found: the devices that are there.
             index: where hardware and IDs lead.
             health: of hardware that is not healthy.
             held: what pods have of our resources.
             foreign: what pods have of our hardware through others.
             lists: to be written.
         """
-        self._selection, self._found, self._index, self._health = selection, found, index, health
+        self._selection, self._index, self._health = selection, index, health
         self._held, self._foreign, self._lists = held, foreign, lists
         self.strict = {name for name, it in selection.written.items() if it.spec.adopt == "strict"}
 
@@ -62,7 +60,7 @@ class SlotWriter:
         for device_id in place.ids:
             del listing.owners[device_id]
         listing.drop([device_id for device_id in place.ids if device_id not in listing.claims])
-        listing.keep_back(found.ref, place.ids, (), crowded=False)
+        listing.keep_back(found, place.ids, (), crowded=False)
         for device_id in listing.claims and listing.claims.keys() & set(place.ids):
             self._write_slot((place.resource, device_id))
         for slot in former:
@@ -84,7 +82,7 @@ class SlotWriter:
             former = self._former(found, listing)
             free = [device_id for device_id in place.ids if device_id not in listing.claims]
             back = kept_back(place.resource, place.ids, free, former)
-            listing.keep_back(found.ref, place.ids, back, crowded=len(former) > len(free))
+            listing.keep_back(found, place.ids, back, crowded=len(former) > len(free))
             kept = dict.fromkeys(free, listing.withheld) if listing.withheld and health.offered else {}
             others = {**kept, **back, **others}
         for device_id, why in others.items():
@@ -95,33 +93,33 @@ class SlotWriter:
 
     def write_minding(self, hardware: Iterable[str]) -> None:
         """Write the devices that own or depend on this hardware."""
-        for ref in {ref for name in hardware for ref in self._index.minded.get(name, ())}:
-            self.write_device(self._found[ref])
+        for found in {it for name in hardware for it in self._index.minded.get(name, ())}:
+            self.write_device(found)
 
     def write_all(self, slots: Iterable[tuple[str, str]]) -> None:
         """Write many slots; a device that has several of them is written once."""
-        devices: dict[Ref, None] = {}
+        devices: dict[Found, None] = {}
         for resource, device_id in slots:
             listing = self._lists[resource]
-            if listing.keeps_back and (ref := listing.owners.get(device_id)) is not None:
-                devices[ref] = None
+            if listing.keeps_back and (found := listing.owners.get(device_id)) is not None:
+                devices[found] = None
             else:
                 self._write_slot((resource, device_id))
-        for ref in devices:
-            self.write_device(self._found[ref])
+        for found in devices:
+            self.write_device(found)
 
     def _write_slot(self, slot: tuple[str, str]) -> None:
         """Write one slot from what is known: its device, else its claim's tombstone, else nothing."""
         resource, device_id = slot
         listing = self._lists[resource]
         claim = listing.claims.get(device_id)
-        if (ref := listing.owners.get(device_id)) is not None:
+        if (found := listing.owners.get(device_id)) is not None:
             if listing.keeps_back:
-                self.write_device(self._found[ref])
+                self.write_device(found)
                 return
-            device = self._found[ref].device
-            same = claim is None or is_same(claim, device)
-            health = self._health_of(self._found[ref]) if same or claim is None else replaced(claim, device)
+            device = found.device
+            is_its_own = claim is None or is_same(claim, device)
+            health = self._health_of(found) if is_its_own or claim is None else replaced(claim, device)
             listing.put(Slot(device_id, device, health))
         elif claim is not None:
             self._write_former(listing, [claim])
@@ -154,7 +152,7 @@ class SlotWriter:
         return sorted(
             slot
             for slot in slots
-            if slot[0] != listing.resource or listing.owners.get(slot[1]) != found.ref
+            if slot[0] != listing.resource or listing.owners.get(slot[1]) is not found
             if (is_same(claims[slot], device) and (slot[0] != listing.resource or slot[1] in listing.astray))
             or not claims[slot].hardware.isdisjoint(device.exclusive)
         )
@@ -173,17 +171,16 @@ class SlotWriter:
         The ID is as healthy as what the pod holds while all of that is there and in the claim's resource: the pod may start
         again, survive a reboot, and counts once for the scheduler. It takes the place of the ID that is kept back for it.
         """
-        refs = {ref for name in claim.hardware for ref in self._index.owned.get(name, ())}
         homes = [
             found
-            for found in map(self._found.__getitem__, sorted(refs))
+            for found in self._index.owners(claim.hardware)
             if found.placed and found.placed.resource == claim.resource and is_same(claim, found.device)
         ]
         hardware = frozenset[str]().union(*(found.device.hardware for found in homes))
         if not claim.hardware or not claim.hardware <= hardware:
             return None, self._tombstone(claim)
         home = max(homes, key=lambda found: len(found.device.hardware & claim.hardware))
-        if any(found.ref in self._lists[claim.resource].crowded for found in homes):
+        if not self._lists[claim.resource].crowded.isdisjoint(homes):
             return home.device, CROWDED
         states = {(health := self._health_of(found)).state: health for found in reversed(homes)}
         return home.device, states.get(State.UNHEALTHY) or states.get(State.DEGRADED) or HEALTHY
@@ -196,8 +193,8 @@ class SlotWriter:
             why = withheld(unmapped) if unmapped else None
             if why != listing.withheld:
                 listing.withheld = why
-                for ref in set(listing.owners.values()):
-                    self.write_device(self._found[ref])
+                for found in set(listing.owners.values()):
+                    self.write_device(found)
 
     def _health_of(self, found: Found) -> Health:
         health = condition(found.device, self._health_of_hardware) if self._health else HEALTHY
@@ -230,10 +227,11 @@ class SlotWriter:
         if slot not in self._held.by_slot:
             return None
         listing = self._lists[slot[0]]
-        found = self._found[ref] if (ref := listing.owners.get(slot[1])) is not None else None
-        only = found is not None and found.placed is not None and len(found.placed.ids) == 1
-        claim = self._given_elsewhere(found) if found is not None and only else None
-        return elsewhere(*claim.slot) if claim else listing.withheld
+        if self._foreign.by_slot and (found := listing.owners.get(slot[1])) is not None:
+            is_only_one = found.placed is not None and len(found.placed.ids) == 1
+            if is_only_one and (claim := self._given_elsewhere(found)) is not None:
+                return elsewhere(*claim.slot)
+        return listing.withheld
 
     def _given_elsewhere(self, found: Found) -> Held | None:
         """The first claim of a pod that has a device's hardware through a resource which is not ours."""
@@ -247,8 +245,7 @@ class SlotWriter:
     def _tombstone(self, claim: Held) -> Health:
         if claim.resource not in self._selection.resources:
             return retired(claim.resource)
-        refs = {ref for hardware in claim.hardware for ref in self._index.owned.get(hardware, ())}
-        why = next((why for ref in sorted(refs) if (why := self._found[ref].device.unusable)), "")
+        why = next((why for it in self._index.owners(claim.hardware) if (why := it.device.unusable)), "")
         if why:
             return unusable(why)
         return GONE if claim.hardware else UNMAPPED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+from agent.inventory.found_devices import Found
 from agent.model import HEALTHY, REPLACED, Health, Held, Slot, Snapshot
 from agent.runtime import limits
 from backends.base import Device
@@ -15,10 +16,10 @@ class Listing:
     def __init__(self, resource: str) -> None:
         self.resource = resource
         self.slots: dict[str, Slot] = {}
-        self.owners: dict[str, tuple[str, str, str, str]] = {}  # ID → the found device behind it
+        self.owners: dict[str, Found] = {}  # ID → the device behind it
         self.claims: dict[str, Held] = {}  # ID → the pod's claim
         self.astray: set[str] = set()  # IDs of pods that no device has, or another one than the pod's
-        self.crowded: set[tuple[str, str, str, str]] = set()  # the devices that more pods hold than may have them
+        self.crowded: set[Found] = set()  # the devices that more pods hold than may have them
         self.withheld: Health | None = None  # of what is free, while what a pod holds may be any of it
         self._kept_back: set[str] = set()
         self.dirty = True
@@ -81,13 +82,11 @@ class Listing:
         """The IDs of pods whose hardware nobody knows."""
         return frozenset(i for i in self.astray if i not in self.owners and not self.claims[i].hardware)
 
-    def keep_back(
-        self, ref: tuple[str, str, str, str], ids: Iterable[str], back: Iterable[str], *, crowded: bool
-    ) -> None:
+    def keep_back(self, found: Found, ids: Iterable[str], back: Iterable[str], *, crowded: bool) -> None:
         """Of these IDs of a device, those are kept back; is it `crowded`?"""
         self._kept_back.difference_update(ids)
         self._kept_back.update(back)
-        (self.crowded.add if crowded else self.crowded.discard)(ref)
+        (self.crowded.add if crowded else self.crowded.discard)(found)
 
     def touch(self) -> None:
         """Make the next snapshot due although nothing changed."""

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.inventory.found_devices import Found
 from agent.inventory.slots import Listing
 from agent.kubelet.encoded_list import EncodedList
 from agent.model import HEALTHY, Health, Slot, State
@@ -11,7 +12,7 @@ from agent.runtime import limits
 from tests.fakes import device, held
 
 NAME = "a.example/one"
-REF = "kind", "unit", "", "key"
+REF = Found(("kind", "unit", "", "key"), device("key"), (), ())
 SICK = Health(State.UNHEALTHY, "sick")
 DEVICES = (device("d"), device("e", numa_node=1), device("f", numa_node=300))
 
