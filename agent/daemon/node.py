@@ -1,7 +1,7 @@
 """Owns what is offered: inventory, health and claims; every change of them is one call here, and ends in one commit.
 
 A commit hands the lists that changed to their plugins. It wakes `run`, which waits for health's next deadline and has health
-written, where either is another. Whoever changes an owner by itself leaves one of these behind.
+written, where either is another. Changing an owner in any other way leaves one of these out of date.
 """
 
 from __future__ import annotations
@@ -55,22 +55,12 @@ class Node:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare.
-
-        Args:
-            inventory: the lists.
-            health: of all hardware.
-            ledger: the claims.
-            turns: what is being done to hardware.
-            clock: monotonic seconds.
-            wall: seconds since the epoch.
-        """
         self.inventory, self.health, self.ledger = inventory, health, ledger
         self._turns = turns
         self._clock, self._wall = clock, wall
         self._changed = asyncio.Event()
         self._judgements = -1  # of health, as many as `run` knows of
-        self._moments: dict[str, float] = {}  # backend → when it was that the look was told whose parts are coming
+        self._moments: dict[str, float] = {}  # backend → the time of its scan whose parts are coming
 
     def _commit(self, since: float | None = None) -> None:
         """Hand on what changed; `since` is when the event came that was the cause, if one was."""
@@ -88,8 +78,8 @@ class Node:
             self._commit(changes.since)
 
     def judge(self, changes: Changes) -> None:
-        """Judge the health of what was found; whoever calls this commits."""
-        # one moment for all parts of a look: hardware that has moved from one unit to another was never away
+        """Judge the health of what was found; the caller commits."""
+        # one time for all parts of a scan: hardware that has moved from one unit to another was never away
         now = self._moments.pop(changes.backend, None) or self._clock()
         if changes.more:
             self._moments[changes.backend] = now
@@ -106,7 +96,7 @@ class Node:
         self._commit()
 
     def to_holder(self, hardware: str, *, reset: bool) -> Health:
-        """How this hardware is to the pod that has it, or would be once we have reset it."""
+        """The health of this hardware for the pod that has it, now or after a reset of ours."""
         return self.health.to_holder(hardware, self._clock(), Clears.OUR_RESET if reset else None)
 
     def was_reset(self, hardware: Set[str]) -> None:
@@ -117,7 +107,7 @@ class Node:
     # --- time ---
 
     async def run(self, until: Callable[[float | None, asyncio.Event, Callable[[], float]], Awaitable[None]]) -> None:
-        """Let time pass for what is delayed, drained or quarantined; have what must be kept written.
+        """Let time pass for what is delayed, drained or quarantined; have health written whenever it changed.
 
         Args:
             until: waits until a time, or for an event.
@@ -160,12 +150,12 @@ class Node:
         self.cdi.changed(held.resource for held in ended)
 
     def claims_settled(self) -> None:
-        """All that the kubelet's answer changed has been told."""
+        """All changes of one answer of the kubelet have been told: commit them."""
         self._commit()
         self.keep_claims()
 
     def claims_asked(self) -> None:
-        """The kubelet has said who has what."""
+        """The kubelet has answered who has what."""
         self.history.claims_changed()
 
     def keep_claims(self) -> None:
@@ -195,12 +185,12 @@ class Node:
     # --- starts, and other configurations ---
 
     async def restore(self) -> None:
-        """Take in what the agent before us was told while we waited for it to go."""
+        """Take in what the agent before us learnt while we waited for it to go."""
         await self.keeper.restore()
         self._commit()
 
     def ready(self, kinds: Iterable[str]) -> None:
-        """These backends have had their time: list what is known of them."""
+        """These backends have scanned, or had their time: list what is known of them."""
         for kind in kinds:
             self.inventory.ready(kind)
         self._commit()

@@ -81,7 +81,7 @@ class Publisher:
         """Tell everybody but the kubelet of a list that the kubelet has."""
         self._adopter.listed(snapshot)
         self._node.cdi.changed([snapshot.resource])
-        self._list_warnings.tell_of_length(snapshot.resource)
+        self._list_warnings.tell_of_length(snapshot)
         if self._features is not None:
             self._features.changed()
         self._kubernetes.lists_changed()

@@ -103,7 +103,7 @@ class StateFile:
     def read(self) -> Kept:
         """What an earlier run left; nothing if there is none, or none that can be read (blocking).
 
-        What is not written anew stays in the file.
+        Parts that this run does not write stay in the file.
         """
         try:
             kept, torn = _contents(files.read(self.path, _MOST_READ, follow=False))
@@ -250,7 +250,7 @@ class StateFile:
         self._room = max(_MOST_BYTES, 2 * len(data))
 
     def _sync(self) -> None:
-        """Have the disk take what was added; what it refuses is written anew, whole."""
+        """Sync what was added; if that fails, the next write is a whole file."""
         if self._unsynced and self._file is not None:
             self._unsynced = False
             try:
@@ -309,7 +309,7 @@ def _difference(before: Kept, after: Kept) -> bytes:
 def _contents(data: bytes) -> tuple[Kept, BaseException | None]:
     """What all lines together say, and what is wrong with one that could not be read.
 
-    A last line without its end is one that was cut off while it was written: nobody was told that it was.
+    A last line without its end was cut off while it was written; no caller was told that it is kept.
 
     Raises:
         msgspec.MsgspecError: there is no line of ours.

@@ -28,7 +28,6 @@ class HealthBook:
     """The health of all hardware; the only one who decides it."""
 
     def __init__(self, boot: str = "") -> None:
-        """Begin with everything healthy."""
         self.boot = boot
         """/proc/sys/kernel/random/boot_id."""
         self._offset = 0.0  # from the monotonic clock to the wall clock, as it was last handed in
@@ -71,15 +70,15 @@ class HealthBook:
     ) -> dict[str, Health]:
         """These units of a backend were looked at and hold exactly these devices, with these bindings.
 
-        What was latched under another binding ends, where it waits for that. Numbers of hardware that is gone or bound
-        anew are forgotten. Hardware that comes back after it had gone has failed once more.
+        What was latched under another binding ends, where it waits for that. Numbers of hardware that is gone or has
+        another binding are forgotten. Hardware that comes back after it had gone counts as one failure.
 
         Args:
             backend: which.
             units: those that differ from before.
             now: monotonic seconds.
             beside: what else is there in these units, and is not to be had: it has not gone.
-            anew: another instance of the backend looks, or none any more: what it does not show has not gone.
+            anew: another instance of the backend looks, or none does: what it does not show has not gone.
             ours: we are acting on hardware, which may be why it goes and comes.
         """
         touched: set[str] = set()
@@ -103,7 +102,7 @@ class HealthBook:
             return ours or name in self._drains or name in self._failing
 
         for hardware in self._presence.found(backend, units, beside, now, is_excused):
-            self._flapping.returned(hardware, now)
+            self._flapping.count(hardware, now)
             touched.add(hardware)
         return self._judge(touched, now) if touched else {}
 
@@ -179,7 +178,7 @@ class HealthBook:
     # --- what is known ---
 
     def of(self, hardware: str) -> Health:
-        """The health of this hardware; what nobody complained of is healthy."""
+        """The health of this hardware; healthy if nothing is said of it."""
         return self._health.get(hardware, HEALTHY)
 
     def to_holder(self, hardware: str, now: float, once: Clears | None = None) -> Health:
@@ -289,8 +288,8 @@ class HealthBook:
             self._failing.discard(hardware)
         else:
             self._failing.add(hardware)
-            if not failed and causes.drain is None:  # whoever works on it pulls its cables
-                self._flapping.failed(hardware, own, now)
+            if not failed and causes.drain is None:  # an operator who works on it pulls its cables
+                self._flapping.count(hardware, now, own)
         if self._flapping.judge(hardware, now, now + self._offset):
             self._changed += 1
             causes = self._causes(hardware, now)

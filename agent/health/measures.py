@@ -48,7 +48,7 @@ class Measures:
                 del self._memory[source]
 
     def forget(self, hardware: Iterable[str]) -> None:
-        """Begin anew with this hardware: another driver counts, or a person said that all is well as it is."""
+        """Forget this hardware's numbers: another driver counts, or an operator said that all is well."""
         names = set(hardware)
         for source in list(self._memory):
             self.keep(source, {key[0] for key in self._memory[source]} - names)

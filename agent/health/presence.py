@@ -2,7 +2,7 @@
 
 Only what can be pulled out is minded, by the names that backends give it: what a driver makes of it (`rdma:`, `mig:`,
 `node:`) goes and comes with the driver. It has gone when no device of any backend has it any more, usable or not, so that
-a driver that is bound to it anew makes no difference; it is back when it can be had again.
+rebinding a driver makes no difference; it is back when a device that can be used has it again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class Presence:
     """Where each piece of hardware is seen, and what has gone."""
 
     def __init__(self) -> None:
-        self._seen: dict[Source, dict[str, frozenset[str] | None]] = {}  # its identities; None: nobody can have it
+        self._seen: dict[
+            Source, dict[str, frozenset[str] | None]
+        ] = {}  # its identities; None: no device of it can be used
         self._places: defaultdict[str, set[Source]] = defaultdict(set)
         self._offered: dict[str, frozenset[str]] = {}  # of what is there and was to be had: its identities then
         self._gone: dict[str, _Gone] = {}
@@ -39,7 +41,7 @@ class Presence:
     def forget(self, backend: str) -> None:
         """Another instance of the backend looks from now on: what it does not show may be what it is not to look for.
 
-        So it has not gone then, if nobody else shows it, unless it has been shown anew before.
+        So such hardware does not count as gone, if no other backend shows it.
         """
         for names in [names for source, names in self._seen.items() if source[0] == backend]:
             for name in names:
@@ -54,7 +56,7 @@ class Presence:
         now: float,
         excused: Callable[[str], bool],
     ) -> list[str]:
-        """These units of a backend hold exactly these devices, and those beside them, which nobody can have; what is back.
+        """These units hold exactly these devices, and `beside` them those that cannot be used; returns what is back.
 
         Another card in its place is not it back; nor is what moved in no time, or was away for longer than a `WINDOW`.
 

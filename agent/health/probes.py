@@ -1,7 +1,7 @@
 """Keeps what the last probes of each unit said, and applies hysteresis.
 
 What one look at a unit said is the whole truth the unit's probes know, and replaces what they said before. A unit
-that is not looked at (its read hangs) has said what it said: nothing of it ends, and what lasts goes on lasting.
+that is not looked at (its read hangs) keeps its signals: none ends, and delays go on.
 """
 
 from __future__ import annotations

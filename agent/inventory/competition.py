@@ -1,6 +1,6 @@
 """Decides which resource gets which device, among devices that compete with each other; pure.
 
-Hardware that a pod holds belongs to the pod's resource before anybody is asked, and the IDs that pods hold go
+Hardware that a pod holds belongs to the pod's resource before any other decision, and the IDs that pods hold go
 to the devices they have: those with exactly the hardware and identity that a pod was given before those with some of
 it, and of these the one that more pods point at. Then, in the order of the config, each resource takes the devices it
 selects whose hardware is free or already its own. A name that a template made of a value is for devices with that value

@@ -1,4 +1,4 @@
-"""What an inventory is told of devices, links, health and claims: all of it at one moment, so that another can be told the same."""
+"""All that an inventory was told of devices, links, health and claims, so that a second one can be told the same."""
 
 from __future__ import annotations
 

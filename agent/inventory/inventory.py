@@ -37,13 +37,7 @@ class Inventory:
         backends: Mapping[str, Backend[Any]],
         before: Selection | None = None,
     ) -> None:
-        """Begin with nothing.
-
-        Args:
-            resources: in their order, templates included.
-            backends: by their kinds.
-            before: what was configured, where another configuration is in force (`go_on_from`).
-        """
+        """`resources` are in order, templates included; `before` is what was configured until now (`go_on_from`)."""
         self.selection = Selection(resources, backends, before)
         """As the config has it now, and what its templates have given."""
         self._units: defaultdict[str, dict[str, tuple[Found, ...]]] = defaultdict(dict)
@@ -74,7 +68,7 @@ class Inventory:
         units: Mapping[str, Sequence[Device]],
         links: Mapping[str, Sequence[Link]] = MappingProxyType({}),
     ) -> None:
-        """These units of a backend hold exactly these devices now, and those exactly these links."""
+        """These units of a backend hold exactly these devices now, and units of `links` exactly these links."""
         self._links[backend] = {unit: found for unit, found in {**self._links[backend], **links}.items() if found}
         moved: set[Found] = set()
         self.revision += bool(units)
@@ -127,7 +121,7 @@ class Inventory:
         return bool(changed or foreign)
 
     def unclaim(self, ended: Iterable[Held]) -> None:
-        """Nobody holds these any more."""
+        """These claims have ended."""
         moved: set[Found] = set()
         changed: list[Held] = []
         foreign: set[str] = set()
@@ -138,13 +132,13 @@ class Inventory:
                 continue
             known = self._held.remove(claim.slot)
             changed.append(known)
-            self.revision += claim.id not in self._lists[claim.resource].owners  # what is gone is nobody's now
+            self.revision += claim.id not in self._lists[claim.resource].owners  # a tombstone goes
             del self._lists[claim.resource].claims[claim.id]
             moved |= self._concerned(known)
         self._claims_changed(changed, moved, foreign)
 
     def _claims_changed(self, changed: Sequence[Held], moved: set[Found], foreign: set[str]) -> None:
-        """Write what these claims, places and other plugins' hardware mean, and all that is another while a pod holds it."""
+        """Write the slots of these claims, settle `moved`, write what depends on `foreign` hardware or on being held."""
         self._slots.write_all(claim.slot for claim in changed)
         if moved:
             self._settle(moved)
@@ -159,12 +153,12 @@ class Inventory:
             self._ready.add(backend)
             for name, listing in self._lists.items():
                 if self.selection.kind(name) == backend:
-                    listing.touch()
+                    listing.dirty = True
 
     def touch(self, resource: str) -> None:
         """Have this list sent again although nothing changed (it makes the kubelet write its checkpoint: A3)."""
         if (listing := self._lists.get(resource)) is not None:
-            listing.touch()
+            listing.dirty = True
 
     # --- another configuration ---
 
@@ -173,7 +167,7 @@ class Inventory:
         return Facts(health=self._health.copy(), held=self._held.by_slot | self._foreign.by_slot)
 
     def go_on_from(self, before: Inventory) -> None:
-        """Take up its lists where they are, so that only what differs is listed anew; `before` stays as it is."""
+        """Continue the lists of `before`, so that only slots that differ count as changed; `before` is not altered."""
         self.revision, self.names_revision = before.revision + 1, before.names_revision + 1
         self.selection.go_on_from(before.selection)
         self._ready = before._ready & {resource.spec.backend for resource in self.selection.written.values()}
@@ -181,7 +175,7 @@ class Inventory:
             self._lists.setdefault(name, Listing(name)).go_on_from(listing)
 
     def become(self, other: Inventory) -> None:
-        """Be what the other one is: whoever asks sees one or the other. Cannot fail; nobody may use the other any more."""
+        """Take over the whole state of `other`, in one step that cannot fail; `other` must not be used afterwards."""
         vars(self).update(vars(other))
 
     # --- what comes out ---
@@ -221,7 +215,7 @@ class Inventory:
         return {name: dict(self.slots(name)) for name in self.names()}
 
     def devices(self, backend: str) -> list[Device]:
-        """All devices of a backend, whoever has them."""
+        """All devices of a backend, with and without a resource."""
         found = (it for of_unit in self._units[backend].values() for it in of_unit)
         return [it.device for it in sorted(found, key=lambda it: it.ref)]
 
@@ -241,7 +235,7 @@ class Inventory:
         return any(name in self._held.by_hardware for name in hardware)
 
     def held_elsewhere(self, resource: str) -> Iterator[tuple[str, Held]]:
-        """The IDs that nobody gets because a pod has their hardware through another plugin's resource, each with its claim."""
+        """The IDs that no pod gets since one has their hardware through another plugin's resource, each with that claim."""
         for found in self.on(self._foreign.by_hardware):
             if found.placed and found.placed.resource == resource and (claim := self._slots.held_elsewhere(found)):
                 yield found.placed.ids[0], claim
@@ -298,7 +292,7 @@ class Inventory:
     # --- devices come and go ---
 
     def _replace_unit(self, backend: str, unit: str, devices: Sequence[Device], moved: set[Found]) -> None:
-        """Swap a unit's devices; adds to `moved` those whose place must be found anew."""
+        """Swap a unit's devices; adds to `moved` the devices that need a decision."""
         fresh = {(backend, unit, device.resource or "", device.key): device for device in devices}
         units, there = self._units[backend], {}
         for found in units.get(unit, ()):

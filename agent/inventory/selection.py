@@ -112,7 +112,7 @@ class Selection:
         Args:
             name: of the resource.
             kind: the backend.
-            value: what the name is made of; empty if nobody can tell, as of a claim whose device is gone.
+            value: what the name is made of; empty if it is unknown, as of a claim whose device is gone.
         """
         if name in self.written:
             return False
@@ -131,7 +131,7 @@ class Selection:
         return given
 
     def go_on_from(self, before: Selection) -> None:
-        """Templates have given so far what they had given there, and what of that `take_given` has not told yet is left."""
+        """Continue from `before`: what it had given is not given now, but for what its `take_given` had not told."""
         untold = [self.resources[it.name] for it in before._news if it.name in self.resources]
         self._news = [it for it in self._news if it.name not in before.resources] + untold
 
@@ -153,7 +153,7 @@ class Selection:
         for resource in self._of_kind.get(kind, ()):
             name = resource.name
             if device.resource not in (None, name):
-                continue  # made for another, so there is nothing to be said about it
+                continue  # made for another resource
             try:
                 why = resource.refuses(device)
                 if why is None and resource.spec.pre_start == "reset" and device.no_reset:
@@ -163,7 +163,7 @@ class Selection:
                     if (why := full.get(named.name)) is not None:
                         without_room.append(named.name)
                     else:
-                        ids = ask(lambda: backend_answers.ids(self._backends[kind].ids(named, device)))  # noqa: B023  # asked now
+                        ids = ask(lambda: backend_answers.ids(self._backends[kind].ids(named, device)))  # noqa: B023
                         candidates.append(Candidate(named.name, self._order[name], ids, value))
             except NamelessError as error:
                 why = str(error)

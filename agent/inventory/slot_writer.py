@@ -27,7 +27,10 @@ from backends.base import Device
 
 
 class SlotWriter:
-    """Reads what an inventory knows, and writes its lists."""
+    """Reads what an inventory knows, and writes its lists.
+
+    `health` is that of hardware which is not healthy; pods have `held` through resources of ours, `foreign` through others.
+    """
 
     def __init__(
         self,
@@ -38,16 +41,6 @@ class SlotWriter:
         foreign: Holdings,
         lists: Mapping[str, Listing],
     ) -> None:
-        """Prepare.
-
-        Args:
-            selection: what is configured.
-            index: where hardware and IDs lead.
-            health: of hardware that is not healthy.
-            held: what pods have of our resources.
-            foreign: what pods have of our hardware through others.
-            lists: to be written.
-        """
         self._selection, self._index, self._health = selection, index, health
         self._held, self._foreign, self._lists = held, foreign, lists
         self.strict = {name for name, it in selection.written.items() if it.spec.adopt == "strict"}

@@ -22,7 +22,7 @@ class Listing:
         self.crowded: set[Found] = set()  # the devices that more pods hold than may have them
         self.withheld: Health | None = None  # of what is free, while what a pod holds may be any of it
         self._kept_back: set[str] = set()
-        self.dirty = True
+        self.dirty = True  # is another snapshot due?
         self.omitted = 0
         self._generation = 0
         self._changed: set[str] = set()
@@ -79,7 +79,7 @@ class Listing:
         return bool(self.astray or self._kept_back or self.withheld)
 
     def unmapped(self) -> frozenset[str]:
-        """The IDs of pods whose hardware nobody knows."""
+        """The claimed IDs whose hardware is unknown."""
         return frozenset(i for i in self.astray if i not in self.owners and not self.claims[i].hardware)
 
     def keep_back(self, found: Found, ids: Iterable[str], back: Iterable[str], *, crowded: bool) -> None:
@@ -87,10 +87,6 @@ class Listing:
         self._kept_back.difference_update(ids)
         self._kept_back.update(back)
         (self.crowded.add if crowded else self.crowded.discard)(found)
-
-    def touch(self) -> None:
-        """Make the next snapshot due although nothing changed."""
-        self.dirty = True
 
     def go_on_from(self, before: Listing) -> None:
         """Take up where the resource's list is, which has been another one's so far: only what differs has changed."""
@@ -122,11 +118,11 @@ class Listing:
         size += sum(_size(self.slots[device_id]) for device_id in self.astray)
         self._listed = self.slots.copy() if size <= limits.MESSAGE_LIMIT else self._fitting()
         self.omitted = len(self.slots) - len(self._listed)
-        is_comparable = not (was_partial or self.omitted)
-        return Snapshot(self.resource, self._generation, self._listed, changed if is_comparable else None)
+        comparable = None if was_partial or self.omitted else changed
+        return Snapshot(self.resource, self._generation, self._listed, comparable, self.omitted)
 
     def _date(self, now: float) -> None:
-        """Of what was listed before, the change of its health was seen now; of what was not, nobody saw it."""
+        """Date health that has no date, where the slot was listed before; of others the change was not seen."""
         dated: dict[Health, Health] = {}  # the same object for what is alike
         for device_id in self._undated & self._listed.keys() & self.slots.keys():
             slot, before = self.slots[device_id], self._listed[device_id].health
