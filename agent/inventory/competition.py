@@ -33,19 +33,10 @@ class Candidate(Struct, frozen=True, gc=False):
     """Of which value a template made the resource's name; empty if none did."""
 
 
-class Placed(Struct, frozen=True, gc=False):
-    """The resource that a device joined, and its IDs there."""
-
-    resource: str
-    ids: tuple[str, ...]
-    value: str = ""
-    """As of its candidate."""
-
-
 class Outcome(Struct, Generic[Ref]):
-    """Who joined which resource, and for each refusal the reason."""
+    """The candidate that each device joined, and for each refusal the reason."""
 
-    placed: dict[Ref, Placed] = {}
+    placed: dict[Ref, Candidate] = {}
     rejected: dict[Ref, tuple[str, ...]] = {}
 
 
@@ -88,7 +79,7 @@ def assign(
         if why is not None:
             outcome.rejected[ref] = (*outcome.rejected.get(ref, ()), f"{name} selects it, but {why}")
             continue
-        outcome.placed[ref] = Placed(name, candidate.ids, candidate.value)
+        outcome.placed[ref] = candidate
         values.setdefault(name, candidate.value)
         owner.update(dict.fromkeys(device.hardware, name))
         user.update(dict.fromkeys(device.hardware, device))

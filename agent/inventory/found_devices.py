@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from msgspec import Struct, field
 
-from agent.inventory.competition import Candidate, Placed
+from agent.inventory.competition import Candidate
 from agent.runtime import limits
 from backends.base import Device
 
@@ -18,14 +18,21 @@ Ref = tuple[str, str, str, str]
 class Found(Struct, gc=False, eq=False):
     """A device that was found, and what became of it; the same only as itself."""
 
-    ref: Ref
+    backend: str
+    unit: str
     device: Device
     candidates: tuple[Candidate, ...]
     refused: tuple[str, ...]
     """Why the resources that do not select it do not."""
-    placed: Placed | None = None
+    placed: Candidate | None = None
+    """The one that it joined, if any."""
     lost: tuple[str, ...] = ()
     """Why the resources that do select it did not get it."""
+
+    @property
+    def ref(self) -> Ref:
+        """Names it."""
+        return self.backend, self.unit, self.device.resource or "", self.device.key
 
     @property
     def why(self) -> str:

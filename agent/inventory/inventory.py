@@ -275,7 +275,7 @@ class Inventory:
     def unclaimed(self) -> list[Unclaimed]:
         """The devices that no resource has, each with the reasons."""
         left = sorted((found for found, _ in self.without_place()), key=lambda found: found.ref)
-        return [Unclaimed(found.device, found.ref[0], found.why) for found in left]
+        return [Unclaimed(found.device, found.backend, found.why) for found in left]
 
     def placed(self) -> list[Found]:
         """The devices that a resource has."""
@@ -293,16 +293,17 @@ class Inventory:
 
     def _replace_unit(self, backend: str, unit: str, devices: Sequence[Device], moved: set[Found]) -> None:
         """Swap a unit's devices; adds to `moved` the devices that need a decision."""
-        fresh = {(backend, unit, device.resource or "", device.key): device for device in devices}
+        fresh = {(device.resource, device.key): device for device in devices}
         units, there = self._units[backend], {}
         for found in units.get(unit, ()):
-            if fresh.get(found.ref) == found.device:
-                there[found.ref] = found
+            key = found.device.resource, found.device.key
+            if fresh.get(key) == found.device:
+                there[key] = found
             else:
                 self._remove(found, moved)
-        for ref, device in fresh.items():
-            if ref not in there:
-                found = there[ref] = Found(ref, device, (), ())
+        for key, device in fresh.items():
+            if key not in there:
+                found = there[key] = Found(backend, unit, device, (), ())
                 self._select(found)
                 self._index.add(found)
                 self._pile.grow(1)
@@ -317,7 +318,7 @@ class Inventory:
     def _select(self, found: Found) -> None:
         """Ask who takes a device: a list that is full takes only one that a pod holds. Other IDs are not even made."""
         full = {} if self._index.full and self.is_held(found.device.hardware) else self._index.full
-        found.candidates, found.refused, without_room = self.selection.select(found.ref[0], found.device, full)
+        found.candidates, found.refused, without_room = self.selection.select(found.backend, found.device, full)
         for resource in without_room:
             self._crowded[resource][found] = None
 
@@ -359,7 +360,7 @@ class Inventory:
         )
         for ref, placed in outcome.placed.items():
             if placed.value:
-                self._bring(placed.resource, ref[0], placed.value)
+                self._bring(placed.resource, rivals[ref].backend, placed.value)
         changed = [found for ref, found in rivals.items() if outcome.placed.get(ref) != found.placed]
         self.revision += bool(changed)
         for found in changed:

@@ -105,7 +105,7 @@ def found_missing(inventory: Inventory) -> Iterator[Missing]:
 
 
 def _missing(found: Found, full: str, inventory: Inventory) -> Missing | None:
-    device, backend = found.device, found.ref[0]
+    device, backend = found.device, found.backend
     if inventory.is_held(device.hardware) or _is_offered(inventory, device.hardware):
         return None  # what a pod holds is listed
     if device.unusable:
@@ -259,7 +259,7 @@ class Shortfall:
         told = ((name, device.attributes[name]) for name in _KNOWN_BY if name in device.attributes)
         names = {name: values for name, values in told if all(map(str.isprintable, values))}  # else none can be written
         where = device.numa_node, device.ancestry
-        fresh = Offered(*place, found.ref[0], device.hardware, device.depends, *where, names)
+        fresh = Offered(*place, found.backend, device.hardware, device.depends, *where, names)
         return known if known is not None and known == fresh else fresh
 
     def _gone(self, it: Offered, seen: Device, now: float) -> Missing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from agent.inventory.competition import Placed
+from agent.inventory.competition import Candidate
 from agent.inventory.conditions import condition
 from agent.inventory.found_devices import Found, Indexes
 from agent.inventory.selection import Selection
@@ -45,7 +45,7 @@ class SlotWriter:
         self._held, self._foreign, self._lists = held, foreign, lists
         self.strict = {name for name, it in selection.written.items() if it.spec.adopt == "strict"}
 
-    def withdraw(self, found: Found, place: Placed) -> None:
+    def withdraw(self, found: Found, place: Candidate) -> None:
         """Take a device's slots from the list it is in; the claimed ones become tombstones."""
         found.placed = None
         listing = self._lists[place.resource]

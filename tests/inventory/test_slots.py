@@ -12,7 +12,7 @@ from agent.runtime import limits
 from tests.fakes import device, held
 
 NAME = "a.example/one"
-REF = Found(("kind", "unit", "", "key"), device("key"), (), ())
+REF = Found("kind", "unit", device("key"), (), ())
 SICK = Health(State.UNHEALTHY, "sick")
 DEVICES = (device("d"), device("e", numa_node=1), device("f", numa_node=300))
 
