@@ -42,8 +42,10 @@ class Published:
     def __init__(self, take: Callable[[float], list[Snapshot]]) -> None:
         self._take = take
         self.lists: dict[str, Snapshot] = {}
+        self.times = 0
 
     def publish(self, now: float, _since: float | None = None) -> None:
+        self.times += 1
         self.lists |= {snapshot.resource: snapshot for snapshot in self._take(now)}
 
 
@@ -179,6 +181,12 @@ WHAT: Final = (
 )  # fmt: skip
 
 
+async def turns() -> None:
+    """Let everything happen that is due."""
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
+
+
 async def play(steps: list[tuple[str, str]]) -> None:
     async with anyio.create_task_group() as tasks:
         house = House(tasks)
@@ -190,8 +198,7 @@ async def play(steps: list[tuple[str, str]]) -> None:
             await house.do(what, name)
             if what != "is allocated":  # that hands its lists on once the reply has left
                 assert house.list_left_behind() is None
-            for _ in range(TURNS):
-                await asyncio.sleep(0)
+            await turns()
             assert house.left_behind() == []
         tasks.cancel_scope.cancel()
 
@@ -202,17 +209,31 @@ def test_whatever_happens_no_list_state_or_sleeper_is_left_behind(steps: list[tu
     asyncio.run(play(steps))
 
 
+async def test_an_allocate_of_a_healthy_device_publishes_nothing_and_wakes_nothing() -> None:
+    async with anyio.create_task_group() as tasks:
+        house = House(tasks)
+        await house.node.keeper.begin()
+        tasks.start_soon(house.node.run, house.sleep)
+        await house.do("comes", "a")
+        await house.do("is ill for others", "b")
+        await turns()
+        published = house.published.times
+        await house.do("is allocated", "a")
+        await turns()
+        assert house.published.times == published
+        assert house.left_behind() == []
+        tasks.cancel_scope.cancel()
+
+
 async def test_what_an_allocate_changed_is_listed_though_the_kubelet_does_not_wait_for_the_reply() -> None:
     async with anyio.create_task_group() as tasks:
         house = House(tasks)
         await house.node.keeper.begin()
         house.file.is_well.clear()
         asking = asyncio.create_task(house.node.allocated([held(CARDS, "gone", device("gone", CARDS))]))
-        for _ in range(TURNS):
-            await asyncio.sleep(0)
+        await turns()
         asking.cancel()
-        for _ in range(TURNS):
-            await asyncio.sleep(0)
+        await turns()
         assert "gone" in house.published.lists[CARDS].slots
         assert house.told.all == ["allocated"]
 
