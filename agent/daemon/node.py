@@ -83,9 +83,13 @@ class Node:
         now = self._moments.pop(changes.backend, None) or self._clock()
         if changes.more:
             self._moments[changes.backend] = now
-        ours = self._turns.have_effects()
         found = self.health.found(
-            changes.backend, changes.units, now, beside=changes.beside, anew=changes.anew, ours=ours
+            changes.backend,
+            changes.units,
+            now,
+            beside=changes.beside,
+            anew=changes.anew,
+            ours=self._turns.have_effects,
         )
         if health := found | self.health.probed(changes.backend, changes.signals, now):
             self.inventory.set_health(health)

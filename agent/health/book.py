@@ -6,7 +6,7 @@ hardware whose health changed, with its new health. What happens at one moment m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from msgspec.structs import replace
@@ -66,7 +66,7 @@ class HealthBook:
         *,
         beside: Mapping[str, Sequence[Device]] = MappingProxyType({}),
         anew: bool = False,
-        ours: bool = False,
+        ours: Callable[[], bool] = lambda: False,
     ) -> dict[str, Health]:
         """These units of a backend were looked at and hold exactly these devices, with these bindings.
 
@@ -79,14 +79,14 @@ class HealthBook:
             now: monotonic seconds.
             beside: what else is there in these units, and is not to be had: it has not gone.
             anew: another instance of the backend looks, or none does: what it does not show has not gone.
-            ours: we are acting on hardware, which may be why it goes and comes.
+            ours: are we acting on hardware, which may be why it goes and comes?
         """
         touched: set[str] = set()
         if anew:
             self._presence.forget(backend)
         for unit, devices in units.items():
             source = backend, unit
-            if source in self._probes.measures.sources:
+            if source in self._probes.measures.numbers:
                 self._probes.measures.keep(source, {h for it in devices for h in it.hardware | it.depends})
             bindings = {h: binding for it in devices for h, binding in it.bindings.items()}
             for hardware in self._bound_in.pop(source, frozenset()) | bindings.keys():
@@ -99,7 +99,7 @@ class HealthBook:
                 self._bound_in[source] = frozenset(bindings)
 
         def is_excused(name: str) -> bool:
-            return ours or name in self._drains or name in self._failing
+            return name in self._drains or name in self._failing or ours()
 
         for hardware in self._presence.found(backend, units, beside, now, is_excused):
             self._flapping.count(hardware, now)
