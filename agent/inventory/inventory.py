@@ -69,7 +69,10 @@ class Inventory:
         links: Mapping[str, Sequence[Link]] = MappingProxyType({}),
     ) -> None:
         """These units of a backend hold exactly these devices now, and units of `links` exactly these links."""
-        self._links[backend] = {unit: found for unit, found in {**self._links[backend], **links}.items() if found}
+        known = self._links[backend]
+        known.update(links)
+        for unit in [unit for unit, found in links.items() if not found]:
+            del known[unit]
         moved: set[Found] = set()
         self.revision += bool(units)
         for unit, devices in units.items():
