@@ -47,14 +47,6 @@ class Found(Struct, gc=False, eq=False):
         return lost.get(resource, f"selects it, but {has} comes before it in the configuration and has it")
 
 
-class Unclaimed(Struct, frozen=True):
-    """A device that no resource has, or not a certain one, and why."""
-
-    device: Device
-    backend: str
-    why: str
-
-
 _Index = dict[str, tuple[Found, ...]]
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from agent.inventory.competition import assign
 from agent.inventory.facts import Facts
-from agent.inventory.found_devices import Found, Indexes, Unclaimed
+from agent.inventory.found_devices import Found, Indexes
 from agent.inventory.lookup import find, places_of
 from agent.inventory.selection import Selection
 from agent.inventory.slot_writer import SlotWriter
@@ -275,10 +275,9 @@ class Inventory:
         tombstones = (it for it in self._held.by_slot.values() if it.id not in self._lists[it.resource].owners)
         return find(name, places_of(self._all(), tombstones))
 
-    def unclaimed(self) -> list[Unclaimed]:
-        """The devices that no resource has, each with the reasons."""
-        left = sorted((found for found, _ in self.without_place()), key=lambda found: found.ref)
-        return [Unclaimed(found.device, found.backend, found.why) for found in left]
+    def unclaimed(self) -> list[Found]:
+        """The devices that no resource has; `why` has the reasons."""
+        return sorted((found for found in self._all() if found.placed is None), key=lambda found: found.ref)
 
     def placed(self) -> list[Found]:
         """The devices that a resource has."""

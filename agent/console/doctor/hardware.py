@@ -8,7 +8,6 @@ from typing import Final
 from agent.console.doctor.findings import Finding, failure, fine, warning
 from agent.console.doctor.host import node_paths
 from agent.console.views import NAMES_NOTHING, Resource, Status
-from agent.inventory.found_devices import Unclaimed
 from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import found_missing
 from agent.inventory.survey import Survey
@@ -86,12 +85,11 @@ def _why(message: str, reason: str) -> str:
     return f"{message.rstrip('.')} ({reason})"
 
 
-def _left(found: Survey, name: str) -> list[Unclaimed]:
-    """What the resource or template could have had, and nobody has or another."""
+def _left(found: Survey, name: str) -> list[tuple[str, str]]:
+    """The devices that the resource or template could have had and does not have, each with why."""
     kind = found.inventory.kind(name) or ""
-    every = found.inventory.unclaimed()
-    unclaimed = [one for one in every if one.backend == kind and one.device.resource in (None, name)]
-    return [*unclaimed, *_elsewhere(found.inventory, kind, name)]
+    every = [it for it in found.inventory.unclaimed() if it.backend == kind and it.device.resource in (None, name)]
+    return [*((it.device.key, it.why) for it in every), *_elsewhere(found.inventory, kind, name)]
 
 
 def _nothing(found: Survey, name: str) -> Finding:
@@ -105,7 +103,7 @@ def _nothing(found: Survey, name: str) -> Finding:
             f"{name} offers nothing: {missing}.",
             "Look whether its driver is loaded, its nodes are there, and its selectors are meant so: `fairlead discover`.",
         )
-    shown = "; ".join(f"{one.device.key}: {one.why.rstrip('.')}" for one in left[:_LEFT_SHOWN])
+    shown = "; ".join(f"{device}: {why.rstrip('.')}" for device, why in left[:_LEFT_SHOWN])
     more = f"; and {len(left) - _LEFT_SHOWN} more" if len(left) > _LEFT_SHOWN else ""
     return warning("hardware", f"{name} offers nothing: {shown}{more}.", _MEND)
 
@@ -115,11 +113,11 @@ def _paths_of(inventory: Inventory, name: str) -> Iterator[str]:
     return node_paths(resource.spec.options) if resource is not None else iter(())
 
 
-def _elsewhere(inventory: Inventory, kind: str, name: str) -> Iterator[Unclaimed]:
+def _elsewhere(inventory: Inventory, kind: str, name: str) -> Iterator[tuple[str, str]]:
     """What a resource selects, or a template would name, and another has."""
     for device in inventory.devices(kind):
         for found in inventory.on(device.hardware):
             for candidate in found.candidates if found.device is device and found.placed else ():
                 giver = inventory.selection.giver(candidate.resource)
                 if name in (candidate.resource, giver and giver.name):
-                    yield Unclaimed(device, kind, f"{candidate.resource} {found.why_not(candidate.resource)}")
+                    yield device.key, f"{candidate.resource} {found.why_not(candidate.resource)}"
