@@ -77,6 +77,8 @@ class Snapshot(Struct, frozen=True):
     slots: Mapping[str, Slot]
     changed: frozenset[str] | None = None
     """IDs that were added, removed or altered since the generation before; None: take all as changed."""
+    omitted: int = 0
+    """How many unclaimed slots are left out, to pass the kubelet's message limit."""
 
     def changed_since(self, before: Mapping[str, Slot]) -> Collection[str]:
         """The IDs that may be others than they were, with the slots of the generation before."""

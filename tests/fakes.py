@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec.structs import replace
 
-from agent.inventory.found_devices import Facts
+from agent.inventory.facts import Facts
 from agent.inventory.inventory import Inventory
 from agent.model import Held
 from backends.base import (
@@ -95,12 +95,12 @@ def reconfigure(
 ) -> None:
     """As a reload does it; `units` are those that new instances of backends see otherwise than before."""
     seen: dict[str, dict[str, tuple[Device, ...]]] = {}
-    for (kind, unit), refs in it._units.items():
-        seen.setdefault(kind, {})[unit] = tuple(it._found[ref].device for ref in refs)
+    for kind, of_kind in it._units.items():
+        seen[kind] = {unit: tuple(found.device for found in of_unit) for unit, of_unit in of_kind.items()}
     for kind, found in units.items():
         seen.setdefault(kind, {}).update(found)
     after = Inventory(resources, backends, it.selection)
-    after.learn(replace(it.facts(), units=seen), Facts())
+    replace(it.facts(), units=seen).teach(after, Facts())
     after.go_on_from(it)
     it.become(after)
 

@@ -44,7 +44,7 @@ class Answer(Struct, frozen=True):
     trace: Trace
     slots: frozenset[SlotKey]
     entries: int
-    """Of the checkpoint that it is made of; of several nobody can tell which slots are for what."""
+    """Of the checkpoint that it is made of; of several it is unknown which slots are for what."""
 
 
 class Tracer:

@@ -91,7 +91,7 @@ class Ledger:
         """Record what an Allocate is about to give; True if the ledger changed in what must be kept.
 
         An ID that is claimed already (the same container's restart, an app container after its init
-        container: A4) keeps its place and starts its minimum age anew.
+        container: A4) keeps its place and its minimum age starts again.
         """
         changed = False
         for held in given:
@@ -119,7 +119,7 @@ class Ledger:
             devices: the devices behind them now, as far as they are there. Fills in claims without hardware too.
             now: monotonic seconds.
             traced: of slots without a device, what they lead to. Another plugin may give the same ID to a later pod, for
-                other hardware, before anybody has seen the first one end. Of a pod's hardware that is not to be seen at
+                other hardware, before the first one is seen to end. Of a pod's hardware that is not to be seen at
                 the moment, its claims keep what they had.
         """
         news: list[Held] = []

@@ -122,13 +122,13 @@ def _read(kind: str, device: Device) -> views.Explanation:
 
 
 def _device(known: Knowledge, found: Found, others: Iterable[Found]) -> views.Explanation:
-    device, kind = found.device, found.ref[0]
+    device, kind = found.device, found.backend
     resource, ids = (found.placed.resource, found.placed.ids) if found.placed else ("", ())
     slot = known.inventory.slot(resource, ids[0]) if ids else None
     gift, refusal = _gift(known, resource, ids) if ids else (None, "")
     decisions = [*_decisions(found)]
     for other in others:
-        decisions += _decisions(other, beside=(kind, device.key) != (other.ref[0], other.device.key))
+        decisions += _decisions(other, beside=(kind, device.key) != (other.backend, other.device.key))
     return replace(
         _read(kind, device),
         resource=resource,
@@ -171,7 +171,7 @@ def _shared(known: Knowledge, hardware: frozenset[str], users: Sequence[Found]) 
         for it in users
     )
     said = _signals(known, hardware)
-    return views.Explanation(name, users[0].ref[0], "", hardware=tuple(hardware), decisions=decisions, signals=said)
+    return views.Explanation(name, users[0].backend, "", hardware=tuple(hardware), decisions=decisions, signals=said)
 
 
 def _gone(known: Knowledge, hardware: frozenset[str]) -> views.Explanation:
@@ -224,7 +224,7 @@ def _held_otherwise(
 
 def _decisions(found: Found, *, beside: bool = False) -> Iterator[views.Decision]:
     """What became of a device in each resource that may have it; of another device on the same hardware, with its name."""
-    about = f"; that is about {found.device.key} of the backend {found.ref[0]}" if beside else ""
+    about = f"; that is about {found.device.key} of the backend {found.backend}" if beside else ""
     if found.device.unusable:
         yield views.Decision("", False, found.device.unusable + about)
     for refusal in found.refused[bool(found.device.unusable) :]:
@@ -262,7 +262,7 @@ def _signals(known: Knowledge, hardware: Iterable[str]) -> tuple[views.Signal, .
 
 
 def _problems(known: Knowledge, found: Found) -> Iterator[views.Problem]:
-    kind = found.ref[0]
+    kind = found.backend
     for problem in known.problems_of(kind, found.device.unit):
         yield views.Problem(kind, problem.subject, problem.sentence)
     for device_id in found.placed.ids if found.placed else ():

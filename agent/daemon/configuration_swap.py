@@ -24,7 +24,7 @@ from agent.discovery.changes import Changes
 from agent.discovery.discoverer import Discoverer
 from agent.hardware.adoption import Adopter
 from agent.hardware.jobs import Jobs
-from agent.inventory.found_devices import Facts
+from agent.inventory.facts import Facts
 from agent.inventory.inventory import Inventory
 from agent.kubernetes.parts import KubernetesParts
 from agent.runtime.chunked_work import BATCH, in_batches
@@ -40,7 +40,7 @@ class Change(Struct, frozen=True):
 
     difference: Difference
     backends: Mapping[str, Backend[Any]]
-    """A new instance of each backend that is to look anew: whose resources are others, or which is stuck."""
+    """New instances of the backends whose resources changed, or which are stuck."""
 
 
 class ConfigurationSwap(Struct):
@@ -80,10 +80,10 @@ class ConfigurationSwap(Struct):
             every = {kind: it for kind, it in (self.discovery.discoverers | fresh).items() if kind in kinds}
             inventory, facts = await self._decide(difference.config, every)
 
-            # from here on nothing waits, so that whoever asks sees one configuration or the other
+            # no await from here on: every reader sees one configuration or the other
             found = [it.take_over(self.discovery.discoverers.get(kind)) for kind, it in fresh.items()]
             found += [it.nothing_left() for kind, it in self.discovery.discoverers.items() if kind not in kinds]
-            inventory.learn(self._facts(every), facts)
+            self._facts(every).teach(inventory, facts)
             self._refuse_broken(difference.config, inventory)
             inventory.go_on_from(self.inventory)
             for discoverer in fresh.values():
@@ -105,7 +105,7 @@ class ConfigurationSwap(Struct):
         workers = Workers("reload", 1)
         try:
             with anyio.fail_after(DECISION_DEADLINE):
-                await workers.start(partial(inventory.learn, facts, Facts()))
+                await workers.start(partial(facts.teach, inventory, Facts()))
         finally:
             workers.close()
         return inventory, facts
@@ -129,7 +129,7 @@ class ConfigurationSwap(Struct):
         )
 
     async def _tell(self, difference: Difference, fresh: Mapping[str, Discoverer], found: Iterable[Changes]) -> None:
-        """Tell whoever is concerned that there is another configuration; no list goes out before its health is known."""
+        """Tell all parts of the new configuration; no list is sent before its health is known."""
         self.discovery.listen()
         for discoverer in fresh.values():
             discoverer.rescan()  # what happened since it looked

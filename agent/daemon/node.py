@@ -1,7 +1,7 @@
 """Owns what is offered: inventory, health and claims; every change of them is one call here, and ends in one commit.
 
-A commit hands the lists that changed to their plugins, and wakes who waits for health's next deadline, which has what must
-outlive a restart written. Whoever changes an owner by itself leaves one of these behind.
+A commit hands the lists that changed to their plugins. It wakes `run`, which waits for health's next deadline and has health
+written, where either is another. Changing an owner in any other way leaves one of these out of date.
 """
 
 from __future__ import annotations
@@ -55,26 +55,18 @@ class Node:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare.
-
-        Args:
-            inventory: the lists.
-            health: of all hardware.
-            ledger: the claims.
-            turns: what is being done to hardware.
-            clock: monotonic seconds.
-            wall: seconds since the epoch.
-        """
         self.inventory, self.health, self.ledger = inventory, health, ledger
         self._turns = turns
         self._clock, self._wall = clock, wall
         self._changed = asyncio.Event()
-        self._moments: dict[str, float] = {}  # backend → when it was that the look was told whose parts are coming
+        self._judgements = -1  # of health, as many as `run` knows of
+        self._moments: dict[str, float] = {}  # backend → the time of its scan whose parts are coming
 
     def _commit(self, since: float | None = None) -> None:
         """Hand on what changed; `since` is when the event came that was the cause, if one was."""
         self.publisher.publish(self._clock(), since)
-        asyncio.get_running_loop().call_soon(self._changed.set)  # a turn later: the streams send first
+        if self.health.judgements != self._judgements:
+            asyncio.get_running_loop().call_soon(self._changed.set)  # a turn later: the streams send first
 
     # --- the kernel and the backends ---
 
@@ -86,16 +78,21 @@ class Node:
             self._commit(changes.since)
 
     def judge(self, changes: Changes) -> None:
-        """Judge the health of what was found; whoever calls this commits."""
-        # one moment for all parts of a look: hardware that has moved from one unit to another was never away
+        """Judge the health of what was found; the caller commits."""
+        # one time for all parts of a scan: hardware that has moved from one unit to another was never away
         now = self._moments.pop(changes.backend, None) or self._clock()
         if changes.more:
             self._moments[changes.backend] = now
-        ours = self._turns.have_effects()
         found = self.health.found(
-            changes.backend, changes.units, now, beside=changes.beside, anew=changes.by_reload, ours=ours
+            changes.backend,
+            changes.units,
+            now,
+            beside=changes.beside,
+            anew=changes.by_reload,
+            ours=self._turns.have_effects,
         )
-        self.inventory.set_health(found | self.health.probed(changes.backend, changes.signals, now))
+        if health := found | self.health.probed(changes.backend, changes.signals, now):
+            self.inventory.set_health(health)
 
     def recorded(self, signals: Sequence[Signal], record: Record) -> None:
         """The kernel told a fact that means this."""
@@ -103,7 +100,7 @@ class Node:
         self._commit()
 
     def to_holder(self, hardware: str, *, reset: bool) -> Health:
-        """How this hardware is to the pod that has it, or would be once we have reset it."""
+        """The health of this hardware for the pod that has it, now or after a reset of ours."""
         return self.health.to_holder(hardware, self._clock(), Clears.OUR_RESET if reset else None)
 
     def was_reset(self, hardware: Set[str]) -> None:
@@ -114,7 +111,7 @@ class Node:
     # --- time ---
 
     async def run(self, until: Callable[[float | None, asyncio.Event, Callable[[], float]], Awaitable[None]]) -> None:
-        """Let time pass for what is delayed, drained or quarantined; have what must be kept written.
+        """Let time pass for what is delayed, drained or quarantined; have health written whenever it changed.
 
         Args:
             until: waits until a time, or for an event.
@@ -122,24 +119,28 @@ class Node:
         while True:
             now = self._clock()
             self.inventory.set_health(self.health.ripen(now, self._wall(), BATCH))
-            if (deadline := self.health.next_deadline()) is not None and deadline <= now:
+            deadline = self.health.next_deadline()
+            if deadline is not None and deadline <= now:
                 await asyncio.sleep(0)  # there is more
                 continue
             self.publisher.publish(now)
             self.tasks.start_soon(self.keeper.write_health)
+            self._judgements = self.health.judgements
             self._changed.clear()
-            await until(self.health.next_deadline(), self._changed, self._clock)
+            await until(deadline, self._changed, self._clock)
 
     # --- pods ---
 
     async def allocated(self, given: Sequence[Held]) -> None:
         """An Allocate is about to give these; returns when they are kept."""
-        changed = self.ledger.allocate(given, self._clock())
-        self.inventory.claim(given)
-        if changed:
-            await self.keeper.write_claims()
-        self.pod_claims.allocated()
-        asyncio.get_running_loop().call_soon(self._commit)  # once the reply has left
+        is_new, changes_lists = self.ledger.allocate(given, self._clock()), self.inventory.claim(given)
+        try:
+            if is_new:
+                await self.keeper.write_claims()
+        finally:  # also where the kubelet does not wait for the reply
+            self.pod_claims.allocated()
+            if changes_lists:
+                asyncio.get_running_loop().call_soon(self._commit)  # once the reply has left
 
     def adopted(self, held: Sequence[Held]) -> None:
         """The kubelet remembers these, and the ledger has them now; `claims_settled` follows."""
@@ -153,12 +154,12 @@ class Node:
         self.cdi.changed(held.resource for held in ended)
 
     def claims_settled(self) -> None:
-        """All that the kubelet's answer changed has been told."""
+        """All changes of one answer of the kubelet have been told: commit them."""
         self._commit()
         self.keep_claims()
 
     def claims_asked(self) -> None:
-        """The kubelet has said who has what."""
+        """The kubelet has answered who has what."""
         self.history.claims_changed()
 
     def keep_claims(self) -> None:
@@ -188,12 +189,12 @@ class Node:
     # --- starts, and other configurations ---
 
     async def restore(self) -> None:
-        """Take in what the agent before us was told while we waited for it to go."""
+        """Take in what the agent before us learnt while we waited for it to go."""
         await self.keeper.restore()
         self._commit()
 
     def ready(self, kinds: Iterable[str]) -> None:
-        """These backends have had their time: list what is known of them."""
+        """These backends have scanned, or had their time: list what is known of them."""
         for kind in kinds:
             self.inventory.ready(kind)
         self._commit()

@@ -1,4 +1,4 @@
-"""Hands changed lists to their plugins, and tells the log and Kubernetes what changed once the kubelet has been told."""
+"""Hands changed lists to their plugins; tells adoption, CDI, the log and Kubernetes once the kubelet has been told."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from agent.model import Slot, Snapshot, Transition
 from agent.runtime.chunked_work import in_slices
 from agent.runtime.counts import Counts
 
-_TELL_AFTER: Final = 0.002  # seconds from a change to its line in the log: the kubelet is told first
+_TELL_AFTER: Final = 0.002  # seconds from a list to all that follows from it: the kubelet is told first
 
 log = structlog.get_logger()
 
@@ -47,7 +47,7 @@ class Publisher:
         self._untold: deque[tuple[Snapshot | None, Snapshot]] = deque()
         self._telling: asyncio.Task[None] | None = None
         self._is_withheld = False
-        self._revision = -1
+        self._revision = self._names_revision = -1
 
     @contextmanager
     def withheld(self) -> Iterator[None]:
@@ -64,24 +64,27 @@ class Publisher:
             return
         for snapshot in self._inventory.take(now):
             before = self._serving.publish(snapshot, since)
-            self._adopter.listed(snapshot)
-            self._node.cdi.changed([snapshot.resource])
             # after the streams have sent it, which takes them two turns of the loop
-            asyncio.get_running_loop().call_later(_TELL_AFTER, self._tell_soon, before, snapshot)
-            self._list_warnings.tell_of_length(snapshot.resource)
-            if self._features is not None:
-                self._features.changed()
-            self._kubernetes.lists_changed()
+            asyncio.get_running_loop().call_later(_TELL_AFTER, self._listed, before, snapshot)
         if self._inventory.revision != self._revision:
             self._revision = self._inventory.revision
-            self._list_warnings.devices_changed()
-        self._serving.follow(self._inventory.names())
-        if given := self._inventory.selection.take_given():
-            for it in given:
-                log.info("resource-named", resource=it.name, backend=it.spec.backend, template=it.template)
-            self._node.tasks.start_soon(self._adopter.adopt_what_is_new)
+            asyncio.get_running_loop().call_later(_TELL_AFTER, self._list_warnings.devices_changed)
+        if self._inventory.names_revision != self._names_revision:
+            self._names_revision = self._inventory.names_revision
+            self._serving.follow(self._inventory.names())
+            if given := self._inventory.selection.take_given():
+                for it in given:
+                    log.info("resource-named", resource=it.name, backend=it.spec.backend, template=it.template)
+                self._node.tasks.start_soon(self._adopter.adopt_what_is_new)
 
-    def _tell_soon(self, before: Snapshot | None, snapshot: Snapshot) -> None:
+    def _listed(self, before: Snapshot | None, snapshot: Snapshot) -> None:
+        """Tell everybody but the kubelet of a list that the kubelet has."""
+        self._adopter.listed(snapshot)
+        self._node.cdi.changed([snapshot.resource])
+        self._list_warnings.tell_of_length(snapshot)
+        if self._features is not None:
+            self._features.changed()
+        self._kubernetes.lists_changed()
         self._untold.append((before, snapshot))
         if self._telling is None or self._telling.done():
             self._telling = asyncio.create_task(self._tell())

@@ -32,7 +32,7 @@ READ_DEADLINE: Final = 10.0
 """Seconds that reading the file may take."""
 
 _QUIET: Final = 0.1  # seconds without another change, before a file counts as written
-_QUIET_IF_EMPTY: Final = 1.0  # seconds: an empty file, or none, is rarely what is meant; somebody is at it
+_QUIET_IF_EMPTY: Final = 1.0  # seconds: an empty file, or none, is rarely meant; an editor may be at it
 _EMPTY: Final = "the file is empty, as a full disk leaves one; one that has a comment alone offers nothing"
 _RESTLESS: Final = 5.0  # seconds after which a file that changes all the time is read all the same
 _CLOCK_TICK: Final = 0.01  # seconds by which the time of a file may lag behind the clock (CONFIG_HZ=100)
@@ -51,19 +51,11 @@ class Reloader:
         problems: Problems | None = None,
         default: Path = DEFAULT_PATH,
     ) -> None:
-        """Prepare.
-
-        Args:
-            swap: has the configuration in force, and puts another into force.
-            notifier: is told when it begins and ends.
-            serving: knows what it is told then.
-            problems: is told which directories cannot be watched.
-            default: the file, where there was none at the start.
-        """
+        """`default` is the file where there was none at the start; `problems` is told what cannot be watched."""
         self.mistakes: tuple[str, ...] = ()
         """What was wrong with the configuration when it was read last; empty if it is in force."""
         self.needs_restart: tuple[str, ...] = ()
-        """The settings that are others in the file, and that only a restart applies."""
+        """The settings that differ in the file and that only a restart applies."""
         self._swap, self._notifier, self._serving = swap, notifier, serving
         self._problems, self._default = problems, default
         self._next: asyncio.Future[Reloaded] | None = None
@@ -193,15 +185,12 @@ class Reloader:
                 self.request()
 
     async def _quiet(self) -> None:
-        """Wait until whoever writes the file has probably done."""
+        """Wait until the file has probably been written."""
         while self._touched.is_set():
             self._touched.clear()
             await anyio.sleep(_QUIET)
-            if not self._touched.is_set() and self._is_empty():
+            if not self._touched.is_set() and _is_empty(self._file()):
                 await anyio.sleep(_QUIET_IF_EMPTY)
-
-    def _is_empty(self) -> bool:
-        return _is_empty(self._file())
 
 
 def _is_empty(file: Path) -> bool:
@@ -213,7 +202,7 @@ def _is_empty(file: Path) -> bool:
 
 
 def _read(before: Config, default: Path, stuck: Set[str]) -> Change:
-    """Read the configuration, and make the backends that it needs anew (blocking).
+    """Read the configuration, and make the new backends that it needs (blocking).
 
     Raises:
         ConfigError: with every mistake; a file that was there and is no more, or is empty now, is one, and a backend that
@@ -235,7 +224,7 @@ def _read(before: Config, default: Path, stuck: Set[str]) -> Change:
 
 def _answer(answer: asyncio.Future[Reloaded], error: BaseException) -> None:
     if answer.done():
-        return  # whoever asked has gone
+        return  # the caller has gone
     if isinstance(error, Exception):
         answer.set_exception(error)
     else:
@@ -243,6 +232,6 @@ def _answer(answer: asyncio.Future[Reloaded], error: BaseException) -> None:
 
 
 def _note(answer: asyncio.Future[Reloaded]) -> None:
-    """Nobody need be interested: asyncio complains of an exception that nobody reads."""
+    """Read the exception: asyncio complains of one that is never read."""
     if not answer.cancelled():
         answer.exception()

@@ -15,9 +15,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -89,7 +88,7 @@ class StateFile:
         """What was wrong with the file when it was read, one sentence for a person; empty if nothing was."""
         self._work = threading.Event()
         self._waiters: dict[int, asyncio.Future[None]] = {}  # those that still wait, by the number of their write
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._runs = False  # does the thread?
         self._saved = Kept()  # as in the file; the thread's
         self._file: int | None = None  # open for adding lines; the thread's
         self._room = _MOST_BYTES  # that the open file may take; the thread's
@@ -104,7 +103,7 @@ class StateFile:
     def read(self) -> Kept:
         """What an earlier run left; nothing if there is none, or none that can be read (blocking).
 
-        What is not written anew stays in the file.
+        Parts that this run does not write stay in the file.
         """
         try:
             kept, torn = _contents(files.read(self.path, _MOST_READ, follow=False))
@@ -165,7 +164,7 @@ class StateFile:
         if history is not None:
             self._content = structs.replace(self._content, history=history)
         self._wanted += 1
-        if not self._has_thread():
+        if not self._runs and not self._start_thread():
             return False
         number, done = self._wanted, asyncio.get_running_loop().create_future()
         self._waiters[number] = done
@@ -180,73 +179,64 @@ class StateFile:
         finally:
             self._waiters.pop(number, None)
 
-    def _has_thread(self) -> bool:
-        """Is there a thread that writes? If the system has none to give now, it may have one for the next write."""
-        if self._loop is None:
-            try:
-                threading.Thread(target=self._serve, name="state", daemon=True).start()
-            except RuntimeError as error:
-                self._finish(self._wanted, words(error))
-                return False
-            self._loop = asyncio.get_running_loop()
-        return True
-
-    def _serve(self) -> None:
-        complaint = ""
-        while True:
-            self._work.wait(_RETRY if complaint else None)
-            self._work.clear()
-            number, content = self._wanted, self._content
-            complaint = _complaint(partial(self._save, content))
-            if not self._tell(number, complaint):
-                return
-            if self._unsynced and not self._work.is_set() and (complaint := _complaint(self._sync)):
-                self._tell(number, complaint)
-
-    def _tell(self, number: int, complaint: str) -> bool:
-        """Tell the loop what came of the writes up to this one; False if the process is ending."""
-        assert self._loop is not None
+    def _start_thread(self) -> bool:
+        """Start the thread that writes. If the system has none to give now, it may have one for the next write."""
         try:
-            self._loop.call_soon_threadsafe(self._finish, number, complaint)
-        except RuntimeError:
-            return False  # the loop is closed
+            threading.Thread(target=self._serve, args=[asyncio.get_running_loop()], name="state", daemon=True).start()
+        except RuntimeError as error:
+            self._finish(self._wanted, words(error))
+            return False
+        self._runs = True
         return True
+
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Write whatever is wanted, and sync it once there is nothing else to write, until the loop is closed."""
+        number, complaint = 0, ""
+        while True:
+            is_idle = self._unsynced and not self._work.is_set()
+            try:
+                if is_idle:
+                    self._sync()
+                    continue
+                self._work.wait(_RETRY if complaint else None)
+                self._work.clear()
+                number, content = self._wanted, self._content
+                self._save(content)
+                complaint = ""
+            except Exception as error:  # noqa: BLE001  # whatever it is, the thread must go on
+                complaint = words(error)
+            try:
+                loop.call_soon_threadsafe(self._finish, number, complaint)
+            except RuntimeError:
+                return  # the loop is closed: the process is ending
 
     def _save(self, content: Kept) -> None:
-        """Write what is new."""
+        """Write what is new: as lines more, or with all else in a fresh file where the old is too long, gone or broken."""
         if lines := _difference(self._saved, content):
-            self._add(lines, content)
+            if not self._append(lines):
+                self._begin_anew(_difference(Kept(), content))
             if content.health is not self._saved.health:
                 self._sync()
                 files.replace(self._second, _line(Kept(health=content.health)), synced=True)
             self._saved = content
 
-    def _sync(self) -> None:
-        """Have the disk take what was added; what it refuses is written anew, whole."""
-        assert self._file is not None
+    def _append(self, lines: bytes) -> bool:
+        """Add lines to the file if it is still there and not too long; False if they are not whole in it."""
+        if self._file is None:
+            return False
         try:
-            if self._unsynced:
-                os.fdatasync(self._file)
+            found = os.fstat(self._file)
+            fits = found.st_nlink > 0 and found.st_size + len(lines) <= self._room
+            self._unsynced = fits and os.write(self._file, lines) == len(lines)
         except OSError:
+            self._unsynced = False  # a fresh file will tell
+        if not self._unsynced:
             os.close(self._file)
-            self._file, self._saved = None, Kept()
-            raise
-        finally:
-            self._unsynced = False
+            self._file = None
+        return self._unsynced
 
-    def _add(self, lines: bytes, content: Kept) -> None:
-        """Write what is new: as lines more, or with all else in a fresh file where the old is too long, gone or broken."""
-        file, self._file = self._file, None
-        if file is not None:
-            if _append(file, lines, self._room):
-                self._file, self._unsynced = file, True
-                return
-            os.close(file)
-        whole = _difference(Kept(), content)
-        self._file, self._unsynced = self._replace(whole), False
-        self._room = max(_MOST_BYTES, 2 * len(whole))
-
-    def _replace(self, data: bytes) -> int:
+    def _begin_anew(self, data: bytes) -> None:
+        """Put a fresh file into the place of the old one; a damaged one is kept aside."""
         self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         for left in self.path.parent.glob(f".{self.path.name}.[0-9]*"):  # by versions that were killed while they wrote
             with suppress(OSError):
@@ -256,9 +246,22 @@ class StateFile:
                 self.path.rename(self._aside)
             self._aside_is_kept = True
         files.replace(self.path, data, synced=True)
-        return os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._room = max(_MOST_BYTES, 2 * len(data))
+
+    def _sync(self) -> None:
+        """Sync what was added; if that fails, the next write is a whole file."""
+        if self._unsynced and self._file is not None:
+            self._unsynced = False
+            try:
+                os.fdatasync(self._file)
+            except OSError:
+                os.close(self._file)
+                self._file, self._saved = None, Kept()
+                raise
 
     def _finish(self, number: int, complaint: str) -> None:
+        """Tell all who wait for the writes up to this one; log a complaint once, and its end."""
         self._written = self._written if complaint else number
         for done in [done for wanted, done in self._waiters.items() if wanted <= number]:
             if not done.done():
@@ -273,25 +276,6 @@ class StateFile:
         elif self.complaint and not complaint:
             log.info("state-written-again", file=str(self.path))
         self.complaint = complaint
-
-
-def _complaint(act: Callable[[], None]) -> str:
-    """What the act has to say of its failure; empty if it succeeds."""
-    try:
-        act()
-    except Exception as error:  # noqa: BLE001  # whatever it is, the thread must go on
-        return words(error)
-    return ""
-
-
-def _append(file: int, lines: bytes, room: int) -> bool:
-    """Add lines to a file that is still there and not too long; False if they are not whole in it."""
-    try:
-        found = os.fstat(file)
-        fits = found.st_nlink > 0 and found.st_size + len(lines) <= room
-        return fits and os.write(file, lines) == len(lines)
-    except OSError:
-        return False  # a fresh file will tell
 
 
 class _FormatError(Exception):
@@ -325,7 +309,7 @@ def _difference(before: Kept, after: Kept) -> bytes:
 def _contents(data: bytes) -> tuple[Kept, BaseException | None]:
     """What all lines together say, and what is wrong with one that could not be read.
 
-    A last line without its end is one that was cut off while it was written: nobody was told that it was.
+    A last line without its end was cut off while it was written; no caller was told that it is kept.
 
     Raises:
         msgspec.MsgspecError: there is no line of ours.

@@ -6,7 +6,7 @@ hardware whose health changed, with its new health. What happens at one moment m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from msgspec.structs import replace
@@ -28,7 +28,6 @@ class HealthBook:
     """The health of all hardware; the only one who decides it."""
 
     def __init__(self, boot: str = "") -> None:
-        """Begin with everything healthy."""
         self.boot = boot
         """/proc/sys/kernel/random/boot_id."""
         self._offset = 0.0  # from the monotonic clock to the wall clock, as it was last handed in
@@ -43,6 +42,8 @@ class HealthBook:
         self._failing: set[str] = set()  # Unhealthy by what is said of it, whether a pod holds it or not
         self._health: dict[str, Health] = {}
         self._deadlines = Deadlines()
+        self.judgements = 0
+        """Raised whenever `next_deadline` or `revision` may be another."""
         self._moment = -1.0  # of the last judgement
         self._before: dict[str, tuple[Health, bool]] = {}  # what was judged at it: health and failing before it
         self._changed = 0
@@ -53,56 +54,57 @@ class HealthBook:
         """These units of a backend were probed, and this is all there is to see; nothing is of a unit that is gone."""
         touched: set[str] = set()
         for unit, signals in units.items():
-            if signals or self._probes.has_spoken((backend, unit)):
+            if signals or (backend, unit) in self._probes.spoken:
                 touched |= self._probes.replace((backend, unit), signals, now)
-        return self._judge(touched, now)
+        return self._judge(touched, now) if touched else {}
 
     def found(
         self,
         backend: str,
-        units: Mapping[str, Iterable[Device]],
+        units: Mapping[str, Sequence[Device]],
         now: float,
         *,
-        beside: Mapping[str, Iterable[Device]] = MappingProxyType({}),
+        beside: Mapping[str, Sequence[Device]] = MappingProxyType({}),
         anew: bool = False,
-        ours: bool = False,
+        ours: Callable[[], bool] = lambda: False,
     ) -> dict[str, Health]:
         """These units of a backend were looked at and hold exactly these devices, with these bindings.
 
-        What was latched under another binding ends, where it waits for that. Numbers of hardware that is gone or bound
-        anew are forgotten. Hardware that comes back after it had gone has failed once more.
+        What was latched under another binding ends, where it waits for that. Numbers of hardware that is gone or has
+        another binding are forgotten. Hardware that comes back after it had gone counts as one failure.
 
         Args:
             backend: which.
             units: those that differ from before.
             now: monotonic seconds.
             beside: what else is there in these units, and is not to be had: it has not gone.
-            anew: another instance of the backend looks, or none any more: what it does not show has not gone.
-            ours: we are acting on hardware, which may be why it goes and comes.
+            anew: another instance of the backend looks, or none does: what it does not show has not gone.
+            ours: are we acting on hardware, which may be why it goes and comes?
         """
         touched: set[str] = set()
-        seen: set[str] = set()
         if anew:
             self._presence.forget(backend)
         for unit, devices in units.items():
-            source, listed = (backend, unit), tuple(devices)
-            self._probes.measures.keep(source, frozenset(h for d in listed for h in d.hardware | d.depends))
-            bindings = {h: binding for d in listed for h, binding in d.bindings.items()}
+            source = backend, unit
+            if source in self._probes.measures.numbers:
+                self._probes.measures.keep(source, {h for it in devices for h in it.hardware | it.depends})
+            bindings = {h: binding for it in devices for h, binding in it.bindings.items()}
             for hardware in self._bound_in.pop(source, frozenset()) | bindings.keys():
-                touched |= self._bind(backend, hardware, bindings.get(hardware, ""))
+                is_another, latches_changed = self._latches.bound(backend, hardware, bindings.get(hardware, ""))
+                if is_another:
+                    self._probes.measures.forget([hardware])
+                if latches_changed:
+                    touched.add(hardware)
             if bindings:
                 self._bound_in[source] = frozenset(bindings)
-            seen |= self._presence.found(source, listed, beside.get(unit, ()))
-        back = self._presence.judge(seen, now, lambda name: ours or name in self._drains or name in self._failing)
-        for hardware in back:
-            self._flapping.returned(hardware, now)
-        return self._judge(touched.union(back), now)
 
-    def _bind(self, backend: str, hardware: str, binding: str) -> frozenset[str]:
-        anew, ended = self._latches.bound(backend, hardware, binding)
-        if anew:
-            self._probes.measures.forget([hardware])
-        return frozenset([hardware]) if ended else frozenset()
+        def is_excused(name: str) -> bool:
+            return name in self._drains or name in self._failing or ours()
+
+        for hardware in self._presence.found(backend, units, beside, now, is_excused):
+            self._flapping.count(hardware, now)
+            touched.add(hardware)
+        return self._judge(touched, now) if touched else {}
 
     def recorded(self, signals: Iterable[Signal], record: Record, now: float) -> dict[str, Health]:
         """A record said this: it holds until cleared. A FINE signal says that what it `clears_on` has happened."""
@@ -176,7 +178,7 @@ class HealthBook:
     # --- what is known ---
 
     def of(self, hardware: str) -> Health:
-        """The health of this hardware; what nobody complained of is healthy."""
+        """The health of this hardware; healthy if nothing is said of it."""
         return self._health.get(hardware, HEALTHY)
 
     def to_holder(self, hardware: str, now: float, once: Clears | None = None) -> Health:
@@ -260,6 +262,7 @@ class HealthBook:
         )
 
     def _judge(self, hardware: Iterable[str], now: float) -> dict[str, Health]:
+        self.judgements += 1
         if now != self._moment:
             self._moment, self._before = now, {}
         changes = {}
@@ -285,8 +288,8 @@ class HealthBook:
             self._failing.discard(hardware)
         else:
             self._failing.add(hardware)
-            if not failed and causes.drain is None:  # whoever works on it pulls its cables
-                self._flapping.failed(hardware, own, now)
+            if not failed and causes.drain is None:  # an operator who works on it pulls its cables
+                self._flapping.count(hardware, now, own)
         if self._flapping.judge(hardware, now, now + self._offset):
             self._changed += 1
             causes = self._causes(hardware, now)

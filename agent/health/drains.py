@@ -36,7 +36,7 @@ class Drain(Struct, frozen=True):
         return max(now + min(self.until - wall, LOOK_AGAIN), math.nextafter(now, math.inf))
 
     def told(self) -> str:
-        """What somebody is told who drains it again."""
+        """A sentence for an operator who drains it again."""
         until = f" until {clock(self.until)}" if self.until is not None else ""
         return f"drained since {clock(self.since)}{until}: {self.reason or 'no reason was given'}"
 

@@ -20,7 +20,7 @@ FAILURES: Final = 5
 cable or a card, looks and plugs it in again does it twice or three times."""
 
 WINDOW: Final = 600.0
-"""Seconds. A link that trains anew every two minutes is of no use to a job; one that fails hourly is still used."""
+"""Seconds. A link that retrains every two minutes is of no use to a job; one that fails hourly is still used."""
 
 FIRST: Final = 60.0
 """Seconds that the first quarantine lasts: a switch that restarts has its ports up again within."""
@@ -89,21 +89,18 @@ class Flapping:
         self._failures: dict[str, _Failures] = {}
         self._quarantines: dict[str, Quarantine] = {}
 
-    def failed(self, hardware: str, cause: Health, now: float) -> None:
-        """The hardware became Unhealthy; said twice of one moment it is one failure."""
-        known = self._lately(hardware, now)
-        if now not in known.last:
-            self._failures[hardware] = replace(_counted(known, now), count=known.count + 1, cause=cause)
-
-    def returned(self, hardware: str, now: float) -> None:
-        """The hardware is back, after it had gone: that is a failure of its own."""
-        known = self._lately(hardware, now)
-        if now not in known.last:
-            self._failures[hardware] = replace(_counted(known, now), returns=known.returns + 1)
-
-    def _lately(self, hardware: str, now: float) -> _Failures:
+    def count(self, hardware: str, now: float, cause: Health | None = None) -> None:
+        """The hardware became Unhealthy, for this cause; without one, it is back after it had gone. Once for each moment."""
         known = self._failures.get(hardware)
-        return known if known is not None and now - known.last[-1] <= WINDOW else _Failures(now)
+        if known is None or now - known.last[-1] > WINDOW:
+            known = _Failures(now)
+        if now in known.last:
+            return
+        known = replace(known, last=(*known.last, now)[-FAILURES:])
+        if cause is None:
+            self._failures[hardware] = replace(known, returns=known.returns + 1)
+        else:
+            self._failures[hardware] = replace(known, count=known.count + 1, cause=cause)
 
     def judge(self, hardware: str, now: float, wall: float) -> bool:
         """Let time pass: quarantine begins, is renewed or ends, is forgotten; is that a change?
@@ -123,7 +120,7 @@ class Flapping:
             return forgotten
         number = known.times + 1 if known else 1
         self._quarantines[hardware] = _quarantine(hardware, number, failures, now, wall)
-        del self._failures[hardware]  # those in quarantine are counted anew: they decide on the next one
+        del self._failures[hardware]  # failures during quarantine are counted from 0: they decide on the next one
         return True
 
     def of(self, hardware: str) -> Quarantine | None:
@@ -148,7 +145,3 @@ def _quarantine(hardware: str, number: int, failures: _Failures, now: float, wal
     lasts = min(FIRST * 2 ** (number - 1), LONGEST)
     message = f"it {failures.words(now)}; it is left out for {span(lasts)}, until {clock(wall + lasts)}"
     return Quarantine(hardware, number, now, now + lasts, message)
-
-
-def _counted(known: _Failures, now: float) -> _Failures:
-    return replace(known, last=(*known.last, now)[-FAILURES:])

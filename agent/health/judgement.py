@@ -51,11 +51,11 @@ class Causes(Struct, frozen=True):
     """One that lasts."""
 
     def own(self, now: float) -> Health:
-        """What probes and records come to."""
+        """The worst of what probes and records say."""
         return worst(self.said, now)
 
     def while_held(self, now: float) -> Health:
-        """What they come to while a pod holds the hardware."""
+        """The worst of it that counts while a pod holds the hardware."""
         return worst((it for it in self.said if not it.signal.unless_held), now)
 
 

@@ -20,7 +20,7 @@ _HARDWARE: Final = 16384
 """Pieces of hardware with latches, and latches of each: more than any node has; what a log says may have no end."""
 
 _REBOOT: Final = frozenset({Clears.BOOT, Clears.REBIND})
-"""What a boot of the machine is: it binds every driver anew, too, perhaps with the inode numbers of last time."""
+"""What a boot of the machine is: it rebinds every driver, too, perhaps with the inode numbers of last time."""
 
 
 class Latch(Struct, frozen=True):
@@ -36,7 +36,7 @@ class Latch(Struct, frozen=True):
     bindings: Mapping[str, str] = {}
     """How its hardware was bound at that time, by the backends that had seen it so, or as it was seen first after that.
 
-    Which backend saw it matters to nobody but agents from before `Device.bindings`, which may read what we keep."""
+    By backend for agents from before `Device.bindings`, which may read what we keep."""
 
     def verdict(self, now: float) -> Verdict:
         """What it means at this time."""
@@ -97,7 +97,7 @@ class Latches:
         return self._put(latch) and known is None
 
     def replace_all(self, latches: Iterable[Latch]) -> None:
-        """Have these latched and no others, as far as the hardware is not bound anew already."""
+        """Have these latched and no others, except those whose hardware has another binding already."""
         self._latched.clear()
         for latch in latches:
             self._put(latch)
@@ -115,7 +115,7 @@ class Latches:
         to the binding that is seen next.
 
         Returns:
-            whether it was another binding before, and whether any latch ends with it.
+            whether it had another binding before, and whether any latch changed.
         """
         before = self._bindings.get(hardware, {}).get(backend, "")
         if before == binding:
@@ -129,20 +129,21 @@ class Latches:
         return bool(before), self._compare(hardware)
 
     def _compare(self, hardware: str) -> bool:
-        """End the latches of bindings that nobody sees any more; for those that know none these are theirs.
+        """End the latches of bindings that are gone; give the present bindings to latches without any. Did any latch change?
 
         Backends look one after the other: what one of them still sees may be what another saw before, and the other way
         round. So a latch that was taken in between is of both bindings, and stays with the later one.
         """
         if (seen := self._bindings.get(hardware)) is None:
             return False
-        over = []
+        revision, over = self.revision, []
         for latch in list(self.of(hardware)):
             if not latch.bindings:
                 self._put(replace(latch, bindings=dict(seen)))
             elif Clears.REBIND in latch.waits_for and set(seen.values()).isdisjoint(latch.bindings.values()):
                 over.append(latch)
-        return self._drop(over)
+        self._drop(over)
+        return self.revision != revision
 
     def _put(self, latch: Latch) -> bool:
         """Keep this latch; False if there is no room for it."""

@@ -17,14 +17,15 @@ class Measures:
     """Every number as it was last seen, or its best; forgotten with the unit it was read in."""
 
     def __init__(self) -> None:
-        self._memory: dict[Source, dict[_Key, int]] = {}
+        self.numbers: dict[Source, dict[_Key, int]] = {}
+        """By the units they were read in."""
 
     def counts(self, source: Source, hardware: str, measure: Measure) -> bool:
         """Does the number do what its trend says? The first sight of it is a baseline and says nothing.
 
         A counter that falls was reset, or wrapped: a new baseline. One that is saturated stands still.
         """
-        memory = self._memory.setdefault(source, {})
+        memory = self.numbers.setdefault(source, {})
         key = (hardware, measure.name, measure.trend)
         before = memory.get(key, measure.value)
         if measure.trend is Trend.RISES:
@@ -34,16 +35,13 @@ class Measures:
         return measure.value < before
 
     def keep(self, source: Source, hardware: Set[str]) -> None:
-        """Only this hardware is left in the unit."""
-        if source in self._memory:
-            left = {key: value for key, value in self._memory[source].items() if key[0] in hardware}
-            if left:
-                self._memory[source] = left
-            else:
-                del self._memory[source]
+        """Only this hardware is left in the unit, of which some number is known."""
+        self.numbers[source] = {key: value for key, value in self.numbers[source].items() if key[0] in hardware}
+        if not self.numbers[source]:
+            del self.numbers[source]
 
     def forget(self, hardware: Iterable[str]) -> None:
-        """Begin anew with this hardware: another driver counts, or a person said that all is well as it is."""
+        """Forget this hardware's numbers: another driver counts, or an operator said that all is well."""
         names = set(hardware)
-        for source in list(self._memory):
-            self.keep(source, {key[0] for key in self._memory[source]} - names)
+        for source in list(self.numbers):
+            self.keep(source, {key[0] for key in self.numbers[source]} - names)

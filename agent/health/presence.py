@@ -2,13 +2,13 @@
 
 Only what can be pulled out is minded, by the names that backends give it: what a driver makes of it (`rdma:`, `mig:`,
 `node:`) goes and comes with the driver. It has gone when no device of any backend has it any more, usable or not, so that
-a driver that is bound to it anew makes no difference; it is back when it can be had again.
+rebinding a driver makes no difference; it is back when a device that can be used has it again.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from msgspec import Struct
@@ -31,7 +31,9 @@ class Presence:
     """Where each piece of hardware is seen, and what has gone."""
 
     def __init__(self) -> None:
-        self._seen: dict[Source, dict[str, frozenset[str] | None]] = {}  # its identities; None: nobody can have it
+        self._seen: dict[
+            Source, dict[str, frozenset[str] | None]
+        ] = {}  # its identities; None: no device of it can be used
         self._places: defaultdict[str, set[Source]] = defaultdict(set)
         self._offered: dict[str, frozenset[str]] = {}  # of what is there and was to be had: its identities then
         self._gone: dict[str, _Gone] = {}
@@ -39,47 +41,47 @@ class Presence:
     def forget(self, backend: str) -> None:
         """Another instance of the backend looks from now on: what it does not show may be what it is not to look for.
 
-        So it has not gone then, if nobody else shows it, unless it has been shown anew before.
+        So such hardware does not count as gone, if no other backend shows it.
         """
         for names in [names for source, names in self._seen.items() if source[0] == backend]:
             for name in names:
                 if all(place[0] == backend for place in self._places[name]):
                     self._offered.pop(name, None)
 
-    def found(self, source: Source, devices: Iterable[Device], beside: Iterable[Device] = ()) -> Set[str]:
-        """A unit of a backend holds exactly these devices, and those beside them, which nobody can have.
-
-        Returns:
-            the hardware concerned, for `judge` once all units are told.
-        """
-        before, now = self._seen.pop(source, {}), _seen(devices)
-        for device in beside:
-            now = {**dict.fromkeys(filter(_can_be_pulled_out, device.hardware)), **now}
-        for name in before.keys() - now.keys():
-            self._leaves(name, source)
-        for name in now:
-            self._places[name].add(source)
-        if now:
-            self._seen[source] = now
-        return before.keys() | now.keys()
-
-    def _leaves(self, name: str, source: Source) -> None:
-        self._places[name].discard(source)
-        if not self._places[name]:
-            del self._places[name]
-
-    def judge(self, hardware: Iterable[str], now: float, excused: Callable[[str], bool]) -> list[str]:
-        """Note which of this hardware has gone; that which is back.
+    def found(
+        self,
+        backend: str,
+        units: Mapping[str, Iterable[Device]],
+        beside: Mapping[str, Iterable[Device]],
+        now: float,
+        excused: Callable[[str], bool],
+    ) -> list[str]:
+        """These units hold exactly these devices, and `beside` them those that cannot be used; returns what is back.
 
         Another card in its place is not it back; nor is what moved in no time, or was away for longer than a `WINDOW`.
 
         Args:
-            hardware: that `found` was told of.
+            backend: which.
+            units: with their devices.
+            beside: the same.
             now: monotonic seconds.
             excused: may this hardware go and come, as far as is known?
         """
+        concerned: set[str] = set()
+        for unit, devices in units.items():
+            source = backend, unit
+            before, seen = self._seen.pop(source, {}), _seen(devices, beside.get(unit, ()))
+            for name in before.keys() - seen.keys():
+                self._places[name].discard(source)
+                if not self._places[name]:
+                    del self._places[name]
+            for name in seen:
+                self._places[name].add(source)
+            if seen:
+                self._seen[source] = seen
+            concerned |= before.keys() | seen.keys()
         self._gone = {name: gone for name, gone in self._gone.items() if now - gone.since <= WINDOW}
-        return [name for name in sorted(hardware) if self._is_back(name, now, excused)]
+        return [name for name in sorted(concerned) if self._is_back(name, now, excused)]
 
     def _is_back(self, name: str, now: float, excused: Callable[[str], bool]) -> bool:
         if name not in self._places:
@@ -97,19 +99,16 @@ class Presence:
         return not (gone.identities and identities) or not gone.identities.isdisjoint(identities)
 
 
-def _seen(devices: Iterable[Device]) -> dict[str, frozenset[str] | None]:
-    """The hardware of these devices that can be pulled out, with their identities as far as they can be told."""
+def _seen(devices: Iterable[Device], beside: Iterable[Device]) -> dict[str, frozenset[str] | None]:
+    """The hardware of these that can be pulled out, with the identities of the devices that can be had."""
     seen: dict[str, frozenset[str] | None] = {}
+    for device in beside:
+        seen.update((name, None) for name in device.hardware if name.startswith(PLUGGED))
     for device in devices:
         for name in device.hardware | device.depends:
-            if not _can_be_pulled_out(name):
-                continue
-            known = seen.setdefault(name, None)
-            if not device.unusable:
-                told = {device.identity} if device.identity and name in device.hardware else ()
-                seen[name] = (known or frozenset()).union(told)
+            if name.startswith(PLUGGED):
+                known = seen.setdefault(name, None)
+                if not device.unusable:
+                    told = {device.identity} if device.identity and name in device.hardware else ()
+                    seen[name] = (known or frozenset()).union(told)
     return seen
-
-
-def _can_be_pulled_out(name: str) -> bool:
-    return name.startswith(PLUGGED)

@@ -1,7 +1,7 @@
 """Keeps what the last probes of each unit said, and applies hysteresis.
 
 What one look at a unit said is the whole truth the unit's probes know, and replaces what they said before. A unit
-that is not looked at (its read hangs) has said what it said: nothing of it ends, and what lasts goes on lasting.
+that is not looked at (its read hangs) keeps its signals: none ends, and delays go on.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class Probes:
 
     def __init__(self) -> None:
         self._active: defaultdict[str, dict[_Key, Active]] = defaultdict(dict)
-        self._spoken: dict[Source, frozenset[str]] = {}  # the hardware of which a unit's signals are remembered
+        self.spoken: dict[Source, frozenset[str]] = {}
+        """The units whose signals are remembered, each with the hardware that these are about."""
         self.measures = Measures()
 
     def of(self, hardware: str) -> Iterable[Active]:
@@ -83,11 +84,11 @@ class Probes:
         for signal in signals:
             if signal.measure is None or self.measures.counts(source, signal.hardware, signal.measure):
                 seen[signal.hardware].setdefault(_key(source, signal), signal)
-        touched = self._spoken.pop(source, frozenset()) | seen.keys()
+        touched = self.spoken.pop(source, frozenset()) | seen.keys()
         for hardware in touched:
             self._update(hardware, source, seen[hardware], now)
         if left := frozenset(h for h in touched if any(key[0][0] == source for key in self._active.get(h, ()))):
-            self._spoken[source] = left
+            self.spoken[source] = left
         return touched
 
     def _update(self, hardware: str, source: Source, seen: dict[_Key, Signal], now: float) -> None:
@@ -121,10 +122,6 @@ class Probes:
             del active[key]
         if not active:
             del self._active[hardware]
-
-    def has_spoken(self, source: Source) -> bool:
-        """Is anything remembered that this unit's probes said?"""
-        return source in self._spoken
 
 
 def _key(source: Source, signal: Signal) -> _Key:

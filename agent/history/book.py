@@ -25,7 +25,6 @@ class Book:
     """The changes, by their devices."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._changes: dict[Key, tuple[Change, ...]] = {}
         self._past: deque[Change] = deque()  # what may be forgotten, the oldest first; some of it may have been
         self._lost = -SPAN  # when a device went of which nothing is kept any more, though its day has not passed

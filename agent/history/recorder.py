@@ -27,7 +27,7 @@ BEAT: Final = 300.0
 
 _PAUSE: Final = 5.0  # seconds in which changes gather before they are written, and before the next look at who has what
 _RUNS: Final = 100  # of the daemon; of what was before them nothing is known
-_SHARED: Final = 16  # a device of more IDs than that is everybody's: of /dev/kvm nobody asks who had it
+_SHARED: Final = 16  # IDs; of a device with more, such as /dev/kvm, holders are not noted
 _HOLDERS: Final = 4  # pods that are named
 _UNNAMED: Final = "a pod that the kubelet has not named"
 _MOST_CHARACTERS: Final = 300  # of a message
@@ -48,16 +48,7 @@ class Recorder:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare.
-
-        Args:
-            inventory: whose devices.
-            list_of: a resource's list as it was published last.
-            pods: who has a slot, as `namespace/name`, as far as the kubelet has said.
-            shortfall: knows what was offered, and what that was of which only an ID is left.
-            clock: monotonic seconds.
-            wall: seconds since the epoch.
-        """
+        """`list_of` tells a resource's last list; `pods` who has a slot, as `namespace/name`, as far as is known."""
         self._inventory, self._list_of, self._pods, self._shortfall = inventory, list_of, pods, shortfall
         self._clock, self._wall = clock, wall
         self._book = Book()
@@ -80,13 +71,13 @@ class Recorder:
     # --- what happens ---
 
     async def listed(self, before: Mapping[str, Slot] | None, after: Snapshot) -> None:
-        """A resource's list is another; of thousands of devices that takes several steps of the loop."""
+        """Note how a list differs from the one before; of thousands of devices that takes several steps of the loop."""
         async with self._noting:
             if self._began is not None and after.generation > self._compared.get(after.resource, -1):
                 await self._compare(before if after.resource in self._compared else None, after)
 
     def claims_changed(self) -> None:
-        """Who has what may be another."""
+        """Pods may hold other devices now."""
         self._changed.set()
 
     async def run(self, save: Callable[[], Awaitable[None]]) -> None:
@@ -117,7 +108,7 @@ class Recorder:
                 await self.listed(None, snapshot)
 
     def end(self) -> None:
-        """Another agent may be the one to note."""
+        """Note no more: another agent may do so."""
         self._earlier, self._began = self._runs(self._wall()), None
 
     async def _compare(self, before: Mapping[str, Slot] | None, after: Snapshot) -> None:
@@ -130,8 +121,8 @@ class Recorder:
         async for batch in in_batches(ids):
             for device_id in batch:
                 old, new = (before or {}).get(device_id), after.slots.get(device_id)
-                if new is None and old is not None and self._has_other_ids(resource, old.device):
-                    continue
+                if new is None and old is not None and self._places(resource, old.device):
+                    continue  # the device is listed, under fewer IDs than it had
                 key, condition = self._key(resource, device_id, old, new), _condition(new and new.health)
                 if key not in fresh or _badness(condition) > _badness(fresh[key]):
                     fresh[key] = condition
@@ -163,12 +154,8 @@ class Recorder:
         places = (it.placed for it in owners if device and it.device.key == device.key)
         return [it.ids for it in places if it is not None and it.resource == resource]
 
-    def _has_other_ids(self, resource: str, device: Device | None) -> bool:
-        """Is the device still listed, under fewer IDs than it had?"""
-        return bool(self._places(resource, device))
-
     def _known(self, resource: str) -> set[Key]:
-        """The resource's devices that were listed when somebody watched last."""
+        """The resource's devices that were listed when a daemon ran last."""
         offered = {
             (it.resource, it.device) for it in self._shortfall.offered if it.resource == resource and not it.went
         }
@@ -178,7 +165,7 @@ class Recorder:
     def _has_appeared(
         self, key: Key, new: Slot | None, before: Mapping[str, Slot] | None, earlier: Container[Key]
     ) -> bool:
-        """Was it not listed before, as far as somebody watched?"""
+        """Was it not listed before, as far as a daemon ran?"""
         if before is None:
             return bool(self._earlier) and key not in earlier
         places = self._places(key[0], new.device if new else None)

@@ -87,7 +87,7 @@ class Period(msgspec.Struct, frozen=True, gc=False):
 
 
 def periods(changes: Sequence[Change], runs: Sequence[Run], now: float) -> list[Period]:
-    """The last 24 hours without a gap, in their order; what nobody watched is Unknown.
+    """The last 24 hours without a gap, in their order; what no daemon watched is Unknown.
 
     Args:
         changes: of one device, in the order in which they were noted.
@@ -143,7 +143,7 @@ def _watched(runs: Sequence[Run], begin: float, now: float) -> Iterator[tuple[fl
 
 
 def _without_gaps(told: Sequence[Period], watched: Sequence[tuple[float, float]]) -> Iterator[Period]:
-    """What was told, where somebody watched; between that, Unknown."""
+    """The periods, where a daemon watched; between these, Unknown."""
     unknown, at = Condition(UNKNOWN, message=_NOT_RUNNING), told[0].begins
     for start, end in watched:
         if at < start:

@@ -1,6 +1,6 @@
 """Decides which resource gets which device, among devices that compete with each other; pure.
 
-Hardware that a pod holds belongs to the pod's resource before anybody is asked, and the IDs that pods hold go
+Hardware that a pod holds belongs to the pod's resource before any other decision, and the IDs that pods hold go
 to the devices they have: those with exactly the hardware and identity that a pod was given before those with some of
 it, and of these the one that more pods point at. Then, in the order of the config, each resource takes the devices it
 selects whose hardware is free or already its own. A name that a template made of a value is for devices with that value
@@ -33,19 +33,10 @@ class Candidate(Struct, frozen=True, gc=False):
     """Of which value a template made the resource's name; empty if none did."""
 
 
-class Placed(Struct, frozen=True, gc=False):
-    """The resource that a device joined, and its IDs there."""
-
-    resource: str
-    ids: tuple[str, ...]
-    value: str = ""
-    """As of its candidate."""
-
-
 class Outcome(Struct, Generic[Ref]):
-    """Who joined which resource, and for each refusal the reason."""
+    """The candidate that each device joined, and for each refusal the reason."""
 
-    placed: dict[Ref, Placed] = {}
+    placed: dict[Ref, Candidate] = {}
     rejected: dict[Ref, tuple[str, ...]] = {}
 
 
@@ -73,31 +64,27 @@ def assign(
             if slots := claimed.get(hardware):
                 owner[hardware] = min(resource for resource, _ in slots)
     bids = [
-        (_pull(device, candidate, claims), candidate.order, ref, candidate)
+        (_pull(device, candidate, claims) if claims else (0, 0), candidate.order, ref, candidate)
         for ref, (device, candidates) in rivals.items()
         for candidate in candidates
     ]
     for _, _, ref, candidate in sorted(bids, key=lambda bid: bid[:3]):
         if ref in outcome.placed:
             continue
-        device = rivals[ref][0]
-        why = _misnomer(candidate, values) or _obstacle(device, candidate, owner, holder[candidate.resource], claimed)
-        if (why := why or _overlap(device, candidate, user, claims, claimed)) is not None:
-            outcome.rejected[ref] = (*outcome.rejected.get(ref, ()), f"{candidate.resource} selects it, but {why}")
+        device, name = rivals[ref][0], candidate.resource
+        if (value := values.get(name, candidate.value)) != candidate.value:
+            why: str | None = f"that name stands for {value} already, and this has {candidate.value}"
+        else:
+            why = _obstacle(device, candidate, owner, user, holder[name], claims, claimed)
+        if why is not None:
+            outcome.rejected[ref] = (*outcome.rejected.get(ref, ()), f"{name} selects it, but {why}")
             continue
-        outcome.placed[ref] = Placed(candidate.resource, candidate.ids, candidate.value)
-        values.setdefault(candidate.resource, candidate.value)
-        owner.update(dict.fromkeys(device.hardware, candidate.resource))
+        outcome.placed[ref] = candidate
+        values.setdefault(name, candidate.value)
+        owner.update(dict.fromkeys(device.hardware, name))
         user.update(dict.fromkeys(device.hardware, device))
-        holder[candidate.resource].update(dict.fromkeys(candidate.ids, device))
+        holder[name].update(dict.fromkeys(candidate.ids, device))
     return outcome
-
-
-def _misnomer(candidate: Candidate, values: Mapping[str, str]) -> str | None:
-    """Why a template's name cannot be had: it was made of another value that looks the same in a name."""
-    if (value := values.get(candidate.resource, candidate.value)) == candidate.value:
-        return None
-    return f"that name stands for {value} already, and this has {candidate.value}"
 
 
 def _pull(device: Device, candidate: Candidate, claims: Mapping[tuple[str, str], Held]) -> tuple[int, int]:
@@ -106,7 +93,7 @@ def _pull(device: Device, candidate: Candidate, claims: Mapping[tuple[str, str],
     A claim that an Allocate adds to a device never puts another before it: counted, it could only have been before.
     """
     have = may_have = 0
-    for device_id in candidate.ids if claims else ():
+    for device_id in candidate.ids:
         claim = claims.get((candidate.resource, device_id))
         if claim is None or (claim.hardware and claim.hardware.isdisjoint(device.hardware)):
             continue
@@ -121,42 +108,31 @@ def _obstacle(
     device: Device,
     candidate: Candidate,
     owner: Mapping[str, str],
-    holder: Mapping[str, Device],
-    claimed: Mapping[str, Set[tuple[str, str]]],
-) -> str | None:
-    """Why the resource cannot have the device, or None."""
-    for hardware in sorted(device.hardware):
-        if (resource := owner.get(hardware, candidate.resource)) != candidate.resource:
-            verb = "is held by a pod through" if claimed.get(hardware) else "belongs to"
-            return f"{hardware} {verb} {resource}"
-    if holder:
-        for device_id in candidate.ids:
-            if (other := holder.get(device_id)) is not None:
-                return f"its ID {device_id} is that of {other.key}"
-    return None
-
-
-def _overlap(
-    device: Device,
-    candidate: Candidate,
     user: Mapping[str, Device],
+    holder: Mapping[str, Device],
     claims: Mapping[tuple[str, str], Held],
     claimed: Mapping[str, Set[tuple[str, str]]],
 ) -> str | None:
-    """Why the resource should not offer this too: it has the hardware under another name, or a pod holds it so.
+    """Why the resource cannot have the device, or should not offer it, or None.
 
-    A pod's other ID does not matter to a device with several, which pods share, nor to one that is held itself, nor where
-    the pod has all of the device: it is listed for that pod, and kept back from others.
+    It should not where it has exclusive hardware of the device under another name, or a pod holds that so. A pod's other ID
+    does not matter to a device with several, which pods share, nor to one that is held itself, nor where the pod has all of
+    the device: it is listed for that pod, and kept back from others.
     """
     name, ids = candidate.resource, candidate.ids
     unshared = len(ids) == 1 and (name, ids[0]) not in claims
     for hardware in sorted(device.hardware):
-        other = user.get(hardware)
-        if other is not None and hardware in device.exclusive | other.exclusive:
+        if (resource := owner.get(hardware, name)) != name:
+            verb = "is held by a pod through" if claimed.get(hardware) else "belongs to"
+            return f"{hardware} {verb} {resource}"
+        if (other := user.get(hardware)) is not None and hardware in device.exclusive | other.exclusive:
             return f"{hardware} is offered as {other.key} already"
         if unshared and hardware in device.exclusive:
             for slot in sorted(claimed.get(hardware, ())):
-                resource, held = slot
-                if resource == name and held not in ids and not claims[slot].hardware >= device.hardware:
-                    return f"{hardware} is held by a pod as {held}"
+                if slot[0] == name and slot[1] not in ids and not claims[slot].hardware >= device.hardware:
+                    return f"{hardware} is held by a pod as {slot[1]}"
+    if holder:
+        for device_id in ids:
+            if (other := holder.get(device_id)) is not None:
+                return f"its ID {device_id} is that of {other.key}"
     return None

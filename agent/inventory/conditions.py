@@ -1,47 +1,14 @@
-"""Derives a device's health from that of its hardware, also where a pod holds the hardware."""
+"""Derives a device's health from that of its hardware."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 from msgspec.structs import replace
 
 from agent.model import HEALTHY, Health, State
 from backends.base import Device
-
-
-class Conditions:
-    """The hardware that is not healthy."""
-
-    def __init__(self) -> None:
-        self._health: dict[str, Health] = {}
-
-    def set(self, changes: Mapping[str, Health]) -> None:
-        """The health of this hardware changed."""
-        for hardware, health in changes.items():
-            if health.state is State.HEALTHY:
-                self._health.pop(hardware, None)
-            else:
-                self._health[hardware] = health
-
-    def all(self) -> dict[str, Health]:
-        """All of it."""
-        return self._health.copy()
-
-    def of(self, device: Device, held: Container[str]) -> Health:
-        """How the device is; `held` is what pods hold."""
-        if not self._health:
-            return HEALTHY
-        return condition(device, lambda name: self._of(name, held))
-
-    def _of(self, hardware: str, held: Container[str]) -> Health:
-        health = self._health.get(hardware, HEALTHY)
-        return health.to_holder if hardware in held else health
-
-    def another_while_held(self, hardware: Iterable[str]) -> list[str]:
-        """Of this hardware, what is another for the pod that holds it."""
-        return [h for h in hardware if (health := self._health.get(h)) is not None and health.while_held is not None]
 
 
 def condition(device: Device, health_of: Callable[[str], Health]) -> Health:

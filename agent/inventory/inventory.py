@@ -13,21 +13,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
-from agent.inventory.competition import Candidate, assign
-from agent.inventory.conditions import Conditions
-from agent.inventory.found_devices import Facts, Found, Indexes, Ref, Unclaimed
+from agent.inventory.competition import assign
+from agent.inventory.facts import Facts
+from agent.inventory.found_devices import Found, Indexes
 from agent.inventory.lookup import find, places_of
 from agent.inventory.selection import Selection
 from agent.inventory.slot_writer import SlotWriter
 from agent.inventory.slots import Listing
 from agent.inventory.tombstones import Holdings
-from agent.model import HEALTHY, Health, Held, Slot, SlotKey, Snapshot
+from agent.model import Health, Held, Slot, SlotKey, Snapshot, State
 from agent.runtime import garbage
 from backends.base import Backend, Device, Link, Resource
-
-_T = TypeVar("_T")
 
 
 class Inventory:
@@ -39,31 +37,28 @@ class Inventory:
         backends: Mapping[str, Backend[Any]],
         before: Selection | None = None,
     ) -> None:
-        """Begin with nothing.
-
-        Args:
-            resources: in their order, templates included.
-            backends: by their kinds.
-            before: what was configured, where another configuration is in force (`go_on_from`).
-        """
+        """`resources` are in order, templates included; `before` is what was configured until now (`go_on_from`)."""
         self.selection = Selection(resources, backends, before)
         """As the config has it now, and what its templates have given."""
-        self._found: dict[Ref, Found] = {}
-        self._units: dict[tuple[str, str], tuple[Ref, ...]] = {}
+        self._units: defaultdict[str, dict[str, tuple[Found, ...]]] = defaultdict(dict)
+        """Backend → unit → its devices."""
         self._links: defaultdict[str, dict[str, Sequence[Link]]] = defaultdict(dict)
         self._index = Indexes()
         self._pile = garbage.Pile()
-        self._crowded: defaultdict[str, dict[Ref, None]] = defaultdict(dict)
+        self._crowded: defaultdict[str, dict[Found, None]] = defaultdict(dict)
         """Resource → the devices that its list had no room for."""
-        self._conditions = Conditions()
+        self._health: dict[str, Health] = {}
+        """Of hardware that is not healthy."""
         self._held = Holdings()
         self._foreign = Holdings()
         self._lists: dict[str, Listing] = {name: Listing(name) for name in self.selection.resources}
-        known = self.selection, self._found, self._index, self._conditions, self._held, self._foreign
+        known = self.selection, self._index, self._health, self._held, self._foreign
         self._slots = SlotWriter(*known, self._lists)
         self._ready: set[str] = set()
         self.revision = 0
         """Raised whenever other devices are there, or have other places, or other resources."""
+        self.names_revision = 0
+        """Raised whenever `names` may be others."""
 
     # --- what goes in ---
 
@@ -73,29 +68,39 @@ class Inventory:
         units: Mapping[str, Sequence[Device]],
         links: Mapping[str, Sequence[Link]] = MappingProxyType({}),
     ) -> None:
-        """These units of a backend hold exactly these devices now, and those exactly these links."""
-        self._links[backend] = {unit: found for unit, found in {**self._links[backend], **links}.items() if found}
-        moved: set[Ref] = set()
+        """These units of a backend hold exactly these devices now, and units of `links` exactly these links."""
+        known = self._links[backend]
+        known.update(links)
+        for unit in [unit for unit, found in links.items() if not found]:
+            del known[unit]
+        moved: set[Found] = set()
         self.revision += bool(units)
         for unit, devices in units.items():
-            moved |= self._replace_unit(backend, unit, devices)
-        self._settle(moved | self._make_room() if self._crowded else moved)
-        self._slots.withhold()
+            self._replace_unit(backend, unit, devices, moved)
+        if self._crowded:
+            self._make_room(moved)
+        if moved:
+            self._settle(moved)
+        if self._slots.strict:
+            self._slots.withhold()
 
     def set_health(self, changes: Mapping[str, Health]) -> None:
         """The health of hardware changed."""
-        if changes:
-            self._conditions.set(changes)
-            self._slots.write_minding(changes)
+        for hardware, health in changes.items():
+            if health.state is State.HEALTHY:
+                self._health.pop(hardware, None)
+            else:
+                self._health[hardware] = health
+        self._slots.write_minding(changes)
 
-    def claim(self, held: Iterable[Held]) -> None:
-        """Pods hold these from now on, or hold them with other hardware than was known."""
-        moved: set[Ref] = set()
+    def claim(self, held: Iterable[Held]) -> bool:
+        """Pods hold these from now on, or hold them with other hardware than was known; may any list be another then?"""
+        moved: set[Found] = set()
         changed: list[Held] = []
         foreign: set[str] = set()  # hardware
         for claim in held:
-            if (other := self._foreign.remove(claim.slot)) is not None:
-                foreign |= other.hardware
+            if claim.slot in self._foreign.by_slot:
+                foreign |= self._foreign.remove(claim.slot).hardware
             if claim.foreign:
                 self._foreign.add(claim)
                 foreign |= claim.hardware
@@ -106,38 +111,44 @@ class Inventory:
             if before is not None:
                 changed.append(before)
                 moved |= self._concerned(before)
-            changed.append(claim)
-            self.selection.bring(claim.resource, claim.backend)
-            if claim.resource not in self._lists:
-                self._lists[claim.resource] = Listing(claim.resource)
+            if claim.resource not in self.selection.resources:
+                self._bring(claim.resource, claim.backend)
             self._lists[claim.resource].claims[claim.id] = claim
-            if not self._is_placed(claim):
+            if (home := self._home(claim)) is None:
                 moved |= self._concerned(claim)
-        self._claims_changed(changed, moved, foreign)
+            elif before is None and not self._slots.minds_claim(home, claim):
+                continue
+            changed.append(claim)
+        if changed or foreign:
+            self._claims_changed(changed, moved, foreign)
+        return bool(changed or foreign)
 
     def unclaim(self, ended: Iterable[Held]) -> None:
-        """Nobody holds these any more."""
-        moved: set[Ref] = set()
+        """These claims have ended."""
+        moved: set[Found] = set()
         changed: list[Held] = []
         foreign: set[str] = set()
         for claim in ended:
-            if (other := self._foreign.remove(claim.slot)) is not None:
-                foreign |= other.hardware
-            if (known := self._held.remove(claim.slot)) is None:
+            if claim.slot in self._foreign.by_slot:
+                foreign |= self._foreign.remove(claim.slot).hardware
+            if claim.slot not in self._held.by_slot:
                 continue
+            known = self._held.remove(claim.slot)
             changed.append(known)
-            self.revision += claim.id not in self._lists[claim.resource].owners  # what is gone is nobody's now
+            self.revision += claim.id not in self._lists[claim.resource].owners  # a tombstone goes
             del self._lists[claim.resource].claims[claim.id]
             moved |= self._concerned(known)
         self._claims_changed(changed, moved, foreign)
 
-    def _claims_changed(self, changed: Sequence[Held], moved: set[Ref], foreign: set[str]) -> None:
-        """Write what these claims, places and other plugins' hardware mean, and all that is another while a pod holds it."""
+    def _claims_changed(self, changed: Sequence[Held], moved: set[Found], foreign: set[str]) -> None:
+        """Write the slots of these claims, settle `moved`, write what depends on `foreign` hardware or on being held."""
         self._slots.write_all(claim.slot for claim in changed)
-        self._settle(moved)
-        held = (hardware for claim in changed for hardware in claim.hardware)
-        self._slots.write_minding(foreign.union(self._conditions.another_while_held(held)))
-        self._slots.withhold()
+        if moved:
+            self._settle(moved)
+        held = {hardware for claim in changed for hardware in claim.hardware if hardware in self._health}
+        self._slots.write_minding(foreign.union(name for name in held if self._health[name].while_held))
+        if self._slots.strict:
+            self._slots.withhold()
 
     def ready(self, backend: str) -> None:
         """The backend has had its first scan, or its time for it is up: its resources may be listed."""
@@ -145,41 +156,29 @@ class Inventory:
             self._ready.add(backend)
             for name, listing in self._lists.items():
                 if self.selection.kind(name) == backend:
-                    listing.touch()
+                    listing.dirty = True
 
     def touch(self, resource: str) -> None:
         """Have this list sent again although nothing changed (it makes the kubelet write its checkpoint: A3)."""
         if (listing := self._lists.get(resource)) is not None:
-            listing.touch()
+            listing.dirty = True
 
     # --- another configuration ---
 
     def facts(self) -> Facts:
         """What it was told of pods and of health, as it is now."""
-        return Facts(health=self._conditions.all(), held=self._held.by_slot | self._foreign.by_slot)
-
-    def learn(self, now: Facts, before: Facts) -> None:
-        """Take in all facts of now, of which it knows those of before."""
-        self.unclaim(claim for slot, claim in before.held.items() if slot not in now.held)
-        self.claim(claim for slot, claim in now.held.items() if before.held.get(slot) is not claim)
-        names = now.health.keys() | before.health.keys()
-        health = {name: now.health.get(name, HEALTHY) for name in names}
-        self.set_health({name: it for name, it in health.items() if it is not before.health.get(name)})
-        for backend, found in now.units.items():
-            units = _differing(found, before.units.get(backend, {}))
-            links = _differing(now.links.get(backend, {}), before.links.get(backend, {}))
-            self.update(backend, units, links)
+        return Facts(health=self._health.copy(), held=self._held.by_slot | self._foreign.by_slot)
 
     def go_on_from(self, before: Inventory) -> None:
-        """Take up its lists where they are, so that only what differs is listed anew; `before` stays as it is."""
-        self.revision = before.revision + 1
+        """Continue the lists of `before`, so that only slots that differ count as changed; `before` is not altered."""
+        self.revision, self.names_revision = before.revision + 1, before.names_revision + 1
         self.selection.go_on_from(before.selection)
         self._ready = before._ready & {resource.spec.backend for resource in self.selection.written.values()}
         for name, listing in before._lists.items():
             self._lists.setdefault(name, Listing(name)).go_on_from(listing)
 
     def become(self, other: Inventory) -> None:
-        """Be what the other one is: whoever asks sees one or the other. Cannot fail; nobody may use the other any more."""
+        """Take over the whole state of `other`, in one step that cannot fail; `other` must not be used afterwards."""
         vars(self).update(vars(other))
 
     # --- what comes out ---
@@ -192,10 +191,12 @@ class Inventory:
         """The snapshots of the resources that changed since the last call; `now` (monotonic) dates what became of claims."""
         snapshots = []
         for name, listing in list(self._lists.items()):
-            if listing.dirty and ((kind := self.selection.kind(name)) is None or kind in self._ready):
-                snapshots.append(listing.snapshot(now))
-            if name not in self.selection.resources and not listing.slots:
+            resource = self.selection.resources.get(name)
+            if listing.dirty and (resource is None or resource.spec.backend in self._ready):
+                snapshots.append(listing.snapshot(now, self._index.sizes[name]))
+            if resource is None and not listing.slots:
                 del self._lists[name]  # retired: its last claim has ended
+                self.names_revision += 1
         return snapshots
 
     def slot(self, resource: str, device_id: str) -> Slot | None:
@@ -205,8 +206,8 @@ class Inventory:
 
     def device(self, slot: SlotKey) -> Device | None:
         """The device that has a slot's ID now; not one that a pod holds under an ID that it does not have."""
-        ref = self._lists[slot[0]].owners.get(slot[1]) if slot[0] in self._lists else None
-        return self._found[ref].device if ref else None
+        found = self._lists[slot[0]].owners.get(slot[1]) if slot[0] in self._lists else None
+        return found.device if found else None
 
     def slots(self, resource: str) -> Mapping[str, Slot]:
         """All slots of a resource as they are now."""
@@ -217,13 +218,16 @@ class Inventory:
         return {name: dict(self.slots(name)) for name in self.names()}
 
     def devices(self, backend: str) -> list[Device]:
-        """All devices of a backend, whoever has them."""
-        return [found.device for ref, found in sorted(self._found.items()) if ref[0] == backend]
+        """All devices of a backend, with and without a resource."""
+        found = (it for of_unit in self._units[backend].values() for it in of_unit)
+        return [it.device for it in sorted(found, key=lambda it: it.ref)]
 
     def on(self, hardware: Iterable[str], *, minding: bool = False) -> list[Found]:
         """The devices that own any of this hardware; those that depend on it too, if `minding`."""
-        index = self._index.minded if minding else self._index.owned
-        return [self._found[ref] for ref in sorted({ref for name in hardware for ref in index.get(name, ())})]
+        if not minding:
+            return self._index.owners(hardware)
+        found = {it for name in hardware for it in self._index.minded.get(name, ())}
+        return sorted(found, key=lambda it: it.ref)
 
     def claims(self, resource: str) -> Mapping[str, Held]:
         """What pods hold of a resource, by ID."""
@@ -234,7 +238,7 @@ class Inventory:
         return any(name in self._held.by_hardware for name in hardware)
 
     def held_elsewhere(self, resource: str) -> Iterator[tuple[str, Held]]:
-        """The IDs that nobody gets because a pod has their hardware through another plugin's resource, each with its claim."""
+        """The IDs that no pod gets since one has their hardware through another plugin's resource, each with that claim."""
         for found in self.on(self._foreign.by_hardware):
             if found.placed and found.placed.resource == resource and (claim := self._slots.held_elsewhere(found)):
                 yield found.placed.ids[0], claim
@@ -269,91 +273,87 @@ class Inventory:
             FairleadError: nothing is called that, or several devices are.
         """
         tombstones = (it for it in self._held.by_slot.values() if it.id not in self._lists[it.resource].owners)
-        return find(name, places_of(self._found.values(), tombstones))
+        return find(name, places_of(self._all(), tombstones))
 
-    def unclaimed(self) -> list[Unclaimed]:
-        """The devices that no resource has, each with the reasons."""
-        left = sorted((found for found, _ in self.without_place()), key=lambda found: found.ref)
-        return [Unclaimed(found.device, found.ref[0], found.why) for found in left]
+    def unclaimed(self) -> list[Found]:
+        """The devices that no resource has; `why` has the reasons."""
+        return sorted((found for found in self._all() if found.placed is None), key=lambda found: found.ref)
 
     def placed(self) -> list[Found]:
         """The devices that a resource has."""
-        return [found for found in self._found.values() if found.placed is not None]
+        return [found for found in self._all() if found.placed is not None]
 
     def without_place(self) -> list[tuple[Found, str]]:
         """The devices that no resource has, each with the one that had no room for it, if one would have it."""
-        full = {ref: name for name, refs in self._crowded.items() for ref in refs}
-        return [(found, full.get(ref, "")) for ref, found in self._found.items() if found.placed is None]
+        full = {found: name for name, crowded in self._crowded.items() for found in crowded}
+        return [(found, full.get(found, "")) for found in self._all() if found.placed is None]
+
+    def _all(self) -> Iterator[Found]:
+        return (found for units in self._units.values() for of_unit in units.values() for found in of_unit)
 
     # --- devices come and go ---
 
-    def _replace_unit(self, backend: str, unit: str, devices: Sequence[Device]) -> set[Ref]:
-        """Swap a unit's devices; the refs whose place must be found anew."""
-        moved: set[Ref] = set()
-        fresh = {(backend, unit, device.resource or "", device.key): device for device in devices}
-        for ref in self._units.pop((backend, unit), ()):
-            if fresh.get(ref) != self._found[ref].device:
-                moved |= self._remove(ref)
-        for ref, device in fresh.items():
-            if ref not in self._found:
-                self._found[ref] = Found(ref, device, *self._select(ref, device))
-                self._index.add(self._found[ref])
+    def _replace_unit(self, backend: str, unit: str, devices: Sequence[Device], moved: set[Found]) -> None:
+        """Swap a unit's devices; adds to `moved` the devices that need a decision."""
+        fresh = {(device.resource, device.key): device for device in devices}
+        units, there = self._units[backend], {}
+        for found in units.get(unit, ()):
+            key = found.device.resource, found.device.key
+            if fresh.get(key) == found.device:
+                there[key] = found
+            else:
+                self._remove(found, moved)
+        for key, device in fresh.items():
+            if key not in there:
+                found = there[key] = Found(backend, unit, device, (), ())
+                self._select(found)
+                self._index.add(found)
                 self._pile.grow(1)
-                self._slots.rewrite_tombstones(device)
-                moved.add(ref)
-        if fresh:
-            self._units[backend, unit] = tuple(fresh)
-        return moved
+                if device.unusable:
+                    self._slots.rewrite_tombstones(device)
+                moved.add(found)
+        if there:
+            units[unit] = tuple(there.values())
+        else:
+            units.pop(unit, None)
 
-    def _select(self, ref: Ref, device: Device) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
-        """Who takes a device: a list that is full already only one that a pod holds. Other IDs are not even made."""
+    def _select(self, found: Found) -> None:
+        """Ask who takes a device: a list that is full takes only one that a pod holds. Other IDs are not even made."""
+        full = {} if self._index.full and self.is_held(found.device.hardware) else self._index.full
+        found.candidates, found.refused, without_room = self.selection.select(found.backend, found.device, full)
+        for resource in without_room:
+            self._crowded[resource][found] = None
 
-        def full(resource: str) -> str:
-            why = self._index.full(resource)
-            if not why or any(name in self._held.by_hardware for name in device.hardware):
-                return ""
-            self._crowded[resource][ref] = None
-            return why
+    def _make_room(self, moved: set[Found]) -> None:
+        """Ask again about the devices that found no room, where there is some; adds to `moved` as `_replace_unit`."""
+        for resource, crowded in self._crowded.items():
+            while crowded and resource not in self._index.full:
+                found = next(iter(crowded))
+                del crowded[found]
+                moved |= {found, *self._index.remove(found)}
+                self._select(found)
+                self._index.add(found)
 
-        return self.selection.select(ref[0], device, full)
-
-    def _make_room(self) -> set[Ref]:
-        """Ask again about the devices that found no room, where there is some; the refs whose place must be found anew."""
-        moved: set[Ref] = set()
-        for resource, refs in self._crowded.items():
-            while refs and not self._index.full(resource):
-                ref = next(iter(refs))
-                del refs[ref]
-                if (found := self._found.get(ref)) is not None:
-                    moved |= {ref, *self._index.remove(found)}
-                    found.candidates, found.refused = self._select(ref, found.device)
-                    self._index.add(found)
-        return moved
-
-    def _remove(self, ref: Ref) -> set[Ref]:
-        """Forget a device; the refs that may now have what it had."""
-        found = self._found.pop(ref)
+    def _remove(self, found: Found, moved: set[Found]) -> None:
+        """Forget a device; adds to `moved` those that may now have what it had."""
         self._pile.grow(-1)
-        for refs in self._crowded.values():
-            refs.pop(ref, None)
-        rivals = self._index.remove(found)
-        self._slots.withdraw(found)
-        self._slots.rewrite_tombstones(found.device)
-        return rivals
+        for crowded in self._crowded.values():
+            crowded.pop(found, None)
+        moved |= self._index.remove(found)
+        moved.discard(found)
+        if found.placed is not None:
+            self._slots.withdraw(found, found.placed)
+        if found.device.unusable:
+            self._slots.rewrite_tombstones(found.device)
 
     # --- who gets what ---
 
-    def _concerned(self, claim: Held) -> set[Ref]:
-        refs = set(self._index.wanted[claim.resource].get(claim.id, ()))
-        for hardware in claim.hardware:
-            refs.update(self._index.owned.get(hardware, ()))
-        return refs
+    def _concerned(self, claim: Held) -> set[Found]:
+        return {*self._index.wanted[claim.resource].get(claim.id, ()), *self._index.owners(claim.hardware)}
 
-    def _settle(self, refs: set[Ref]) -> None:
+    def _settle(self, moved: set[Found]) -> None:
         """Find a place for these devices and for all that compete with them."""
-        if not refs:
-            return
-        rivals = {ref: self._found[ref] for ref in sorted(self._index.connected(refs, self._found))}
+        rivals = {it.ref: it for it in sorted(self._index.connected(moved), key=lambda it: it.ref)}
         outcome = assign(
             {ref: (found.device, found.candidates) for ref, found in rivals.items()},
             self._held.by_slot,
@@ -361,38 +361,35 @@ class Inventory:
             self.selection.stands_for,
         )
         for ref, placed in outcome.placed.items():
-            if placed.value and self.selection.bring(placed.resource, ref[0], placed.value):
-                self._lists.setdefault(placed.resource, Listing(placed.resource))
-        changed = [
-            (found, place) for ref, found in rivals.items() if (place := outcome.placed.get(ref)) != found.placed
-        ]
+            if placed.value:
+                self._bring(placed.resource, rivals[ref].backend, placed.value)
+        changed = [found for ref, found in rivals.items() if outcome.placed.get(ref) != found.placed]
         self.revision += bool(changed)
-        for found, _ in changed:
-            self._slots.withdraw(found)
-        for found, place in changed:
-            found.placed = place
-            if place is not None:
-                self._lists[place.resource].owners.update(dict.fromkeys(place.ids, found.ref))
+        for found in changed:
+            if found.placed is not None:
+                self._slots.withdraw(found, found.placed)
+        for found in changed:
+            found.placed = outcome.placed.get(found.ref)
+            if found.placed is not None:
+                self._lists[found.placed.resource].owners.update(dict.fromkeys(found.placed.ids, found))
                 self._slots.write_device(found)
         for ref, found in rivals.items():
             found.lost = outcome.rejected.get(ref, ())
             if self._slots.minds_claims(found):
                 self._slots.write_device(found)
 
-    def _is_placed(self, claim: Held) -> bool:
-        """Is the claimed hardware where it belongs already, and nobody else after its ID?
+    def _bring(self, resource: str, backend: str, value: str = "") -> None:
+        """Have a list for this resource, which a template gives, or which is configured no more and pods hold of."""
+        if self.selection.bring(resource, backend, value) or resource not in self._lists:
+            self.names_revision += 1
+            self._lists.setdefault(resource, Listing(resource))
+
+    def _home(self, claim: Held) -> Found | None:
+        """The device that a claim is about, where it has the claim's ID and no other device is after that.
 
         Every Allocate asks, and nothing is to be decided then.
         """
-        ref = self._lists[claim.resource].owners.get(claim.id)
-        return (
-            ref is not None
-            and claim.hardware <= self._found[ref].device.hardware
-            and self._index.wanted[claim.resource][claim.id] == (ref,)
-        )
-
-
-def _differing(now: Mapping[str, Sequence[_T]], before: Mapping[str, Sequence[_T]]) -> dict[str, Sequence[_T]]:
-    """What a unit has now, if it is not the same object; nothing of units that are gone."""
-    gone = dict.fromkeys(before.keys() - now.keys(), ())
-    return {unit: it for unit, it in now.items() if before.get(unit) is not it} | gone
+        found = self._lists[claim.resource].owners.get(claim.id)
+        if found is None or len(self._index.wanted[claim.resource][claim.id]) > 1:
+            return None
+        return found if claim.hardware <= found.device.hardware else None

@@ -7,7 +7,7 @@ the process ends, or a reload takes the template away.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -18,10 +18,6 @@ from agent.discovery.backend_answers import ask
 from agent.inventory.competition import Candidate
 from agent.runtime.errors import shown
 from backends.base import Backend, Device, Resource
-
-
-class _FullError(Exception):
-    """A resource's list has no room for a device; one sentence."""
 
 
 class Selection:
@@ -116,7 +112,7 @@ class Selection:
         Args:
             name: of the resource.
             kind: the backend.
-            value: what the name is made of; empty if nobody can tell, as of a claim whose device is gone.
+            value: what the name is made of; empty if it is unknown, as of a claim whose device is gone.
         """
         if name in self.written:
             return False
@@ -135,60 +131,58 @@ class Selection:
         return given
 
     def go_on_from(self, before: Selection) -> None:
-        """Templates have given so far what they had given there, and what of that `take_given` has not told yet is left."""
+        """Continue from `before`: what it had given is not given now, but for what its `take_given` had not told."""
         untold = [self.resources[it.name] for it in before._news if it.name in self.resources]
         self._news = [it for it in self._news if it.name not in before.resources] + untold
 
     # --- devices ---
 
     def select(
-        self, kind: str, device: Device, full: Callable[[str], str] = lambda _resource: ""
-    ) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
-        """The resources that take a device of this backend, and why the others do not.
+        self, kind: str, device: Device, full: Mapping[str, str]
+    ) -> tuple[tuple[Candidate, ...], tuple[str, ...], tuple[str, ...]]:
+        """The resources that take a device of this backend, why the others do not, and those that have no room for it.
 
-        `full` says why a resource's list has no room for it; no IDs are made then.
+        Args:
+            kind: the backend.
+            device: what is to be taken.
+            full: the resources whose lists are full, each with why; no IDs are made for them.
         """
-        candidates, refused = [], [device.unusable] if device.unusable else []
-        for resource in self._of_kind.get(kind, ()) if not device.unusable else ():
+        if device.unusable:
+            return (), (device.unusable,), ()
+        candidates, refused, without_room = [], [], []
+        for resource in self._of_kind.get(kind, ()):
             name = resource.name
             if device.resource not in (None, name):
-                continue  # made for another, so there is nothing to be said about it
+                continue  # made for another resource
             try:
-                if (why := resource.refuses(device) or _cannot_be_reset(resource, device)) is None:
-                    candidates.append(self._candidate(kind, resource, device, full))
-            except (NamelessError, _FullError) as error:
+                why = resource.refuses(device)
+                if why is None and resource.spec.pre_start == "reset" and device.no_reset:
+                    why = f"its pre_start is 'reset', and {device.no_reset}; 'check' works"
+                if why is None:
+                    named, value = (resource, "") if name in self.resources else self._named(resource, device)
+                    if (why := full.get(named.name)) is not None:
+                        without_room.append(named.name)
+                    else:
+                        ids = ask(lambda: backend_answers.ids(self._backends[kind].ids(named, device)))  # noqa: B023
+                        candidates.append(Candidate(named.name, self._order[name], ids, value))
+            except NamelessError as error:
                 why = str(error)
             except Exception as error:  # noqa: BLE001  # one backend's nonsense must not stop the lists of all
                 why = self.broken[name] = f"its IDs cannot be told: {shown(error)}"
             if why is not None:
                 refused.append(f"{name} does not take it: {why}")
-        return tuple(candidates), tuple(refused)
+        return tuple(candidates), tuple(refused), tuple(without_room)
 
-    def _candidate(self, kind: str, resource: Resource[Any], device: Device, full: Callable[[str], str]) -> Candidate:
-        """What the device would be to a resource that selects it.
+    def _named(self, template: Resource[Any], device: Device) -> tuple[Resource[Any], str]:
+        """The resource that a template gives for this device, and the value of which its name is made.
 
         Raises:
-            NamelessError: a template cannot name it.
-            _FullError: its list has no room.
+            NamelessError: it cannot name it.
         """
-        order, value = self._order[resource.name], ""
-        if resource.is_template:
-            named = name_of(resource.name, device.attributes)
-            if named.name in self.written:
-                raise NamelessError(f"its name would be {named.name}, which is a resource of its own")
-            resource, value = self.resources.get(named.name) or _given_by(resource, named.name), named.value
-        if why := full(resource.name):
-            raise _FullError(why)
-        return Candidate(
-            resource.name, order, ask(lambda: backend_answers.ids(self._backends[kind].ids(resource, device))), value
-        )
-
-
-def _cannot_be_reset(resource: Resource[Any], device: Device) -> str | None:
-    """Why each start of a pod with it would be refused; None if none would be."""
-    if resource.spec.pre_start != "reset" or not device.no_reset:
-        return None
-    return f"its pre_start is 'reset', and {device.no_reset}; 'check' works"
+        named = name_of(template.name, device.attributes)
+        if named.name in self.written:
+            raise NamelessError(f"its name would be {named.name}, which is a resource of its own")
+        return self.resources.get(named.name) or _given_by(template, named.name), named.value
 
 
 def _given_by(template: Resource[Any], name: str) -> Resource[Any]:

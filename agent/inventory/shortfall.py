@@ -1,6 +1,6 @@
 """Finds the devices that a resource is meant to have and no pod can get, and remembers those that were offered and are gone.
 
-That a node offers seven GPUs and not eight has to have a reason that somebody is told. A device that no resource selects,
+Operators are told why a node offers seven GPUs and not eight. A device that no resource selects,
 or that another resource offers, is not missing.
 """
 
@@ -38,7 +38,7 @@ _KNOWN_BY: Final = ("model", "vendor", "device", "profile", "minor", "gi", "ci",
 """Attributes of which people's names for devices are made (`agent.console.device_names`)."""
 
 _REMEMBERED: Final = 86400.0
-"""Seconds for which what is gone is missing: what was pulled out for good is nobody's loss for ever."""
+"""Seconds for which what is gone is missing: after that it counts as pulled out for good."""
 
 _MOST_GONE: Final = 1000
 """Devices; the first that went are forgotten before the others."""
@@ -105,7 +105,7 @@ def found_missing(inventory: Inventory) -> Iterator[Missing]:
 
 
 def _missing(found: Found, full: str, inventory: Inventory) -> Missing | None:
-    device, backend = found.device, found.ref[0]
+    device, backend = found.device, found.backend
     if inventory.is_held(device.hardware) or _is_offered(inventory, device.hardware):
         return None  # what a pod holds is listed
     if device.unusable:
@@ -152,7 +152,7 @@ class Shortfall:
         """Raised whenever a look changes `offered`."""
 
     def restore(self, offered: Iterable[Offered], *, another_boot: bool) -> None:
-        """Take in what an earlier run of ours had offered, perhaps before the machine was started anew."""
+        """Take in what an earlier run of ours had offered, perhaps before a reboot."""
         earlier = {(it.resource, it.device): it for it in offered}
         self._restored |= earlier.keys() - self._offered.keys()
         self._offered = earlier | self._offered
@@ -259,7 +259,7 @@ class Shortfall:
         told = ((name, device.attributes[name]) for name in _KNOWN_BY if name in device.attributes)
         names = {name: values for name, values in told if all(map(str.isprintable, values))}  # else none can be written
         where = device.numa_node, device.ancestry
-        fresh = Offered(*place, found.ref[0], device.hardware, device.depends, *where, names)
+        fresh = Offered(*place, found.backend, device.hardware, device.depends, *where, names)
         return known if known is not None and known == fresh else fresh
 
     def _gone(self, it: Offered, seen: Device, now: float) -> Missing:
@@ -269,7 +269,7 @@ class Shortfall:
         return Missing(it.resource, it.backend, WENT, "it is not there any more", seen, now - self._wall() + it.went)
 
     def _has_been_told(self, it: Missing) -> bool:
-        """Has it just gone from a list? Of what an earlier run had offered nobody has said so."""
+        """Has the log told that it went? Only if it left a list of this run, not one of an earlier run."""
         return it.reason == WENT and (it.resource, it.device) not in self._restored
 
     def _has_gone(self, it: Offered) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from agent.inventory.conditions import Conditions
-from agent.inventory.found_devices import Found, Indexes, Ref
+from agent.inventory.competition import Candidate
+from agent.inventory.conditions import condition
+from agent.inventory.found_devices import Found, Indexes
 from agent.inventory.selection import Selection
 from agent.inventory.slots import Listing
 from agent.inventory.tombstones import (
@@ -26,44 +27,33 @@ from backends.base import Device
 
 
 class SlotWriter:
-    """Reads what an inventory knows, and writes its lists."""
+    """Reads what an inventory knows, and writes its lists.
+
+    `health` is that of hardware which is not healthy; pods have `held` through resources of ours, `foreign` through others.
+    """
 
     def __init__(
         self,
         selection: Selection,
-        found: Mapping[Ref, Found],
         index: Indexes,
-        conditions: Conditions,
+        health: Mapping[str, Health],
         held: Holdings,
         foreign: Holdings,
         lists: Mapping[str, Listing],
     ) -> None:
-        """Prepare.
-
-        Args:
-            selection: what is configured.
-            found: the devices that are there.
-            index: where hardware and IDs lead.
-            conditions: the health of hardware.
-            held: what pods have of our resources.
-            foreign: what pods have of our hardware through others.
-            lists: to be written.
-        """
-        self._selection, self._found, self._index, self._conditions = selection, found, index, conditions
+        self._selection, self._index, self._health = selection, index, health
         self._held, self._foreign, self._lists = held, foreign, lists
-        self._strict = {name for name, it in selection.written.items() if it.spec.adopt == "strict"}
+        self.strict = {name for name, it in selection.written.items() if it.spec.adopt == "strict"}
 
-    def withdraw(self, found: Found) -> None:
+    def withdraw(self, found: Found, place: Candidate) -> None:
         """Take a device's slots from the list it is in; the claimed ones become tombstones."""
-        place, found.placed = found.placed, None
-        if place is None:
-            return
+        found.placed = None
         listing = self._lists[place.resource]
         former = self._former(found, listing) if listing.keeps_back else ()
         for device_id in place.ids:
             del listing.owners[device_id]
         listing.drop([device_id for device_id in place.ids if device_id not in listing.claims])
-        listing.keep_back(found.ref, place.ids, (), crowded=False)
+        listing.keep_back(found, place.ids, (), crowded=False)
         for device_id in listing.claims and listing.claims.keys() & set(place.ids):
             self._write_slot((place.resource, device_id))
         for slot in former:
@@ -75,14 +65,17 @@ class SlotWriter:
         if (place := found.placed) is None:
             return
         device, health, listing = found.device, self._health_of(found), self._lists[place.resource]
-        held = [claim for i in place.ids if (claim := listing.claims.get(i))] if listing.claims else ()
+        if not (listing.claims or self.minds_claims(found)):
+            listing.put_device(place.ids, device, health)
+            return
+        held = [claim for i in place.ids if (claim := listing.claims.get(i))]
         others = {claim.id: replaced(claim, device) for claim in held if not is_same(claim, device)}
         former: Sequence[SlotKey] = ()
         if self.minds_claims(found):
             former = self._former(found, listing)
             free = [device_id for device_id in place.ids if device_id not in listing.claims]
             back = kept_back(place.resource, place.ids, free, former)
-            listing.keep_back(found.ref, place.ids, back, crowded=len(former) > len(free))
+            listing.keep_back(found, place.ids, back, crowded=len(former) > len(free))
             kept = dict.fromkeys(free, listing.withheld) if listing.withheld and health.offered else {}
             others = {**kept, **back, **others}
         for device_id, why in others.items():
@@ -93,33 +86,33 @@ class SlotWriter:
 
     def write_minding(self, hardware: Iterable[str]) -> None:
         """Write the devices that own or depend on this hardware."""
-        for ref in {ref for name in hardware for ref in self._index.minded.get(name, ())}:
-            self.write_device(self._found[ref])
+        for found in {it for name in hardware for it in self._index.minded.get(name, ())}:
+            self.write_device(found)
 
     def write_all(self, slots: Iterable[tuple[str, str]]) -> None:
         """Write many slots; a device that has several of them is written once."""
-        devices: dict[Ref, None] = {}
+        devices: dict[Found, None] = {}
         for resource, device_id in slots:
             listing = self._lists[resource]
-            if listing.keeps_back and (ref := listing.owners.get(device_id)) is not None:
-                devices[ref] = None
+            if listing.keeps_back and (found := listing.owners.get(device_id)) is not None:
+                devices[found] = None
             else:
                 self._write_slot((resource, device_id))
-        for ref in devices:
-            self.write_device(self._found[ref])
+        for found in devices:
+            self.write_device(found)
 
     def _write_slot(self, slot: tuple[str, str]) -> None:
         """Write one slot from what is known: its device, else its claim's tombstone, else nothing."""
         resource, device_id = slot
         listing = self._lists[resource]
         claim = listing.claims.get(device_id)
-        if (ref := listing.owners.get(device_id)) is not None:
+        if (found := listing.owners.get(device_id)) is not None:
             if listing.keeps_back:
-                self.write_device(self._found[ref])
+                self.write_device(found)
                 return
-            device = self._found[ref].device
-            same = claim is None or is_same(claim, device)
-            health = self._health_of(self._found[ref]) if same or claim is None else replaced(claim, device)
+            device = found.device
+            is_its_own = claim is None or is_same(claim, device)
+            health = self._health_of(found) if is_its_own or claim is None else replaced(claim, device)
             listing.put(Slot(device_id, device, health))
         elif claim is not None:
             self._write_former(listing, [claim])
@@ -132,6 +125,16 @@ class SlotWriter:
         keeps_back = place is not None and self._lists[place.resource].keeps_back
         return keeps_back or not self._held.by_hardware.keys().isdisjoint(found.device.hardware)
 
+    def minds_claim(self, found: Found, claim: Held) -> bool:
+        """May any slot be another because a pod holds a device by this claim?"""
+        device = found.device
+        return (
+            self._lists[claim.resource].keeps_back
+            or not is_same(claim, device)
+            or not self._health.keys().isdisjoint(device.hardware | device.depends)
+            or not self._foreign.by_hardware.keys().isdisjoint(device.hardware)
+        )
+
     def _former(self, found: Found, listing: Listing) -> list[SlotKey]:
         """What pods hold a device under that is not one of its IDs, sorted.
 
@@ -142,7 +145,7 @@ class SlotWriter:
         return sorted(
             slot
             for slot in slots
-            if slot[0] != listing.resource or listing.owners.get(slot[1]) != found.ref
+            if slot[0] != listing.resource or listing.owners.get(slot[1]) is not found
             if (is_same(claims[slot], device) and (slot[0] != listing.resource or slot[1] in listing.astray))
             or not claims[slot].hardware.isdisjoint(device.exclusive)
         )
@@ -161,37 +164,40 @@ class SlotWriter:
         The ID is as healthy as what the pod holds while all of that is there and in the claim's resource: the pod may start
         again, survive a reboot, and counts once for the scheduler. It takes the place of the ID that is kept back for it.
         """
-        refs = {ref for name in claim.hardware for ref in self._index.owned.get(name, ())}
         homes = [
             found
-            for found in map(self._found.__getitem__, sorted(refs))
+            for found in self._index.owners(claim.hardware)
             if found.placed and found.placed.resource == claim.resource and is_same(claim, found.device)
         ]
         hardware = frozenset[str]().union(*(found.device.hardware for found in homes))
         if not claim.hardware or not claim.hardware <= hardware:
             return None, self._tombstone(claim)
         home = max(homes, key=lambda found: len(found.device.hardware & claim.hardware))
-        if any(found.ref in self._lists[claim.resource].crowded for found in homes):
+        if not self._lists[claim.resource].crowded.isdisjoint(homes):
             return home.device, CROWDED
         states = {(health := self._health_of(found)).state: health for found in reversed(homes)}
         return home.device, states.get(State.UNHEALTHY) or states.get(State.DEGRADED) or HEALTHY
 
     def withhold(self) -> None:
         """Claims or devices changed: keep what is free from pods, or no more, where a resource is to be strict about that."""
-        for listing in self._lists.values() if self._strict else ():
+        for listing in self._lists.values():
             resource = self._selection.resources.get(listing.resource)
-            unmapped = listing.unmapped() if resource and resource.configured in self._strict else frozenset()
+            unmapped = listing.unmapped() if resource and resource.configured in self.strict else frozenset()
             why = withheld(unmapped) if unmapped else None
             if why != listing.withheld:
                 listing.withheld = why
-                for ref in set(listing.owners.values()):
-                    self.write_device(self._found[ref])
+                for found in set(listing.owners.values()):
+                    self.write_device(found)
 
     def _health_of(self, found: Found) -> Health:
-        health = self._conditions.of(found.device, self._held.by_hardware)
-        if health.offered and self._foreign.by_slot and (claim := self.held_elsewhere(found)) is not None:
+        health = condition(found.device, self._health_of_hardware) if self._health else HEALTHY
+        if self._foreign.by_slot and health.offered and (claim := self.held_elsewhere(found)) is not None:
             return elsewhere(*claim.slot)
         return health
+
+    def _health_of_hardware(self, name: str) -> Health:
+        health = self._health.get(name, HEALTHY)
+        return health.to_holder if name in self._held.by_hardware else health
 
     def held_elsewhere(self, found: Found) -> Held | None:
         """The claim of a pod that has a device's hardware through a resource which is not ours.
@@ -214,10 +220,11 @@ class SlotWriter:
         if slot not in self._held.by_slot:
             return None
         listing = self._lists[slot[0]]
-        found = self._found[ref] if (ref := listing.owners.get(slot[1])) is not None else None
-        only = found is not None and found.placed is not None and len(found.placed.ids) == 1
-        claim = self._given_elsewhere(found) if found is not None and only else None
-        return elsewhere(*claim.slot) if claim else listing.withheld
+        if self._foreign.by_slot and (found := listing.owners.get(slot[1])) is not None:
+            is_only_one = found.placed is not None and len(found.placed.ids) == 1
+            if is_only_one and (claim := self._given_elsewhere(found)) is not None:
+                return elsewhere(*claim.slot)
+        return listing.withheld
 
     def _given_elsewhere(self, found: Found) -> Held | None:
         """The first claim of a pod that has a device's hardware through a resource which is not ours."""
@@ -226,14 +233,12 @@ class SlotWriter:
 
     def rewrite_tombstones(self, device: Device) -> None:
         """A device that is there and cannot be used came or went: pods that hold its hardware are told why."""
-        if device.unusable:
-            self.write_all({slot for h in device.hardware for slot in self._held.by_hardware.get(h, ())})
+        self.write_all({slot for h in device.hardware for slot in self._held.by_hardware.get(h, ())})
 
     def _tombstone(self, claim: Held) -> Health:
         if claim.resource not in self._selection.resources:
             return retired(claim.resource)
-        refs = {ref for hardware in claim.hardware for ref in self._index.owned.get(hardware, ())}
-        why = next((why for ref in sorted(refs) if (why := self._found[ref].device.unusable)), "")
+        why = next((why for it in self._index.owners(claim.hardware) if (why := it.device.unusable)), "")
         if why:
             return unusable(why)
         return GONE if claim.hardware else UNMAPPED

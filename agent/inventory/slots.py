@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
+from agent.inventory.found_devices import Found
 from agent.model import HEALTHY, REPLACED, Health, Held, Slot, Snapshot
 from agent.runtime import limits
 from backends.base import Device
 
 
 class Listing:
-    """One resource's slots; knows what changed since the last snapshot, and the size of the list."""
+    """One resource's slots; knows what changed since the last snapshot."""
 
     def __init__(self, resource: str) -> None:
         self.resource = resource
         self.slots: dict[str, Slot] = {}
-        self.owners: dict[str, tuple[str, str, str, str]] = {}  # ID → the found device behind it
+        self.owners: dict[str, Found] = {}  # ID → the device behind it
         self.claims: dict[str, Held] = {}  # ID → the pod's claim
         self.astray: set[str] = set()  # IDs of pods that no device has, or another one than the pod's
-        self.crowded: set[tuple[str, str, str, str]] = set()  # the devices that more pods hold than may have them
+        self.crowded: set[Found] = set()  # the devices that more pods hold than may have them
         self.withheld: Health | None = None  # of what is free, while what a pod holds may be any of it
         self._kept_back: set[str] = set()
-        self.dirty = True
+        self.dirty = True  # is another snapshot due?
         self.omitted = 0
         self._generation = 0
         self._changed: set[str] = set()
         self._undated: set[str] = set()  # IDs with a health that does not say since when
         self._listed: Mapping[str, Slot] = {}  # by the last snapshot
-        self._bytes = 0
 
     def put(self, slot: Slot) -> None:
         """Write a slot; nothing happens if it says what is there. What does not say since when is dated by `snapshot`."""
@@ -43,7 +42,6 @@ class Listing:
             self._undated.add(slot.id)
         if before == slot:
             return
-        self._bytes += _size(slot) - (_size(before) if before else 0)
         self.slots[slot.id] = slot
         self._changed.add(slot.id)
         self.dirty = True
@@ -53,16 +51,12 @@ class Listing:
 
         They are compared by identity: a device or a health that says the same as before is the same object.
         """
-        slots, changed, others = self.slots, [], []
+        slots, changed = self.slots, []
         for device_id in ids:
             before = slots.get(device_id)
-            if before is None or before.device is not device:
-                others.append(device_id)
-            elif before.health is health:
-                continue
-            changed.append(device_id)
+            if before is None or before.device is not device or before.health is not health:
+                changed.append(device_id)
         if changed:
-            self._bytes += size_of_all(others, device.numa_node) - self._listed_size(others)
             slots.update((device_id, Slot(device_id, device, health)) for device_id in changed)
             self._changed.update(changed)
             self.dirty = True
@@ -72,7 +66,6 @@ class Listing:
     def drop(self, ids: Collection[str]) -> None:
         """Take slots off the list."""
         if listed := [device_id for device_id in ids if device_id in self.slots]:
-            self._bytes -= self._listed_size(listed)
             for device_id in listed:
                 del self.slots[device_id]
             self._changed.update(listed)
@@ -86,28 +79,14 @@ class Listing:
         return bool(self.astray or self._kept_back or self.withheld)
 
     def unmapped(self) -> frozenset[str]:
-        """The IDs of pods whose hardware nobody knows."""
+        """The claimed IDs whose hardware is unknown."""
         return frozenset(i for i in self.astray if i not in self.owners and not self.claims[i].hardware)
 
-    def keep_back(
-        self, ref: tuple[str, str, str, str], ids: Iterable[str], back: Iterable[str], *, crowded: bool
-    ) -> None:
+    def keep_back(self, found: Found, ids: Iterable[str], back: Iterable[str], *, crowded: bool) -> None:
         """Of these IDs of a device, those are kept back; is it `crowded`?"""
         self._kept_back.difference_update(ids)
         self._kept_back.update(back)
-        (self.crowded.add if crowded else self.crowded.discard)(ref)
-
-    def _listed_size(self, ids: Iterable[str]) -> int:
-        """What these IDs, as far as they are listed, take of the message."""
-        by_node: defaultdict[int | None, list[str]] = defaultdict(list)
-        for device_id in ids:
-            if (slot := self.slots.get(device_id)) is not None:
-                by_node[_numa_node(slot)].append(device_id)
-        return sum(size_of_all(alike, numa_node) for numa_node, alike in by_node.items())
-
-    def touch(self) -> None:
-        """Make the next snapshot due although nothing changed."""
-        self.dirty = True
+        (self.crowded.add if crowded else self.crowded.discard)(found)
 
     def go_on_from(self, before: Listing) -> None:
         """Take up where the resource's list is, which has been another one's so far: only what differs has changed."""
@@ -123,24 +102,27 @@ class Listing:
                 self._changed.add(device_id)
         self.dirty = before.dirty or bool(self._changed)
 
-    def snapshot(self, now: float = 0.0) -> Snapshot:
+    def snapshot(self, now: float = 0.0, size: int = 0) -> Snapshot:
         """Everything listed now, as a new generation; unclaimed slots beyond the kubelet's limit are left out.
 
         Args:
             now: monotonic seconds; 0: nothing is dated.
+            size: the bytes that the IDs of the devices take of a message; with those `astray` it is what all take, or more.
         """
-        self._date(now)
+        if self._undated:
+            self._date(now)
         self._generation += 1
         changed, self._changed = frozenset(self._changed), set()
         self.dirty = False
-        partial: bool = self.omitted > 0
-        fits = self._bytes <= limits.MESSAGE_LIMIT
-        self._listed = self.slots.copy() if fits else self._fitting()
+        was_partial = self.omitted > 0
+        size += sum(_size(self.slots[device_id]) for device_id in self.astray)
+        self._listed = self.slots.copy() if size <= limits.MESSAGE_LIMIT else self._fitting()
         self.omitted = len(self.slots) - len(self._listed)
-        return Snapshot(self.resource, self._generation, self._listed, changed if fits and not partial else None)
+        comparable = None if was_partial or self.omitted else changed
+        return Snapshot(self.resource, self._generation, self._listed, comparable, self.omitted)
 
     def _date(self, now: float) -> None:
-        """Of what was listed before, the change of its health was seen now; of what was not, nobody saw it."""
+        """Date health that has no date, where the slot was listed before; of others the change was not seen."""
         dated: dict[Health, Health] = {}  # the same object for what is alike
         for device_id in self._undated & self._listed.keys() & self.slots.keys():
             slot, before = self.slots[device_id], self._listed[device_id].health
@@ -170,15 +152,5 @@ class Listing:
         return fitting
 
 
-def _numa_node(slot: Slot) -> int | None:
-    return slot.device.numa_node if slot.device else None
-
-
-def size_of_all(ids: Iterable[str], numa_node: int | None) -> int:
-    """Of IDs on one NUMA node; those of one device are of few lengths."""
-    lengths = Counter(map(len, map(str.encode, ids)))
-    return sum(limits.slot_bytes("x" * length, numa_node) * count for length, count in lengths.items())
-
-
 def _size(slot: Slot) -> int:
-    return limits.slot_bytes(slot.id, _numa_node(slot))
+    return limits.slot_bytes(slot.id, slot.device.numa_node if slot.device else None)

@@ -18,7 +18,7 @@ UNMAPPED: Final = Health(
 CROWDED: Final = Health(State.UNHEALTHY, "held", "more pods hold the same hardware than may have it")
 
 NOT_SEEN: Final = "not-seen"
-"""The reason that faces give in its place while the device may be there and nobody could look."""
+"""The reason that faces show instead while the backend could not look whether the device is there."""
 
 
 class Holdings:
@@ -30,18 +30,20 @@ class Holdings:
         """Hardware → the slots of the pods that hold it; never an empty set."""
 
     def add(self, claim: Held) -> Held | None:
-        """A pod holds this from now on; what its slot was before, which may be the same."""
-        if (before := self.by_slot.get(claim.slot)) != claim:
-            self.remove(claim.slot)
-            self.by_slot[claim.slot] = claim
+        """Keep this claim; returns the one that its slot had before, which may be equal."""
+        slot = claim.slot
+        if (before := self.by_slot.get(slot)) != claim:
+            if before is not None:
+                self.remove(slot)
+            self.by_slot[slot] = claim
             for hardware in claim.hardware:
-                self.by_hardware[hardware].add(claim.slot)
+                self.by_hardware[hardware].add(slot)
         return before
 
-    def remove(self, slot: SlotKey) -> Held | None:
-        """Nobody holds this any more; what it was."""
-        claim = self.by_slot.pop(slot, None)
-        for hardware in claim.hardware if claim else ():
+    def remove(self, slot: SlotKey) -> Held:
+        """Forget the claim of this slot; returns it."""
+        claim = self.by_slot.pop(slot)
+        for hardware in claim.hardware:
             self.by_hardware[hardware].discard(slot)
             if not self.by_hardware[hardware]:
                 del self.by_hardware[hardware]
@@ -81,7 +83,7 @@ def unusable(why: str) -> Health:
 
 @lru_cache(maxsize=1024)  # as above
 def withheld(unmapped: frozenset[str]) -> Health:
-    """Of a free slot of a resource with `adopt = "strict"` while pods hold these IDs, and nobody knows of which hardware."""
+    """Of a free slot of a resource with `adopt = "strict"` while pods hold these IDs and their hardware is unknown."""
     said = (
         f"pods hold {some(sorted(unmapped))} of this resource, and nothing that they were given leads to a device of "
         "this node: this one may be theirs (adopt = 'strict')"
@@ -92,7 +94,7 @@ def withheld(unmapped: frozenset[str]) -> Health:
 def kept_back(
     resource: str, ids: Sequence[str], free: Sequence[str], former: Sequence[SlotKey]
 ) -> Mapping[str, Health]:
-    """The IDs of a device that are in nobody's reach while pods hold its hardware under IDs that it does not have.
+    """The IDs of a device that no pod can get while pods hold its hardware under IDs that it does not have.
 
     Its IDs are other ones since the configuration changed, or another plugin gave it; no more pods than it has IDs shall
     have the hardware, or the kubelet would give it away twice (kubelet contract: A7.4). For each such pod, the last free ID

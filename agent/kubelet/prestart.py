@@ -119,7 +119,7 @@ class Starter:
         hardware = {name for device in devices for part in device.parts for name in part}
         units = defaultdict[str, set[str]](set)
         for found in self._inventory.on(hardware):
-            if found.ref[0] == kind and not found.device.parts:
+            if found.backend == kind and not found.device.parts:
                 units[found.device.unit] |= found.device.hardware
         return units
 

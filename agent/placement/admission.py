@@ -30,13 +30,7 @@ class Admission:
     def __init__(
         self, written: Callable[[], object | None] = lambda: None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Prepare.
-
-        Args:
-            written: tells one writing of the kubelet's checkpoint from another; None where that cannot be told, and then
-                no two questions are about one container.
-            clock: seconds that never go back.
-        """
+        """`written` tells one writing of the kubelet's checkpoint from another; None: each question stands alone."""
         self._written = written
         self._clock = clock
         self._given: Given = {}

@@ -120,7 +120,7 @@ def _places(devices: Sequence[Device]) -> tuple[Place, ...]:
 
 
 def _groups(device: Device, alone: Hashable, numa_nodes: Mapping[str, int]) -> tuple[Hashable, ...]:
-    """The names of its groups, from the widest; `alone` is one that nobody shares.
+    """The names of its groups, from the widest; `alone` is one that no other device shares.
 
     `Device.ancestry` is the host bridge, the root port, the ports of switches. The last bridge leads to one slot. On the
     host bridge itself there are only root ports and what is built in, so that it makes no board.

@@ -1,6 +1,6 @@
 """Cuts devices into nested groups, so that the best choice is found group by group and not among all subsets.
 
-What a group's members are worth to somebody outside must not depend on the member. Then only how many are taken of
+What a group's members are worth to a device outside must not depend on the member. Then only how many are taken of
 each group matters to the others. PCI alone makes a tree of such groups. With links they have to be looked for; what
 cannot be cut, such as the cube mesh of a DGX-1, stays a `Web`.
 """
@@ -69,7 +69,9 @@ def _cut(parts: Mapping[int, Part], affinities: _Affinities) -> Part:
     if len(items) == 1:
         return parts[items[0]]
     counts = Counter(affinities[one][other] for one, other in combinations(items, 2))
-    for affinity in sorted(value for value, count in counts.items() if count >= len(items) - 1):  # fewer cut nobody off
+    for affinity in sorted(
+        value for value, count in counts.items() if count >= len(items) - 1
+    ):  # fewer cut no item off
         # what other values hold together, directly or by a chain, is one part: between two there is this value alone
         chains = _joined(items, partial(_is_other, affinities, affinity))
         if len(chains) > 1:

@@ -192,16 +192,16 @@ class Slow:
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.entered, self.gate, self.written = threading.Event(), threading.Semaphore(0), list[bytes]()
-        whole = StateFile._add
+        append = StateFile._append
 
-        def add(file: StateFile, lines: bytes, content: Kept) -> None:
+        def held_back(file: StateFile, lines: bytes) -> bool:
             if file.path.is_relative_to(directory):
                 self.entered.set()
                 self.gate.acquire(timeout=PATIENCE)
                 self.written.append(lines)
-            whole(file, lines, content)
+            return append(file, lines)
 
-        monkeypatch.setattr(StateFile, "_add", add)
+        monkeypatch.setattr(StateFile, "_append", held_back)
 
 
 @pytest.fixture

@@ -634,10 +634,10 @@ async def test_serving_starts_again_after_a_failure_of_its_own(node: Node, monke
 
 async def test_a_list_that_is_too_long_is_said_when_that_changes(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     await node.kubelet.start()
-    monkeypatch.setattr(limits, "MESSAGE_LIMIT", 60)  # bytes: two devices
     with capture_logs() as lines:
         async with node.running(toys(4)):
-            await node.has(TOY, healthy=2)
+            await node.has(TOY, healthy=4)
+            monkeypatch.setattr(limits, "MESSAGE_LIMIT", 60)  # bytes: two devices
             node.say("stub-0 unhealthy")
             await node.has(TOY, healthy=1, unhealthy=1)
             node.say("stub-3 gone")

@@ -11,8 +11,7 @@ COUNT = 500
 FITS = 4  # devices, at least, whose IDs fit
 SMALL = """
 from agent.runtime import limits
-from agent.inventory import found_devices
-limits.MESSAGE_LIMIT = found_devices.MESSAGE_LIMIT = 100_000
+limits.MESSAGE_LIMIT = 100_000
 """
 """In place of 4 MiB, which take a kubelet in Python seconds."""
 

@@ -36,12 +36,12 @@ PATIENT = """
 import structlog
 from agent.daemon import reload
 reload._QUIET_IF_EMPTY, reload._RESTLESS = 120.0, 86400.0
-is_empty = reload.Reloader._is_empty
-def looked(self):
-    empty = is_empty(self)
+is_empty = reload._is_empty
+def looked(file):
+    empty = is_empty(file)
     structlog.get_logger().info("looked-at-file", empty=empty)
     return empty
-reload.Reloader._is_empty = looked
+reload._is_empty = looked
 """  # with a file that is written to, however long a busy machine keeps the test from going on
 
 FIRST = chardev()

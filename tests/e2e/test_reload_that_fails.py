@@ -70,7 +70,7 @@ signal.signal(signal.SIGTTOU, tell)
         ("inventory", "selection", "Selection.__init__"),
         ("discovery", "discoverer", "Discoverer.__init__"),
         ("inventory", "slots", "Listing.__init__"),
-        ("inventory", "selection", "Selection._candidate"),
+        ("inventory", "selection", "Selection.select"),
     ],
 )
 async def test_a_reload_that_fails_by_a_bug_of_ours_changes_nothing_and_every_face_says_so(

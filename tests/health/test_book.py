@@ -278,4 +278,4 @@ def test_probes_are_the_whole_truth(rounds: list[dict[str, list[Signal]]]) -> No
     for unit in said:
         book.probed("fake", {unit: ()}, 99.0)
     assert not book._probes._active
-    assert not book._probes._spoken
+    assert not book._probes.spoken

@@ -106,9 +106,9 @@ class Machine(RuleBasedStateMachine):
     )
     def devices_are_found(self, bindings: dict[str, str], gone: bool, anew: bool, ours: bool) -> None:
         units = {h: [] if gone else [bound(binding, h)] for h, binding in bindings.items()}
-        self.take(self.whole.found("fake", units, self.now, anew=anew, ours=ours))
+        self.take(self.whole.found("fake", units, self.now, anew=anew, ours=lambda: ours))
         for unit, devices in units.items():
-            self.pieces.found("fake", {unit: devices}, self.now, anew=anew, ours=ours)
+            self.pieces.found("fake", {unit: devices}, self.now, anew=anew, ours=lambda: ours)
             anew = False  # one exchange has been told once
 
     @rule(times=st.integers(1, 6), hardware=some)

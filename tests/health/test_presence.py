@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import eq
 
 import pytest
 from hypothesis import given
@@ -161,7 +163,7 @@ def test_what_is_drained_may_be_pulled_out_and_put_in_again(book: HealthBook) ->
 
 def test_what_goes_or_comes_while_we_act_is_our_doing(book: HealthBook) -> None:
     for n in range(50):
-        ours = n % 2 == 0  # it comes, and then goes; or the other way round
+        ours = partial(eq, n % 2, 0)  # it comes, and then goes; or the other way round
         book.found("fake", {"card": [card()]}, 2.0 * n, ours=ours)
         book.found("fake", {"card": []}, 2.0 * n + 1, ours=ours)
     assert book.of(CARD) is HEALTHY
@@ -268,8 +270,7 @@ def test_it_is_back_when_what_was_to_be_had_was_gone_and_is_to_be_had_again(step
         now += seconds
         history.append((now, sight))
         here = [] if sight.identity is None else [card(sight.identity, unusable="" if sight.usable else "no driver")]
-        seen = presence.found(("fake", "card"), here)
-        told += [now for _ in presence.judge(seen, now, lambda _: False)]
+        told += [now for _ in presence.found("fake", {"card": here}, {}, now, lambda _: False)]
     assert told == returns(history)
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from itertools import permutations
 
-from agent.inventory.competition import Candidate, Placed, assign
+from agent.inventory.competition import Candidate, assign
 from agent.model import Held
 from backends.base import Device
 from tests.fakes import device, held
@@ -70,5 +70,6 @@ def test_every_refusal_of_a_resource_that_selects_it_is_kept() -> None:
     one, two = device("one", A, B, ids=["x"], hardware=["h"]), device("two", A, B, ids=["x"])
     claim = held(B, "y", device("y", hardware=["two"]))
     outcome = assign(rivals(one, two), {claim.slot: claim}, {"two": {claim.slot}})
-    assert outcome.placed == {("one",): Placed(A, ("x",)), ("two",): Placed(B, ("x",))}
+    joined = {ref: (it.resource, it.ids) for ref, it in outcome.placed.items()}
+    assert joined == {("one",): (A, ("x",)), ("two",): (B, ("x",))}
     assert outcome.rejected == {("two",): (f"{A} selects it, but two is held by a pod through {B}",)}

@@ -73,7 +73,7 @@ async def test_what_another_devices_id_keeps_out_is_missing() -> None:
 
 
 async def test_what_a_list_has_no_room_for_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.inventory.found_devices.MESSAGE_LIMIT", 10)
+    monkeypatch.setattr("agent.runtime.limits.MESSAGE_LIMIT", 10)
     node = Node(device("x", A), device("y", A), device("z", A))
     assert set((await node.missing()).values()) == {(A, "list-full")}
     assert all("its list is full" in one.message for one in node.it.missing)

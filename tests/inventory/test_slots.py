@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.inventory.found_devices import Found
 from agent.inventory.slots import Listing
 from agent.kubelet.encoded_list import EncodedList
 from agent.model import HEALTHY, Health, Slot, State
@@ -11,7 +12,7 @@ from agent.runtime import limits
 from tests.fakes import device, held
 
 NAME = "a.example/one"
-REF = "kind", "unit", "", "key"
+REF = Found("kind", "unit", device("key"), (), ())
 SICK = Health(State.UNHEALTHY, "sick")
 DEVICES = (device("d"), device("e", numa_node=1), device("f", numa_node=300))
 
@@ -47,7 +48,7 @@ def test_a_snapshot_is_not_altered_by_what_comes_later() -> None:
 
 
 @given(st.lists(st.one_of(slots, st.lists(st.sampled_from("abc"), unique=True), st.sampled_from("abc")), max_size=12))
-def test_it_keeps_which_ids_have_no_device_and_the_size_of_the_bytes_in_their_larger_form(
+def test_it_keeps_which_ids_have_no_device_and_leaves_out_what_has_no_room_in_its_larger_form(
     steps: list[Slot | list[str] | str],
 ) -> None:
     it = Listing(NAME)
@@ -66,7 +67,12 @@ def test_it_keeps_which_ids_have_no_device_and_the_size_of_the_bytes_in_their_la
     for slot in list(it.slots.values()):
         it.put(slot._replace(health=SICK))
     encoded.apply(it.snapshot())
-    assert it._bytes == len(encoded.message())
+    size = sum(limits.slot_bytes(i, slot.device.numa_node) for i, slot in it.slots.items() if slot.device)
+    with pytest.MonkeyPatch.context() as limited:
+        for most, omitted in (len(encoded.message()), False), (len(encoded.message()) - 1, bool(it.slots)):
+            limited.setattr(limits, "MESSAGE_LIMIT", most)
+            it.snapshot(size=size)
+            assert bool(it.omitted) is omitted
 
 
 def test_claimed_ids_are_never_left_out_even_if_they_alone_pass_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ FORGETFUL = """
 from msgspec.structs import replace
 from agent.inventory.slots import Listing
 whole = Listing.snapshot
-def snapshot(self, now=0.0):
-    found = whole(self, now)
+def snapshot(self, now, size):
+    found = whole(self, now, size)
     return replace(found, slots={name: slot for name, slot in found.slots.items() if name not in self.claims}, changed=None)
 Listing.snapshot = snapshot
 """

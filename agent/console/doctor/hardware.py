@@ -8,7 +8,6 @@ from typing import Final
 from agent.console.doctor.findings import Finding, failure, fine, warning
 from agent.console.doctor.host import node_paths
 from agent.console.views import NAMES_NOTHING, Resource, Status
-from agent.inventory.found_devices import Unclaimed
 from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import found_missing
 from agent.inventory.survey import Survey
@@ -85,12 +84,11 @@ def _why(message: str, reason: str) -> str:
     return f"{message.rstrip('.')} ({reason})"
 
 
-def _left(found: Survey, name: str) -> list[Unclaimed]:
-    """The devices that the resource or template could have, and that no resource or another one has."""
+def _left(found: Survey, name: str) -> list[tuple[str, str]]:
+    """The devices that the resource or template could have had and does not have, each with why."""
     kind = found.inventory.kind(name) or ""
-    every = found.inventory.unclaimed()
-    unclaimed = [one for one in every if one.backend == kind and one.device.resource in (None, name)]
-    return [*unclaimed, *_elsewhere(found.inventory, kind, name)]
+    every = [it for it in found.inventory.unclaimed() if it.backend == kind and it.device.resource in (None, name)]
+    return [*((it.device.key, it.why) for it in every), *_elsewhere(found.inventory, kind, name)]
 
 
 def _nothing(found: Survey, name: str) -> Finding:
@@ -103,7 +101,7 @@ def _nothing(found: Survey, name: str) -> Finding:
             f"{name} offers nothing: {missing}.",
             "Look whether its driver is loaded, its nodes are there, and its selectors are meant so: `fairlead discover`.",
         )
-    whys = [f"{one.device.key}: {one.why.rstrip('.')}" for one in left]
+    whys = [f"{device}: {why.rstrip('.')}" for device, why in left]
     return warning(f"{name} offers nothing: {_first(whys)}.", _MEND)
 
 
@@ -117,11 +115,11 @@ def _paths_of(inventory: Inventory, name: str) -> Iterator[str]:
     return node_paths(resource.spec.options) if resource is not None else iter(())
 
 
-def _elsewhere(inventory: Inventory, kind: str, name: str) -> Iterator[Unclaimed]:
+def _elsewhere(inventory: Inventory, kind: str, name: str) -> Iterator[tuple[str, str]]:
     """What a resource selects, or a template would name, and another has."""
     for device in inventory.devices(kind):
         for found in inventory.on(device.hardware):
             for candidate in found.candidates if found.device is device and found.placed else ():
                 giver = inventory.selection.giver(candidate.resource)
                 if name in (candidate.resource, giver and giver.name):
-                    yield Unclaimed(device, kind, f"{candidate.resource} {found.why_not(candidate.resource)}")
+                    yield device.key, f"{candidate.resource} {found.why_not(candidate.resource)}"

@@ -110,7 +110,7 @@ class FeatureFile:
         self._wall = wall
         self._changed = asyncio.Event()
         self._workers = Workers("features", 1)
-        self._said: list[str] | None = None  # the lines in the file; None: nobody knows
+        self._said: list[str] | None = None  # the lines in the file; None: unknown
         self._written = 0.0
         self._omitted = 0
         problems = problems or Problems()
@@ -127,7 +127,7 @@ class FeatureFile:
         )
 
     def changed(self) -> None:
-        """A list is another."""
+        """A list changed."""
         self._changed.set()
 
     async def run(self) -> None:
@@ -176,7 +176,7 @@ def replace(path: Path, text: str) -> None:
     """Put our file there whole, and nothing in the place of another's.
 
     Raises:
-        OSError: it cannot be written, or is somebody else's.
+        OSError: it cannot be written, or another program wrote it.
     """
     with suppress(FileNotFoundError):
         if not files.read(path, _MOST_READ, follow=False).startswith(_HEADER.encode()):

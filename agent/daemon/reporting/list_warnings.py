@@ -17,17 +17,20 @@ from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import Shortfall
 from agent.inventory.unmatched import unmatched
 from agent.kubernetes.parts import KubernetesParts
+from agent.model import Snapshot
 from agent.runtime import limits
 from backends.base import Resource
 
-_PAUSE: Final = 1.0  # seconds between two looks at what is missing: a driver that is bound anew is missing for a moment
+_PAUSE: Final = (
+    1.0  # seconds between two looks at what is missing: a device whose driver is rebound is missing for a moment
+)
 _SELDOM: Final = 3600.0  # seconds after which what went long ago may be forgotten, though nothing happens
 
 log = structlog.get_logger()
 
 
 class ListWarnings:
-    """What has been said."""
+    """Remembers what it has logged."""
 
     def __init__(
         self,
@@ -81,9 +84,8 @@ class ListWarnings:
         for kind, problem in unmatched(resources, scanned):
             log.warning("selector-matches-nothing", resource=problem.subject, backend=kind, reason=problem.sentence)
 
-    def tell_of_length(self, resource: str) -> None:
-        """Say when more or fewer IDs are left out than before, loudly."""
-        omitted = self._inventory.omitted(resource)
-        if omitted != self._omitted.get(resource, 0):
-            log.error("list-too-long", resource=resource, count=omitted, limit=limits.MESSAGE_LIMIT)
-        self._omitted[resource] = omitted
+    def tell_of_length(self, snapshot: Snapshot) -> None:
+        """Log an error when more or fewer IDs are left out of a list than before."""
+        if snapshot.omitted != self._omitted.get(snapshot.resource, 0):
+            log.error("list-too-long", resource=snapshot.resource, count=snapshot.omitted, limit=limits.MESSAGE_LIMIT)
+        self._omitted[snapshot.resource] = snapshot.omitted
