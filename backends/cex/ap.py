@@ -11,7 +11,6 @@ from typing import Final
 from msgspec import Struct
 
 from backends.base import Host, HostPath
-from backends.errors import not_short
 from backends.linux import sysfs
 
 DEVICES: Final = HostPath("/sys/devices/ap")
@@ -91,10 +90,6 @@ def domain(queue: str) -> int:
 
 def machine(host: Host) -> str | None:
     """What tells this machine from others; None where the kernel does not say."""
-    try:
-        text = host.local(_SYSINFO).read_text(errors="replace")
-    except OSError as error:
-        not_short(error)
-        return None
+    text = sysfs.text(host, _SYSINFO) or ""
     parts = [found[1] for pattern in _MACHINE if (found := pattern.search(text)) is not None]
     return "-".join(parts) if len(parts) == len(_MACHINE) else None

@@ -51,11 +51,7 @@ class Intel:
 
     def _by_path(self, address: str) -> tuple[Mount, ...]:
         """Links that udev makes to the nodes, by which Intel's libraries tell several GPUs apart."""
-        try:
-            names = sysfs.entries(self.host, BY_PATH)
-        except OSError:
-            return ()
-        mine = [BY_PATH / name for name in names if name.startswith(f"pci-{address}-")]
+        mine = [BY_PATH / name for name in sysfs.names(self.host, BY_PATH) if name.startswith(f"pci-{address}-")]
         return tuple(Mount(path, path.text, read_only=True) for path in mine)
 
     def together(self) -> Discovery:

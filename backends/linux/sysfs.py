@@ -58,6 +58,15 @@ def attribute(host: Host, path: HostPath) -> str | None:
         return None
 
 
+def text(host: Host, path: HostPath) -> str | None:
+    """All of a file in /proc, which may be longer than an attribute; None if it cannot be read."""
+    try:
+        return host.local(path).read_text(errors="replace")
+    except OSError as error:
+        not_short(error)
+        return None
+
+
 def number(host: Host, path: HostPath) -> int | None:
     """The whole number in an attribute, if it is one."""
     text = attribute(host, path) or ""
@@ -82,6 +91,14 @@ def entries(host: Host, directory: HostPath) -> list[str]:
         return []
     except OSError as error:
         raise not_short(error) from None
+
+
+def names(host: Host, directory: HostPath) -> list[str]:
+    """As `entries`; nothing where the directory cannot be read."""
+    try:
+        return entries(host, directory)
+    except OSError:
+        return []
 
 
 def linked_name(host: Host, link: HostPath) -> str | None:

@@ -84,10 +84,7 @@ def _fault(host: Host, path: HostPath, majors: dict[str, int] | None) -> tuple[s
 
 def _majors(host: Host) -> dict[str, int] | None:
     """Name → major number of every kind of character device; None if the list cannot be read."""
-    try:
-        text = host.local(_DEVICES).read_text(errors="replace")
-    except OSError as error:
-        not_short(error)
+    if (text := sysfs.text(host, _DEVICES)) is None:
         return None
     characters = text.partition("Block devices:")[0]
     return {found[2]: int(found[1]) for line in characters.splitlines() if (found := _LINE.fullmatch(line))}

@@ -180,11 +180,8 @@ def _number(host: Host, function: pci.Function, above: HostPath) -> int | None:
 def _pkeys(host: Host, function: pci.Function) -> Iterator[str]:
     """The default partition key of each InfiniBand port; the first of the port's table."""
     for hca in function.infiniband:
-        try:
-            ports = sysfs.entries(host, function.path / "infiniband" / hca / "ports")
-        except OSError:
-            continue
-        for port in ports:
-            key = sysfs.attribute(host, function.path / "infiniband" / hca / "ports" / port / "pkeys/0") or ""
+        ports = function.path / "infiniband" / hca / "ports"
+        for port in sysfs.names(host, ports):
+            key = sysfs.attribute(host, ports / port / "pkeys/0") or ""
             if _PKEY.fullmatch(key):
                 yield key.lower()

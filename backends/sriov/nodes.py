@@ -43,7 +43,7 @@ def of_function(host: Host, function: pci.Function) -> Iterator[Node]:
         yield _node(VFIO / "vfio", shared=True)
         yield Node(VFIO / on_host, (VFIO / group).text, "rw")
     elif function.driver in _UIO:
-        yield from (_node(DEV / name) for name in _entries(host, function.path / "uio")[:1])
+        yield from (_node(DEV / name) for name in sysfs.names(host, function.path / "uio")[:1])
 
 
 def of_rdma(host: Host, adapter: rdma.Adapter) -> Iterator[Node]:
@@ -61,12 +61,12 @@ def of_vhost(host: Host) -> Iterator[Node]:
 
 def vdpa(host: Host, function: pci.Function) -> VdpaDevice | None:
     """The function's first vDPA device that has a driver."""
-    for name in _entries(host, _VDPA):
+    for name in sysfs.names(host, _VDPA):
         path = sysfs.device(host, _VDPA / name)
         if path is None or path.parent != function.path:
             continue
         kind = _VDPA_DRIVERS.get(sysfs.linked_name(host, path / "driver") or "")
-        nodes = [_node(DEV / it) for it in _entries(host, path) if _VHOST_VDPA.fullmatch(it)]
+        nodes = [_node(DEV / it) for it in sysfs.names(host, path) if _VHOST_VDPA.fullmatch(it)]
         if kind is not None:
             return VdpaDevice(name, kind, tuple(nodes[:1]))
     return None
@@ -78,10 +78,3 @@ def _node(path: HostPath, *, shared: bool = False) -> Node:
 
 def _is_noiommu(host: Host, group: str) -> bool:
     return sysfs.attribute(host, iommu.GROUPS / group / "name") == iommu.NOIOMMU
-
-
-def _entries(host: Host, directory: HostPath) -> list[str]:
-    try:
-        return sysfs.entries(host, directory)
-    except OSError:
-        return []

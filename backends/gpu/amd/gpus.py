@@ -79,8 +79,8 @@ class Amd:
         """KFD says whose they are; those it does not name are not in use (the driver makes more than it needs)."""
         by_minor = {node.render_minor: node.address for node in known}
         whole: dict[str, pci.Function | None] = {}
-        for name in self._partition_names():
-            found = self._drm(name)
+        for name in sysfs.names(self.host, PLATFORM):
+            found = sysfs.names(self.host, PLATFORM / name / "drm") if name.startswith(PARTITION) else []
             minors = [int(one.removeprefix("renderD")) for one in found if one.removeprefix("renderD").isdecimal()]
             for address in (by_minor[minor] for minor in minors[:1] if minor in by_minor):
                 if address not in whole:
@@ -96,18 +96,6 @@ class Amd:
         told = (*attributes.get("uuid", (function.ids,)), *attributes.get("partition", ()))
         found = part(gpu(function, (), attributes), name, wanted, attributes)
         return withheld(replace(found, unit=TOGETHER, identity=" ".join(told)), unusable)
-
-    def _partition_names(self) -> list[str]:
-        try:
-            return [name for name in sysfs.entries(self.host, PLATFORM) if name.startswith(PARTITION)]
-        except OSError:
-            return []
-
-    def _drm(self, name: str) -> list[str]:
-        try:
-            return sysfs.entries(self.host, PLATFORM / name / "drm")
-        except OSError:
-            return []
 
     def probe(self, device: Device) -> Iterator[Signal]:
         """Does AMD's metrics exporter find it unhealthy?"""

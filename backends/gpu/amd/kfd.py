@@ -34,11 +34,7 @@ class KfdNode(Struct, frozen=True):
 
 def gpus(host: Host) -> list[KfdNode]:
     """Every node that is a GPU or a partition; what cannot be read is left out."""
-    try:
-        names = sysfs.entries(host, TOPOLOGY)
-    except OSError:
-        return []
-    found = (_node(host, int(name)) for name in names if re.fullmatch(r"[0-9]{1,6}", name))
+    found = (_node(host, int(name)) for name in sysfs.names(host, TOPOLOGY) if re.fullmatch(r"[0-9]{1,6}", name))
     return [node for node in found if node is not None]
 
 
@@ -66,11 +62,7 @@ def _node(host: Host, number: int) -> KfdNode | None:
 
 def _links(host: Host, number: int) -> Iterator[tuple[int, int]]:
     directory = TOPOLOGY / str(number) / "io_links"
-    try:
-        names = sysfs.entries(host, directory)
-    except OSError:
-        return
-    for name in names:
+    for name in sysfs.names(host, directory):
         said = _properties(host, directory / name / "properties")
         if said.get("type") == _XGMI and "node_to" in said:
             one, all_of_them = said.get("min_bandwidth", 0), said.get("max_bandwidth", 0)

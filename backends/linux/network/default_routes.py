@@ -16,6 +16,7 @@ from typing import Final
 
 from backends.base import Host, HostPath
 from backends.errors import not_short
+from backends.linux import sysfs
 from backends.linux.network import netlink
 
 _ROUTES_6: Final = HostPath("/proc/1/net/ipv6_route")
@@ -34,19 +35,19 @@ _HOP: Final = struct.Struct("=HBBi")  # struct rtnexthop: length, flags, weight,
 
 def default_interfaces(host: Host) -> frozenset[str] | None:
     """The interfaces that any default route leads through; None if the routes cannot be read."""
-    if (lines := _lines(host, netlink.ROUTES)) is None:
+    if (routes := sysfs.text(host, netlink.ROUTES)) is None:
         return None
-    return frozenset((*_of_ipv4(lines), *_of_ipv6(_lines(host, _ROUTES_6) or ()), *_told_by_kernel(host)))
+    return frozenset((*_of_ipv4(routes), *_of_ipv6(sysfs.text(host, _ROUTES_6) or ""), *_told_by_kernel(host)))
 
 
-def _of_ipv4(lines: list[str]) -> Iterator[str]:
-    for fields in (line.split() for line in lines):
+def _of_ipv4(routes: str) -> Iterator[str]:
+    for fields in map(str.split, routes.splitlines()):
         if len(fields) >= 8 and (fields[1], fields[7]) == (_ANYWHERE, _ANYWHERE) and _flags(fields[3]) & _UP:
             yield fields[0]
 
 
-def _of_ipv6(lines: list[str] | tuple[()]) -> Iterator[str]:
-    for fields in (line.split() for line in lines):
+def _of_ipv6(routes: str) -> Iterator[str]:
+    for fields in map(str.split, routes.splitlines()):
         if len(fields) >= 10 and (fields[0], fields[1]) == (_ANYWHERE_6, "00"):
             flags = _flags(fields[8])
             if flags & _UP and not flags & _REJECT:
@@ -55,14 +56,6 @@ def _of_ipv6(lines: list[str] | tuple[()]) -> Iterator[str]:
 
 def _flags(text: str) -> int:
     return int(text, 16) if re.fullmatch("[0-9A-Fa-f]{1,8}", text) else 0
-
-
-def _lines(host: Host, path: HostPath) -> list[str] | None:
-    try:
-        return host.local(path).read_text(errors="replace").splitlines()
-    except OSError as error:
-        not_short(error)
-        return None
 
 
 # --- rtnetlink ---

@@ -25,10 +25,10 @@ _UPLINK: Final = re.compile(
 
 def names(host: Host, device: HostPath) -> tuple[str, ...]:
     """A device's interfaces, those of its first port first; those of a virtio card are below its virtio device."""
-    found = _entries(host, device / "net")
+    found = sysfs.names(host, device / "net")
     if not found:
-        below = (name for name in _entries(host, device) if name.startswith("virtio"))
-        found = [name for virtio in below for name in _entries(host, device / virtio / "net")]
+        below = (name for name in sysfs.names(host, device) if name.startswith("virtio"))
+        found = [name for virtio in below for name in sysfs.names(host, device / virtio / "net")]
     return tuple(found if len(found) < 2 else sorted(found, key=lambda name: (_port(host, name), name)))
 
 
@@ -69,10 +69,3 @@ def is_enabled(host: Host, name: str) -> bool:
 
 def _port(host: Host, name: str) -> int:
     return sysfs.number(host, CLASS / name / "dev_port") or 0
-
-
-def _entries(host: Host, directory: HostPath) -> list[str]:
-    try:
-        return sysfs.entries(host, directory)
-    except OSError:
-        return []

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from msgspec import Struct
@@ -39,10 +39,6 @@ ADDRESS: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
 _DOMAIN: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _IDS: Final = re.compile(r"([0-9A-F]{1,4}):([0-9A-F]{1,4})", re.IGNORECASE)
 _CLASS: Final = re.compile(r"[0-9A-F]{1,6}", re.IGNORECASE)
-
-_EXTENDED: Final = 0x100  # where the extended capabilities begin (PCI Express Base Specification, 7.6)
-_SERIAL_CAPABILITY: Final = 0x0003  # Device Serial Number (PCI_EXT_CAP_ID_DSN in pci_regs.h)
-_MOST_CAPABILITIES: Final = 48  # a chain in garbage must end, too; a real one has about ten
 
 
 _ADDRESS: Final = Attribute("a PCI address with its domain, as in '0000:3b:00.0'", ADDRESS.pattern)
@@ -257,28 +253,6 @@ def undivided(hint: Hint, known: Known) -> frozenset[str]:
     return frozenset(address for device in devices for address in device.attributes.get("physical", ()))
 
 
-def is_awake(host: Host, path: HostPath) -> bool:
-    """May its configuration space be read without resuming it from sleep?"""
-    return sysfs.attribute(host, path / "power" / "runtime_status") in (None, "active", "unsupported")
-
-
-def serial(host: Host, function: Function) -> str | None:
-    """The PCI Express Device Serial Number: eight bytes in hexadecimal; None if it has none, or sleeps."""
-    if not is_awake(host, function.path):
-        return None
-    try:
-        config = os.open(host.local(function.path / "config"), os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        not_short(error)
-        return None
-    try:
-        return _serial(config)
-    except OSError:
-        return None
-    finally:
-        os.close(config)
-
-
 # --- reading ---
 
 
@@ -330,28 +304,4 @@ def _vgpu_type(host: Host, path: HostPath, entries: Iterable[str]) -> str:
 
 def _children(host: Host, path: HostPath, kind: str, entries: Iterable[str]) -> tuple[str, ...]:
     """The devices of one kind that its driver made."""
-    if kind not in entries:
-        return ()
-    try:
-        return tuple(sysfs.entries(host, path / kind))
-    except OSError:
-        return ()
-
-
-def _serial(config: int) -> str | None:
-    """Walk the extended capabilities, four bytes at a time: on real hardware each takes a microsecond."""
-    offset = _EXTENDED
-    for _ in range(_MOST_CAPABILITIES):
-        header = int.from_bytes(os.pread(config, 4, offset), "little")
-        if header in (0, 0xFFFFFFFF):
-            return None
-        if header & 0xFFFF == _SERIAL_CAPABILITY:
-            data = os.pread(config, 8, offset + 4)
-            return _hexadecimal(data) if len(data) == 8 else None
-        if (offset := header >> 20) < _EXTENDED:
-            return None
-    return None
-
-
-def _hexadecimal(data: Sequence[int]) -> str:
-    return "-".join(f"{byte:02x}" for byte in reversed(data))
+    return tuple(sysfs.names(host, path / kind)) if kind in entries else ()

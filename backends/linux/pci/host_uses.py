@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from backends.base import Host, HostPath
@@ -62,7 +62,7 @@ def _screens(host: Host, function: pci.Function) -> Iterator[str]:
     if function.boot_display:
         yield "drives the screen of the firmware and the console (boot_vga)"
     for card in function.drm:
-        for connector in _entries(host, function.path / "drm" / card):
+        for connector in sysfs.names(host, function.path / "drm" / card):
             status, enabled = (
                 sysfs.attribute(host, function.path / "drm" / card / connector / name) for name in ("status", "enabled")
             )
@@ -104,7 +104,9 @@ def _uses_of(host: Host, name: str, path: HostPath, mounts: Mapping[str, str], s
 
 def _blocks(host: Host, function: pci.Function) -> dict[str, HostPath]:
     """Disks and partitions below a function, and those that its NVMe controller is one way to."""
-    every = {name: path for name in _entries(host, _BLOCK) if (path := sysfs.device(host, _BLOCK / name)) is not None}
+    every = {
+        name: path for name in sysfs.names(host, _BLOCK) if (path := sysfs.device(host, _BLOCK / name)) is not None
+    }
     below = [name for name, path in every.items() if path.text.startswith(f"{function.path}/")]
     heads = {f"nvme{found[1]}n{found[2]}" for name in below if (found := _NVME_PATH.fullmatch(name)) is not None}
     tops = tuple(f"{every[head]}/" for head in heads & every.keys())
@@ -115,7 +117,7 @@ def _made_of(host: Host, path: HostPath) -> Iterator[tuple[str, HostPath]]:
     """What is made of a disk, and of that, and so on; with where it is in sysfs."""
     todo, seen = [path], {path}
     while todo:
-        for holder in _entries(host, todo.pop() / "holders"):
+        for holder in sysfs.names(host, todo.pop() / "holders"):
             above = sysfs.device(host, _BLOCK / holder) or _BLOCK / holder
             if above not in seen:
                 seen.add(above)
@@ -125,11 +127,11 @@ def _made_of(host: Host, path: HostPath) -> Iterator[tuple[str, HostPath]]:
 
 def _mounted(host: Host) -> dict[str, str] | None:
     """Device number, and source, of everything mounted → where."""
-    lines = _lines(host, _MOUNTS)
-    if lines is None:
+    mounts = sysfs.text(host, _MOUNTS)
+    if mounts is None:
         return None
     found: dict[str, str] = {}
-    for fields in (line.split() for line in lines):
+    for fields in map(str.split, mounts.splitlines()):
         if len(fields) < 5:
             continue
         found.setdefault(fields[2], fields[4])
@@ -140,7 +142,7 @@ def _mounted(host: Host) -> dict[str, str] | None:
 
 def _swapped_to(host: Host) -> frozenset[str]:
     """The names of the block devices that are swap space."""
-    lines = _lines(host, _SWAPS) or ()
+    lines = (sysfs.text(host, _SWAPS) or "").splitlines()
     return frozenset(line.split()[0].rpartition("/")[2] for line in lines if line.startswith("/dev/"))
 
 
@@ -184,7 +186,7 @@ def _interfaces(host: Host, function: pci.Function) -> list[str]:
     """Those below it, however deep (a virtio card's are), whatever the driver."""
     below = (
         name
-        for name in _entries(host, _NET)
+        for name in sysfs.names(host, _NET)
         if (path := sysfs.device(host, _NET / name)) is not None and path.text.startswith(f"{function.path}/")
     )
     return sorted({*function.net, *below})
@@ -196,7 +198,7 @@ def _above(host: Host, name: str) -> Iterator[str]:
     while todo:
         at = todo.pop()
         path = sysfs.device(host, _NET / at)
-        entries = _entries(host, path) if path is not None else ()
+        entries = sysfs.names(host, path) if path is not None else ()
         above = [entry.removeprefix("upper_") for entry in entries if entry.startswith("upper_")]
         if at == _OPEN_VSWITCH:
             above += [entry.removeprefix("lower_") for entry in entries if entry.startswith("lower_")]
@@ -205,22 +207,3 @@ def _above(host: Host, name: str) -> Iterator[str]:
                 seen.add(one)
                 todo.append(one)
                 yield one
-
-
-# --- files ---
-
-
-def _lines(host: Host, path: HostPath) -> list[str] | None:
-    """A file of /proc, whole; None if it cannot be read."""
-    try:
-        return host.local(path).read_text(errors="replace").splitlines()
-    except OSError as error:
-        not_short(error)
-        return None
-
-
-def _entries(host: Host, directory: HostPath) -> Iterable[str]:
-    try:
-        return sysfs.entries(host, directory)
-    except OSError:
-        return ()

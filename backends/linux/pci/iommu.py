@@ -115,10 +115,7 @@ def _around(host: Host, address: str) -> Group | None:
 def _numbered(host: Host, number: str) -> Group | None:
     if not number.isdecimal() or _is_noiommu(host, number):
         return None
-    try:
-        names = sysfs.entries(host, GROUPS / number / "devices")
-    except OSError:
-        return None
+    names = sysfs.names(host, GROUPS / number / "devices")
     members = tuple(member for name in names if (member := _member(host, number, name)) is not None)
     return Group(number, members) if members else None
 
