@@ -78,17 +78,12 @@ def gpu(
     mounts: tuple[Mount, ...] = (),
 ) -> Device:
     """The device that a PCI function is; its key is its UUID, or else its address."""
-    return Device(
+    return replace(
+        function.as_device(),
         key=uuid or function.address,
-        unit=function.address,
-        hardware=frozenset({function.hardware}),
-        depends=frozenset() if function.physical is None else frozenset({f"pci:{function.physical}"}),
         identity=identity or function.ids,
-        bindings=function.bindings(),
         nodes=handed_out(wanted),
         mounts=mounts,
-        numa_node=function.numa_node,
-        ancestry=function.ancestry,
         attributes={**attributes, **numbers(wanted)},
     )
 

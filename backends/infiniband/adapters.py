@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from backends.base import TEXT, Attribute, Device, Host, HostPath, Node, one_of
 from backends.infiniband import rdma_ports
 from backends.infiniband.options import UNSEEN_WHEN_AWAY, InfiniBandResource
@@ -94,16 +96,7 @@ def bare(function: Function) -> Device:
         why = f"it is bound to {function.driver}, for virtual machines"
     else:
         why = f"its driver {function.driver} has made no RDMA device; is the driver's module for RDMA loaded?"
-    return Device(
-        key=function.address,
-        unit=function.address,
-        hardware=frozenset((function.hardware,)),
-        bindings=function.bindings(),
-        numa_node=function.numa_node,
-        ancestry=function.ancestry,
-        unusable=why,
-        attributes=function.attributes(),
-    )
+    return replace(function.as_device(), identity="", unusable=why)  # the adapter's own identity cannot be told now
 
 
 def is_likely(kind: str, vendor: str) -> bool:

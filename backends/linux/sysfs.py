@@ -109,17 +109,20 @@ def linked_name(host: Host, link: HostPath) -> str | None:
         return None
 
 
-def device(host: Host, link: HostPath) -> HostPath | None:
-    """The device that a link, as in /sys/class, /sys/bus and /sys/dev, points to."""
+def target(host: Host, link: HostPath) -> HostPath | None:
+    """Where a link to a device, as in /sys/class, /sys/bus and /sys/dev, points to, whether or not the device is there."""
     try:
-        target = os.readlink(host.spell(link))  # noqa: PTH115  # it is put together below, by the host's names
+        text = os.readlink(host.spell(link))  # noqa: PTH115  # it is put together below, by the host's names
     except OSError:
         return None
-    path = posixpath.normpath(f"{link.parent}/{target}")
-    if not path.startswith(f"{DEVICES}/"):
-        return None
-    found = HostPath(path)
-    return found if os.path.isdir(host.spell(found)) else None  # noqa: PTH112  # as `Host.spell`
+    path = posixpath.normpath(f"{link.parent}/{text}")
+    return HostPath(path) if path.startswith(f"{DEVICES}/") else None
+
+
+def device(host: Host, link: HostPath) -> HostPath | None:
+    """The device that a link points to; None if there is none."""
+    found = target(host, link)
+    return found if found is not None and os.path.isdir(host.spell(found)) else None  # noqa: PTH112  # as `Host.spell`
 
 
 def above(device: HostPath) -> Iterator[HostPath]:

@@ -89,16 +89,9 @@ class Solarflare(Backend[SolarflareOptions]):
         if not names:
             attributes = assumed(attributes, ("ifname",), self.resources)
         foreign = function.driver is not None and function.driver not in _DRIVERS
-        return Device(
-            key=function.address,
-            unit=function.address,
-            hardware=frozenset((function.hardware,)),
-            depends=frozenset((f"pci:{function.physical}",)) if function.physical else frozenset(),
-            identity=function.ids,
-            bindings=function.bindings(),
+        return replace(
+            function.as_device(),
             nodes=onload.nodes(self.host),
-            numa_node=function.numa_node,
-            ancestry=function.ancestry,
             unusable=f"it is bound to {function.driver}, not to sfc" if foreign else "",
             attributes=attributes,
         )

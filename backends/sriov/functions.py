@@ -85,17 +85,9 @@ def look(host: Host, resources: Sequence[SriovResource], address: str) -> Seen |
     attributes = {name: values for name, values in _attributes(host, function, own, vdpa) if values}
     if function.vendor == _INTEL and any(PROFILE in resource.asks_for for resource in mine):
         attributes.update(_profile(host, function))
-    device = Device(
-        key=address,
-        unit=address,
-        hardware=frozenset((function.hardware,)),
-        depends=frozenset((f"pci:{function.physical}", link(function.physical))) if function.physical else frozenset(),
-        identity=function.ids,
-        bindings=function.bindings(),
-        numa_node=function.numa_node,
-        ancestry=function.ancestry,
-        attributes=assumed(attributes, UNSEEN_WHEN_AWAY, resources),
-    )
+    device = function.as_device()
+    depends = device.depends | {link(function.physical)} if function.physical else device.depends
+    device = replace(device, depends=depends, attributes=assumed(attributes, UNSEEN_WHEN_AWAY, resources))
     wants_rdma = any(it.spec.options.rdma and it.might_take(device) for it in mine)
     adapter = rdma.read(host, address) if wants_rdma else None
     if adapter is not None:
@@ -138,7 +130,7 @@ def _attributes(host: Host, function: pci.Function, interfaces: Sequence[str], v
     yield from function.attributes().items()
     if "acpi_index" in function.entries and (number := sysfs.number(host, function.path / "acpi_index")) is not None:
         yield "acpi_index", (str(number),)
-    above = sysfs.device(host, pci.FUNCTIONS / function.physical) if function.physical is not None else None
+    above = sysfs.target(host, function.path / "physfn") if function.physical is not None else None
     yield from of_interfaces(host, interfaces, above)
     if above is not None and (number := _number(host, function, above)) is not None:
         yield "vf", (str(number),)

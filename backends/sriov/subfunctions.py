@@ -71,7 +71,7 @@ def _attributes(
     yield "function", ("subfunction",)
     yield "physical", (function.physical or function.address,)
     yield "sfnum", () if number is None else (str(number),)
-    above = sysfs.device(host, pci.FUNCTIONS / (function.physical or function.address))
+    above = sysfs.target(host, function.path / "physfn") if function.physical else function.path
     yield from of_interfaces(host, netdevs.names(host, path), above)
     if adapter is not None:
         yield "hca", adapter.names

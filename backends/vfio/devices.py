@@ -65,11 +65,7 @@ def _unselected(unit: str, group: Group) -> Discovery:
 
 def selected(resource: VfioResource, group: Group) -> list[pci.Function]:
     """The functions of a group that a resource's selectors take, in the order of their addresses."""
-    return [
-        f
-        for f in group.functions
-        if resource.refuses(Device(f.address, "", frozenset(), attributes=f.attributes())) is None
-    ]
+    return [function for function in group.functions if resource.refuses(function.as_device()) is None]
 
 
 def depends(unit: str) -> str:

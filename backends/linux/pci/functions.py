@@ -20,6 +20,7 @@ from backends.base import (
     NUMBER,
     TEXT,
     Attribute,
+    Device,
     Hint,
     Host,
     HostPath,
@@ -116,6 +117,20 @@ class Function(Struct, frozen=True):
         """For `Device.bindings`: of the function, and of more hardware that its driver drives; nothing without one."""
         return dict.fromkeys((self.hardware, *more), self.binding) if self.binding else {}
 
+    def as_device(self) -> Device:
+        """The function as a device, as all PCI backends have it; what else they know of it they add."""
+        return Device(
+            key=self.address,
+            unit=self.address,
+            hardware=frozenset((self.hardware,)),
+            depends=frozenset((f"pci:{self.physical}",)) if self.physical else frozenset(),
+            identity=self.ids,
+            bindings=self.bindings(),
+            numa_node=self.numa_node,
+            ancestry=self.ancestry,
+            attributes=self.attributes(),
+        )
+
     def attributes(self) -> dict[str, tuple[str, ...]]:
         """What selectors of every PCI backend match; what is unknown is left out."""
         found: Mapping[str, Iterable[str | None]] = {
@@ -158,7 +173,7 @@ def announced(host: Host) -> Iterator[tuple[str, str, str]]:
 
 def read(host: Host, address: str) -> Function | None:
     """The function of that address; None if it is gone."""
-    path = sysfs.device(host, FUNCTIONS / address)
+    path = sysfs.target(host, FUNCTIONS / address)
     if path is None:
         return None
     try:
