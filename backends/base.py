@@ -110,7 +110,7 @@ class AllocationRefused(Exception):  # noqa: N818  # the name the design gives i
 
 
 class NotReady(Exception):  # noqa: N818  # as AllocationRefused
-    """Hardware cannot be made ready; one sentence, for the node's administrator."""
+    """Hardware cannot be made ready, or given back; one sentence, for the node's administrator."""
 
 
 class OptionsError(ValueError):

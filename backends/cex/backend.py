@@ -18,6 +18,7 @@ from backends.base import (
     Hint,
     Host,
     Node,
+    NotReady,
     OptionsError,
     Released,
     Signal,
@@ -26,8 +27,7 @@ from backends.base import (
 )
 from backends.cex import ap, devices, health, shadow, zcrypt
 from backends.cex.options import CexOptions, CexResource, complaints
-from backends.cex.shadow import ShadowError
-from backends.cex.zcrypt import NodeError, Nodes
+from backends.cex.zcrypt import Nodes
 from backends.interface.known_devices import Known
 from backends.linux.kernel import Kernel
 
@@ -121,7 +121,7 @@ class Cex(Backend[CexOptions]):
             planned = shadow.plan(self.host, card, queue, live=resource.spec.options.live_sysfs)
             shadow.build(self.host, grant.id, planned)
             self._nodes.make(grant.id, int(card[4:], 16), ap.domain(queue))
-        except (NodeError, ShadowError) as error:
+        except NotReady as error:
             raise AllocationRefused(
                 f"{grant.id} of {resource.name} cannot be made ready: {error}. Create the pod again; if it happens again, "
                 "this node's administrator must look at the card."
@@ -134,7 +134,7 @@ class Cex(Backend[CexOptions]):
             ExceptionGroup: of what could not be undone.
         """
         ids = sorted({one.id for one in ended if _ID.fullmatch(one.id)})
-        each(self._undo, ids, (NodeError, ShadowError), "not undone")
+        each(self._undo, ids, NotReady, "not undone")
 
     def _undo(self, device_id: str) -> None:
         self._nodes.destroy(device_id)

@@ -13,11 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from backends.base import Host, HostPath, Mount
+from backends.base import Host, HostPath, Mount, NotReady
 from backends.cex import ap
 from backends.cex.zcrypt import EVERYTHING, mask
 from backends.errors import reason_of
 from backends.linux import sysfs
+from backends.linux.kernel import explained
 
 BASE: Final = HostPath("/run/fairlead/shadowsysfs")
 
@@ -29,10 +30,6 @@ _CARD_IF_THERE: Final = ("API_ordinalnr", "FW_version", "op_modes", "serialnr")
 _QUEUE_IF_THERE: Final = ("mkvps", "op_modes")
 _UNUSED: Final = {"online": b"1\n", "pendingq_count": b"0\n", "request_count": b"0\n", "requestq_count": b"0\n"}
 """What one that was never used says; live, a card's are links to the queue's, which is mounted there."""
-
-
-class ShadowError(Exception):
-    """A tree cannot be built, or removed; one sentence."""
 
 
 class Link(NamedTuple):
@@ -64,7 +61,7 @@ def plan(host: Host, card: str, queue: str, *, live: bool) -> Plan:
     """What belongs into a tree.
 
     Raises:
-        ShadowError: a file that has to be copied cannot be read.
+        NotReady: a file that has to be copied cannot be read.
     """
     adapter, domain = int(card[4:], 16), ap.domain(queue)
     found: dict[str, Entry] = dict(_copies(host, ap.BUS, "bus/ap", _BUS_COPIES, _BUS_IF_THERE))
@@ -91,10 +88,10 @@ def build(host: Host, device_id: str, wanted: Plan) -> None:
     """Have an ID's tree be as planned; directories stay the same ones.
 
     Raises:
-        ShadowError: it cannot be written, as a whole at least.
+        NotReady: it cannot be written, as a whole at least.
     """
     root = host.local(tree(device_id))
-    try:
+    with explained(f"{tree(device_id)} cannot be written"):
         there = dict(_read(root))
         for below in there.keys() - wanted.keys():
             (root / below).unlink()
@@ -103,22 +100,18 @@ def build(host: Host, device_id: str, wanted: Plan) -> None:
                 _put(root / below, entry)
         for directory in (root, *(path for path in root.rglob("*") if path.is_dir() and not path.is_symlink())):
             directory.chmod(0o755)
-    except OSError as error:
-        raise ShadowError(f"{tree(device_id)} cannot be written: {reason_of(error)}") from error
 
 
 def remove(host: Host, device_id: str) -> None:
     """Remove an ID's tree; nothing if there is none.
 
     Raises:
-        ShadowError: it cannot be removed.
+        NotReady: it cannot be removed.
     """
     root = host.local(tree(device_id))
-    try:
+    with explained(f"{tree(device_id)} cannot be removed"):
         if root.exists():
             shutil.rmtree(root)
-    except OSError as error:
-        raise ShadowError(f"{tree(device_id)} cannot be removed: {reason_of(error)}") from error
 
 
 def _copies(
@@ -129,7 +122,7 @@ def _copies(
             yield f"{below}/{name}", sysfs.read_bytes(host, path / name)
         except OSError as error:
             if name in names:
-                raise ShadowError(f"{path / name} cannot be read: {reason_of(error)}") from error
+                raise NotReady(f"{path / name} cannot be read: {reason_of(error)}") from error
 
 
 def _read(root: Path) -> Iterator[tuple[str, Entry]]:

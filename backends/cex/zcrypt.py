@@ -8,14 +8,15 @@ whatever was there before, a node that was made and never got its masks too, is 
 from __future__ import annotations
 
 import errno
+from contextlib import suppress
 from typing import Final
 
-from backends.base import Host, HostPath
+from backends.base import Host, HostPath, NotReady
 from backends.cex import ap
 from backends.errors import reason_of
 from backends.linux import sysfs
-from backends.linux.kernel import Kernel
-from backends.linux.nodes import NoNodeError, device_node
+from backends.linux.kernel import Kernel, explained
+from backends.linux.nodes import is_device_node
 
 NODES: Final = HostPath("/sys/devices/virtual/zcrypt")
 EVERYTHING: Final = f"0x{'f' * 64}"
@@ -23,10 +24,6 @@ EVERYTHING: Final = f"0x{'f' * 64}"
 
 _APPEARS: Final = 6.4  # seconds, as long as the peer waits for udev; a claim has 10
 _MODE: Final = 0o666  # a container's user need not be root
-
-
-class NodeError(Exception):
-    """A node cannot be made, or destroyed; one sentence."""
 
 
 def mask(bit: int) -> str:
@@ -50,29 +47,31 @@ class Nodes:
         """Make the node of an ID, or see that it leads to its queue.
 
         Raises:
-            NodeError: it cannot be made. What was made is destroyed again.
+            NotReady: it cannot be made. What was made is destroyed again.
         """
         name = node(device_id).name
         is_new = not self._host.local(NODES / name).is_dir()
         try:
             if is_new:
                 self._write(ap.ZCRYPT / "create", name)
-            if not self._kernel.wait(lambda: self._is_there(device_id), _APPEARS):
-                raise NodeError(f"{node(device_id)} did not appear in {_APPEARS:g} s")
-            self._host.local(node(device_id)).chmod(_MODE)
+            if not self._kernel.wait(lambda: is_device_node(self._host, node(device_id)), _APPEARS):
+                raise NotReady(f"{node(device_id)} did not appear in {_APPEARS:g} s")
+            with explained(f"{node(device_id)} cannot be opened to every user"):
+                self._host.local(node(device_id)).chmod(_MODE)
             for file, wanted in (("apmask", mask(adapter)), ("aqmask", mask(domain)), ("ioctlmask", EVERYTHING)):
                 if sysfs.attribute(self._host, NODES / name / file) != wanted:
                     self._write(NODES / name / file, wanted)
-        except (NodeError, OSError) as error:
+        except NotReady:
             if is_new:
-                self._destroy_again(device_id)
-            raise error if isinstance(error, NodeError) else NodeError(reason_of(error)) from error
+                with suppress(NotReady):  # the release destroys it
+                    self.destroy(device_id)
+            raise
 
     def destroy(self, device_id: str) -> None:
         """Destroy the node of an ID; nothing if there is none.
 
         Raises:
-            NodeError: it is open, or the kernel refuses.
+            NotReady: it is open, or the kernel refuses.
         """
         name = node(device_id).name
         if not self._host.local(NODES / name).is_dir():
@@ -83,23 +82,8 @@ class Nodes:
             if error.errno == errno.ENODEV:  # it has gone meanwhile
                 return
             why = "it is still open" if error.errno == errno.EBUSY else reason_of(error)
-            raise NodeError(f"{node(device_id)} cannot be destroyed: {why}") from error
-
-    def _destroy_again(self, device_id: str) -> None:
-        try:
-            self.destroy(device_id)
-        except NodeError:
-            return  # the release will see to it
-
-    def _is_there(self, device_id: str) -> bool:
-        try:
-            device_node(self._host, node(device_id))
-        except NoNodeError:
-            return False
-        return True
+            raise NotReady(f"{node(device_id)} cannot be destroyed: {why}") from error
 
     def _write(self, path: HostPath, text: str) -> None:
-        try:
+        with explained(f"{path} refuses {text!r}"):
             self._kernel.write(path, f"{text}\n")
-        except OSError as error:
-            raise NodeError(f"{path} refuses {text!r}: {reason_of(error)}") from error

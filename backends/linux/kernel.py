@@ -1,17 +1,23 @@
-"""What changing hardware takes of the kernel: writes into sysfs, a module, and waiting for what comes of them.
+"""Changes hardware through the kernel: writes into sysfs, loads a module, and waits for what comes of that.
 
-A tiny object of its own, so that a test can hand in one that acts as a kernel would.
+`Kernel` is an object so that a test can hand in one that acts as a kernel would.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
-from backends.base import Host, HostPath
+from backends.base import Host, HostPath, NotReady
+from backends.errors import reason_of
+
+GONE: Final = (errno.ENOENT, errno.ENODEV, errno.ENXIO)
+"""What the kernel answers of hardware that has gone meanwhile."""
 
 _MODPROBE_DEADLINE: Final = 5.0  # seconds, of the 10 that a claim has
 _PAUSE: Final = 0.005  # seconds between two looks
@@ -67,3 +73,16 @@ class Kernel:
         while not (so := is_so()) and time.monotonic() < end:
             time.sleep(_PAUSE)
         return so
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turns an error of the system into a sentence: what could not be done, and why.
+
+    Raises:
+        NotReady: an OSError was raised inside.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise NotReady(f"{what}: {reason_of(error)}") from error

@@ -10,13 +10,13 @@ import enum
 import os
 import posixpath
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Final, TypeVar
 
 from msgspec import Struct
 
-from backends.base import Host, HostPath
+from backends.base import Host, HostPath, Node, Signal, Verdict
 from backends.errors import not_short, reason_of
 
 MOST_LINKS: Final = 40
@@ -82,6 +82,24 @@ def device_node(host: Host, path: HostPath) -> DeviceNode:
         fault = Fault.DIRECTORY if kind == stat.S_IFDIR else Fault.OTHER
         raise NoNodeError(fault, f"{_led(path, via)} is {_KINDS.get(kind, 'something else')}, not a device node")
     return _node(real, status, via)
+
+
+def is_device_node(host: Host, path: HostPath) -> bool:
+    """Does `path`, in the host's /dev, lead to a node?"""
+    try:
+        device_node(host, path)
+    except NoNodeError:
+        return False
+    return True
+
+
+def missing(host: Host, hardware: str, nodes: Iterable[Node]) -> Iterator[Signal]:
+    """A signal about `hardware` for each of these nodes that is missing, or is none."""
+    for node in nodes:
+        try:
+            device_node(host, node.path)
+        except NoNodeError as error:
+            yield Signal(hardware, "node-missing", Verdict.NOW, error.sentence)
 
 
 def links_to_file(host: Host, path: HostPath) -> frozenset[HostPath]:

@@ -19,6 +19,7 @@ from backends.base import (
     Grant,
     Hint,
     Host,
+    NotReady,
     OptionsError,
     PathChange,
     Record,
@@ -31,9 +32,10 @@ from backends.interface.known_devices import Known
 from backends.linux.kernel import Kernel
 from backends.linux.pci import functions as pci
 from backends.linux.pci import health as pci_health
+from backends.linux.pci import iommu
 from backends.linux.pci import recovery as pci_recovery
-from backends.mdev import creation, devices, parents
-from backends.mdev.creation import CreationError, Maker
+from backends.mdev import devices, parents
+from backends.mdev.creation import Maker
 from backends.mdev.options import MdevOptions, MdevResource, complaints
 
 
@@ -83,7 +85,7 @@ class Mdev(Backend[MdevOptions]):
         """Mediated devices, parents on the PCI bus and vfio's nodes, wherever they come from."""
         return Watches(
             frozenset({"mdev", "pci", "vfio"}),
-            directories=frozenset({creation.NODES}),
+            directories=frozenset({iommu.NODES}),
             facts=frozenset({pci_recovery.FACT}),
         )
 
@@ -132,7 +134,7 @@ class Mdev(Backend[MdevOptions]):
         """
         try:
             self._maker.make(grant.device for grant in grants)
-        except CreationError as error:
+        except NotReady as error:
             ids = ", ".join(grant.id for grant in grants)
             raise AllocationRefused(
                 f"{ids} of {resource.name} cannot be made ready: {error}. Create the pod again."
@@ -145,4 +147,4 @@ class Mdev(Backend[MdevOptions]):
             ExceptionGroup: of what could not be removed.
         """
         uuids = (hardware.removeprefix("mdev:") for hardware in sorted(idle))
-        each(self._maker.remove, uuids, CreationError, "not removed")
+        each(self._maker.remove, uuids, NotReady, "not removed")

@@ -12,6 +12,7 @@ from typing import Final
 from backends import kubevirt
 from backends.base import Device, Grant
 from backends.linux.network import rdma
+from backends.linux.pci import iommu
 from backends.sriov import nodes
 from backends.sriov.options import EVERY, SriovOptions, SriovResource
 
@@ -33,9 +34,9 @@ def _info(device: Device, options: SriovOptions) -> Iterator[tuple[str, _Info]]:
     """What is said of one device, part by part."""
     yield "generic", {"deviceID": device.key}
     by_path = {node.path: node.container_path for node in device.nodes}
-    groups = [path for path in by_path if path.parent == nodes.VFIO and path.name != "vfio"]
+    groups = [path for path in by_path if path.parent == iommu.NODES and path.name != "vfio"]
     if groups:
-        yield "vfio", {"mount": by_path[nodes.VFIO / "vfio"], "dev-mount": by_path[groups[0]]}
+        yield "vfio", {"mount": by_path[iommu.NODES / "vfio"], "dev-mount": by_path[groups[0]]}
     if uio := [path for path in by_path if path.parent == nodes.DEV and path.name.startswith("uio")]:
         yield "uio", {"mount": by_path[uio[0]]}
     if options.rdma:

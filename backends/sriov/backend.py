@@ -32,7 +32,7 @@ from backends.base import (
 from backends.linux.kernel import Kernel
 from backends.linux.network import device_info, netdevs, rdma
 from backends.linux.pci import functions as pci
-from backends.linux.pci import host_uses
+from backends.linux.pci import host_uses, iommu
 from backends.linux.pci import recovery as pci_recovery
 from backends.sriov import answers, creation, devices, functions, health, nodes, subfunctions
 from backends.sriov.creation import Creator
@@ -84,7 +84,7 @@ class Sriov(Backend[SriovOptions]):
         """Functions, interfaces and their links, and the nodes of all kinds."""
         return Watches(
             subsystems=_SUBSYSTEMS,
-            directories=frozenset({nodes.DEV, nodes.DEV / "net", nodes.VFIO, rdma.NODES}),
+            directories=frozenset({nodes.DEV, nodes.DEV / "net", iommu.NODES, rdma.NODES}),
             facts=frozenset({pci_recovery.FACT}),
             links=True,
         )

@@ -6,13 +6,12 @@ The link of a virtual function's own interface says nothing: it is down until a 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Final
 
 from backends.base import Device, Host, Signal, Verdict
 from backends.linux import sysfs
 from backends.linux.network import netdevs
-from backends.linux.nodes import NoNodeError, device_node
+from backends.linux.nodes import missing
 from backends.linux.pci import functions as pci
 from backends.linux.pci import health as pci_health
 from backends.linux.pci import iommu
@@ -26,11 +25,7 @@ _ETHERNET: Final = "0200"
 def signals(host: Host, device: Device, options: SriovOptions) -> Iterator[Signal]:
     """All there is to say of the device, and of the physical function that it is a part of."""
     hardware = min(device.hardware)
-    for node in device.nodes:
-        try:
-            device_node(host, node.path)
-        except NoNodeError as error:
-            yield Signal(hardware, "node-missing", Verdict.NOW, error.sentence)
+    yield from missing(host, hardware, device.nodes)
     if options.vhost_net and not set(nodes.VHOST) <= {node.path for node in device.nodes}:
         why = f"{' or '.join(map(str, nodes.VHOST))} is missing, and so both are left out: load vhost_net and tun"
         yield Signal(hardware, "vhost-missing", Verdict.DEGRADED, why)
@@ -51,18 +46,17 @@ def _is_away(host: Host, device: Device) -> bool:
     """Has a card's own driver made an interface that is not here? The default route may lead through it."""
     said = device.attributes
     is_ethernet = any(kind.startswith(_ETHERNET) for kind in said.get("class", ()))
-    in_user_space = any(it.path.parent == nodes.VFIO or it.path.name.startswith("uio") for it in device.nodes)
+    in_user_space = any(it.path.parent == iommu.NODES or it.path.name.startswith("uio") for it in device.nodes)
     return is_ethernet and not in_user_space and not netdevs.names(host, pci.FUNCTIONS / device.key)
 
 
 def _group(host: Host, device: Device, hardware: str) -> Iterator[Signal]:
     """On a vfio driver it can be opened only where all of its IOMMU group can be handed out."""
-    if all(node.path.parent != nodes.VFIO for node in device.nodes):
+    if all(node.path.parent != iommu.NODES for node in device.nodes):
         return
     number = next(iter(device.attributes.get("iommu_group", ())), "")
-    with suppress(OSError):
-        if sysfs.entries(host, iommu.GROUPS / number / "devices") == [device.key]:
-            return  # it is alone, as virtual functions are
+    if sysfs.names(host, iommu.GROUPS / number / "devices") == [device.key]:
+        return  # it is alone, as virtual functions are
     group = iommu.read(host, number)
     for member in group.members if group is not None else ():
         if not member.is_viable:

@@ -16,7 +16,6 @@ from backends.linux.pci import iommu
 from backends.sriov.options import Vdpa
 
 DEV: Final = HostPath("/dev")
-VFIO: Final = DEV / "vfio"
 VHOST: Final = (DEV / "vhost-net", DEV / "net/tun")
 
 _UIO: Final = frozenset({"uio", "igb_uio", "uio_pci_generic"})
@@ -40,8 +39,8 @@ def of_function(host: Host, function: pci.Function) -> Iterator[Node]:
     if iommu.is_vfio(function) and function.iommu_group is not None:
         group = function.iommu_group
         on_host = f"noiommu-{group}" if _is_noiommu(host, group) else group
-        yield _node(VFIO / "vfio", shared=True)
-        yield Node(VFIO / on_host, (VFIO / group).text, "rw")
+        yield _node(iommu.NODES / "vfio", shared=True)
+        yield Node(iommu.NODES / on_host, (iommu.NODES / group).text, "rw")
     elif function.driver in _UIO:
         yield from (_node(DEV / name) for name in sysfs.names(host, function.path / "uio")[:1])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
 
@@ -36,8 +37,8 @@ from backends.linux.pci import functions as pci
 from backends.linux.pci import iommu, reset
 from backends.linux.pci import recovery as pci_recovery
 from backends.linux.pci.iommu import Group
-from backends.vfio import binding, devices, health, vgpu
-from backends.vfio.binding import Binder, BindError
+from backends.vfio import devices, health, vgpu
+from backends.vfio.binding import Binder
 from backends.vfio.options import VfioOptions, VfioResource, complaints
 from backends.vfio.planning import plan
 from backends.vfio.vgpu_types import VgpuTypes
@@ -98,7 +99,7 @@ class Vfio(Backend[VfioOptions]):
         """Functions, their drivers and recoveries, and vfio's nodes, wherever they come from."""
         return Watches(
             frozenset({"pci", "vfio", "vfio-dev"}),
-            directories=frozenset({devices.NODES, devices.OWN_NODES}),
+            directories=frozenset({iommu.NODES, devices.OWN_NODES}),
             facts=frozenset({pci_recovery.FACT}),
         )
 
@@ -165,7 +166,7 @@ class Vfio(Backend[VfioOptions]):
         for grant in grants:
             try:
                 self._make_ready(resource, grant.device)
-            except BindError as error:
+            except NotReady as error:
                 raise AllocationRefused(
                     f"{grant.id} of {resource.name} cannot be made ready: {error}. Create the pod again; if it happens "
                     "again, this node's administrator must look at the device."
@@ -176,23 +177,16 @@ class Vfio(Backend[VfioOptions]):
         return resource.spec.options.bind == "start"
 
     def adopt(self, resource: VfioResource, device: Device) -> bool:
-        """Bind a device that has joined the resource.
-
-        Raises:
-            NotReady: it cannot be bound.
-        """
-        try:
-            return self._make_ready(resource, device)
-        except BindError as error:
-            raise NotReady(str(error)) from error
+        """Bind a device that has joined the resource."""
+        return self._make_ready(resource, device)
 
     def _make_ready(self, resource: VfioResource, device: Device) -> bool:
         """Bind what the options permit to bind, and check what came of it; was anything bound?"""
-        options, since = resource.spec.options, binding.now()
+        options, since = resource.spec.options, time.time()
         group, functions = self._current(resource, device)
         planned = plan(self.host, group, functions, options)
         if why := planned.refusal or planned.obstacle:
-            raise BindError(why)
+            raise NotReady(why)
         give_back = options.release == "restore"
         self._binder.bind(planned.bind, options.force, give_back=give_back)
         given = [
@@ -203,7 +197,7 @@ class Vfio(Backend[VfioOptions]):
         if planned.bind or given:
             group, functions = self._current(resource, device)
         if not iommu.is_vfio(functions[0]):
-            raise BindError(f"{device.key} is on no vfio driver")
+            raise NotReady(f"{device.key} is on no vfio driver")
         nodes = tuple(devices.nodes(self.host, group, functions, options.iommu))
         self._binder.settle(nodes, since if planned.bind or given else 0.0)
         return bool(planned.bind)
@@ -212,7 +206,7 @@ class Vfio(Backend[VfioOptions]):
         group = iommu.read(self.host, device.unit)
         functions = devices.selected(resource, group) if group is not None else []
         if group is None or not functions or functions[0].address != device.key:
-            raise BindError(f"{device.key} is gone, or in another group now")
+            raise NotReady(f"{device.key} is gone, or in another group now")
         return group, functions
 
     def prepare(self, resource: VfioResource, grants: Sequence[Grant]) -> Iterable[str]:
@@ -251,7 +245,7 @@ class Vfio(Backend[VfioOptions]):
             ExceptionGroup: of what could not be given back.
         """
         named = (hardware.removeprefix("pci:") for hardware in sorted(idle))
-        each(self._restore, filter(pci.ADDRESS.fullmatch, named), BindError, "not given back")
+        each(self._restore, filter(pci.ADDRESS.fullmatch, named), NotReady, "not given back")
 
     def _restore(self, address: str) -> None:
         self._vgpu_types.take_back(address)

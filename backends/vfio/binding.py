@@ -7,17 +7,16 @@ function in /run, which ends with the boot as the bindings do. What has no note 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from backends.base import Host, HostPath, Node
+from backends.base import Host, HostPath, Node, NotReady
 from backends.errors import reason_of
 from backends.linux import udev
-from backends.linux.kernel import Kernel
-from backends.linux.nodes import NoNodeError, device_node
+from backends.linux.kernel import Kernel, explained
+from backends.linux.nodes import NoNodeError, device_node, is_device_node
 from backends.linux.pci import functions as pci
 from backends.linux.pci import iommu
 from backends.linux.pci.host_uses import busy_disks, uses
@@ -31,11 +30,8 @@ _DRIVER: Final = HostPath(f"/sys/bus/pci/drivers/{MODULE}")
 _PROBE: Final = HostPath("/sys/bus/pci/drivers_probe")
 _NOBODYS: Final = "\n"  # what ends an override
 _NODES_APPEAR: Final = 2.0  # seconds; devtmpfs has them at once, another /dev when its udev is done
+_CLOCK_TICK: Final = 0.02  # seconds by which a file's time may lag behind the clock
 _NODES_SETTLE: Final = 1.0  # seconds that udev has to set owner and mode: container runtimes copy the mode
-
-
-class BindError(Exception):
-    """It cannot be bound, or given back; one sentence."""
 
 
 class Binder:
@@ -55,7 +51,7 @@ class Binder:
             give_back: are they to get their own drivers back when nobody holds them?
 
         Raises:
-            BindError: the host needs one of them, or the kernel refuses. What was already bound stays so.
+            NotReady: the host needs one of them, or the kernel refuses. What was already bound stays so.
         """
         for function in functions:
             self._check(function.address, forced=function.address in forced)
@@ -72,11 +68,11 @@ class Binder:
             since: when that began, by the wall clock: what udev wrote down before is about another device.
 
         Raises:
-            BindError: one of them does not come.
+            NotReady: one of them does not come.
         """
         for node in nodes:
-            if not self._kernel.wait(partial(self._is_there, node.path), _NODES_APPEAR):
-                raise BindError(f"{node.path} did not appear, although the function was bound")
+            if not self._kernel.wait(partial(is_device_node, self._host, node.path), _NODES_APPEAR):
+                raise NotReady(f"{node.path} did not appear, although the function was bound")
         if udev.has_database(self._host):
             own = [node.path for node in nodes if node.path.name[-1:].isdecimal()]  # those that a binding makes
             self._kernel.wait(lambda: all(self._is_settled(path, since) for path in own), _NODES_SETTLE)
@@ -85,18 +81,16 @@ class Binder:
         """Give a function back to its own driver, if we noted to; was there anything to do?
 
         Raises:
-            BindError: the kernel refuses; the note stays, for another time.
+            NotReady: the kernel refuses; the note stays, for another time.
         """
-        try:
+        with explained(f"{NOTES / address} cannot be read"):
             note = self._notes.read(address)
-        except OSError as error:
-            raise BindError(f"{NOTES / address} cannot be read: {reason_of(error)}") from error
         if note is None:
             return False
         before = note.decode(errors="replace").strip()
         function = pci.read(self._host, address)
         if function is not None and pci.driver_override(self._host, address) == MODULE:  # else it is another's by now
-            with _told(f"{address} cannot be given back to its own driver"):
+            with explained(f"{address} cannot be given back to its own driver"):
                 self._give_back(function, before)
         self._notes.drop(address)
         return True
@@ -107,22 +101,22 @@ class Binder:
         """Look once more whether the host needs it: a disk may have been mounted since. No force ends virtual GPUs."""
         function = pci.read(self._host, address)
         if function is None:
-            raise BindError(f"{address} is gone")
+            raise NotReady(f"{address} is gone")
         if iommu.is_vfio(function):
             return
         need = vgpus(self._host, function)
         if need is None and not forced:
             need = next(uses(self._host, function), None) or next(busy_disks(self._host, function), None)
         if need is not None:
-            raise BindError(f"{address} {need}")
+            raise NotReady(f"{address} {need}")
 
     def _load(self) -> None:
         if self._host.local(_DRIVER).is_dir():
             return
-        with _told(f"the kernel module {MODULE} is not loaded, and cannot be: load it on the host"):
+        with explained(f"the kernel module {MODULE} is not loaded, and cannot be: load it on the host"):
             self._kernel.load(MODULE)
         if not self._host.local(_DRIVER).is_dir():  # "install vfio-pci /bin/true", as hardening guides have it
-            raise BindError(
+            raise NotReady(
                 f"modprobe has loaded no {MODULE} and says that all is well: look for {MODULE} in the host's "
                 "/etc/modprobe.d, or load it on the host"
             )
@@ -130,7 +124,7 @@ class Binder:
     def _bind(self, address: str, *, give_back: bool) -> None:
         function = pci.read(self._host, address)
         if function is None:
-            raise BindError(f"{address} is gone")
+            raise NotReady(f"{address} is gone")
         if iommu.is_vfio(function):
             return
         override = pci.driver_override(self._host, address)
@@ -138,20 +132,20 @@ class Binder:
         if give_back:
             self._note(address, before)
         try:
-            with _told(f"{address} cannot be bound to {MODULE}"):
+            with explained(f"{address} cannot be bound to {MODULE}"):
                 self._kernel.write(pci.FUNCTIONS / address / "driver_override", MODULE)
                 self._exchange(function)
             bound = pci.read(self._host, address)
             if bound is None or not iommu.is_vfio(bound):
-                raise BindError(f"the kernel did not bind {address} to {MODULE}; its log (dmesg) says why")
-        except BindError:
+                raise NotReady(f"the kernel did not bind {address} to {MODULE}; its log (dmesg) says why")
+        except NotReady:
             self._abandon(address, before)
             raise
 
     def _abandon(self, address: str, before: str) -> None:
         """Leave nothing half done: its own driver may take it again. If that fails, the note stays, for the release."""
         function = pci.read(self._host, address)
-        with _let_pass():
+        with suppress(OSError):  # the failure before this is what is told
             if function is not None and not iommu.is_vfio(function):
                 self._give_back(function, before)
             self._notes.drop(address)
@@ -171,19 +165,12 @@ class Binder:
         try:
             self._notes.write(address, f"{before}\n".encode())
         except OSError as error:
-            raise BindError(
+            raise NotReady(
                 f"{address} cannot be noted in {NOTES} as one to give back: {reason_of(error)}; let Fairlead write there, "
                 'or set release = "keep"'
             ) from error
 
     # --- its nodes ---
-
-    def _is_there(self, path: HostPath) -> bool:
-        try:
-            device_node(self._host, path)
-        except NoNodeError:
-            return False
-        return True
 
     def _is_settled(self, path: HostPath, since: float) -> bool:
         """Has udev written the node's device down?"""
@@ -192,28 +179,3 @@ class Binder:
             return self._host.local(entry).stat().st_mtime >= since - _CLOCK_TICK
         except (NoNodeError, OSError):
             return False
-
-
-_CLOCK_TICK: Final = 0.02  # seconds by which a file's time may lag behind the clock
-
-
-def now() -> float:
-    """The wall clock, as files' times are."""
-    return time.time()
-
-
-@contextmanager
-def _told(what: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise BindError(f"{what}: {reason_of(error)}") from error
-
-
-@contextmanager
-def _let_pass() -> Iterator[None]:
-    """What is done after a failure may fail too; the failure itself is what is told."""
-    try:
-        yield
-    except OSError:
-        return

@@ -16,11 +16,10 @@ from backends.base import Device, Discovery, Host, HostPath, Node, Problem
 from backends.linux import sysfs
 from backends.linux.pci import functions as pci
 from backends.linux.pci import iommu, reset
-from backends.linux.pci.iommu import Group
+from backends.linux.pci.iommu import NODES, Group
 from backends.vfio.options import Iommu, VfioResource
 from backends.vfio.planning import plan
 
-NODES: Final = HostPath("/dev/vfio")
 OWN_NODES: Final = NODES / "devices"
 IOMMUFD: Final = HostPath("/dev/iommu")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from backends.base import Device, Host, Signal, Verdict
-from backends.linux.nodes import NoNodeError, device_node
+from backends.linux import nodes
 from backends.linux.pci import functions as pci
 from backends.linux.pci import health as pci_health
 from backends.linux.pci import iommu
@@ -66,8 +66,4 @@ def _nodes(
         )
         yield signal("no-iommufd", Verdict.NOW, why)
         return
-    for node in device.nodes:
-        try:
-            device_node(host, node.path)
-        except NoNodeError as error:
-            yield signal("node-missing", Verdict.NOW, error.sentence)
+    yield from nodes.missing(host, depends(device.unit), device.nodes)

@@ -11,8 +11,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from backends.base import Device, Host, HostPath, NotReady
-from backends.errors import reason_of
+from backends.base import Device, Host, HostPath
+from backends.linux.kernel import explained
 from backends.linux.nodes import NoNodeError, device_node
 
 
@@ -28,12 +28,10 @@ def make(host: Host, device: Device, roots: Sequence[HostPath]) -> None:
             continue
         number, target = found
         link = host.dev / "char" / number
-        try:
+        with explained(f"/dev/char/{number} cannot be made"):
             link.parent.mkdir(exist_ok=True)
             if not link.is_symlink():
                 link.symlink_to(target)
-        except OSError as error:
-            raise NotReady(f"/dev/char/{number} cannot be made: {reason_of(error)}") from error
 
 
 def _number(host: Host, path: HostPath, roots: Sequence[HostPath]) -> tuple[str, str] | None:

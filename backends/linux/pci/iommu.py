@@ -13,11 +13,14 @@ from typing import Final
 
 from msgspec import Struct
 
-from backends.base import Host, HostPath
+from backends.base import Host, HostPath, NotReady
+from backends.errors import reason_of
 from backends.linux import sysfs
+from backends.linux.kernel import GONE, Kernel
 from backends.linux.pci import functions as pci
 
 GROUPS: Final = HostPath("/sys/kernel/iommu_groups")
+NODES: Final = HostPath("/dev/vfio")
 
 NOIOMMU: Final = "vfio-noiommu"
 """The `name` of a group that vfio made up for a function without an IOMMU (drivers/vfio/group.c)."""
@@ -94,6 +97,23 @@ def units(host: Host) -> Iterator[str]:
         if unit not in seen:
             seen.add(unit)
             yield unit
+
+
+def refuse_open(host: Host, kernel: Kernel, device: HostPath, refused: str) -> None:
+    """Refuse to change a device whose group is in use: the change would wait for that use to end, or break it.
+
+    A group's node can be open once at a time, and not beside its function's own (vfio_group_fops_open).
+
+    Raises:
+        NotReady: it begins with `refused`.
+    """
+    if (group := sysfs.linked_name(host, device / "iommu_group")) is None:
+        return
+    try:
+        kernel.try_open(NODES / group)
+    except OSError as error:
+        if error.errno not in GONE:
+            raise NotReady(f"{refused} while {NODES / group} is in use: {reason_of(error)}") from error
 
 
 def read(host: Host, unit: str) -> Group | None:
