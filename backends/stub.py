@@ -89,12 +89,7 @@ class Stub(Backend[StubOptions]):
 
     @classmethod
     def check(cls, resource: StubResource) -> None:
-        """Refuse numbers below zero and a file without an absolute path.
-
-        Raises:
-            OptionsError: with the offending key and a sentence.
-            ExceptionGroup: of several of them.
-        """
+        """Refuse numbers below zero and a file without an absolute path."""
         OptionsError.raise_all(_complaints(resource.spec.options))
 
     @classmethod

@@ -48,12 +48,7 @@ class Cex(Backend[CexOptions]):
 
     @classmethod
     def check(cls, resource: CexResource) -> None:
-        """Refuse what no hardware could make right.
-
-        Raises:
-            OptionsError: with the offending key and a sentence.
-            ExceptionGroup: of several of them.
-        """
+        """Refuse what no hardware could make right."""
         OptionsError.raise_all(complaints(resource))
 
     @classmethod
@@ -110,11 +105,7 @@ class Cex(Backend[CexOptions]):
         )
 
     def claim(self, resource: CexResource, grants: Sequence[Grant]) -> None:
-        """Make the node and the shadow of /sys.
-
-        Raises:
-            AllocationRefused: they cannot be made, or a container asks for several.
-        """
+        """Make the node and the shadow of /sys."""
         grant = _one(resource, grants)
         card, queue = grant.device.unit, _queue(grant.device)
         try:
@@ -128,11 +119,7 @@ class Cex(Backend[CexOptions]):
             ) from error
 
     def release(self, ended: Sequence[Released], idle: frozenset[str]) -> None:  # noqa: ARG002
-        """Destroy the nodes and the shadows of these IDs; those of other containers on the same queue stay.
-
-        Raises:
-            ExceptionGroup: of what could not be undone.
-        """
+        """Destroy the nodes and the shadows of these IDs; those of other containers on the same queue stay."""
         ids = sorted({one.id for one in ended if _ID.fullmatch(one.id)})
         each(self._undo, ids, NotReady, "not undone")
 

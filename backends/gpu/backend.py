@@ -59,12 +59,7 @@ class Gpu(Backend[GpuOptions]):
 
     @classmethod
     def check(cls, resource: GpuResource) -> None:
-        """Refuse what no hardware could make right.
-
-        Raises:
-            OptionsError: with the offending key and a sentence.
-            ExceptionGroup: of several of them.
-        """
+        """Refuse what no hardware could make right."""
         OptionsError.raise_all(complaints(resource))
 
     def units(self) -> Iterable[str]:
@@ -180,11 +175,7 @@ class Gpu(Backend[GpuOptions]):
         return resource.spec.options.dev_char_links
 
     def adopt(self, resource: GpuResource, device: Device) -> bool:  # noqa: ARG002  # an interface's
-        """Make the links that udev does not make: the nodes of NVIDIA's GPUs are made by user space.
-
-        Raises:
-            NotReady: a link cannot be made.
-        """
+        """Make the links that udev does not make: the nodes of NVIDIA's GPUs are made by user space."""
         if device.attributes["vendor"] == (functions.NVIDIA,):
             char_links.make(self.host, device, self._vendor_of(device).roots)
         return False

@@ -12,11 +12,11 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from backends.base import ContainerEdits, Device, Discovery, Grant, Host, HostPath, Mount, Signal
+from backends.base import ContainerEdits, Device, Discovery, Grant, Host, HostPath, Mount
 from backends.gpu import functions, nodes
 from backends.gpu.nodes import Wanted
 from backends.gpu.options import GpuResource
-from backends.gpu.vendor import described, gpu, withheld
+from backends.gpu.vendor import Vendor, described, gpu, withheld
 from backends.linux import sysfs
 from backends.linux.pci import functions as pci
 
@@ -27,13 +27,11 @@ TOGETHER: Final = "intel-monitoring"
 BY_PATH: Final = nodes.DRI / "by-path"
 
 
-class Intel:
+class Intel(Vendor):
     """Finds Intel's GPUs and hands them out."""
 
-    roots: Sequence[HostPath] = ()
-
     def __init__(self, host: Host, resources: Sequence[GpuResource]) -> None:
-        self.host = host
+        super().__init__(host, resources)
         self._monitors = [
             (resource, drivers)
             for resource in resources
@@ -85,10 +83,6 @@ class Intel:
                 for engine in sysfs.entries(self.host, path / name / "mei"):
                     node = sysfs.node(self.host, path / name / "mei" / engine)
                     yield Wanted(node.path, node.number) if node else Wanted(HostPath("/dev") / engine)
-
-    def probe(self, device: Device) -> Iterable[Signal]:  # noqa: ARG002  # an interface's
-        """Nothing."""
-        return ()
 
     def directories(self, addresses: Iterable[str]) -> Iterable[HostPath]:  # noqa: ARG002  # an interface's
         """Where the nodes are, and the links that udev makes later."""

@@ -42,12 +42,7 @@ class InfiniBand(Backend[InfiniBandOptions]):
 
     @classmethod
     def check(cls, resource: InfiniBandResource) -> None:
-        """Refuse what no hardware could make right.
-
-        Raises:
-            OptionsError: with the offending key and a sentence.
-            ExceptionGroup: of several of them.
-        """
+        """Refuse what no hardware could make right."""
         OptionsError.raise_all(OptionsError(path, why) for path, why in complaints(resource))
 
     @classmethod

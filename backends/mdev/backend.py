@@ -47,12 +47,7 @@ class Mdev(Backend[MdevOptions]):
 
     @classmethod
     def check(cls, resource: MdevResource) -> None:
-        """Refuse what no hardware could make right.
-
-        Raises:
-            OptionsError: with the offending key and a sentence.
-            ExceptionGroup: of several of them.
-        """
+        """Refuse what no hardware could make right."""
         OptionsError.raise_all(complaints(resource))
 
     def __init__(self, host: Host, resources: Sequence[MdevResource], kernel: Kernel | None = None) -> None:
@@ -141,10 +136,6 @@ class Mdev(Backend[MdevOptions]):
             ) from error
 
     def release(self, ended: Sequence[Released], idle: frozenset[str]) -> None:  # noqa: ARG002
-        """Remove what we made and nobody holds any more, whatever the configuration says by now.
-
-        Raises:
-            ExceptionGroup: of what could not be removed.
-        """
+        """Remove what we made and nobody holds any more, whatever the configuration says by now."""
         uuids = (hardware.removeprefix("mdev:") for hardware in sorted(idle))
         each(self._maker.remove, uuids, NotReady, "not removed")

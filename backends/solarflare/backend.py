@@ -54,12 +54,7 @@ class Solarflare(Backend[SolarflareOptions]):
 
     @classmethod
     def check(cls, resource: SolarflareResource) -> None:
-        """Refuse what no hardware could make right.
-
-        Raises:
-            OptionsError: with the offending key and a sentence.
-            ExceptionGroup: of several of them.
-        """
+        """Refuse what no hardware could make right."""
         OptionsError.raise_all(complaints(resource))
 
     # --- what is there ---
@@ -143,11 +138,7 @@ class Solarflare(Backend[SolarflareOptions]):
     # --- handing out ---
 
     def edits(self, resource: SolarflareResource, grants: Sequence[Grant]) -> ContainerEdits:
-        """Onload's nodes, each once however many cards there are, and the libraries that were asked for.
-
-        Raises:
-            AllocationRefused: Onload is not there.
-        """
+        """Onload's nodes, each once however many cards there are, and the libraries that were asked for."""
         found = ContainerEdits.of(grants)
         if all(node.path != onload.MAIN for node in found.nodes):
             raise AllocationRefused(
@@ -161,11 +152,7 @@ class Solarflare(Backend[SolarflareOptions]):
         return resource.spec.options.device_info
 
     def claim(self, resource: SolarflareResource, grants: Sequence[Grant]) -> None:
-        """Tell CNI plugins what the pod is about to have.
-
-        Raises:
-            AllocationRefused: the file cannot be written.
-        """
+        """Tell CNI plugins what the pod is about to have."""
         for grant in grants:
             device_info.write(self.host, resource.name, grant.id, device_info.pci(grant.device.key))
 

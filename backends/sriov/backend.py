@@ -57,12 +57,7 @@ class Sriov(Backend[SriovOptions]):
 
     @classmethod
     def check(cls, resource: SriovResource) -> None:
-        """Refuse what no hardware could make right.
-
-        Raises:
-            OptionsError: with the offending key and a sentence.
-            ExceptionGroup: of several of them.
-        """
+        """Refuse what no hardware could make right."""
         OptionsError.raise_all(complaints(resource))
 
     # --- what is there ---
@@ -128,11 +123,7 @@ class Sriov(Backend[SriovOptions]):
         return bool(resource.spec.options.create)
 
     def adopt(self, resource: SriovResource, device: Device) -> bool:
-        """Make the virtual functions that the device stands for.
-
-        Raises:
-            NotReady: they cannot be made.
-        """
+        """Make the virtual functions that the device stands for."""
         if not creation.is_stand_in(device):
             return False
         count = len(device.attributes["vf"])

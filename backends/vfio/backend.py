@@ -62,12 +62,7 @@ class Vfio(Backend[VfioOptions]):
 
     @classmethod
     def check(cls, resource: VfioResource) -> None:
-        """Refuse what no hardware could make right.
-
-        Raises:
-            OptionsError: with the offending key and a sentence.
-            ExceptionGroup: of several of them.
-        """
+        """Refuse what no hardware could make right."""
         OptionsError.raise_all(complaints(resource))
 
     # --- what is there ---
@@ -158,11 +153,7 @@ class Vfio(Backend[VfioOptions]):
         return replace(ContainerEdits.of(grants), env={kubevirt.variable("PCI_RESOURCE", resource.name): addresses})
 
     def claim(self, resource: VfioResource, grants: Sequence[Grant]) -> None:
-        """Bind what is to be bound, and see that each group can be opened.
-
-        Raises:
-            AllocationRefused: it cannot be made ready.
-        """
+        """Bind what is to be bound, and see that each group can be opened."""
         for grant in grants:
             try:
                 self._make_ready(resource, grant.device)
@@ -239,11 +230,7 @@ class Vfio(Backend[VfioOptions]):
                 yield function.hardware
 
     def release(self, ended: Sequence[Released], idle: frozenset[str]) -> None:  # noqa: ARG002
-        """Undo what we noted to undo when we bound it or gave it a vGPU type, whatever the configuration says by now.
-
-        Raises:
-            ExceptionGroup: of what could not be given back.
-        """
+        """Undo what we noted to undo when we bound it or gave it a vGPU type, whatever the configuration says by now."""
         named = (hardware.removeprefix("pci:") for hardware in sorted(idle))
         each(self._restore, filter(pci.ADDRESS.fullmatch, named), NotReady, "not given back")
 

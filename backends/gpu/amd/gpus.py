@@ -10,13 +10,12 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from backends.base import ContainerEdits, Device, Discovery, Grant, Host, HostPath, Signal, Verdict
+from backends.base import Device, Discovery, HostPath, Signal, Verdict
 from backends.gpu import functions, nodes
 from backends.gpu.amd import exporter as amd_exporter
 from backends.gpu.amd import kfd
 from backends.gpu.nodes import Wanted
-from backends.gpu.options import GpuResource
-from backends.gpu.vendor import Attributes, described, gpu, part, unbound, withheld
+from backends.gpu.vendor import Attributes, Vendor, described, gpu, part, unbound, withheld
 from backends.linux import sysfs
 from backends.linux.pci import functions as pci
 
@@ -34,14 +33,10 @@ WHOLE: Final = "spx"
 _PARTITIONS: Final = ("current_compute_partition", "current_memory_partition")
 
 
-class Amd:
+class Amd(Vendor):
     """Finds AMD's GPUs and hands them out."""
 
-    group: str | None = TOGETHER
-    roots: Sequence[HostPath] = ()
-
-    def __init__(self, host: Host, resources: Sequence[GpuResource]) -> None:  # noqa: ARG002  # as other vendors'
-        self.host = host
+    group = TOGETHER
 
     def found(self, function: pci.Function) -> Discovery:
         """The GPU, or its first partition."""
@@ -112,14 +107,6 @@ class Amd:
         """All of them, if it is a node of theirs."""
         is_node = path in (KFD, KFD.parent, nodes.DRI) or path.parent == nodes.DRI
         return (*addresses, TOGETHER) if is_node else ()
-
-    def ids(self, resource: GpuResource, device: Device) -> Sequence[str] | None:  # noqa: ARG002  # an interface's
-        """The usual ones: PCI addresses, and the names of partitions."""
-        return None
-
-    def edits(self, resource: GpuResource, grants: Sequence[Grant]) -> ContainerEdits:  # noqa: ARG002
-        """The nodes."""
-        return ContainerEdits.of(grants)
 
 
 def _printable(text: str | None) -> str | None:

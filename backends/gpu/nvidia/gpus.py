@@ -31,7 +31,7 @@ from backends.gpu.nodes import Wanted
 from backends.gpu.nvidia import gke, mig, mps, nvml, platforms, procfs
 from backends.gpu.nvidia.procfs import Information
 from backends.gpu.options import GpuOptions, GpuResource
-from backends.gpu.vendor import Attributes, described, gpu, unbound, withheld
+from backends.gpu.vendor import Attributes, Vendor, described, gpu, unbound, withheld
 from backends.linux.pci import functions as pci
 
 DRIVER: Final = "nvidia"
@@ -50,15 +50,15 @@ _FEATURES: Final = ("gdrcopy", "gds", "mofed")
 _Answer = TypeVar("_Answer")
 
 
-class Nvidia:
+class Nvidia(Vendor):
     """Finds NVIDIA's GPUs and hands them out."""
 
-    group: str | None = "nvlink"
+    group = "nvlink"
 
     def __init__(self, host: Host, resources: Sequence[GpuResource]) -> None:
-        self.host = host
+        super().__init__(host, resources)
         written = (resource.spec.options.device_driver_root.rstrip("/") for resource in resources)
-        self.roots: Sequence[HostPath] = tuple(HostPath(root) for root in dict.fromkeys(written) if root)
+        self.roots = tuple(HostPath(root) for root in dict.fromkeys(written) if root)
         self._by_index = any(resource.spec.options.device_id_strategy == "index" for resource in resources)
         self._resources = tuple(resources)
 
