@@ -49,8 +49,7 @@ def addresses(host: Host) -> Iterator[tuple[str, str]]:
 
 def told(properties: Mapping[str, str]) -> str | None:
     """The vendor of a GPU by the properties of an event about it, which its `uevent` has too (PCI_CLASS and PCI_ID)."""
-    kind = properties.get("PCI_CLASS", "").rjust(6, "0").lower()
-    vendor = properties.get("PCI_ID", "").partition(":")[0].rjust(4, "0").lower()
+    kind, vendor = pci.kind_and_vendor(properties)
     return vendor if is_gpu(vendor, kind) else None
 
 

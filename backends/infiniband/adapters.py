@@ -162,9 +162,7 @@ def _of_function(adapter: Adapter, function: Function | None) -> Iterator[tuple[
     if adapter.subfunction is None:
         yield from function.attributes().items()
         return
-    for name in ("vendor", "device", "id", "subsystem_vendor", "subsystem_device", "driver", "numa_node"):
-        if (values := function.attributes().get(name)) is not None:
-            yield name, values
+    yield from function.subfunction_attributes().items()
     yield "function", ("subfunction",)
     yield "physical", (function.address,)
     yield "sfnum", (adapter.subfunction,)

@@ -130,7 +130,7 @@ def read(host: Host, place: str) -> Adapter | None:
     if base is None:
         return None
     on_pci = _is_on_pci(place)
-    seen = _names(host, base / "infiniband")
+    seen = sysfs.entries(host, base / "infiniband")
     mine = [n for n in seen if (not _is_software(host, base / "infiniband" / n) if on_pci else n == place)]
     problems: list[Problem] = []
     nodes = [
@@ -148,7 +148,9 @@ def read(host: Host, place: str) -> Adapter | None:
         hcas=tuple(_hca(host, base / "infiniband" / name) for name in mine),
         away=away,
         nodes=tuple(sorted(nodes, key=_order)),
-        netdevs=tuple(_names(host, base / "net") if on_pci else _netdevs_below(host, base / "infiniband" / place)),
+        netdevs=tuple(
+            sysfs.entries(host, base / "net") if on_pci else _netdevs_below(host, base / "infiniband" / place)
+        ),
         subfunction=_subfunction(host, base) if "/" in place else None,
         problems=tuple(problems),
     )
@@ -213,7 +215,7 @@ def _directory(host: Host, place: str) -> HostPath | None:
 
 
 def _hca(host: Host, path: HostPath) -> Hca:
-    numbers = sorted(int(name) for name in _names(host, path / "ports") if name.isdecimal() and len(name) < 4)
+    numbers = sorted(int(name) for name in sysfs.entries(host, path / "ports") if name.isdecimal() and len(name) < 4)
     guid = _word(host, path / "node_guid").lower()
     return Hca(
         name=path.name,
@@ -232,7 +234,7 @@ def _link_layer(text: str) -> str:
 def _nodes(host: Host, base: HostPath, hcas: list[str], place: str, problems: list[Problem]) -> Iterator[RdmaNode]:
     """Every node in the directory, whosever it is."""
     for directory in _DIRECTORIES:
-        for name in _names(host, base / directory):
+        for name in sysfs.entries(host, base / directory):
             if (found := _NODE.fullmatch(name)) is None:
                 continue
             device = base / directory / name
@@ -269,15 +271,3 @@ def _word(host: Host, path: HostPath) -> str:
     """The text of an attribute that is one printable line; "" for all else."""
     text = sysfs.attribute(host, path) or ""
     return text if text.isprintable() and "\N{REPLACEMENT CHARACTER}" not in text else ""
-
-
-def _names(host: Host, directory: HostPath) -> list[str]:
-    """What lies in a directory; nothing where there is none.
-
-    Raises:
-        OSError: it is there and cannot be read.
-    """
-    try:
-        return sysfs.entries(host, directory)
-    except NotADirectoryError:
-        return []

@@ -60,6 +60,8 @@ ATTRIBUTES: Final[Mapping[str, Attribute]] = {
 }
 """Those of `Function.attributes`."""
 
+_OF_SUBFUNCTIONS: Final = ("vendor", "device", "id", "subsystem_vendor", "subsystem_device", "driver", "numa_node")
+
 
 class Function(Struct, frozen=True):
     """A PCI function, as one look at its directory found it."""
@@ -131,6 +133,10 @@ class Function(Struct, frozen=True):
             attributes=self.attributes(),
         )
 
+    def subfunction_attributes(self) -> dict[str, tuple[str, ...]]:
+        """Those that a subfunction of it has, too."""
+        return {name: values for name, values in self.attributes().items() if name in _OF_SUBFUNCTIONS}
+
     def attributes(self) -> dict[str, tuple[str, ...]]:
         """What selectors of every PCI backend match; what is unknown is left out."""
         found: Mapping[str, Iterable[str | None]] = {
@@ -167,8 +173,13 @@ def announced(host: Host) -> Iterator[tuple[str, str, str]]:
         OSError: as `addresses`.
     """
     for address in addresses(host):
-        said = sysfs.properties(host, FUNCTIONS / address)
-        yield address, said.get("PCI_CLASS", "").rjust(6, "0"), said.get("PCI_ID", "")[:4].lower()
+        yield address, *kind_and_vendor(sysfs.properties(host, FUNCTIONS / address))
+
+
+def kind_and_vendor(properties: Mapping[str, str]) -> tuple[str, str]:
+    """Class and vendor, as `Function` has them, by the properties of an event or of a function's `uevent`."""
+    kind, vendor = properties.get("PCI_CLASS", ""), properties.get("PCI_ID", "").partition(":")[0]
+    return kind.rjust(6, "0").lower(), vendor.rjust(4, "0").lower()
 
 
 def read(host: Host, address: str) -> Function | None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final, TypeVar
 
 from backends.base import Host, HostPath
 from backends.errors import not_short
@@ -28,6 +29,8 @@ _NVME_PATH: Final = re.compile(r"nvme(\d+)c\d+n(\d+)")  # one controller's way t
 _ETHERNET: Final = "0200"
 _IN_USER_SPACE: Final = frozenset({"uio_pci_generic", "igb_uio"})  # drivers that make no interface
 _OPEN_VSWITCH: Final = "ovs-system"  # above all ports of all its bridges, of which none is above another
+
+_Thing = TypeVar("_Thing")
 
 
 def uses(host: Host, function: pci.Function) -> Iterator[str]:
@@ -88,7 +91,7 @@ def _disks(host: Host, function: pci.Function) -> Iterator[str]:
 
 def _uses_of(host: Host, name: str, path: HostPath, mounts: Mapping[str, str], swaps: frozenset[str]) -> Iterator[str]:
     """What a disk or partition is for, itself or through what is made of it (dm, md)."""
-    made_of_it = dict(_made_of(host, path))
+    made_of_it = {above.name: above for above in _all_above(path, partial(_holders, host))}
     for block, at in {name: path, **made_of_it}.items():
         where = f"has the disk {name}" + (f", part of {block}" if block != name else "")
         number = sysfs.attribute(host, at / "dev") or ""
@@ -113,16 +116,10 @@ def _blocks(host: Host, function: pci.Function) -> dict[str, HostPath]:
     return {name: path for name, path in every.items() if name in below or f"{path}/".startswith(tops)}
 
 
-def _made_of(host: Host, path: HostPath) -> Iterator[tuple[str, HostPath]]:
-    """What is made of a disk, and of that, and so on; with where it is in sysfs."""
-    todo, seen = [path], {path}
-    while todo:
-        for holder in sysfs.names(host, todo.pop() / "holders"):
-            above = sysfs.device(host, _BLOCK / holder) or _BLOCK / holder
-            if above not in seen:
-                seen.add(above)
-                todo.append(above)
-                yield holder, above
+def _holders(host: Host, disk: HostPath) -> Iterator[HostPath]:
+    """What is made of a disk or partition."""
+    for holder in sysfs.names(host, disk / "holders"):
+        yield sysfs.device(host, _BLOCK / holder) or _BLOCK / holder
 
 
 def _mounted(host: Host) -> dict[str, str] | None:
@@ -177,7 +174,9 @@ def route(host: Host, names: Sequence[str], *, sure: bool = False) -> str | None
             None if sure else f"has the network interface {names[0]}, and the routes cannot be read in {netlink.ROUTES}"
         )
     for name in names:
-        if through := next((above for above in (name, *_above(host, name)) if above in routed), None):
+        if through := next(
+            (above for above in (name, *_all_above(name, partial(_uppers, host))) if above in routed), None
+        ):
             return f"carries the default route, through {name}" + (f" and {through}" if through != name else "")
     return None
 
@@ -192,17 +191,20 @@ def _interfaces(host: Host, function: pci.Function) -> list[str]:
     return sorted({*function.net, *below})
 
 
-def _above(host: Host, name: str) -> Iterator[str]:
-    """What is made of an interface: bonds, bridges, VLANs, and what is made of them."""
-    todo, seen = [name], {name}
+def _uppers(host: Host, name: str) -> Iterator[str]:
+    """What is made of an interface: bonds, bridges, VLANs."""
+    path = sysfs.device(host, _NET / name)
+    kinds = ("upper_", "lower_") if name == _OPEN_VSWITCH else ("upper_",)
+    for entry in sysfs.names(host, path) if path is not None else ():
+        if entry.startswith(kinds):
+            yield entry[len("upper_") :]
+
+
+def _all_above(below: _Thing, above: Callable[[_Thing], Iterable[_Thing]]) -> Iterator[_Thing]:
+    """What is made of a thing, of that, and so on; each once."""
+    todo, seen = [below], {below}
     while todo:
-        at = todo.pop()
-        path = sysfs.device(host, _NET / at)
-        entries = sysfs.names(host, path) if path is not None else ()
-        above = [entry.removeprefix("upper_") for entry in entries if entry.startswith("upper_")]
-        if at == _OPEN_VSWITCH:
-            above += [entry.removeprefix("lower_") for entry in entries if entry.startswith("lower_")]
-        for one in above:
+        for one in above(todo.pop()):
             if one not in seen:
                 seen.add(one)
                 todo.append(one)
