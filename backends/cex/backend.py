@@ -17,6 +17,7 @@ from backends.base import (
     Grant,
     Hint,
     Host,
+    Known,
     Node,
     NotReady,
     OptionsError,
@@ -28,7 +29,6 @@ from backends.base import (
 from backends.cex import ap, devices, health, shadow, zcrypt
 from backends.cex.options import CexOptions, CexResource, complaints
 from backends.cex.zcrypt import Nodes
-from backends.interface.known_devices import Known
 from backends.linux.kernel import Kernel
 
 _ID: Final = re.compile("apqn-[0-9]{1,3}-[0-9]{1,3}-[0-9]{1,3}")

@@ -17,6 +17,7 @@ from backends.base import (
     Grant,
     Hint,
     Host,
+    Known,
     OptionsError,
     PathChange,
     Record,
@@ -31,7 +32,6 @@ from backends.gpu.nvidia import char_links, platforms, xid
 from backends.gpu.nvidia.gpus import Nvidia
 from backends.gpu.options import GpuOptions, GpuResource, complaints
 from backends.gpu.vendor import ATTRIBUTES, Vendor
-from backends.interface.known_devices import Known
 from backends.linux.pci import functions as pci
 from backends.linux.pci import health as pci_health
 from backends.linux.pci import recovery as pci_recovery

@@ -62,22 +62,28 @@ def signals(host: Host, device: Device, hardware: str, roots: Sequence[HostPath]
 
 def _fault(host: Host, path: HostPath, number: str, roots: Sequence[HostPath]) -> str | None:
     try:
-        found = _plain_number(f"{host.dev}{path.text.removeprefix('/dev')}") or device_node(host, path).number
+        found = _plain_number(host, path) or device_node(host, path).number
         why = f"{path} is {found}, but the driver says {number}" if number and found != number else None
     except NoNodeError as error:
         why = error.sentence
     if why is None or not roots:
         return why
-    below = (_plain_number(os.fspath(host.local(HostPath(f"{root}{path}")))) for root in roots)
-    if any(found is not None and found == (number or found) for found in below):
+    if any(found == (number or found) for _, found in below(host, path, roots)):
         return None
     return f"{why}, nor is it below {' or '.join(map(str, roots))}"
 
 
-def _plain_number(local: str) -> str | None:
+def below(host: Host, path: HostPath, roots: Sequence[HostPath]) -> Iterator[tuple[HostPath, str]]:
+    """Where the node lies below these roots instead, and its number as `DeviceNode.number`."""
+    for root in roots:
+        if (number := _plain_number(host, elsewhere := HostPath(f"{root}{path}"))) is not None:
+            yield elsewhere, number
+
+
+def _plain_number(host: Host, path: HostPath) -> str | None:
     """As `DeviceNode.number`, of a node that is no link: nearly always, and five times faster."""
     try:
-        found = os.lstat(local)
+        found = os.lstat(host.spell(path))
     except OSError:
         return None
     device = found.st_rdev

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from backends.base import ALL, All, Device, Hint, HostPath, LinkChange, PathChange, Uevent
+from backends.base import ALL, All, Device, Hint, HostPath, Known, LinkChange, PathChange, Uevent
 from backends.infiniband.pools import PREFIX
-from backends.interface.known_devices import Known
 from backends.linux.network import rdma
 from backends.linux.pci import functions as pci
 

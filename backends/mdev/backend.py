@@ -19,6 +19,7 @@ from backends.base import (
     Grant,
     Hint,
     Host,
+    Known,
     NotReady,
     OptionsError,
     PathChange,
@@ -28,7 +29,6 @@ from backends.base import (
     Uevent,
     Watches,
 )
-from backends.interface.known_devices import Known
 from backends.linux.kernel import Kernel
 from backends.linux.pci import functions as pci
 from backends.linux.pci import health as pci_health

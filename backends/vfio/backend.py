@@ -22,6 +22,7 @@ from backends.base import (
     Grant,
     Hint,
     Host,
+    Known,
     NotReady,
     OptionsError,
     PathChange,
@@ -31,7 +32,6 @@ from backends.base import (
     Uevent,
     Watches,
 )
-from backends.interface.known_devices import Known
 from backends.linux.kernel import Kernel
 from backends.linux.pci import functions as pci
 from backends.linux.pci import iommu, reset

@@ -7,11 +7,10 @@ the same.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from backends.base import Device, Host, HostPath
+from backends.gpu import nodes
 from backends.linux.kernel import explained
 from backends.linux.nodes import NoNodeError, device_node
 
@@ -39,9 +38,5 @@ def _number(host: Host, path: HostPath, roots: Sequence[HostPath]) -> tuple[str,
     try:
         return device_node(host, path).number.removeprefix("c:"), f"..{path.text.removeprefix('/dev')}"
     except NoNodeError:
-        for root in roots:
-            below = HostPath(f"{root}{path}")
-            if (local := Path(host.spell(below))).is_char_device():
-                status = local.stat()
-                return f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}", below.text
-    return None
+        below = next(nodes.below(host, path, roots), None)
+        return (below[1].removeprefix("c:"), below[0].text) if below else None

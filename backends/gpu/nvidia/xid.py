@@ -6,10 +6,10 @@ Format: NVIDIA's "XID Errors", and nv_report_error in the driver's open kernel m
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from backends.base import Record, Selector, Signal, Verdict
+from backends.base import Device, Record, Signal, Verdict
 from backends.gpu.functions import NVIDIA
 from backends.gpu.options import GpuOptions, GpuResource
 from backends.linux import kernel_log
@@ -74,7 +74,8 @@ def signals(record: Record, resources: Sequence[GpuResource]) -> Iterator[Signal
         return
     xid = int(found[5])
     text = kernel_log.message(record)
-    verdicts = [verdict(r.spec.options, xid, text) for r in resources if _may_take(r, address)]
+    gpu = Device(address, address, frozenset(), attributes={"vendor": (NVIDIA,), "address": (address,)})
+    verdicts = [verdict(resource.spec.options, xid, text) for resource in resources if resource.might_take(gpu)]
     worst = max(verdicts, key=_SEVERITY.index, default=None)
     if worst is None:
         return
@@ -107,16 +108,3 @@ def _in_set(name: str, xid: int, line: str) -> bool:
     if xid in _NVLINK5:
         return " Fatal" in line
     return xid in CATALOG or (xid == _RECOVERY and _NEEDED.search(line) is not None)
-
-
-def _may_take(resource: GpuResource, address: str) -> bool:
-    """Might the resource select an NVIDIA GPU at this address, as far as that can be told without looking at it?"""
-    known = {"vendor": NVIDIA, "address": address}
-    select = resource.spec.select
-    if any(known.keys() >= selector.keys() and _may_match(selector, known) for selector in resource.spec.exclude):
-        return False
-    return not select or any(_may_match(selector, known) for selector in select)
-
-
-def _may_match(selector: Selector, known: Mapping[str, str]) -> bool:
-    return all(value in {w.lower() for w in selector[name]} for name, value in known.items() if name in selector)

@@ -40,6 +40,12 @@ ADDRESS: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
 _DOMAIN: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _IDS: Final = re.compile(r"([0-9A-F]{1,4}):([0-9A-F]{1,4})", re.IGNORECASE)
 _CLASS: Final = re.compile(r"[0-9A-F]{1,6}", re.IGNORECASE)
+_FORMATS: Final = (
+    ("PCI_ID", _IDS, "are no IDs"),
+    ("PCI_SUBSYS_ID", _IDS, "are no IDs"),
+    ("PCI_CLASS", _CLASS, "is no class"),
+)
+"""Of the properties in a function's `uevent`."""
 
 
 _ADDRESS: Final = Attribute("a PCI address with its domain, as in '0000:3b:00.0'", ADDRESS.pattern)
@@ -194,9 +200,10 @@ def read(host: Host, address: str) -> Function | None:
         not_short(error)
         return None
     said = sysfs.properties(host, path)
-    problems: list[Problem] = []
-    vendor, device = _ids(said, "PCI_ID", address, problems)
-    subsystem_vendor, subsystem_device = _ids(said, "PCI_SUBSYS_ID", address, problems)
+    problems = tuple(_problems(said, address))
+    vendor, device = _ids(said, "PCI_ID")
+    subsystem_vendor, subsystem_device = _ids(said, "PCI_SUBSYS_ID")
+    kind = said.get("PCI_CLASS", "")
     driver = sysfs.linked_name(host, path / "driver") if "driver" in entries else None
     return Function(
         address=address,
@@ -205,7 +212,7 @@ def read(host: Host, address: str) -> Function | None:
         device=device,
         subsystem_vendor=subsystem_vendor,
         subsystem_device=subsystem_device,
-        kind=_kind(said, address, problems),
+        kind=kind.lower().rjust(6, "0") if _CLASS.fullmatch(kind) else "",
         driver=driver,
         binding=f"{driver}:{_inode(host, path / 'driver')}:{inode}" if driver else "",
         numa_node=sysfs.numa_node(host, path),
@@ -220,7 +227,7 @@ def read(host: Host, address: str) -> Function | None:
         vgpu_type=_vgpu_type(host, path, entries) if driver == "nvidia" else "",
         entries=entries,
         boot_display="boot_vga" in entries and sysfs.number(host, path / "boot_vga") == 1,
-        problems=tuple(problems),
+        problems=problems,
     )
 
 
@@ -282,23 +289,16 @@ def undivided(hint: Hint, known: Known) -> frozenset[str]:
 # --- reading ---
 
 
-def _ids(said: Mapping[str, str], key: str, address: str, problems: list[Problem]) -> tuple[str, str]:
+def _problems(said: Mapping[str, str], address: str) -> Iterator[Problem]:
+    for key, pattern, fault in _FORMATS:
+        if key in said and not pattern.fullmatch(said[key]):
+            yield Problem(address, f"{address}: its uevent file says {key}={said[key]!r}, which {fault}")
+
+
+def _ids(said: Mapping[str, str], key: str) -> tuple[str, str]:
     """Vendor and device from the kernel's `VVVV:DDDD`."""
-    if (text := said.get(key)) is None:
-        return "", ""
-    if (found := _IDS.fullmatch(text)) is None:
-        problems.append(Problem(address, f"{address}: its uevent file says {key}={text!r}, which are no IDs"))
-        return "", ""
-    return found[1].lower().rjust(4, "0"), found[2].lower().rjust(4, "0")
-
-
-def _kind(said: Mapping[str, str], address: str, problems: list[Problem]) -> str:
-    if (text := said.get("PCI_CLASS")) is None:
-        return ""
-    if not _CLASS.fullmatch(text):
-        problems.append(Problem(address, f"{address}: its uevent file says PCI_CLASS={text!r}, which is no class"))
-        return ""
-    return text.lower().rjust(6, "0")
+    found = _IDS.fullmatch(said.get(key, ""))
+    return (found[1].lower().rjust(4, "0"), found[2].lower().rjust(4, "0")) if found else ("", "")
 
 
 def _inode(host: Host, path: HostPath) -> int:
