@@ -1,4 +1,4 @@
-"""Made-up devices, for trying pods, schedulers and alerts on a node without hardware.
+"""The backend `stub`: made-up devices, for trying pods, schedulers and alerts on a node without hardware.
 
 A small text file says how they are, one device a line, the last word counting:
 
@@ -48,7 +48,7 @@ _STATES: Final = ("healthy", *_VERDICTS, "gone")
 
 
 class StubDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Some devices that are alike."""
+    """A number of devices that are alike."""
 
     count: int = 1
     """How many of them there are."""
@@ -71,7 +71,7 @@ StubResource = Resource[StubOptions]
 
 
 class _States(Struct, frozen=True):
-    """What a file says."""
+    """The content of a file."""
 
     every: tuple[str, str] = ("healthy", "")
     """The state of the devices it does not name, and the sentence."""
@@ -94,7 +94,7 @@ class Stub(Backend[StubOptions]):
 
     @classmethod
     def fixed_ids(cls, resource: StubResource) -> Iterable[str]:
-        """All of them: they are made up."""
+        """The IDs of all devices, since they are made up."""
         keys = (f"stub-{n}" for n in range(sum(kind.count for kind in _kinds(resource.spec.options))))
         replicas = resource.spec.replicas
         return keys if replicas == 1 else (f"{key}::{n}" for key in keys for n in range(replicas))
@@ -104,7 +104,7 @@ class Stub(Backend[StubOptions]):
         return [resource.name for resource in self.resources]
 
     def discover(self, unit: str) -> Discovery:
-        """The resource's devices, less those that are gone."""
+        """The devices of the resource, without those that are gone."""
         resource = self.resource(unit)
         states = self._states(resource)
         every = tuple(_devices(resource))
@@ -124,7 +124,7 @@ class Stub(Backend[StubOptions]):
             yield Signal(hardware, f"stub-{state}", verdict, sentence or f"the stub's file says {state}")
 
     def edits(self, resource: StubResource, grants: Sequence[Grant]) -> ContainerEdits:
-        """An environment variable by which the pod sees what it got."""
+        """A variable with the IDs that the container has."""
         name = "FAIRLEAD_STUB_" + re.sub("[^A-Z0-9]", "_", resource.name.upper())
         return ContainerEdits(env={name: ",".join(grant.id for grant in grants)})
 

@@ -1,4 +1,4 @@
-"""The backend: cards as units, and what is made for a container."""
+"""The backend `cex`: its units are cards, its devices are queues; a container gets a node and a /sys of its own."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Cex(Backend[CexOptions]):
 
     @classmethod
     def tokens(cls, resource: CexResource) -> Iterable[tuple[tuple[str | int, ...], int]]:
-        """Those that share a queue."""
+        """As many IDs for each queue as containers may share it."""
         yield ("overcommit",), resource.spec.options.overcommit
 
     # --- what is there ---
@@ -67,15 +67,15 @@ class Cex(Backend[CexOptions]):
         return devices.find(self.host, self.resources, unit)
 
     def probe(self, device: Device) -> Iterable[Signal]:
-        """How the queue is, and its card."""
+        """The state of the queue and of its card."""
         return () if device.unusable else health.signals(self.host, device.unit, _queue(device))
 
     def watches(self, known: Known) -> Watches:  # noqa: ARG002  # an interface's
-        """Cards and queues, which tell also when they go offline or are deconfigured."""
+        """Events of cards and queues, which come also when one goes offline or is deconfigured."""
         return Watches(frozenset({"ap"}))
 
     def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:  # noqa: ARG002
-        """The card that it is about, or whose queue."""
+        """The card that an event is about, or whose queue it is about."""
         if not isinstance(hint, Uevent) or not hint.devpath.startswith(_PLACE):
             return ()
         name = hint.devpath.removeprefix(_PLACE).partition("/")[0]
@@ -84,11 +84,11 @@ class Cex(Backend[CexOptions]):
     # --- what a container gets ---
 
     def ids(self, resource: CexResource, device: Device) -> Sequence[str]:
-        """As the peer's: `apqn-<card>-<domain>-<n>`, for each container that may share it."""
+        """As IBM's plugin names them: `apqn-<card>-<domain>-<n>`, one for each container that may share the queue."""
         return tuple(f"{device.key}-{n}" for n in range(resource.spec.options.overcommit))
 
     def prefers(self, resource: CexResource) -> bool:
-        """It matters where a queue is shared."""
+        """Where queues are shared, so that containers are spread over them."""
         return resource.spec.options.overcommit > 1
 
     def edits(self, resource: CexResource, grants: Sequence[Grant]) -> ContainerEdits:

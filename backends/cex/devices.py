@@ -1,4 +1,4 @@
-"""From cards to devices: one for each queue that a resource names."""
+"""Makes a device of each queue that a resource names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ATTRIBUTES: Final = {
 
 
 def find(host: Host, resources: Iterable[CexResource], unit: str) -> Discovery:
-    """The queues of a card: for each resource that names them, and beside them the others."""
+    """The queues of a card: one device for each resource that names it; those that none names are `beside`."""
     card = ap.read(host, unit)
     if card is None:
         return Discovery()
@@ -41,12 +41,12 @@ def find(host: Host, resources: Iterable[CexResource], unit: str) -> Discovery:
 
 
 def names(options: CexOptions, adapter: int, domain: int, machine: str | None) -> bool:
-    """Does the set have this queue, on this machine?"""
+    """Does the resource name this queue, on this machine?"""
     return not {Apqn(adapter, domain), Apqn(adapter, domain, machine)}.isdisjoint(options.apqns)
 
 
 def hardware(queue: str) -> str:
-    """A queue's name as hardware, and a card's."""
+    """The name of a queue or a card as hardware."""
     return f"ap:{queue}"
 
 
@@ -73,7 +73,7 @@ def _device(card: Card, queue: str, resource: str | None, unusable: str) -> Devi
 
 
 def _obstacle(host: Host, card: Card, queue: str) -> str:
-    """Why nobody can have the queue as it is."""
+    """Why no container can have the queue as it is."""
     if not card.generation:
         return f"its card is of a type that is not known: {card.type or '(none)'}"
     driver = sysfs.linked_name(host, card.path / queue / "driver")
@@ -85,7 +85,7 @@ def _obstacle(host: Host, card: Card, queue: str) -> str:
 
 
 def _unfit(card: Card, options: CexOptions) -> str:
-    """Why a set does not take a queue that it names."""
+    """Why a resource does not take a queue that it names."""
     if options.mode not in ("any", card.mode):
         return f"its card is in mode {card.mode}, not {options.mode}"
     if card.generation < (options.min_generation or 0):

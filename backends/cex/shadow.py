@@ -58,7 +58,7 @@ def mounts(device_id: str, card: str, queue: str, *, live: bool) -> tuple[Mount,
 
 
 def plan(host: Host, card: str, queue: str, *, live: bool) -> Plan:
-    """What belongs into a tree.
+    """The files and links of a tree.
 
     Raises:
         NotReady: a file that has to be copied cannot be read.
@@ -85,7 +85,7 @@ def plan(host: Host, card: str, queue: str, *, live: bool) -> Plan:
 
 
 def build(host: Host, device_id: str, wanted: Plan) -> None:
-    """Have an ID's tree be as planned; directories stay the same ones.
+    """Make the tree of an ID as planned; existing directories are kept, since a container may have them mounted.
 
     Raises:
         NotReady: it cannot be written, as a whole at least.
@@ -136,7 +136,7 @@ def _read(root: Path) -> Iterator[tuple[str, Entry]]:
 
 
 def _put(path: Path, entry: Entry) -> None:
-    """Put it in the place of what is there, at once."""
+    """Replace what is there in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.new")
     if isinstance(entry, Link):

@@ -27,7 +27,7 @@ _MODE: Final = 0o666  # a container's user need not be root
 
 
 def mask(bit: int) -> str:
-    """A mask with one of its 256 bits, as sysfs has it: the leftmost digit has the bits 0 to 3."""
+    """A mask with one of its 256 bits set, as sysfs writes it: the leftmost digit has the bits 0 to 3."""
     return f"0x{1 << (255 - bit):064x}"
 
 
@@ -37,14 +37,14 @@ def node(device_id: str) -> HostPath:
 
 
 class Nodes:
-    """Those of one host."""
+    """Makes and destroys the nodes of one host."""
 
     def __init__(self, host: Host, kernel: Kernel) -> None:
         self._host = host
         self._kernel = kernel
 
     def make(self, device_id: str, adapter: int, domain: int) -> None:
-        """Make the node of an ID, or see that it leads to its queue.
+        """Make the node of an ID, or check that it leads to its queue.
 
         Raises:
             NotReady: it cannot be made. What was made is destroyed again.

@@ -1,4 +1,4 @@
-"""The backend: one face for all vendors. A unit is a PCI function, or what a vendor's GPUs have together."""
+"""The backend `gpu`, for all vendors. A unit is a PCI function, or what all GPUs of a vendor have together."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ class Gpu(Backend[GpuOptions]):
         OptionsError.raise_all(complaints(resource))
 
     def units(self) -> Iterable[str]:
-        """The addresses of all GPUs, and for each vendor that is there what its GPUs have together."""
+        """The addresses of all GPUs, and the group of each vendor that has any."""
         found = dict(functions.addresses(self.host))
         vendors = {*found.values(), *([functions.NVIDIA] if platforms.device(self.host, "") else [])}
         groups = (self._vendors[vendor].group for vendor in vendors)
         return [*found, *(group for group in groups if group is not None)]
 
     def discover(self, unit: str) -> Discovery:
-        """One GPU, with the parts it is divided into; or what a vendor's GPUs have together."""
+        """One GPU, with the parts it is divided into; or what all GPUs of a vendor have together."""
         if unit in self._groups:
             return self._with_resets(self._groups[unit].together(), None)
         function = pci.read(self.host, unit)
@@ -82,7 +82,7 @@ class Gpu(Backend[GpuOptions]):
         return self._with_resets(replace(found, problems=(*function.problems, *found.problems)), function)
 
     def _with_resets(self, found: Discovery, function: pci.Function | None) -> Discovery:
-        """Each device with whether it can be reset, if any resource asks for that."""
+        """Adds to each device why it cannot be reset, if any resource asks for resets."""
         if not any(resource.spec.pre_start == "reset" for resource in self.resources):
             return found
         whole = reset.refusal(self.host, function) if function is not None else _PART
@@ -91,7 +91,7 @@ class Gpu(Backend[GpuOptions]):
         )
 
     def probe(self, device: Device) -> Iterable[Signal]:
-        """Its nodes, its driver, and what PCI says of its functions."""
+        """The health of its nodes, its driver and its PCI functions."""
         own = sorted(name.removeprefix("pci:") for name in device.hardware if name.startswith("pci:"))
         hardware = f"pci:{own[0]}" if own else min(device.hardware)
         vendor = self._vendor_of(device)
@@ -113,7 +113,7 @@ class Gpu(Backend[GpuOptions]):
     # --- events ---
 
     def watches(self, known: Known) -> Watches:
-        """Events of the functions and of their DRM devices, what the kernel says once, and where nodes are made late."""
+        """Events of functions and DRM devices, records of errors, and directories where nodes come late."""
         by_vendor = _by_vendor(known)
         directories = {
             path
@@ -129,7 +129,7 @@ class Gpu(Backend[GpuOptions]):
         )
 
     def affects(self, hint: Hint, known: Known) -> Iterable[str]:
-        """The GPUs that an event is about, happens below or happens above."""
+        """The GPUs that an event is about, and those below and above it."""
         if isinstance(hint, PathChange):
             by_vendor = _by_vendor(known)
             return {
@@ -155,11 +155,11 @@ class Gpu(Backend[GpuOptions]):
     # --- handing out ---
 
     def ids(self, resource: GpuResource, device: Device) -> Sequence[str]:
-        """The vendor's own way, or the device's key, with `::n` where several pods share it."""
+        """As the vendor's plugin names them; or else the device's key, with `::n` where several pods share it."""
         return self._vendor_of(device).ids(resource, device) or super().ids(resource, device)
 
     def edits(self, resource: GpuResource, grants: Sequence[Grant]) -> ContainerEdits:
-        """Each vendor's for its own.
+        """What each vendor gives a container for its own GPUs.
 
         Raises:
             AllocationRefused: the resource's options forbid it.
@@ -171,7 +171,7 @@ class Gpu(Backend[GpuOptions]):
         return ContainerEdits().merge(*every)
 
     def adopts(self, resource: GpuResource) -> bool:
-        """Only where links are to be made."""
+        """Only for resources with `dev_char_links`."""
         return resource.spec.options.dev_char_links
 
     def adopt(self, resource: GpuResource, device: Device) -> bool:  # noqa: ARG002  # an interface's
@@ -185,7 +185,7 @@ class Gpu(Backend[GpuOptions]):
         return True
 
     def prepare(self, resource: GpuResource, grants: Sequence[Grant]) -> Iterable[str]:  # noqa: ARG002
-        """Reset the GPUs by themselves.
+        """Reset the GPUs, one by one.
 
         Raises:
             AllocationRefused: one cannot be reset, or others would be with it.
@@ -206,7 +206,7 @@ class Gpu(Backend[GpuOptions]):
 
 
 def _by_vendor(known: Mapping[str, Sequence[Device]]) -> dict[str, list[str]]:
-    """The addresses of these known GPUs. A unit that has none now may get one: it is whoever's."""
+    """Vendor → addresses of its known GPUs. A unit without a device may become any vendor's, and counts for each."""
     found: dict[str, list[str]] = {}
     for unit, devices in known.items():
         if pci.ADDRESS.fullmatch(unit):

@@ -1,4 +1,4 @@
-"""Hands out Intel's GPUs as its device plugin does; their driver, i915 or xe, is an attribute to select by.
+"""Hands out Intel's GPUs as Intel's device plugin does; the driver, i915 or xe, is an attribute to select by.
 
 IDs are PCI addresses unless `card_ids` says otherwise: those of Intel's plugin (`card0-0`) follow the order in which
 drivers were bound. All GPUs of some drivers together are one device for programs that watch them, made where a resource
@@ -48,12 +48,12 @@ class Intel(Vendor):
         return Discovery((withheld(device, unusable),))
 
     def _by_path(self, address: str) -> tuple[Mount, ...]:
-        """Links that udev makes to the nodes, by which Intel's libraries tell several GPUs apart."""
+        """The links that udev makes to the nodes; Intel's libraries tell several GPUs apart by them."""
         mine = [BY_PATH / name for name in sysfs.names(self.host, BY_PATH) if name.startswith(f"pci-{address}-")]
         return tuple(Mount(path, path.text, read_only=True) for path in mine)
 
     def together(self) -> Discovery:
-        """For each resource that selects by it, one device with the nodes of all GPUs of the drivers that it names."""
+        """A device for each resource that selects by `monitoring`: all nodes of the GPUs with the drivers it names."""
         return Discovery(tuple(device for one in self._monitors for device in self._monitoring(*one)))
 
     def _monitoring(self, resource: GpuResource, drivers: tuple[str, ...]) -> Iterator[Device]:
@@ -89,7 +89,7 @@ class Intel(Vendor):
         return [nodes.DRI, BY_PATH]
 
     def concerned(self, path: HostPath, addresses: Sequence[str]) -> Iterable[str]:
-        """The GPU that a link names; all of them, if it is a node."""
+        """The GPU that a link names; all GPUs, if the path is a node."""
         if path.parent == BY_PATH:
             return [address for address in addresses if path.name.startswith(f"pci-{address}-")]
         units = [*addresses, *([self.group] if self.group else [])]
@@ -103,7 +103,7 @@ class Intel(Vendor):
         return [f"{card}-{n}" for card in cards[:1] for n in range(resource.spec.replicas)]
 
     def edits(self, resource: GpuResource, grants: Sequence[Grant]) -> ContainerEdits:
-        """The nodes, and the links in the way that is wanted."""
+        """The nodes, and the links as `by_path` says."""
         edits = ContainerEdits.of(grants)
         if resource.spec.options.by_path == "none":
             return replace(edits, mounts=())

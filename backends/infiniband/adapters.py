@@ -1,4 +1,4 @@
-"""What is at one place, as the device that is offered: its names, nodes and attributes; or why it cannot be offered.
+"""Makes a device of the RDMA adapter at a place: its names, nodes and attributes, or why it cannot be offered.
 
 A physical function owns two pieces of hardware: `pci:` itself, and `rdma:` the adapter with its ports. Virtual functions
 and subfunctions depend on the first alone: their traffic goes on when the physical function's own port is down.
@@ -45,12 +45,12 @@ _Attributes = dict[str, tuple[str, ...]]
 
 
 def port_states(host: Host, adapter: Adapter) -> list[PortState]:
-    """How all of the adapter's ports are; asks the firmware."""
+    """The states of all ports of the adapter, which the firmware is asked for."""
     return [rdma_ports.read(host, port) for hca in adapter.hcas for port in hca.ports]
 
 
 def function_of(host: Host, adapter: Adapter) -> Function | None:
-    """The PCI function that it is, or is on."""
+    """The PCI function that the adapter is, or is on."""
     return pci.read(host, adapter.address) if adapter.address else None
 
 
@@ -61,7 +61,7 @@ def device(
     states: Sequence[PortState],
     resources: Iterable[InfiniBandResource],
 ) -> Device:
-    """The adapter as a device. `resources` are all there are."""
+    """The adapter as a device; `resources` are all of the backend."""
     attributes = _attributes(adapter, function, states)
     if adapter.away:
         attributes = assumed(attributes, UNSEEN_WHEN_AWAY, resources)
@@ -84,12 +84,12 @@ def device(
 
 
 def own(device: Device) -> str:
-    """The name of the adapter as hardware, beside that of the PCI function that it may be."""
+    """The name of the adapter as hardware; that of its PCI function is another."""
     return next(name for name in sorted(device.hardware, reverse=True) if name.startswith("rdma:"))
 
 
 def bare(function: Function) -> Device:
-    """A function that could be an adapter, but has no driver that makes it one."""
+    """A function that is likely to be an adapter, but has no driver that makes it one."""
     if function.driver is None:
         why = "it has no driver"
     elif function.driver.startswith("vfio"):
@@ -119,7 +119,7 @@ def _names(adapter: Adapter, function: Function | None) -> tuple[str, frozenset[
 
 
 def _identity(adapter: Adapter, function: Function | None) -> str:
-    """The GUID; of what can be given another while a pod has it, only the model; "" if it cannot be seen."""
+    """The GUID; only the model where a pod can give the adapter another GUID; "" if it cannot be seen."""
     if function is not None and (function.physical is not None or adapter.subfunction is not None):
         return function.ids
     return "" if adapter.away or not adapter.hcas else adapter.hcas[0].node_guid

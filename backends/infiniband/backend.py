@@ -1,4 +1,4 @@
-"""The backend: adapters by place, and the pools of resources that share all of theirs."""
+"""The backend `infiniband`: its units are places with adapters, and the pools of resources that share all of theirs."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ class InfiniBand(Backend[InfiniBandOptions]):
 
     @classmethod
     def tokens(cls, resource: InfiniBandResource) -> Iterable[tuple[tuple[str | int, ...], int]]:
-        """Those of a shared resource."""
+        """As many as `shared` says."""
         yield ("shared",), resource.spec.options.shared or 1
 
     @classmethod
     def fixed_ids(cls, resource: InfiniBandResource) -> Iterable[str]:
-        """A shared resource's tokens."""
+        """The tokens of a shared resource."""
         return _tokens(resource)
 
     # --- what is there ---
 
     def units(self) -> Iterable[str]:
-        """The places, the functions that could be adapters, and the pools."""
+        """The places, the functions that are likely to be adapters, and the pools."""
         return dict.fromkeys((*rdma.places(self.host), *self._bare(), *map(pools.unit, self._shared())))
 
     def _bare(self) -> Iterator[str]:
@@ -87,7 +87,7 @@ class InfiniBand(Backend[InfiniBandOptions]):
         return Discovery((adapters.bare(function),), problems=function.problems)
 
     def _missing_ports(self, adapter: Adapter, device: Device) -> Iterator[Problem]:
-        """The ports that the resource asks for by number, and the adapter does not have."""
+        """A problem for each port that the resource asks for by number and the adapter does not have."""
         taker = self._taker(device)
         for hca in adapter.hcas if taker else ():
             assert taker is not None
@@ -126,29 +126,29 @@ class InfiniBand(Backend[InfiniBandOptions]):
     # --- how it is ---
 
     def probe(self, device: Device) -> Iterable[Signal]:
-        """How the adapter is. A pool is as its adapters are."""
+        """The health of an adapter; a pool has none of its own."""
         if device.resource is not None or device.unusable:
             return ()
         taker = self._taker(device)
         return health.signals(self.host, device, taker.spec.options if taker else _DEFAULTS)
 
     def glance(self, device: Device) -> object:
-        """The state of its ports; a pool is as its adapters are."""
+        """The state of the ports of an adapter; a pool has none of its own."""
         if device.resource is not None or device.unusable:
             return ()
         virtual_ports = any(resource.spec.options.virtual_ports for resource in self.resources)
         return health.glance(self.host, device, virtual_ports=virtual_ports)
 
     def _taker(self, device: Device) -> InfiniBandResource | None:
-        """The resource whose options say when the adapter is well: the first that selects it."""
+        """The first resource that selects the adapter: its options decide about health."""
         return next((resource for resource in self.resources if resource.refuses(device) is None), None)
 
     def signals(self, record: Record) -> Iterable[Signal]:
-        """PCI error recoveries, of whichever function: nothing in the event tells whether it is an adapter."""
+        """PCI error recoveries, of any function: the event does not say whether it is an adapter."""
         return pci_recovery.signals(record)
 
     def watches(self, known: Known) -> Watches:  # noqa: ARG002  # the same whatever there is
-        """Adapters, their functions, nodes and interfaces; and a glance at the ports every few seconds."""
+        """Events of adapters, their functions, nodes and interfaces; and a glance at the ports every few seconds."""
         return Watches(
             subsystems=events.SUBSYSTEMS,
             directories=frozenset((rdma.NODES,)),
@@ -158,19 +158,19 @@ class InfiniBand(Backend[InfiniBandOptions]):
         )
 
     def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
-        """The places that it is about, and with them the pools."""
+        """The places that an event is about, and with them the pools."""
         return events.affected(hint, known)
 
     # --- handing out ---
 
     def ids(self, resource: InfiniBandResource, device: Device) -> Sequence[str]:
-        """A pool's tokens are numbered, as k8s-rdma-shared-dev-plugin has them; its adapters have no IDs."""
+        """Numbers for the tokens of a pool, as k8s-rdma-shared-dev-plugin has them; the adapters in it have no IDs."""
         if resource.spec.options.shared is None:
             return super().ids(resource, device)
         return _tokens(resource) if device.resource is not None else ()
 
     def prefers(self, resource: InfiniBandResource) -> bool:
-        """It matters which adapter a pod gets: the one beside its GPU. The tokens of a pool are all equal."""
+        """Only where a pod gets one adapter, which should be near its GPU; the tokens of a pool are all equal."""
         return resource.spec.options.shared is None
 
     def edits(self, resource: InfiniBandResource, grants: Sequence[Grant]) -> ContainerEdits:

@@ -1,4 +1,4 @@
-"""What an event says about adapters: the places to look at again. Pure, and quick for what is not about any."""
+"""Tells which places an event is about, quickly where it is about none; pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SUBSYSTEMS: Final = _CLASSES | {"pci", "net", "misc"}
 
 
 def affected(hint: Hint, known: Known) -> Iterable[str] | All:
-    """The units to look at again; pools are told apart from those of places by their prefix."""
+    """The units to look at again; those of pools begin with a prefix."""
     if isinstance(hint, LinkChange):
         return _on_interface(hint.name, known)
     if isinstance(hint, PathChange):
@@ -45,7 +45,7 @@ def _places(event: Uevent, known: Known) -> Iterator[str]:
 
 
 def _at(address: str, known: Known) -> Iterable[str]:
-    """The places at a PCI function, and what depends on it."""
+    """The places at a PCI function, and those that depend on it."""
     return (unit for unit in known.minding(f"pci:{address}") if not unit.startswith(PREFIX))
 
 

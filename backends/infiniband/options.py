@@ -35,7 +35,7 @@ _DOWN, _UP, _POLL, _GRACE = Seconds(10), Seconds(5), Seconds(2), Seconds(30)
 
 
 class InfiniBandOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which adapters are fine, and how containers get them."""
+    """Says which adapters are healthy, and how containers get them."""
 
     shared: int | None = None
     """Tokens, each of which gives all adapters of the resource together; None: an adapter is a device of its own."""

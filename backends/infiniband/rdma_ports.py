@@ -1,4 +1,4 @@
-"""How the ports of an RDMA adapter are now. Behind most of these files is a question to the firmware, which may hang.
+"""Reads the state of the ports of an RDMA adapter. Most of these files ask the firmware, which may hang.
 
 Files: Documentation/ABI/stable/sysfs-class-infiniband. Missing or garbage means unknown; a read that fails is told.
 """
@@ -54,7 +54,7 @@ class Physical(enum.IntEnum):
 
 
 class PortState(Struct, frozen=True):
-    """What one look at a port told; None is what is not known."""
+    """The state of a port, as one look found it; None is what is not known."""
 
     port: Port
     state: State | None = None
@@ -75,7 +75,7 @@ class PortState(Struct, frozen=True):
 
 
 def read(host: Host, port: Port, counters: Iterable[str] = ()) -> PortState:
-    """Look at one port; at its rate and counters only while it is active: each file may be a trip to the firmware.
+    """The state of a port; rate and counters only while it is active, since each file may be a trip to the firmware.
 
     Counters that are not there, "N/A (no PMA)" or garbage are left out.
     """
@@ -88,7 +88,7 @@ def read(host: Host, port: Port, counters: Iterable[str] = ()) -> PortState:
 
 
 def glance(host: Host, port: Port) -> bytes | int | None:
-    """The port's state as it is written, or the error of reading it: one trip to the firmware."""
+    """The text of the port's state, or the error of reading it: one trip to the firmware."""
     try:
         file = directories.open_file(f"{_directory(host, port)}/state")
     except OSError as error:
@@ -106,7 +106,7 @@ def _directory(host: Host, port: Port) -> str:
 
 
 def _read(directory: int, port: Port, counters: Iterable[str]) -> PortState:
-    """Raises OSError if its state cannot be read."""
+    """The state of a port in this directory. Raises OSError if it cannot be read."""
     state = _member(State, directories.read(directory, "state"))
     physical = _member(Physical, text(directory, "phys_state"))
     lid = _matched(_LID, text(directory, "lid")) if port.link_layer == "InfiniBand" else None

@@ -1,6 +1,6 @@
-"""Small files by the directory they are in, which is opened once: half of what whole paths cost.
+"""Reads small files in a directory that is opened once, which takes half as long as to read them by whole paths.
 
-For what is read every few seconds of every device; what is read once goes by `sysfs`, which follows no link.
+Used for what is read every few seconds of every device. `sysfs`, which follows no link, reads the rest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 @contextmanager
 def opened(path: str) -> Iterator[int]:
-    """A directory, as this process sees it; the kernel follows links to it.
+    """A directory, open for reading files in it; the kernel follows links to it.
 
     Raises:
         OSError: there is none, or it may not be entered.
@@ -33,7 +33,7 @@ def opened(path: str) -> Iterator[int]:
 
 
 def read(directory: int, name: str) -> bytes:
-    """A small file, without the white space around it.
+    """The content of a small file, without the white space around it.
 
     Raises:
         OSError: it cannot be read.
@@ -46,7 +46,7 @@ def read(directory: int, name: str) -> bytes:
 
 
 def open_file(path: str, directory: int | None = None) -> int:
-    """Open a small file to read it, in a directory that is open if one is given.
+    """Open a small file for reading; its path is relative to `directory`, if one is given.
 
     Raises:
         OSError: it cannot be opened.
@@ -62,7 +62,7 @@ def _open(path: str, flags: int, directory: int | None = None) -> int:
 
 
 def text(directory: int, name: str) -> bytes | None:
-    """The same; None if it cannot be read."""
+    """As `read`; None if it cannot be read."""
     try:
         return read(directory, name)
     except OSError:

@@ -1,8 +1,7 @@
-"""Reads files that others write: never longer than they can be, and no FIFO or device that would make a reader wait.
+"""Reads files that others write: never longer than they can be, and no FIFO or device that would block the reader.
 
-Writes ours where others may write too: into no file that a link of theirs leads to.
-
-The kernel's own files in /sys and /proc are read elsewhere (`sysfs`): nobody else can write there.
+Writes our files in directories where others may write: never through a link of theirs. `sysfs` reads /sys and /proc, where
+only the kernel writes.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _KINDS: Final = {
 
 @contextmanager
 def opened(path: Path, *, follow: bool) -> Iterator[tuple[int, os.stat_result]]:
-    """A regular file, open for reading, and what it is; a symbolic link at its place is followed only where that is said.
+    """A regular file, open for reading, and its status; `follow`: is a symbolic link in its place followed?
 
     Raises:
         OSError: it cannot be opened, or is something else; the reason is in words.
@@ -40,7 +39,7 @@ def opened(path: Path, *, follow: bool) -> Iterator[tuple[int, os.stat_result]]:
 
 
 def open_ours(path: Path, mode: int = 0o600) -> int:
-    """A regular file that is ours, made if it is not there, open for reading and writing.
+    """A regular file of ours, open for reading and writing; it is made if it is missing.
 
     Raises:
         OSError: it cannot be opened or made, or is something else: a symbolic link, or another file by a hard link.
@@ -76,12 +75,12 @@ def _open(path: Path, flags: int, mode: int = 0o600) -> tuple[int, os.stat_resul
 
 
 def unfinished(path: Path) -> Path:
-    """What `replace` writes to before the file has its name."""
+    """The file that `replace` writes before it renames it."""
     return path.with_name(f".{path.name}.new")
 
 
 def replace(path: Path, data: bytes, mode: int = 0o600, *, synced: bool = False) -> None:
-    """Put a file of ours in the place of whatever is there; a write that was cut off leaves one `.<name>.new` at most.
+    """Write a file of ours in place of what is there. A write that was cut off leaves one `.<name>.new` at most.
 
     What is `synced` is on the disk itself when this returns, and there under its name.
 
@@ -116,7 +115,7 @@ def _sync_directory(path: Path) -> None:
 
 
 def read(path: Path, most: int, *, follow: bool = True) -> bytes:
-    """All that is in a regular file.
+    """The whole content of a regular file.
 
     Raises:
         OSError: as `opened`, or it is longer than `most` bytes.
@@ -126,7 +125,7 @@ def read(path: Path, most: int, *, follow: bool = True) -> bytes:
 
 
 def contents(file: int, most: int, path: Path) -> bytes:
-    """All that is in an open file.
+    """The whole content of an open file.
 
     Raises:
         OSError: it cannot be read, or is longer than `most` bytes.

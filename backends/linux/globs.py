@@ -1,4 +1,4 @@
-"""Globs over the host's /dev, or all its files: which paths one takes, and what it matches now.
+"""Matches globs with paths of the host's /dev, or of all its files, and lists what is there.
 
 As in a shell, `*`, `?` and `[…]` never take a `/`, nor a dot at the start of a name. Names that cannot be printed
 are passed over: they could not be an ID.
@@ -47,7 +47,7 @@ class Glob:
         self._parts = tuple(_component(part) for part in parts)
 
     def takes(self, path: str) -> bool:
-        """Is this path one of those that the glob means?"""
+        """Does the glob match this path?"""
         return (
             path.startswith(self.prefix)
             and len(parts := path.split("/")) == len(self._parts)
@@ -59,7 +59,7 @@ class Glob:
         return self._pattern is None or self._pattern.search(path.removeprefix("/dev/")) is not None
 
     def leads_through(self, path: str) -> bool:
-        """Could this path be a directory on the way to what the glob takes?"""
+        """Could this path be a directory on the way to a match?"""
         if not (path.startswith(self.prefix) or self.prefix.startswith(path)):
             return False
         return len(parts := path.rstrip("/").split("/")) < len(self._parts) and self._fits(parts)
@@ -68,7 +68,7 @@ class Glob:
         return all(fits(part) for fits, part in zip(self._parts, parts, strict=False))
 
     def matches(self, host: Host) -> Iterator[str]:
-        """What is there now, by name, directory by directory; without `files` no directories.
+        """The paths that match now, in order; without `files` no directories.
 
         Also each directory on the way that a wildcard takes, or that cannot be listed; `takes` tells them apart.
         """
@@ -76,7 +76,7 @@ class Glob:
         yield from self._below(host, self.fixed, parts, wild=False)
 
     def cannot_list(self, host: Host, path: HostPath) -> str | None:
-        """Why a directory on the way, if it is one, cannot be listed."""
+        """Why the directory cannot be listed; None if it can, or is none."""
         return cannot_list(host, path, anywhere=self._files)
 
     def _below(
@@ -100,7 +100,7 @@ class Glob:
 
 
 def cannot_list(host: Host, path: HostPath, *, anywhere: bool = False) -> str | None:
-    """Why a directory, if it is one, cannot be listed."""
+    """Why the directory cannot be listed; None if it can, or is none."""
     try:
         _names(host, path, anywhere=anywhere)
     except NoNodeError as error:

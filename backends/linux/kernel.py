@@ -24,13 +24,13 @@ _PAUSE: Final = 0.005  # seconds between two looks
 
 
 class Kernel:
-    """The host's."""
+    """The kernel of the host."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
 
     def write(self, path: HostPath, text: str) -> None:
-        """Write an attribute, in one go as the kernel wants it; may block for as long as a driver takes to let go.
+        """Write an attribute in one go, as the kernel wants it; may block for as long as a driver takes to let go.
 
         Raises:
             OSError: it cannot be written, or the kernel refuses what is written.
@@ -68,7 +68,7 @@ class Kernel:
             raise OSError(done.stderr.strip() or f"modprobe {module} failed")
 
     def wait(self, is_so: Callable[[], bool], seconds: float) -> bool:
-        """Look until it is so, for this long at most; is it?"""
+        """Wait until `is_so`, for this long at most; is it?"""
         end = time.monotonic() + seconds
         while not (so := is_so()) and time.monotonic() < end:
             time.sleep(_PAUSE)
@@ -77,11 +77,7 @@ class Kernel:
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Turns an error of the system into a sentence: what could not be done, and why.
-
-    Raises:
-        NotReady: an OSError was raised inside.
-    """
+    """Turns an OSError into a NotReady that says what could not be done, and why."""
     try:
         yield
     except OSError as error:

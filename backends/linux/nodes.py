@@ -1,4 +1,4 @@
-"""Device nodes of the host: what a path in its /dev leads to, links followed inside the host's own tree.
+"""Finds the device node that a path in the host's /dev leads to; links are followed inside the host's own tree.
 
 The kernel would follow an absolute link into the tree of this process, which in a container is not the host's:
 each link is read and followed by hand.
@@ -94,7 +94,7 @@ def is_device_node(host: Host, path: HostPath) -> bool:
 
 
 def missing(host: Host, hardware: str, nodes: Iterable[Node]) -> Iterator[Signal]:
-    """A signal about `hardware` for each of these nodes that is missing, or is none."""
+    """A signal about `hardware` for each of these nodes that is missing or no device node."""
     for node in nodes:
         try:
             device_node(host, node.path)
@@ -103,7 +103,7 @@ def missing(host: Host, hardware: str, nodes: Iterable[Node]) -> Iterator[Signal
 
 
 def links_to_file(host: Host, path: HostPath) -> frozenset[HostPath]:
-    """The paths that links on the way pointed to, from `path` to whatever it leads to, anywhere on the host.
+    """Every path that a link points to on the way from `path` to its target, anywhere on the host.
 
     Raises:
         NoNodeError: it leads to nothing at all.
@@ -112,7 +112,7 @@ def links_to_file(host: Host, path: HostPath) -> frozenset[HostPath]:
 
 
 def directory(host: Host, path: HostPath, *, anywhere: bool = False) -> HostPath | None:
-    """Where the directory that `path`, in the host's /dev or `anywhere`, leads to lies; None if it leads to none.
+    """The directory that `path`, in the host's /dev or `anywhere`, leads to; None if it leads to none.
 
     Raises:
         NoNodeError: it cannot be read, or leads out of /dev where it must not.
@@ -127,7 +127,7 @@ def directory(host: Host, path: HostPath, *, anywhere: bool = False) -> HostPath
 
 
 def nodes_below(host: Host, path: HostPath, most: int) -> list[tuple[HostPath, DeviceNode]]:
-    """The nodes in the directory that `path`, in the host's /dev, leads to, and in those below it, by name.
+    """The nodes in a directory of the host's /dev and in those below it, by name.
 
     Links in it are passed over, as container runtimes do.
 
@@ -155,7 +155,7 @@ def nodes_below(host: Host, path: HostPath, most: int) -> list[tuple[HostPath, D
 
 
 def numa_node(host: Host, node: DeviceNode) -> int | None:
-    """The NUMA node of the hardware behind a device node, where sysfs knows it."""
+    """The NUMA node of the hardware behind a device node; None where sysfs does not know it."""
     attribute = f"dev/{'block' if node.block else 'char'}/{node.major}:{node.minor}/device/numa_node"
     try:
         with open(f"{host.sys}/{attribute}") as file:  # noqa: PTH123  # pathlib doubles the cost, and there may be 10,000 nodes
@@ -169,7 +169,7 @@ def numa_node(host: Host, node: DeviceNode) -> int | None:
 
 
 def _follow(host: Host, path: HostPath, *, anywhere: bool = False) -> tuple[os.stat_result, HostPath, list[HostPath]]:
-    """What lies at the end of all links, where that is, and each path that a link pointed to."""
+    """The status and the path of the target of all links, and each path that a link pointed to."""
     at: list[str] = []  # the components walked, none of them a link
     ahead = path.text.split("/")[::-1]
     via: list[HostPath] = []
@@ -207,7 +207,7 @@ def _node(real: HostPath, status: os.stat_result, via: Iterable[HostPath] = ()) 
 
 
 def _local(host: Host, at: list[str]) -> str:
-    """Where this process sees a path of the host, given as its components."""
+    """A path of the host, given as its components, where this process sees it."""
     if at[:1] == ["dev"]:  # nearly always, and ten times faster than by `Host.local`
         return "/".join((os.fspath(host.dev), *at[1:]))
     return os.fspath(host.local(HostPath("/" + "/".join(at))))

@@ -59,7 +59,7 @@ def attribute(host: Host, path: HostPath) -> str | None:
 
 
 def text(host: Host, path: HostPath) -> str | None:
-    """All of a file in /proc, which may be longer than an attribute; None if it cannot be read."""
+    """The whole text of a file in /proc, which may be longer than an attribute; None if it cannot be read."""
     try:
         return host.local(path).read_text(errors="replace")
     except OSError as error:
@@ -74,13 +74,13 @@ def number(host: Host, path: HostPath) -> int | None:
 
 
 def properties(host: Host, device: HostPath) -> dict[str, str]:
-    """What the kernel says in the device's `uevent`."""
+    """The properties in the device's `uevent`."""
     lines = (attribute(host, device / "uevent") or "").splitlines()
     return dict(line.split("=", 1) for line in lines if "=" in line)
 
 
 def entries(host: Host, directory: HostPath) -> list[str]:
-    """What lies in a directory such as /sys/class/rtc, in order; nothing where there is none.
+    """The names in a directory such as /sys/class/rtc, in order; none where there is no directory.
 
     Raises:
         OSError: it is there and cannot be read.
@@ -94,7 +94,7 @@ def entries(host: Host, directory: HostPath) -> list[str]:
 
 
 def names(host: Host, directory: HostPath) -> list[str]:
-    """As `entries`; nothing where the directory cannot be read."""
+    """As `entries`; none where the directory cannot be read."""
     try:
         return entries(host, directory)
     except OSError:
@@ -102,7 +102,7 @@ def names(host: Host, directory: HostPath) -> list[str]:
 
 
 def linked_name(host: Host, link: HostPath) -> str | None:
-    """The last component of what a link such as `driver` or `subsystem` points to."""
+    """The last component of the target of a link such as `driver` or `subsystem`."""
     try:
         return posixpath.basename(os.readlink(host.spell(link))) or None  # noqa: PTH115  # a name is all we want
     except OSError:
@@ -110,7 +110,7 @@ def linked_name(host: Host, link: HostPath) -> str | None:
 
 
 def target(host: Host, link: HostPath) -> HostPath | None:
-    """Where a link to a device, as in /sys/class, /sys/bus and /sys/dev, points to, whether or not the device is there."""
+    """The device that a link in /sys/class, /sys/bus or /sys/dev points to, whether or not it is there."""
     try:
         text = os.readlink(host.spell(link))  # noqa: PTH115  # it is put together below, by the host's names
     except OSError:
@@ -149,7 +149,7 @@ def node(host: Host, device: HostPath) -> KernelNode | None:
 
 
 def node_path(properties: Mapping[str, str]) -> HostPath | None:
-    """Where /dev has the node that these properties name."""
+    """The path of the node that these properties name."""
     name = properties.get("DEVNAME", "")
     if not name.isprintable() or not {"", ".", ".."}.isdisjoint(name.split("/")):
         return None
@@ -157,7 +157,7 @@ def node_path(properties: Mapping[str, str]) -> HostPath | None:
 
 
 def nodes_below(host: Host, device: HostPath, is_another: Callable[[str], bool]) -> Iterator[KernelNode]:
-    """The nodes of a device and of all below it, but not of the devices below whose name says that they are another."""
+    """The nodes of a device and of all below it, without devices below that `is_another` takes by their names."""
     if (own := node(host, device)) is not None:
         yield own
     for name in _directories(host, device):
@@ -166,7 +166,7 @@ def nodes_below(host: Host, device: HostPath, is_another: Callable[[str], bool])
 
 
 def _directories(host: Host, device: HostPath) -> list[str]:
-    """The directories in a device's; `power` and the endpoints of USB have no nodes."""
+    """The directories in a device's directory that may have nodes: not `power`, and no endpoints of USB."""
     try:
         with os.scandir(host.spell(device)) as entries:
             names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]

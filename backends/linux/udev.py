@@ -1,4 +1,4 @@
-"""Devices with a node as udev knows them: the kernel's word in sysfs and what udevd has written down.
+"""Reads devices that have a node: what the kernel says in sysfs, and what udevd has written into its database.
 
 udevd keeps a text file for each device, `/run/udev/data/c188:0`, one fact a line: `E:` a property, `Q:` a tag that
 holds (`G:` one that ever held; all that older versions write), `S:` a link below /dev, `V:` the format's version.
@@ -42,13 +42,13 @@ class UdevDevice(Struct, frozen=True):
 
 
 def entry_number(name: str) -> str | None:
-    """The device number, as in `DeviceNode.number`, that a file of the database is about."""
+    """The device number, as in `DeviceNode.number`, of a file in the database."""
     found = _ENTRY.fullmatch(name)
     return f"{found[1]}:{found[2]}" if found else None
 
 
 def has_database(host: Host) -> bool:
-    """Does a udevd write down what it knows?"""
+    """Does a udevd keep a database?"""
     return host.local(DATABASE).is_dir()
 
 
@@ -111,7 +111,7 @@ def _record(host: Host, path: HostPath) -> list[str] | None:
 
 
 def _is_of(host: Host, device: HostPath, record: Iterable[str]) -> bool:
-    """Is the entry about this device, and not about the one that had its number before?
+    """Is the entry about this device, and not an earlier one with the same number?
 
     Until udevd has handled the kernel's event, some 20 ms later, the entry is that of a stick that is gone.
     """
@@ -126,7 +126,7 @@ def _is_of(host: Host, device: HostPath, record: Iterable[str]) -> bool:
 
 
 def _plain(text: str) -> str:
-    """As it is in both: usb_id writes "_" for white space and for what it does not allow in a name."""
+    """A text as both write it: usb_id writes "_" for white space and for what it does not allow in a name."""
     return re.sub(r"[\W_]+", "_", text.lower(), flags=re.ASCII).strip("_")
 
 

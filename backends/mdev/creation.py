@@ -28,7 +28,7 @@ _NODE_APPEARS: Final = 2.0  # seconds; devtmpfs has it at once, another /dev whe
 
 @lru_cache(maxsize=1024)
 def uuids(parent: str, kind: str) -> tuple[str, ...]:
-    """The UUIDs of all devices that we would ever make of a parent (its name) as this type (its ID)."""
+    """The UUIDs of all devices that we may ever make of a parent (its name) with this type (its ID)."""
     return tuple(str(uuid.uuid5(_OURS, f"{parent} {kind} {number}")) for number in range(MOST))
 
 
@@ -39,14 +39,14 @@ def could_be_made(parent: str, kind: str, made: Iterable[str], available: int) -
 
 
 class Maker:
-    """Makes and removes on one host."""
+    """Makes and removes devices on one host."""
 
     def __init__(self, host: Host, kernel: Kernel) -> None:
         self._host = host
         self._kernel = kernel
 
     def make(self, devices: Iterable[Device]) -> None:
-        """Make those of these devices that are not there yet, or none.
+        """Make those of these devices that are missing: all of them, or none.
 
         Raises:
             NotReady: one cannot be made; those that were made are removed again.
@@ -65,7 +65,7 @@ class Maker:
             raise
 
     def remove(self, one: str) -> None:
-        """Remove a device that we made; another's, and one that is gone, is left as it is.
+        """Remove a device of ours; others' are left alone, and one that is gone is no error.
 
         Raises:
             NotReady: it is in use, or the kernel refuses.

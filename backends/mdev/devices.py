@@ -1,4 +1,4 @@
-"""From parents to devices: one for each mediated device that was made, or would be for a pod."""
+"""Makes a device of each mediated device that exists, or that could be made for a pod."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PERMISSIONS: Final = "mrw"  # KubeVirt's
 
 
 def find(host: Host, resources: Sequence[MdevResource], parent: str) -> Discovery:
-    """The devices that were made of a parent, and those that would be made of it for a pod."""
+    """The devices that were made of a parent, and those that could be made of it for a pod."""
     path = parents.of(host, parent)
     if path is None:
         return Discovery()
@@ -54,14 +54,14 @@ def find(host: Host, resources: Sequence[MdevResource], parent: str) -> Discover
 
 
 def _of_maker(device: Device, resources: Sequence[MdevResource]) -> Device:
-    """The device as that of the first resource that would have it made."""
+    """The device, assigned to the first resource that would have it made."""
     takers = (r for r in resources if r.spec.options.create and r.refuses(device) is None)
     maker = next(takers, None)
     return device if maker is None else replace(device, resource=maker.name)
 
 
 def _device(host: Host, parent: HostPath, uuid: str, kind: Type) -> Device:
-    """One of that UUID and type, made or not."""
+    """The device with this UUID and type, made or not."""
     group = sysfs.linked_name(host, parent / uuid / "iommu_group")
     numa_node = sysfs.numa_node(host, parent)
     attributes = {
@@ -91,7 +91,7 @@ def _node(name: str) -> Node:
 
 
 def functions(host: Host, parent: HostPath) -> Iterator[str]:
-    """The PCI function that a parent is, and of a virtual one the physical one; none of any other device."""
+    """The PCI function that a parent is, and its physical one if it is virtual; none for other parents."""
     if pci.ADDRESS.fullmatch(parent.name):
         yield parent.name
         if (physical := sysfs.linked_name(host, parent / "physfn")) is not None and pci.ADDRESS.fullmatch(physical):
@@ -99,5 +99,5 @@ def functions(host: Host, parent: HostPath) -> Iterator[str]:
 
 
 def _called(kind: Type) -> tuple[str, ...]:
-    """All that a selector may call a type: with `_` or with spaces, or by its ID."""
+    """All that a selector may call a type: its name, with `_` or with spaces, or its ID."""
     return tuple(dict.fromkeys((kind.name, kind.name.replace("_", " "), kind.id)))

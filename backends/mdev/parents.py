@@ -32,7 +32,7 @@ class Type(Struct, frozen=True):
 
 
 def every(host: Host) -> dict[str, HostPath]:
-    """The parents by their names.
+    """Name → path of every parent.
 
     Raises:
         OSError: they cannot be listed.
@@ -46,7 +46,7 @@ def every(host: Host) -> dict[str, HostPath]:
 
 
 def of(host: Host, name: str) -> HostPath | None:
-    """Where one parent lies; None if there is none, or no longer.
+    """The path of one parent; None if there is none.
 
     Raises:
         OSError: they cannot be listed.

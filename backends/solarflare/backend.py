@@ -1,4 +1,4 @@
-"""The backend: a PCI function of a Solarflare card as a device, its link and driver, and Onload's nodes for a pod."""
+"""The backend `solarflare`: its units and devices are network functions; a pod gets the nodes of Onload with them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Solarflare(Backend[SolarflareOptions]):
         return (address for address, _, vendor in pci.announced(self.host) if vendor in (_SOLARFLARE, _XILINX))
 
     def discover(self, unit: str) -> Discovery:
-        """The card's function; what Onload may not be able to drive, and virtual functions, only where a selector says so."""
+        """The function as a device. Virtual ones and those of Xilinx are offered only if a selector takes them."""
         function = pci.read(self.host, unit)
         if function is None or function.vendor not in (_SOLARFLARE, _XILINX) or not function.kind.startswith(_ETHERNET):
             return Discovery()
@@ -101,7 +101,7 @@ class Solarflare(Backend[SolarflareOptions]):
         )
 
     def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
-        """All cards, where it is about Onload; else the one that it is about."""
+        """All cards for an event about Onload; else the card that the event is about."""
         if isinstance(hint, PathChange):
             return ALL if hint.path in (onload.DEV, *onload.NODES) else ()
         if isinstance(hint, LinkChange):
@@ -114,7 +114,7 @@ class Solarflare(Backend[SolarflareOptions]):
     # --- how it is ---
 
     def probe(self, device: Device) -> Iterable[Signal]:
-        """Onload, the function, its driver and its link."""
+        """The health of Onload, of the function, its driver and its link."""
         if device.unusable:
             return
         address = device.key
@@ -132,13 +132,13 @@ class Solarflare(Backend[SolarflareOptions]):
         return taker.spec.options if taker is not None else _DEFAULTS
 
     def signals(self, record: Record) -> Iterable[Signal]:
-        """PCI error recoveries, of whichever function."""
+        """PCI error recoveries, of any function."""
         return pci_recovery.signals(record)
 
     # --- handing out ---
 
     def edits(self, resource: SolarflareResource, grants: Sequence[Grant]) -> ContainerEdits:
-        """Onload's nodes, each once however many cards there are, and the libraries that were asked for."""
+        """The nodes of Onload, each once, and the libraries that the resource names."""
         found = ContainerEdits.of(grants)
         if all(node.path != onload.MAIN for node in found.nodes):
             raise AllocationRefused(
@@ -148,14 +148,14 @@ class Solarflare(Backend[SolarflareOptions]):
         return replace(found, mounts=libraries)
 
     def needs_claim(self, resource: SolarflareResource) -> bool:
-        """Only where CNI plugins are to be told."""
+        """Only for resources with `device_info`."""
         return resource.spec.options.device_info
 
     def claim(self, resource: SolarflareResource, grants: Sequence[Grant]) -> None:
-        """Tell CNI plugins what the pod is about to have."""
+        """Write the files that tell CNI plugins which devices the pod has."""
         for grant in grants:
             device_info.write(self.host, resource.name, grant.id, device_info.pci(grant.device.key))
 
     def release(self, ended: Sequence[Released], idle: frozenset[str]) -> None:  # noqa: ARG002
-        """Remove what `claim` wrote."""
+        """Remove the files that `claim` wrote."""
         device_info.remove(self.host, ended)

@@ -1,4 +1,4 @@
-"""Writes the variables by which a container finds its devices, as the sriov-network-device-plugin writes them; pure.
+"""Makes the variables by which a container finds its devices, as the sriov-network-device-plugin does; pure.
 
 `PCIDEVICE_<PREFIX>_<NAME>` has the IDs, `…_INFO` JSON as Go's encoding/json writes it.
 """
@@ -31,7 +31,7 @@ def variables(resource: SriovResource, grants: Sequence[Grant]) -> dict[str, str
 
 
 def _info(device: Device, options: SriovOptions) -> Iterator[tuple[str, _Info]]:
-    """What is said of one device, part by part."""
+    """The parts of the JSON about one device."""
     yield "generic", {"deviceID": device.key}
     by_path = {node.path: node.container_path for node in device.nodes}
     groups = [path for path in by_path if path.parent == iommu.NODES and path.name != "vfio"]

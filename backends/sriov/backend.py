@@ -1,4 +1,4 @@
-"""The backend: network functions and accelerators as units, what a pod gets of them, what CNI plugins are told."""
+"""The backend `sriov`: its units are network functions, subfunctions and accelerators."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _SHARED: Final = frozenset({*nodes.VHOST, rdma.RDMA_CM})
 
 
 class Sriov(Backend[SriovOptions]):
-    """Hands out network functions, virtual, physical and subfunctions, and accelerators.
+    """Hands out network functions (virtual, physical and subfunctions) and accelerators.
 
     A unit is the PCI address of a function, or the name of a subfunction on the auxiliary bus.
     """
@@ -63,7 +63,7 @@ class Sriov(Backend[SriovOptions]):
     # --- what is there ---
 
     def units(self) -> Iterable[str]:
-        """Every function of a class that a resource is for, and every subfunction."""
+        """Every function of a class that a resource wants, and every subfunction."""
         wanted = {resource.spec.options.device_type for resource in self.resources}
         for address, kind, _ in pci.announced(self.host):
             if functions.device_type(kind) in wanted:
@@ -72,11 +72,11 @@ class Sriov(Backend[SriovOptions]):
             yield from subfunctions.names(self.host)
 
     def discover(self, unit: str) -> Discovery:
-        """The function's device, of the first resource that selects it."""
+        """The device of the function, for each resource that can take it."""
         return devices.find(self.host, self.resources, unit)
 
     def watches(self, known: Known) -> Watches:  # noqa: ARG002  # an interface's
-        """Functions, interfaces and their links, and the nodes of all kinds."""
+        """Events of functions, interfaces, links, and nodes of all kinds."""
         return Watches(
             subsystems=_SUBSYSTEMS,
             directories=frozenset({nodes.DEV, nodes.DEV / "net", iommu.NODES, rdma.NODES}),
@@ -85,7 +85,7 @@ class Sriov(Backend[SriovOptions]):
         )
 
     def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
-        """The function that it is about, and what depends on it; all, where it is about a node that all share."""
+        """The function that an event is about, and what depends on it; all functions for a node that all share."""
         if isinstance(hint, PathChange):
             return ALL if hint.path in _SHARED else _with_node(hint.path, known)
         if isinstance(hint, LinkChange):
@@ -101,7 +101,7 @@ class Sriov(Backend[SriovOptions]):
     # --- how it is ---
 
     def probe(self, device: Device) -> Iterable[Signal]:
-        """Its nodes, its health on the bus and its physical function's, and the link of that."""
+        """The health of its nodes, of the function, and of its physical function with its link."""
         if device.unusable or device.resource is None:
             return ()
         if creation.is_stand_in(device):
@@ -113,17 +113,17 @@ class Sriov(Backend[SriovOptions]):
         return taker.spec.options if taker is not None else SriovOptions()
 
     def signals(self, record: Record) -> Iterable[Signal]:
-        """PCI error recoveries, of whichever function."""
+        """PCI error recoveries, of any function."""
         return pci_recovery.signals(record)
 
     # --- making virtual functions ---
 
     def adopts(self, resource: SriovResource) -> bool:
-        """Only where virtual functions are to be made."""
+        """Only for resources with `create`."""
         return bool(resource.spec.options.create)
 
     def adopt(self, resource: SriovResource, device: Device) -> bool:
-        """Make the virtual functions that the device stands for."""
+        """Create the virtual functions that the device stands for."""
         if not creation.is_stand_in(device):
             return False
         count = len(device.attributes["vf"])
@@ -141,7 +141,7 @@ class Sriov(Backend[SriovOptions]):
         return replace(ContainerEdits.of(grants), env=answers.variables(resource, grants))
 
     def claim(self, resource: SriovResource, grants: Sequence[Grant]) -> None:
-        """Look once more whether the host needs it, and tell CNI plugins what the pod is about to have.
+        """Check again whether the host needs the device, and write the file that tells CNI plugins about it.
 
         Raises:
             AllocationRefused: the host's default route leads through it by now, or the file cannot be written.
@@ -158,12 +158,12 @@ class Sriov(Backend[SriovOptions]):
                 device_info.write(self.host, resource.name, grant.id, _told(resource, device))
 
     def release(self, ended: Sequence[Released], idle: frozenset[str]) -> None:  # noqa: ARG002
-        """Remove what `claim` wrote."""
+        """Remove the files that `claim` wrote."""
         device_info.remove(self.host, ended)
 
 
 def _told(resource: SriovResource, device: Device) -> device_info.Info:
-    """What a CNI plugin learns of a device."""
+    """What the file for CNI plugins says of a device."""
     options, said = resource.spec.options, device.attributes
     if options.vdpa is None:
         return device_info.pci(device.key, said.get("hca", ()) if options.rdma else ())

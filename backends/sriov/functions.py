@@ -1,4 +1,4 @@
-"""Reads a PCI function: what selectors match of it, and whether the host needs it."""
+"""Reads a network function or accelerator: its attributes, its interfaces, and whether the host needs it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Attributes = Iterator[tuple[str, tuple[str, ...]]]
 
 
 class Seen(Struct, frozen=True):
-    """A function or subfunction, as yet nobody's, with what is read beside it."""
+    """A function or subfunction as one look found it, not yet of any resource."""
 
     device: Device
     device_type: DeviceType
@@ -61,17 +61,17 @@ class Seen(Struct, frozen=True):
 
 
 def device_type(kind: str) -> DeviceType | None:
-    """What a function of this class is; None if it is nothing for this backend."""
+    """The device type for this PCI class; None if this backend has none for it."""
     return _TYPES.get(kind[:2]) if kind else None
 
 
 def link(physical: str) -> str:
-    """The name as hardware of a physical function's link, which other backends' devices do not hang on."""
+    """The name of a physical function's link as hardware; devices of other backends do not depend on it."""
     return f"link:{physical}"
 
 
 def look(host: Host, resources: Sequence[SriovResource], address: str) -> Seen | None:
-    """The function of that address; None if it is gone or not for these resources.
+    """The function of that address; None if it is gone or no resource is for its class.
 
     What no resource asks for is not read: there may be hundreds of functions.
     """
@@ -106,7 +106,7 @@ def look(host: Host, resources: Sequence[SriovResource], address: str) -> Seen |
 
 
 def _needed(host: Host, function: pci.Function, interfaces: Sequence[str]) -> str:
-    """Why a function is nobody's to have. No route leads through an interface that nobody has set up."""
+    """Why the host needs the function; empty if it does not. No route leads through an interface that is not set up."""
     if function.virtual:
         return f"it has {len(function.virtual)} virtual functions, which would go with it"
     is_virtual = function.physical is not None
@@ -119,7 +119,7 @@ def _needed(host: Host, function: pci.Function, interfaces: Sequence[str]) -> st
 
 
 def _interfaces(host: Host, function: pci.Function) -> tuple[str, ...]:
-    """Its interfaces; none are looked for where its directory shows that it has none, or has named the only one."""
+    """Its interfaces; they are not searched for where its directory shows that there are none, or just one."""
     if len(function.net) == 1:
         return function.net
     has_any = any(name == "net" or name.startswith("virtio") for name in function.entries)
@@ -142,7 +142,7 @@ def _attributes(host: Host, function: pci.Function, interfaces: Sequence[str], v
 
 
 def of_interfaces(host: Host, own: Sequence[str], above: HostPath | None) -> Attributes:
-    """What a function's or subfunction's own interfaces say, and the physical function's above, if there is one."""
+    """The attributes that interfaces tell: a function's own ones, and those of the physical function above."""
     uplink = netdevs.uplink(host, above) if above is not None else None
     yield "ifname", tuple(own)
     yield "pf", (uplink,) if uplink else ()
@@ -151,13 +151,13 @@ def of_interfaces(host: Host, own: Sequence[str], above: HostPath | None) -> Att
 
 
 def _profile(host: Host, function: pci.Function) -> Attributes:
-    """The profile by which a card's parser takes packets apart (Dynamic Device Personalization); it is the whole card's."""
+    """The profile of the card's packet parser (Dynamic Device Personalization)."""
     if profile := devlink.running(host, function.physical or function.address).get(_RUNNING_PROFILE):
         yield PROFILE, (profile,)
 
 
 def _number(host: Host, function: pci.Function, above: HostPath) -> int | None:
-    """Which virtual function of its physical one it is: from 0, by their addresses.
+    """The number of a virtual function within its physical one, from 0, by their addresses.
 
     They lie `sriov_offset` and then each `sriov_stride` behind it (PCI Express Base Specification, 9.2.1.2). The links
     virtfn<N> say the same, but would have to be read one by one.
@@ -170,7 +170,7 @@ def _number(host: Host, function: pci.Function, above: HostPath) -> int | None:
 
 
 def _pkeys(host: Host, function: pci.Function) -> Iterator[str]:
-    """The default partition key of each InfiniBand port; the first of the port's table."""
+    """The default partition key of each InfiniBand port, which is the first in the port's table."""
     for hca in function.infiniband:
         ports = function.path / "infiniband" / hca / "ports"
         for port in sysfs.names(host, ports):

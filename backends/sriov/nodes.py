@@ -1,4 +1,4 @@
-"""Finds what a container opens of a function: the nodes of vfio, uio, RDMA, vhost-net and vDPA, as the kernel names them."""
+"""Finds the nodes that a container needs for a function: of vfio, uio, RDMA, vhost-net and vDPA."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class VdpaDevice(Struct, frozen=True):
 
 
 def of_function(host: Host, function: pci.Function) -> Iterator[Node]:
-    """Those that its driver makes."""
+    """The nodes that its driver makes."""
     if iommu.is_vfio(function) and function.iommu_group is not None:
         group = function.iommu_group
         on_host = f"noiommu-{group}" if _is_noiommu(host, group) else group
@@ -46,14 +46,14 @@ def of_function(host: Host, function: pci.Function) -> Iterator[Node]:
 
 
 def of_rdma(host: Host, adapter: rdma.Adapter) -> Iterator[Node]:
-    """Those of every port of an adapter, and the connection manager's."""
+    """The nodes of every port of an adapter, and that of the connection manager."""
     yield from (_node(node.path) for node in adapter.nodes)
     if host.local(rdma.RDMA_CM).exists():
         yield _node(rdma.RDMA_CM, shared=True)
 
 
 def of_vhost(host: Host) -> Iterator[Node]:
-    """vhost-net's and tun's, both or none."""
+    """The nodes of vhost-net and tun: both, or none."""
     if all(host.local(path).exists() for path in VHOST):
         yield from (_node(path, shared=True) for path in VHOST)
 

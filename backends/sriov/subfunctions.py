@@ -24,7 +24,7 @@ NAME: Final = re.compile(r"[\w-]+\.sf\.[0-9]+")
 
 
 def names(host: Host) -> list[str]:
-    """Every subfunction that there is.
+    """The names of all subfunctions.
 
     Raises:
         OSError: they cannot be listed.

@@ -1,4 +1,4 @@
-"""The backend: groups as units, devices for each resource, and what is done for a pod."""
+"""The backend `vfio`: its units are IOMMU groups; it binds drivers and hands out nodes of vfio."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Vfio(Backend[VfioOptions]):
         return devices.find(self.host, self.resources, unit)
 
     def probe(self, device: Device) -> Iterator[Signal]:
-        """Nothing of what cannot be used anyway: the reason is told, and the hardware may be another's."""
+        """Nothing about a device that cannot be used: its hardware may be that of another backend."""
         if device.unusable:
             return
         found = self._look(device)
@@ -87,11 +87,11 @@ class Vfio(Backend[VfioOptions]):
             yield from health.signals(self.host, device, group, functions, options)
 
     def signals(self, record: Record) -> Iterable[Signal]:
-        """PCI error recoveries, of whichever function: it may be in any group, or be a virtual one's physical one."""
+        """PCI error recoveries, of any function: it may be in any group, or the physical one of a virtual one."""
         return pci_recovery.signals(record)
 
     def watches(self, known: Known) -> Watches:  # noqa: ARG002  # an interface's
-        """Functions, their drivers and recoveries, and vfio's nodes, wherever they come from."""
+        """Events of functions and their drivers, and of nodes of vfio."""
         return Watches(
             frozenset({"pci", "vfio", "vfio-dev"}),
             directories=frozenset({iommu.NODES, devices.OWN_NODES}),
@@ -99,7 +99,7 @@ class Vfio(Backend[VfioOptions]):
         )
 
     def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
-        """The groups of the functions that an event is about, whichever of their members it names.
+        """The groups of the functions that an event is about.
 
         A function that no device has may have joined any group, or have been a virtual one of any function: then all are
         looked at.
@@ -117,7 +117,7 @@ class Vfio(Backend[VfioOptions]):
         return units | {unit for address in pci.undivided(hint, known) for unit in _having(known, f"pci:{address}")}
 
     def _look(self, device: Device) -> tuple[Group, Sequence[pci.Function], VfioOptions] | None:
-        """The device's group as it is now, which of its functions are wanted, and how; None if that is over."""
+        """The group as it is now, which functions of it the resource wants, and the options; None if it is gone."""
         group = iommu.read(self.host, device.unit)
         if group is None or device.resource is None:
             return None
@@ -132,7 +132,7 @@ class Vfio(Backend[VfioOptions]):
         return [device.unit if resource.spec.options.ids == "group" else device.key]
 
     def prefers(self, resource: VfioResource) -> bool:  # noqa: ARG002
-        """Always: which functions a virtual machine has together is what its speed hangs on."""
+        """Always: the speed of a virtual machine depends on which functions it has together."""
         return True
 
     def edits(self, resource: VfioResource, grants: Sequence[Grant]) -> ContainerEdits:
@@ -153,7 +153,7 @@ class Vfio(Backend[VfioOptions]):
         return replace(ContainerEdits.of(grants), env={kubevirt.variable("PCI_RESOURCE", resource.name): addresses})
 
     def claim(self, resource: VfioResource, grants: Sequence[Grant]) -> None:
-        """Bind what is to be bound, and see that each group can be opened."""
+        """Bind what is to be bound, and check that each group can be opened."""
         for grant in grants:
             try:
                 self._make_ready(resource, grant.device)
@@ -164,7 +164,7 @@ class Vfio(Backend[VfioOptions]):
                 ) from error
 
     def adopts(self, resource: VfioResource) -> bool:
-        """Only what is bound before a pod asks."""
+        """Only for resources with `bind = "start"`."""
         return resource.spec.options.bind == "start"
 
     def adopt(self, resource: VfioResource, device: Device) -> bool:
@@ -172,7 +172,7 @@ class Vfio(Backend[VfioOptions]):
         return self._make_ready(resource, device)
 
     def _make_ready(self, resource: VfioResource, device: Device) -> bool:
-        """Bind what the options permit to bind, and check what came of it; was anything bound?"""
+        """Bind what the options permit, and check the outcome; was anything bound?"""
         options, since = resource.spec.options, time.time()
         group, functions = self._current(resource, device)
         planned = plan(self.host, group, functions, options)
@@ -201,7 +201,7 @@ class Vfio(Backend[VfioOptions]):
         return group, functions
 
     def prepare(self, resource: VfioResource, grants: Sequence[Grant]) -> Iterable[str]:
-        """Reset each function that was asked for, and of its companions those that can be reset by themselves.
+        """Reset each selected function, and those of its companions that can be reset alone.
 
         Raises:
             AllocationRefused: one that was asked for cannot be reset, or is on no vfio driver any more.
@@ -230,7 +230,7 @@ class Vfio(Backend[VfioOptions]):
                 yield function.hardware
 
     def release(self, ended: Sequence[Released], idle: frozenset[str]) -> None:  # noqa: ARG002
-        """Undo what we noted to undo when we bound it or gave it a vGPU type, whatever the configuration says by now."""
+        """Undo what we noted when we bound it or gave it a vGPU type, whatever the configuration says by now."""
         named = (hardware.removeprefix("pci:") for hardware in sorted(idle))
         each(self._restore, filter(pci.ADDRESS.fullmatch, named), NotReady, "not given back")
 
@@ -240,5 +240,5 @@ class Vfio(Backend[VfioOptions]):
 
 
 def _having(known: Known, hardware: str) -> list[str]:
-    """The units with a device that owns this hardware: not those that only depend on it."""
+    """The units with a device that owns this hardware; those that only depend on it are left out."""
     return [unit for unit in known.minding(hardware) if any(hardware in device.hardware for device in known[unit])]

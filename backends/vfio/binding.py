@@ -35,7 +35,7 @@ _NODES_SETTLE: Final = 1.0  # seconds that udev has to set owner and mode: conta
 
 
 class Binder:
-    """Binds on one host."""
+    """Binds functions on one host."""
 
     def __init__(self, host: Host, kernel: Kernel) -> None:
         self._host = host
@@ -43,7 +43,7 @@ class Binder:
         self._notes = Notes(host, NOTES)
 
     def bind(self, functions: Sequence[pci.Function], forced: Sequence[str], *, give_back: bool) -> None:
-        """Put each on vfio-pci, whatever has it.
+        """Bind each to vfio-pci, whatever driver has it.
 
         Args:
             functions: as they were found; looked at again here.
@@ -61,7 +61,7 @@ class Binder:
             self._bind(function.address, give_back=give_back)
 
     def settle(self, nodes: Sequence[Node], since: float) -> None:
-        """Wait, not for long, until the nodes are there and udev is done with them.
+        """Wait, within limits, until the nodes are there and udev is done with them.
 
         Args:
             nodes: those of the group that was bound.
@@ -78,7 +78,7 @@ class Binder:
             self._kernel.wait(lambda: all(self._is_settled(path, since) for path in own), _NODES_SETTLE)
 
     def restore(self, address: str) -> bool:
-        """Give a function back to its own driver, if we noted to; was there anything to do?
+        """Give a function back to its own driver, if we noted to do so; was there a note?
 
         Raises:
             NotReady: the kernel refuses; the note stays, for another time.
@@ -98,7 +98,7 @@ class Binder:
     # --- one function ---
 
     def _check(self, address: str, *, forced: bool) -> None:
-        """Look once more whether the host needs it: a disk may have been mounted since. No force ends virtual GPUs."""
+        """Check again whether the host needs it: a disk may have been mounted. `force` ends no virtual GPUs."""
         function = pci.read(self._host, address)
         if function is None:
             raise NotReady(f"{address} is gone")
@@ -143,7 +143,7 @@ class Binder:
             raise
 
     def _abandon(self, address: str, before: str) -> None:
-        """Leave nothing half done: its own driver may take it again. If that fails, the note stays, for the release."""
+        """Undo a failed binding: its own driver may take it again. If that fails, the note stays for the release."""
         function = pci.read(self._host, address)
         with suppress(OSError):  # the failure before this is what is told
             if function is not None and not iommu.is_vfio(function):
@@ -156,7 +156,7 @@ class Binder:
             self._exchange(function)
 
     def _exchange(self, function: pci.Function) -> None:
-        """Have the kernel take the driver away, and look for one again."""
+        """Unbind the function from its driver, and let the kernel look for one again."""
         if function.driver is not None:
             self._kernel.write(pci.FUNCTIONS / function.address / "driver" / "unbind", function.address)
         self._kernel.write(_PROBE, function.address)
@@ -173,7 +173,7 @@ class Binder:
     # --- its nodes ---
 
     def _is_settled(self, path: HostPath, since: float) -> bool:
-        """Has udev written the node's device down?"""
+        """Has udev written the node's device into its database?"""
         try:
             entry = udev.DATABASE / device_node(self._host, path).number.replace(":", "", 1)
             return self._host.local(entry).stat().st_mtime >= since - _CLOCK_TICK

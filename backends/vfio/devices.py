@@ -1,4 +1,4 @@
-"""From IOMMU groups to devices: one for each group and resource that selects any of its functions.
+"""Makes a device of each IOMMU group, for each resource that selects any of its functions.
 
 The selectors are asked here, function by function, because a group is offered once however many of its functions are
 selected, and not at all where two resources would have parts of it. The device is named by the first of its selected
@@ -28,7 +28,7 @@ _NOIOMMU_ALLOWED: Final = HostPath("/sys/module/vfio/parameters/enable_unsafe_no
 
 
 def find(host: Host, resources: Iterable[VfioResource], unit: str) -> Discovery:
-    """The devices that the group behind a unit is."""
+    """The devices of the group behind a unit."""
     group = iommu.read(host, unit)
     if group is None:
         return Discovery()
@@ -48,7 +48,7 @@ def find(host: Host, resources: Iterable[VfioResource], unit: str) -> Discovery:
 
 
 def _unselected(unit: str, group: Group) -> Discovery:
-    """What somebody put on a vfio driver and no resource selects: the inventory says of each why it does not.
+    """Functions on a vfio driver that no resource selects; the inventory tells why of each.
 
     All else is shown nowhere: it is most of what a node is made of.
     """
@@ -63,17 +63,17 @@ def _unselected(unit: str, group: Group) -> Discovery:
 
 
 def selected(resource: VfioResource, group: Group) -> list[pci.Function]:
-    """The functions of a group that a resource's selectors take, in the order of their addresses."""
+    """The functions of a group that a resource selects, by address."""
     return [function for function in group.functions if resource.refuses(function.as_device()) is None]
 
 
 def depends(unit: str) -> str:
-    """What is said of the group as a whole is said of this, which is no function: another backend may have those."""
+    """The hardware that signals about the group are about; another backend may have the functions themselves."""
     return f"iommu:{unit}"
 
 
 def _split(group: Group, wanted: Iterable[tuple[VfioResource, Sequence[pci.Function]]]) -> str:
-    """Why nobody can have the group, if resources want different functions of it; each is its first resource's."""
+    """Why no resource can have the group, if several want different functions of it; empty if none do."""
     owner: dict[str, str] = {}
     for resource, functions in wanted:
         for function in functions:
@@ -111,7 +111,7 @@ def _no_reset(host: Host, functions: Iterable[pci.Function]) -> str:
 
 
 def _without_iommu(host: Host, group: Group) -> str:
-    """Why a function that is in no group cannot be had, unless vfio may make one up for it."""
+    """Why a function without a group cannot be had; empty if vfio may make a group for it."""
     if group.number or sysfs.attribute(host, _NOIOMMU_ALLOWED) in ("Y", "1"):
         return ""
     return (
@@ -121,7 +121,7 @@ def _without_iommu(host: Host, group: Group) -> str:
 
 
 def nodes(host: Host, group: Group, functions: Sequence[pci.Function], mode: Iommu) -> Iterator[Node]:
-    """The nodes of a group that is on a vfio driver, in KubeVirt's order; iommufd's own comes last."""
+    """The nodes of a group on a vfio driver, in KubeVirt's order; iommufd's own comes last."""
     if mode != "iommufd":
         yield _node(NODES / "vfio")
         yield _node(NODES / (f"noiommu-{group.number}" if group.is_noiommu else group.number))
@@ -132,7 +132,7 @@ def nodes(host: Host, group: Group, functions: Sequence[pci.Function], mode: Iom
 
 
 def has_own_nodes(host: Host, functions: Sequence[pci.Function]) -> bool:
-    """Does the kernel give each function a node of its own (6.6 and newer, with CONFIG_VFIO_DEVICE_CDEV)?"""
+    """Does the kernel make a node for each function (6.6 and newer, with CONFIG_VFIO_DEVICE_CDEV)?"""
     return host.local(IOMMUFD).exists() and all(
         function.vfio and sysfs.attribute(host, function.path / "vfio-dev" / function.vfio[0] / "dev") is not None
         for function in functions

@@ -1,4 +1,4 @@
-"""How a group is: can it be handed out as a whole, is it on a vfio driver, are its nodes there, is the function sound?
+"""Checks the health of a group: can it be handed out, is it on a vfio driver, are its nodes and functions well?
 
 What is said of the binding is said of the group, which no other backend knows: a resource of another backend that has
 the same function in another mode must not suffer for it. What is said of the function itself concerns whoever has it.
@@ -45,7 +45,7 @@ def _unbound(planned: Plan) -> str:
 
 
 def _verdict(host: Host, function: pci.Function, options: VfioOptions) -> Verdict | None:
-    """What it means that a function has no driver: where pods are waited for, little, until one was to be there."""
+    """The verdict on a function without a driver; None if none is needed before a pod asks."""
     if function.driver is not None:
         return None
     if options.bind == "never":

@@ -1,4 +1,4 @@
-"""Gives virtual functions of NVIDIA GPUs a vGPU type for pods, and takes it away after them.
+"""Gives virtual functions of NVIDIA GPUs a vGPU type for pods, and takes it away afterwards.
 
 By `nvidia/current_vgpu_type` (NVIDIA's vGPU user guide, vendor-specific VFIO framework): a type's number makes the function
 a vGPU, 0 ends that. What is to be taken away is noted before it is given, one file for each function in /run, which ends
@@ -22,7 +22,7 @@ NOTES: Final = HostPath("/run/fairlead/vgpu")
 
 
 class VgpuTypes:
-    """Those of one host's virtual functions."""
+    """The types of the virtual functions of one host."""
 
     def __init__(self, host: Host, kernel: Kernel) -> None:
         self._host = host
@@ -53,7 +53,7 @@ class VgpuTypes:
         return True
 
     def take_back(self, address: str) -> None:
-        """Take away the type that we gave a function; one that it has from others by now stays.
+        """Take away the type that we gave a function; one that others have given it since stays.
 
         Raises:
             NotReady: a virtual machine has it open, or the driver refuses; the note stays, for another time.

@@ -1,7 +1,7 @@
-"""Asks AMD's metrics exporter how it finds each GPU: what its own device plugin makes a GPU unhealthy by.
+"""Asks AMD's metrics exporter for the health of each GPU, as AMD's own device plugin does.
 
-The exporter (device-metrics-exporter, with ECC errors and thresholds of its own) answers one gRPC call on a socket of the
-host. Where there is none, or it does not answer, nothing is said of any GPU.
+The exporter (device-metrics-exporter, with its own thresholds for ECC errors) answers one gRPC call on a socket of the
+host. If it is missing or does not answer, no GPU is unhealthy for it.
 Source: `metricssvc.proto` and `internal/pkg/exporter/health.go` of ROCm/k8s-device-plugin.
 """
 
@@ -58,7 +58,7 @@ def _states(host: Host, _moment: int) -> Mapping[str, str]:
 
 
 def _asked(path: str) -> bytes:
-    """The call's answer.
+    """The answer to the call.
 
     Raises:
         OSError: there is no exporter, or it takes too long or ends early.
@@ -104,7 +104,7 @@ def _ends(events: list[Event], http: H2Connection, answer: bytearray) -> bool:
 
 
 def _read(answer: bytes) -> Iterator[tuple[str, str]]:
-    """The address and the health of each GPU in a gRPC message; nothing in an error's answer, which has no message.
+    """The address and the health of each GPU in a gRPC message; nothing for an error, whose answer has no message.
 
     Raises:
         ValueError: it makes no sense.
@@ -116,7 +116,7 @@ def _read(answer: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _texts(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """The fields of a protobuf message that are bytes, texts or messages; others, which a later exporter may have, are skipped.
+    """The fields of a protobuf message that are bytes, texts or messages; others are skipped.
 
     Source of the kinds: "Message Structure" of protobuf's encoding.
 
@@ -139,7 +139,7 @@ def _texts(message: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _number(message: bytes, at: int) -> tuple[int, int]:
-    """A varint, and where the next begins."""
+    """A varint, and the offset of what follows it."""
     value = shift = 0
     while at < len(message) and shift < 64:  # bits
         value |= (message[at] & 0x7F) << shift

@@ -1,4 +1,4 @@
-"""AMD's GPUs, as ROCm's k8s-device-plugin hands them out, and the partitions of those that are divided.
+"""Finds AMD's GPUs and the partitions of those that are divided, and hands them out as ROCm's k8s-device-plugin does.
 
 A divided GPU is its own first partition; the others are platform devices (`amdgpu_xcp_1`). /dev/kfd is everybody's.
 """
@@ -71,7 +71,7 @@ class Amd(Vendor):
         return Discovery(tuple(self._partitions(known)), tuple(kfd.links(known)))
 
     def _partitions(self, known: Iterable[kfd.KfdNode]) -> Iterator[Device]:
-        """KFD says whose they are; those it does not name are not in use (the driver makes more than it needs)."""
+        """The partitions that KFD assigns to a GPU. The driver makes more than it needs; the others are not in use."""
         by_minor = {node.render_minor: node.address for node in known}
         whole: dict[str, pci.Function | None] = {}
         for name in sysfs.names(self.host, PLATFORM):
@@ -93,7 +93,7 @@ class Amd(Vendor):
         return withheld(replace(found, unit=TOGETHER, identity=" ".join(told)), unusable)
 
     def probe(self, device: Device) -> Iterator[Signal]:
-        """Does AMD's metrics exporter find it unhealthy?"""
+        """A signal if AMD's metrics exporter finds the GPU unhealthy."""
         whole = f"pci:{device.unit}"
         if whole in device.hardware and amd_exporter.states(self.host).get(device.unit) == amd_exporter.UNHEALTHY:
             why = "AMD's metrics exporter finds it unhealthy; its log and its metrics say why"
@@ -104,7 +104,7 @@ class Amd(Vendor):
         return [KFD.parent, nodes.DRI]
 
     def concerned(self, path: HostPath, addresses: Sequence[str]) -> Iterable[str]:
-        """All of them, if it is a node of theirs."""
+        """All GPUs, if the path is a node of theirs."""
         is_node = path in (KFD, KFD.parent, nodes.DRI) or path.parent == nodes.DRI
         return (*addresses, TOGETHER) if is_node else ()
 

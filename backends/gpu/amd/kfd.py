@@ -1,4 +1,4 @@
-"""AMD's compute driver's view of the GPUs (KFD topology): which node is which GPU, and how they are linked.
+"""Reads how AMD's compute driver sees the GPUs (KFD topology): which node is which GPU, and how they are linked.
 
 Format: drivers/gpu/drm/amd/amdkfd/kfd_topology.c; one `name value` a line.
 """

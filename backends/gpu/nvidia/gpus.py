@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs, as its k8s-device-plugin and GKE's plugin for Container-Optimized OS hand them out.
+"""Finds NVIDIA's GPUs and hands them out as NVIDIA's k8s-device-plugin, or GKE's for Container-Optimized OS, does.
 
 The driver names a GPU in /proc/driver/nvidia/gpus; its nodes are made later, by user space (nvidia-modprobe). Neither
 sends an event. The control nodes (`/dev/nvidiactl`, …) belong to all GPUs, and so to none.
@@ -90,12 +90,12 @@ class Nvidia(Vendor):
         return replace(found, problems=(*info.problems, *found.problems))
 
     def _imex(self, takers: Sequence[GpuOptions]) -> list[Wanted]:
-        """IMEX channel 0, where it is and any resource that may have the GPU hands it out."""
+        """IMEX channel 0, if it is there and a resource that may take the GPU hands it out."""
         channel = [Wanted(IMEX_CHANNEL)]
         return channel if any(it.imex != "none" for it in takers) and self._fault(channel) is None else []
 
     def _parts(self, device: Device, minor: int, wanted: Sequence[Wanted], takers: Sequence[GpuOptions]) -> Discovery:
-        """The GPU, or what it is divided into, as the resources that may take it would have it."""
+        """The GPU, or its MIG devices, as the resources that may take it want it."""
         if any(not options.mig_devices for options in takers):
             return Discovery((mig.undivided(self.host, device, minor),))
         divided = mig.divided_by_proc if any(options.style == "gke" for options in takers) else mig.divided
@@ -132,7 +132,7 @@ class Nvidia(Vendor):
         return nodes.fault(self.host, wanted, self.roots)
 
     def _uuid_from_nvml(self, function: pci.Function) -> str | None:
-        """Asking for it starts the GPU."""
+        """The UUID that /proc does not have. To ask the library for it starts the GPU."""
         known = self._surveyed(function.address) if function.driver == DRIVER else None
         return known.uuid if known else None
 
@@ -141,7 +141,7 @@ class Nvidia(Vendor):
         return survey.gpus.get(address) if survey else None
 
     def _asked(self, question: Callable[[Host, Sequence[HostPath]], _Answer]) -> _Answer | None:
-        """What NVIDIA's library answers, if it is there; that it fails is told once, by `together`."""
+        """The answer of NVIDIA's library; None if it is missing or fails, which `together` reports."""
         if not nvml.is_there(self.host, self.roots):
             return None
         try:
@@ -150,13 +150,13 @@ class Nvidia(Vendor):
             return None
 
     def _memory(self, address: str, takers: Sequence[GpuOptions]) -> Attributes:
-        """In MiB, where a container is to be told its share of it."""
+        """The memory in MiB, if a container is told its share of it."""
         asked = any(options.style == "gke" and options.sharing == "mps" for options in takers)
         known = self._surveyed(address) if asked else None
         return {"memory": (str(known.memory >> 20),)} if known and known.memory else {}
 
     def _index(self, address: str) -> str | None:
-        """The number that NVIDIA's library gives it, which counts no GPU that is excluded or drained."""
+        """Its number in NVIDIA's library, which counts no GPU that is excluded or drained."""
         if not self._by_index:
             return None
         drained = self._drained()
@@ -167,7 +167,7 @@ class Nvidia(Vendor):
         return self._asked(nvml.drained) or frozenset()
 
     def together(self) -> Discovery:
-        """The NVLinks, where the management library can be asked; of a machine without PCI its one device."""
+        """The NVLinks, if the library tells them; on a machine without PCI its one device."""
         if (alone := platforms.device(self.host, "nvlink")) is not None:
             return Discovery((alone,))
         if not nvml.is_there(self.host, self.roots) or not procfs.addresses(self.host):
@@ -178,7 +178,7 @@ class Nvidia(Vendor):
             return Discovery(problems=(Problem("NVML", f"{error.sentence}; NVLinks are not known"),))
 
     def probe(self, device: Device) -> Iterator[Signal]:
-        """Is its control daemon of MPS ready? Is it drained? To NVIDIA's library it is gone then."""
+        """Is its MPS control daemon ready? Is it drained, and so gone for NVIDIA's library?"""
         yield from mps.signals(self.host, self._resources, device, min(device.hardware))
         whole = f"pci:{device.unit}"
         if whole in device.hardware and device.unit in self._drained():
@@ -193,7 +193,7 @@ class Nvidia(Vendor):
         return [*here, *elsewhere, *mine, *mps.directories(self._resources)]
 
     def concerned(self, path: HostPath, addresses: Sequence[str]) -> Iterable[str]:
-        """A GPU's own entry in /proc is about that one; a node may be any's."""
+        """One GPU for its own entry in /proc; all GPUs for a node."""
         if path.text.startswith(f"{procfs.GPUS}/"):
             address = path.text.split("/")[5]
             return [address] if pci.ADDRESS.fullmatch(address) else []
@@ -206,11 +206,11 @@ class Nvidia(Vendor):
         return []
 
     def ids(self, resource: GpuResource, device: Device) -> Sequence[str] | None:
-        """The usual ones; GKE's are its own."""
+        """The usual ones, or GKE's."""
         return gke.ids(resource, device) if resource.spec.options.style == "gke" else None
 
     def edits(self, resource: GpuResource, grants: Sequence[Grant]) -> ContainerEdits:
-        """By the resource's style.
+        """As the `style` of the resource says.
 
         Raises:
             AllocationRefused: several replicas, where that is not wanted.
@@ -229,12 +229,12 @@ class Nvidia(Vendor):
 
 
 def _is_gkes(takers: Sequence[GpuOptions]) -> bool:
-    """Is a GPU offered in GKE's way, and in no other?"""
+    """Do only resources with GKE's style take the GPU?"""
     return bool(takers) and all(options.style == "gke" for options in takers)
 
 
 def _edits(options: GpuOptions, devices: Sequence[Device]) -> ContainerEdits:
-    """What NVIDIA's plugin answers."""
+    """As NVIDIA's plugin answers."""
     by_index = options.device_id_strategy == "index"
     ids = [device.attributes.get("index", (device.key,))[0] if by_index else device.key for device in devices]
     strategies = options.strategies
@@ -270,6 +270,6 @@ def _below(root: str, nodes: Iterable[Node]) -> Iterator[Node]:
 
 
 def _annotation(options: GpuOptions, devices: Iterable[Device]) -> str:
-    """NVIDIA's ends in a random UUID. Ours tells the GPUs: no two resources of a container have the same."""
+    """Ends in a UUID of the GPUs' keys, where NVIDIA's is random: no two resources of a container have the same."""
     name = uuid.uuid5(uuid.NAMESPACE_URL, " ".join(device.key for device in devices))
     return f"{options.cdi_annotation_prefix}nvidia-device-plugin_{name}"

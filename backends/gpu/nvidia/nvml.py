@@ -1,4 +1,4 @@
-"""Asks NVIDIA's management library what nothing else tells: UUIDs and profiles of MIG devices, NVLinks, memory, drained GPUs.
+"""Asks NVIDIA's management library (NVML) for MIG devices, NVLinks, memory and drained GPUs, which nothing else tells.
 
 It is optional: the Python package nvidia-ml-py (module `pynvml`, extra `nvidia`) and the driver's libnvidia-ml.so.1,
 which must be in sight of this process. The library keeps the driver in use for as long as it is open, so that it is
@@ -83,7 +83,7 @@ class Gpu(Struct, frozen=True):
 
 
 class Survey(Struct, frozen=True):
-    """All that the library was asked, once."""
+    """The answers of the library to all that we ask, at one time."""
 
     gpus: Mapping[str, Gpu]
     """By PCI address."""
@@ -91,7 +91,7 @@ class Survey(Struct, frozen=True):
 
 
 def is_there(host: Host, roots: Sequence[HostPath] = ()) -> bool:
-    """Are the Python package and a library there? `roots` are further ones that a driver may be below."""
+    """Are the Python package and the library installed? `roots` are further places of a driver."""
     return _is_installed() and _library(host, roots) is not None
 
 
@@ -101,7 +101,7 @@ def _is_installed() -> bool:
 
 
 def _library(host: Host, roots: Sequence[HostPath]) -> str | None:
-    """The first library there is: this process's own, as a container's runtime puts it there, before the host's."""
+    """The first library there is: this process's own, as a container's runtime mounts it, before the host's."""
     return _found(host, tuple(roots), int(time.monotonic() // _KEPT_FOR))
 
 
@@ -118,7 +118,7 @@ def _candidates(host: Host, roots: Sequence[HostPath]) -> tuple[str, ...]:
 
 
 def survey(host: Host, roots: Sequence[HostPath] = ()) -> Survey:
-    """What the library says; asked again only where the driver shows something else than last time.
+    """What the library says; it is asked again only after what the driver shows in /proc has changed.
 
     Raises:
         NvmlError: it cannot be used.
@@ -133,7 +133,7 @@ def _survey(path: str | None, _stamp: tuple[str, ...]) -> Survey:
 
 
 def drained(host: Host, roots: Sequence[HostPath] = ()) -> frozenset[str]:
-    """The addresses of the GPUs that `nvidia-smi drain` has taken out of use. Asking for that starts no GPU.
+    """The addresses of the GPUs that `nvidia-smi drain` has taken out of use. The question starts no GPU.
 
     Raises:
         NvmlError: it cannot be asked.
@@ -160,7 +160,7 @@ def _is_drained(library: Any, address: str) -> bool:
 
 @contextmanager
 def _opened(path: str | None, *, attach: bool = True) -> Iterator[Any]:
-    """The library, open; without `attach` it leaves the GPUs alone."""
+    """The opened library; without `attach` it leaves the GPUs alone."""
     try:
         library = importlib.import_module("pynvml")
     except ImportError:
@@ -192,7 +192,7 @@ def _opened(path: str | None, *, attach: bool = True) -> Iterator[Any]:
 
 
 def _load(path: str) -> None:
-    """Load the library, so that `pynvml`, which knows its name alone, finds that one.
+    """Load this library, so that `pynvml`, which asks for it by its name alone, gets the same.
 
     Raises:
         NvmlError: it crashes or hangs another process that loads it.
@@ -205,7 +205,7 @@ def _load(path: str) -> None:
 
 @functools.lru_cache(maxsize=4)
 def _tried(path: str, _changed: float) -> str:
-    """What the library does to another process that loads it; empty if it does no harm."""
+    """What the library does to another process that loads it: "hangs" or "crashes …"; empty if no harm."""
     command = [sys.executable, "-I", "-c", _TRIAL, path]
     try:
         done = subprocess.run(command, capture_output=True, timeout=_TRIAL_DEADLINE, check=False)  # noqa: S603
@@ -268,7 +268,7 @@ def _peers(library: Any, handle: Any) -> Counter[str]:
 
 
 def _links(peers: Mapping[str, Counter[str]]) -> Iterator[Link]:
-    """Pairs of GPUs with their links; those that end at NVSwitches reach every GPU that has such, too."""
+    """Pairs of GPUs with their number of links. One to an NVSwitch reaches every GPU with such a link."""
     switched = {one: sum(n for other, n in found.items() if other not in peers) for one, found in peers.items()}
     for one in sorted(peers):
         for other in sorted(peers):
@@ -277,7 +277,7 @@ def _links(peers: Mapping[str, Counter[str]]) -> Iterator[Link]:
 
 
 def _address(bus_id: str | bytes) -> str:
-    """`00000000:3B:00.0`, as the library writes it, as sysfs does."""
+    """The address as sysfs writes it; the library writes `00000000:3B:00.0`."""
     domain, _, rest = _text(bus_id).lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}"
 

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver says in /proc/driver/nvidia: its GPUs, and how they are divided (MIG).
+"""Reads /proc/driver/nvidia: the GPUs that NVIDIA's driver has, and how they are divided (MIG).
 
 Formats: nv-procfs.c and nv-caps.c in the driver's open kernel modules, and the chapter "Using the /proc File System
 Interface" of its README. The driver's entries come and go without any event.
@@ -90,7 +90,7 @@ def addresses(host: Host) -> list[str]:
 
 
 def counted(host: Host) -> list[str]:
-    """The GPUs in the order in which NVIDIA's library numbers them (nvmlDeviceGetCount): without those excluded."""
+    """The GPUs in the order of NVIDIA's library (nvmlDeviceGetCount), which leaves out excluded ones."""
     every = sorted(addresses(host), key=lambda address: (len(address), address))  # domains have four digits, or more
     return [address for address in every if not (information(host, address) or Information()).excluded]
 
@@ -110,14 +110,14 @@ def instances(host: Host, minor: int) -> list[Instance]:
 
 
 def capability_minor(host: Host, name: str) -> int | None:
-    """Of `gpu0/gi1` or `gpu0/gi1/ci0`: the number of the /dev/nvidia-caps/nvidia-cap that lets it be used."""
+    """The number of the /dev/nvidia-caps/nvidia-cap node for `gpu0/gi1` or `gpu0/gi1/ci0`."""
     gpu, _, instance = name.partition("/")
     found = _ACCESS.match(sysfs.attribute(host, CAPABILITIES / gpu / "mig" / instance / "access") or "")
     return int(found[1]) if found else None
 
 
 def stamp(host: Host) -> tuple[str, ...]:
-    """Changes whenever the driver is loaded anew, has other GPUs, or divides them in another way."""
+    """A value that changes whenever the driver is reloaded, has other GPUs or divides them in another way."""
     try:
         loaded = str(host.local(GPUS).stat().st_ino)
     except OSError:

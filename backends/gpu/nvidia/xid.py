@@ -1,4 +1,4 @@
-"""NVIDIA's XIDs: the driver's lines in the kernel's log, and what each number means for the GPU.
+"""Understands NVIDIA's XIDs: finds them in the kernel's log, and decides what each means for the GPU.
 
 Format: NVIDIA's "XID Errors", and nv_report_error in the driver's open kernel modules.
 """
@@ -87,7 +87,7 @@ def signals(record: Record, resources: Sequence[GpuResource]) -> Iterator[Signal
 
 
 def verdict(options: GpuOptions, xid: int, line: str = "") -> Verdict | None:
-    """What an XID means to a resource; None: nothing. What is written counts before the resource's set (`xids`)."""
+    """The meaning of an XID for a resource; None: ignored. `xid_critical` and `xid_ignored` count before `xids`."""
     critical, ignored = options.xid_critical, options.xid_ignored
     if isinstance(critical, list) and xid in critical:
         return Verdict.NOW

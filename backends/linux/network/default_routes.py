@@ -1,7 +1,7 @@
-"""Which interfaces the host's default routes lead through, IPv4 and IPv6.
+"""Finds the interfaces that the host's default routes lead through, IPv4 and IPv6.
 
-The tables in /proc are anybody's to read, but they show one next hop of an IPv4 route and its main table alone. The kernel
-tells the rest by rtnetlink, of the network namespace that the asker is in: where that is the host's, it is asked too.
+The tables in /proc show one next hop of an IPv4 route, and its main table alone. rtnetlink tells the rest, but of the
+network namespace of this process: it is asked, too, where that is the host's.
 Formats: net/ipv4/fib_trie.c and net/ipv6/route.c; rtnetlink(7), include/uapi/linux/rtnetlink.h.
 """
 
@@ -62,7 +62,7 @@ def _flags(text: str) -> int:
 
 
 def _told_by_kernel(host: Host) -> frozenset[str]:
-    """Every next hop of every table, if we are where the host is; what the kernel does not tell, /proc has told."""
+    """The next hops of every table, if we are in the network namespace of the host; else none."""
     try:
         numbers = {number for message in _dumped(host) for number in _interfaces(message)}
     except OSError as error:
@@ -72,7 +72,7 @@ def _told_by_kernel(host: Host) -> frozenset[str]:
 
 
 def _dumped(host: Host) -> Iterator[memoryview]:
-    """Each default route there is, as the kernel's message without its header.
+    """Each default route, as the kernel's message without its header.
 
     Raises:
         OSError: the kernel does not tell.

@@ -1,6 +1,6 @@
-"""Says which network interfaces a device has, in which order, of which kind, and how their links are.
+"""Finds the network interfaces of a device, and reads their kind and the state of their links.
 
-An interface that a CNI plugin moved into a pod is not in the host's sysfs; of it nothing is said.
+An interface that a CNI plugin has moved into a pod is not in the host's sysfs.
 Files: Documentation/ABI/testing/sysfs-class-net.
 """
 
@@ -24,7 +24,7 @@ _UPLINK: Final = re.compile(
 
 
 def names(host: Host, device: HostPath) -> tuple[str, ...]:
-    """A device's interfaces, those of its first port first; those of a virtio card are below its virtio device."""
+    """The interfaces of a device, those of its first port first. Those of a virtio card are below its virtio device."""
     found = sysfs.names(host, device / "net")
     if not found:
         below = (name for name in sysfs.names(host, device) if name.startswith("virtio"))
@@ -33,19 +33,19 @@ def names(host: Host, device: HostPath) -> tuple[str, ...]:
 
 
 def uplink(host: Host, device: HostPath) -> str | None:
-    """A physical function's own interface: in switchdev mode those of its virtual functions' ports lie beside it."""
+    """A physical function's own interface; in switchdev mode those of its virtual functions' ports lie beside it."""
     found = names(host, device)
     own = (name for name in found if _UPLINK.fullmatch(sysfs.attribute(host, CLASS / name / "phys_port_name") or ""))
     return next(iter((*own, *found)) if len(found) > 1 else iter(found), None)
 
 
 def link_layer(host: Host, name: str) -> str | None:
-    """`Ethernet` or `InfiniBand`, as of RDMA adapters; None if it is neither, or unknown."""
+    """`Ethernet` or `InfiniBand`; None if it is neither, or unknown."""
     return _KINDS.get(sysfs.number(host, CLASS / name / "type") or 0)
 
 
 def having(name: str, known: Known, attributes: Sequence[str] = ("ifname",)) -> list[str]:
-    """The units with a device that says in one of these attributes that it has this interface."""
+    """The units with a device that names this interface in one of these attributes."""
     return [
         unit
         for unit, devices in known.items()
@@ -54,13 +54,13 @@ def having(name: str, known: Known, attributes: Sequence[str] = ("ifname",)) -> 
 
 
 def down(host: Host, name: str) -> str | None:
-    """The state of a link that is not up; None if it is, or nothing is known of it."""
+    """The state of the link if it is down; None if it is up or unknown."""
     state = sysfs.attribute(host, CLASS / name / "operstate")
     return state if state in _DOWN else None
 
 
 def is_enabled(host: Host, name: str) -> bool:
-    """Has somebody set the interface up? Without a cable it may still be down."""
+    """Is the interface set up (IFF_UP)? Without a cable its link may still be down."""
     try:
         return bool(int(sysfs.attribute(host, CLASS / name / "flags") or "0", 16) & _UP)
     except ValueError:

@@ -1,10 +1,10 @@
-"""RDMA adapters (InfiniBand, RoCE, iWARP) as sysfs shows them: where they are, what they are, their device nodes.
+"""Reads RDMA adapters (InfiniBand, RoCE, iWARP) from sysfs: their places, names, ports and device nodes.
 
 A *place* is where adapters hang: a PCI function (`0000:3b:00.0`) or something on one (`0000:3b:00.0/mlx5_core.sf.4`),
 which in switchdev mode may have several; or, of software (rxe, siw) and of what is on no PCI bus, the adapter's own
 name (`rxe0`). A name may change, a place does not.
 
-All that is read here the kernel knows by itself; what it must ask the firmware for is in `rdma_ports`. Missing means
+The kernel knows by itself what is read here; what it asks the firmware for is in `rdma_ports`. Missing means
 unknown. Files: Documentation/ABI/stable/sysfs-class-infiniband.
 """
 
@@ -48,7 +48,7 @@ class Port(Struct, frozen=True, order=True):
 
 
 class Hca(Struct, frozen=True):
-    """An adapter that this host can use."""
+    """An adapter in our network namespace."""
 
     name: str
     """`mlx5_0`, or as udev renamed it."""
@@ -73,7 +73,7 @@ class RdmaNode(Struct, frozen=True):
 
 
 class Adapter(Struct, frozen=True):
-    """What is at one place."""
+    """The adapters at one place, with their nodes."""
 
     place: str
     path: HostPath
@@ -92,12 +92,12 @@ class Adapter(Struct, frozen=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all its HCAs, seen or not."""
+        """Of all its HCAs, visible or away."""
         return (*(hca.name for hca in self.hcas), *self.away)
 
 
 def places(host: Host) -> list[str]:
-    """Wherever there is an adapter now, or the nodes of one.
+    """All places with an adapter, or with the node of one.
 
     Raises:
         OSError: the adapters cannot be listed; a host without RDMA has none.
@@ -119,9 +119,9 @@ def places(host: Host) -> list[str]:
 
 
 def read(host: Host, place: str) -> Adapter | None:
-    """What is at that place; None if there is no adapter, and no node that says whose it is.
+    """The adapters at a place; None if there is none, and no node that names its adapter.
 
-    A node that does not is being removed: the kernel knows its adapter no longer (ibdev_show in uverbs_main.c).
+    A node that names none is being removed: the kernel has forgotten its adapter (ibdev_show in uverbs_main.c).
 
     Raises:
         OSError: a directory is there and cannot be listed.
@@ -157,9 +157,9 @@ def read(host: Host, place: str) -> Adapter | None:
 
 
 def place_of(devpath: str) -> str:
-    """The place of an adapter, or of a node of one, by its device's path: `/devices/…/0000:3b:00.0/infiniband/mlx5_0`.
+    """The place by the path of an adapter or of its node: `/devices/…/0000:3b:00.0/infiniband/mlx5_0`.
 
-    Of what is on no PCI bus it is the device's own name, which is that of a place only if it is an adapter.
+    Off the PCI bus it is the name of the device, which is a place only if it is an adapter.
     """
     path = HostPath(devpath)
     return _place_on_pci(_base(path)) or path.name
@@ -174,7 +174,7 @@ def is_exclusive(host: Host) -> bool:
 
 
 def _base(device: HostPath) -> HostPath:
-    """The directory with `infiniband/`, `infiniband_verbs/` and so on that a device of one of these classes is in."""
+    """The directory with `infiniband/`, `infiniband_verbs/` and so on, in which a device of such a class lies."""
     return device.parent.parent
 
 
@@ -193,7 +193,7 @@ def _is_on_pci(place: str) -> bool:
 
 
 def _is_software(host: Host, hca: HostPath) -> bool:
-    """Is it rxe? It has a file with its interface's name, in whose hardware it lay until Linux 5.11."""
+    """Is it rxe? It has the file `parent`, and until Linux 5.11 it lay in the hardware of its interface."""
     return host.local(hca / "parent").is_file()
 
 
@@ -232,7 +232,7 @@ def _link_layer(text: str) -> str:
 
 
 def _nodes(host: Host, base: HostPath, hcas: list[str], place: str, problems: list[Problem]) -> Iterator[RdmaNode]:
-    """Every node in the directory, whosever it is."""
+    """Every node in the directory, of whichever adapter."""
     for directory in _DIRECTORIES:
         for name in sysfs.entries(host, base / directory):
             if (found := _NODE.fullmatch(name)) is None:
@@ -251,7 +251,7 @@ def _order(node: RdmaNode) -> tuple[int, int, str]:
 
 
 def _netdevs_below(host: Host, hca: HostPath) -> Iterable[str]:
-    """The interface that a software adapter sits on: rxe says it, siw's first address tells."""
+    """The interface under a software adapter: rxe names it, siw's first address does."""
     found = _word(host, hca / "parent") or _word(host, hca / "ports/1/gid_attrs/ndevs/0")
     return (found,) if found else ()
 
@@ -262,12 +262,12 @@ def _subfunction(host: Host, base: HostPath) -> str:
 
 
 def _adapter_name(host: Host, node: HostPath) -> str:
-    """The adapter that a node says it is of; "" if it does not, or that could be no name (IB_DEVICE_NAME_MAX is 64)."""
+    """The adapter that a node names; "" if it names none, or what could be no name (IB_DEVICE_NAME_MAX is 64)."""
     name = _word(host, node / "ibdev")
     return "" if name in (".", "..") or "/" in name or len(name) >= 64 else name
 
 
 def _word(host: Host, path: HostPath) -> str:
-    """The text of an attribute that is one printable line; "" for all else."""
+    """The text of an attribute that is one printable line; else ""."""
     text = sysfs.attribute(host, path) or ""
     return text if text.isprintable() and "\N{REPLACEMENT CHARACTER}" not in text else ""

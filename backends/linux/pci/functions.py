@@ -1,4 +1,4 @@
-"""One PCI function as sysfs shows it, read whole into a frozen value; and what an event says about functions.
+"""Reads a PCI function from sysfs into one frozen value, and tells which functions an event is about.
 
 Missing means unknown: whatever is missing is None or empty here; what is there and is garbage is told in `problems`.
 Nothing is read for which the kernel waits until a driver has been bound, or has made its virtual functions: that can
@@ -113,20 +113,20 @@ class Function(Struct, frozen=True):
 
     @property
     def hardware(self) -> str:
-        """Its name as hardware."""
+        """The name of the function as hardware."""
         return f"pci:{self.address}"
 
     @property
     def ids(self) -> str:
-        """`10de:2330 10de:16c1`: tells one model from another."""
+        """All its IDs, which tell one model from another: `10de:2330 10de:16c1`."""
         return f"{self.vendor}:{self.device} {self.subsystem_vendor}:{self.subsystem_device}"
 
     def bindings(self, *more: str) -> dict[str, str]:
-        """For `Device.bindings`: of the function, and of more hardware that its driver drives; nothing without one."""
+        """For `Device.bindings`: of the function, and of what else its driver drives; empty without a driver."""
         return dict.fromkeys((self.hardware, *more), self.binding) if self.binding else {}
 
     def as_device(self) -> Device:
-        """The function as a device, as all PCI backends have it; what else they know of it they add."""
+        """The function as a device, which each PCI backend adds to."""
         return Device(
             key=self.address,
             unit=self.address,
@@ -140,11 +140,11 @@ class Function(Struct, frozen=True):
         )
 
     def subfunction_attributes(self) -> dict[str, tuple[str, ...]]:
-        """Those that a subfunction of it has, too."""
+        """The attributes that hold for its subfunctions, too."""
         return {name: values for name, values in self.attributes().items() if name in _OF_SUBFUNCTIONS}
 
     def attributes(self) -> dict[str, tuple[str, ...]]:
-        """What selectors of every PCI backend match; what is unknown is left out."""
+        """The attributes of every PCI backend; those unknown are left out."""
         found: Mapping[str, Iterable[str | None]] = {
             "address": (self.address,),
             "vendor": (self.vendor,),
@@ -164,7 +164,7 @@ class Function(Struct, frozen=True):
 
 
 def addresses(host: Host) -> list[str]:
-    """Every function there is, in order.
+    """The addresses of all functions, in order.
 
     Raises:
         OSError: the list cannot be read.
@@ -173,7 +173,7 @@ def addresses(host: Host) -> list[str]:
 
 
 def announced(host: Host) -> Iterator[tuple[str, str, str]]:
-    """Every function there is, with the class and the vendor that its `uevent` names: one file, where `read` takes many.
+    """Address, class and vendor of every function, by its `uevent` alone: `read` takes many more files.
 
     Raises:
         OSError: as `addresses`.
@@ -232,25 +232,25 @@ def read(host: Host, address: str) -> Function | None:
 
 
 def routing_id(address: str) -> int:
-    """Bus, device and function of an address as one number, by which virtual functions are placed."""
+    """Bus, device and function of an address as one number; virtual functions are placed by it."""
     _, bus, place = address.split(":")
     device, function = place.split(".")
     return int(bus, 16) << 8 | int(device, 16) << 3 | int(function)
 
 
 def ancestry(path: HostPath) -> tuple[str, ...]:
-    """The host bridge and the bridges above a function, or anything else below one, from the root."""
+    """The host bridge and the bridges above a device, from the root."""
     *above, _ = path.text.split("/")
     return tuple(part for part in above if ADDRESS.fullmatch(part) or _DOMAIN.fullmatch(part))
 
 
 def address_in(devpath: str) -> str | None:
-    """The function that a kernel object is, or belongs to: the last one on its path; None if it is no PCI matter."""
+    """The function that a kernel object is or belongs to: the last one in its path; None if there is none."""
     return next((part for part in reversed(devpath.split("/")) if ADDRESS.fullmatch(part)), None)
 
 
 def affected(hint: Hint, known: Known) -> frozenset[str]:
-    """The functions to look at again after an event: the one it is about, and those that are known to hang on it.
+    """The functions to look at again after an event: the one it is about, and those known to depend on it.
 
     Of a bridge, those are the ones below it. Units of devices that own or depend on the function are for the backend
     to add (`Known.minding`).
@@ -275,7 +275,7 @@ def driver_override(host: Host, address: str) -> str | None:
 
 
 def undivided(hint: Hint, known: Known) -> frozenset[str]:
-    """The physical functions that have lost a virtual one with an event: the kernel sends none of their own for that.
+    """The physical functions that lost a virtual one with an event; the kernel sends none for them.
 
     By then the virtual one is no longer among theirs (pci_iov_remove_virtfn in drivers/pci/iov.c).
     """
@@ -321,7 +321,7 @@ def _virtual(host: Host, path: HostPath, entries: Iterable[str]) -> Iterator[str
 
 
 def _vgpu_type(host: Host, path: HostPath, entries: Iterable[str]) -> str:
-    """That of a virtual function; physical ones, which can have virtual ones (`sriov_totalvfs`), have none."""
+    """The type of a virtual function. Physical ones, which have `sriov_totalvfs`, have none."""
     if "nvidia" not in entries or "sriov_totalvfs" in entries:
         return ""
     number = sysfs.number(host, path / "nvidia" / "current_vgpu_type")
@@ -329,5 +329,5 @@ def _vgpu_type(host: Host, path: HostPath, entries: Iterable[str]) -> str:
 
 
 def _children(host: Host, path: HostPath, kind: str, entries: Iterable[str]) -> tuple[str, ...]:
-    """The devices of one kind that its driver made."""
+    """The names of one kind of children, which the driver made."""
     return tuple(sysfs.names(host, path / kind)) if kind in entries else ()

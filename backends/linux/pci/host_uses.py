@@ -1,4 +1,4 @@
-"""What the host itself needs a PCI function for: its screen, its disks, its way into the network.
+"""Tells what the host itself needs a PCI function for: its screen, its disks, its network.
 
 Asked before a function is taken from its driver. What cannot be told counts as needed here: a file that is missing
 must not cost a node its root file system. Files: proc_pid_mountinfo(5); /proc/swaps in proc(5); for the routes see `routes`.
@@ -43,7 +43,7 @@ def uses(host: Host, function: pci.Function) -> Iterator[str]:
 
 
 def busy_disks(host: Host, function: pci.Function) -> Iterator[str]:
-    """Disks that something has to itself, as far as an attempt to have them so tells; in the same words.
+    """The disks that something has opened for itself alone, found by trying the same; in the same words.
 
     It finds what no list shows: ZFS, the further disks of btrfs, a database on the bare disk, a mount in a pod.
     """
@@ -90,7 +90,7 @@ def _disks(host: Host, function: pci.Function) -> Iterator[str]:
 
 
 def _uses_of(host: Host, name: str, path: HostPath, mounts: Mapping[str, str], swaps: frozenset[str]) -> Iterator[str]:
-    """What a disk or partition is for, itself or through what is made of it (dm, md)."""
+    """What a disk or partition is used for, itself or through what is made of it (dm, md)."""
     made_of_it = {above.name: above for above in _all_above(path, partial(_holders, host))}
     for block, at in {name: path, **made_of_it}.items():
         where = f"has the disk {name}" + (f", part of {block}" if block != name else "")
@@ -106,7 +106,7 @@ def _uses_of(host: Host, name: str, path: HostPath, mounts: Mapping[str, str], s
 
 
 def _blocks(host: Host, function: pci.Function) -> dict[str, HostPath]:
-    """Disks and partitions below a function, and those that its NVMe controller is one way to."""
+    """The disks and partitions below a function, and those that its NVMe controller is a path to."""
     every = {
         name: path for name in sysfs.names(host, _BLOCK) if (path := sysfs.device(host, _BLOCK / name)) is not None
     }
@@ -123,7 +123,7 @@ def _holders(host: Host, disk: HostPath) -> Iterator[HostPath]:
 
 
 def _mounted(host: Host) -> dict[str, str] | None:
-    """Device number, and source, of everything mounted → where."""
+    """Device number or source → mount point, of everything mounted."""
     mounts = sysfs.text(host, _MOUNTS)
     if mounts is None:
         return None
@@ -161,7 +161,7 @@ def _networks(host: Host, function: pci.Function) -> Iterator[str]:
 
 
 def route(host: Host, names: Sequence[str], *, sure: bool = False) -> str | None:
-    """What says that the host's default route leads through one of these interfaces, or what is made of them.
+    """Why the host's default route leads through one of these interfaces, or what is made of them.
 
     In words that follow the name of their hardware; None if it does not, or there are no interfaces. Routes that cannot
     be read count as one, unless only what is `sure` is asked for.
@@ -182,7 +182,7 @@ def route(host: Host, names: Sequence[str], *, sure: bool = False) -> str | None
 
 
 def _interfaces(host: Host, function: pci.Function) -> list[str]:
-    """Those below it, however deep (a virtio card's are), whatever the driver."""
+    """The interfaces below it, however deep (a virtio card's are)."""
     below = (
         name
         for name in sysfs.names(host, _NET)
@@ -201,7 +201,7 @@ def _uppers(host: Host, name: str) -> Iterator[str]:
 
 
 def _all_above(below: _Thing, above: Callable[[_Thing], Iterable[_Thing]]) -> Iterator[_Thing]:
-    """What is made of a thing, of that, and so on; each once."""
+    """What is made of a thing, of that in turn, and so on; each once."""
     todo, seen = [below], {below}
     while todo:
         for one in above(todo.pop()):

@@ -1,4 +1,4 @@
-"""IOMMU groups: functions that the IOMMU cannot keep apart, their drivers, and what keeps a group from being handed out.
+"""Reads IOMMU groups: functions that the IOMMU cannot isolate from each other, and what keeps a group from use.
 
 A group is handed out whole or not at all. It is viable where every member is unbound, on a vfio driver, or on one that
 does no DMA of its own accord (Documentation/driver-api/vfio.rst).
@@ -41,7 +41,7 @@ class Member(Struct, frozen=True):
 
     @property
     def is_bridge(self) -> bool:
-        """Does it lead to another PCI bus? Then there is nothing in it to hand out."""
+        """Is it a bridge to another PCI bus? Then it cannot be handed out."""
         return self.function is not None and self.function.kind.startswith(_PCI_BRIDGES)
 
     @property
@@ -53,7 +53,7 @@ class Member(Struct, frozen=True):
 
 
 class Group(Struct, frozen=True):
-    """What is handed out together, as one look found it."""
+    """An IOMMU group, as one look found it; it is handed out whole."""
 
     number: str
     """Empty where a function is in no group at all."""
@@ -63,29 +63,29 @@ class Group(Struct, frozen=True):
 
     @property
     def functions(self) -> tuple[pci.Function, ...]:
-        """Those that can be handed out: no bridges."""
+        """The functions that can be handed out: no bridges."""
         return tuple(m.function for m in self.members if m.function is not None and not m.is_bridge)
 
     @property
     def bindings(self) -> dict[str, str]:
-        """Each function's own, for `Device.bindings`."""
+        """The bindings of all functions, for `Device.bindings`."""
         return {name: binding for function in self.functions for name, binding in function.bindings().items()}
 
     @property
     def name(self) -> str:
-        """In a sentence."""
+        """Its name in a sentence."""
         return f"IOMMU group {self.number}" if self.number else "no IOMMU group"
 
 
 def is_vfio(function: pci.Function) -> bool:
-    """Is it on vfio-pci, or on a variant of it, or a vGPU? Kernel 6.0 and newer say so themselves."""
+    """Is it on vfio-pci or a variant of it, or a vGPU? From kernel 6.0 on, `vfio-dev` says so."""
     return bool(function.vfio or function.vgpu_type) or (
         function.driver is not None and _VFIO_DRIVER.fullmatch(function.driver) is not None
     )
 
 
 def units(host: Host) -> Iterator[str]:
-    """What there is to look at: the number of each group, and the address of each function that has none of its own.
+    """The number of each group, and the address of each function that has no group of its own.
 
     Raises:
         OSError: the functions cannot be listed.
@@ -117,12 +117,12 @@ def refuse_open(host: Host, kernel: Kernel, device: HostPath, refused: str) -> N
 
 
 def read(host: Host, unit: str) -> Group | None:
-    """The group behind a unit; None if there is none, or no longer."""
+    """The group behind a unit; None if it is gone."""
     return _around(host, unit) if pci.ADDRESS.fullmatch(unit) else _numbered(host, unit)
 
 
 def _around(host: Host, address: str) -> Group | None:
-    """The group that a function without an IOMMU is, whether vfio has made one for it or not."""
+    """The group of a function without an IOMMU, whether or not vfio has made one for it."""
     function = pci.read(host, address)
     if function is None:
         return None

@@ -1,4 +1,4 @@
-"""What the kernel says once of a PCI function that had an error: that it is being recovered, and how that ended.
+"""Understands the events about errors of PCI functions: recovery has begun, and how it ended.
 
 An event names the function and nothing of who has it, so that every PCI backend makes the same of it; what two of them
 say of one function is one latch. Before Linux 6.18, and without its fixes in the stable kernels, a failure is told of the
