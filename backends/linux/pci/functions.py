@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
@@ -145,22 +146,23 @@ class Function(Struct, frozen=True):
 
     def attributes(self) -> dict[str, tuple[str, ...]]:
         """The attributes of every PCI backend; those unknown are left out."""
-        found: Mapping[str, Iterable[str | None]] = {
-            "address": (self.address,),
-            "vendor": (self.vendor,),
-            "device": (self.device,),
-            "id": (f"{self.vendor}:{self.device}" if self.vendor and self.device else None,),
-            "subsystem_vendor": (self.subsystem_vendor,),
-            "subsystem_device": (self.subsystem_device,),
-            "class": (self.kind,),
-            "driver": (self.driver,),
-            "numa_node": (None if self.numa_node is None else str(self.numa_node),),
-            "iommu_group": (self.iommu_group,),
-            "function": ("physical" if self.physical is None else "virtual",),
-            "physical": (self.physical,),
-            "vgpu_type": (self.vgpu_type,),
+        found = {
+            "address": self.address,
+            "vendor": self.vendor,
+            "device": self.device,
+            "id": f"{self.vendor}:{self.device}" if self.vendor and self.device else None,
+            "subsystem_vendor": self.subsystem_vendor,
+            "subsystem_device": self.subsystem_device,
+            "class": self.kind,
+            "driver": self.driver,
+            "numa_node": None if self.numa_node is None else str(self.numa_node),
+            "iommu_group": self.iommu_group,
+            "function": "physical" if self.physical is None else "virtual",
+            "physical": self.physical,
+            "vgpu_type": self.vgpu_type,
         }
-        return {name: known for name, values in found.items() if (known := tuple(v for v in values if v))}
+        # hundreds of virtual functions have most values in common: each is kept once
+        return {name: (sys.intern(value),) for name, value in found.items() if value}
 
 
 def addresses(host: Host) -> list[str]:
