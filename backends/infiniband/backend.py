@@ -59,13 +59,9 @@ class InfiniBand(Backend[InfiniBandOptions]):
 
     def units(self) -> Iterable[str]:
         """The places, the functions that are likely to be adapters, and the pools."""
-        return dict.fromkeys((*rdma.places(self.host), *self._bare(), *map(pools.unit, self._shared())))
-
-    def _bare(self) -> Iterator[str]:
-        return (address for address, kind, vendor in pci.announced(self.host) if adapters.is_likely(kind, vendor))
-
-    def _shared(self) -> list[InfiniBandResource]:
-        return [resource for resource in self.resources if resource.spec.options.shared is not None]
+        likely = (address for address, kind, vendor in pci.announced(self.host) if adapters.is_likely(kind, vendor))
+        shared = (pools.unit(resource) for resource in self.resources if resource.spec.options.shared is not None)
+        return dict.fromkeys((*rdma.places(self.host), *likely, *shared))
 
     def discover(self, unit: str) -> Discovery:
         """The adapter at a place, or the pool of a resource."""
@@ -88,9 +84,9 @@ class InfiniBand(Backend[InfiniBandOptions]):
 
     def _missing_ports(self, adapter: Adapter, device: Device) -> Iterator[Problem]:
         """A problem for each port that the resource asks for by number and the adapter does not have."""
-        taker = self._taker(device)
-        for hca in adapter.hcas if taker else ():
-            assert taker is not None
+        if (taker := self._taker(device)) is None:
+            return
+        for hca in adapter.hcas:
             for number in ports.missing((port.number for port in hca.ports), taker.spec.options):
                 yield Problem(device.key, f"{hca.name} has no port {number}, which {taker.name} asks for")
 

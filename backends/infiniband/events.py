@@ -19,7 +19,7 @@ SUBSYSTEMS: Final = _CLASSES | {"pci", "net", "misc"}
 def affected(hint: Hint, known: Known) -> Iterable[str] | All:
     """The units to look at again; those of pools begin with a prefix."""
     if isinstance(hint, LinkChange):
-        return _on_interface(hint.name, known)
+        return [unit for unit, device in _adapters(known) if hint.name in device.attributes.get("ifname", ())]
     if isinstance(hint, PathChange):
         return _with_node(hint.path, known)
     if hint.subsystem == "misc":
@@ -47,10 +47,6 @@ def _places(event: Uevent, known: Known) -> Iterator[str]:
 def _at(address: str, known: Known) -> Iterable[str]:
     """The places at a PCI function, and those that depend on it."""
     return (unit for unit in known.minding(f"pci:{address}") if not unit.startswith(PREFIX))
-
-
-def _on_interface(name: str, known: Known) -> list[str]:
-    return [unit for unit, device in _adapters(known) if name in device.attributes.get("ifname", ())]
 
 
 def _with_node(path: HostPath, known: Known) -> list[str] | All:

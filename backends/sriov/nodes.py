@@ -38,7 +38,7 @@ def of_function(host: Host, function: pci.Function) -> Iterator[Node]:
     """The nodes that its driver makes."""
     if iommu.is_vfio(function) and function.iommu_group is not None:
         group = function.iommu_group
-        on_host = f"noiommu-{group}" if _is_noiommu(host, group) else group
+        on_host = f"noiommu-{group}" if iommu.is_noiommu_group(host, group) else group
         yield _node(iommu.NODES / "vfio", shared=True)
         yield Node(iommu.NODES / on_host, (iommu.NODES / group).text, "rw")
     elif function.driver in _UIO:
@@ -73,7 +73,3 @@ def vdpa(host: Host, function: pci.Function) -> VdpaDevice | None:
 
 def _node(path: HostPath, *, shared: bool = False) -> Node:
     return Node(path, path.text, "rw", shared)
-
-
-def _is_noiommu(host: Host, group: str) -> bool:
-    return sysfs.attribute(host, iommu.GROUPS / group / "name") == iommu.NOIOMMU

@@ -89,6 +89,7 @@ def _device(host: Host, unit: str, group: Group, resource: VfioResource, functio
     first = functions[0]
     options = resource.spec.options
     others = tuple(function.address for function in group.functions if function is not first)
+    unresettable = (reset.refusal(host, function) for function in functions)
     return Device(
         key=first.address,
         unit=unit,
@@ -101,13 +102,9 @@ def _device(host: Host, unit: str, group: Group, resource: VfioResource, functio
         numa_node=first.numa_node,
         ancestry=first.ancestry,
         unusable=_without_iommu(host, group) or plan(host, group, functions, options).refusal,
-        no_reset=_no_reset(host, functions) if resource.spec.pre_start == "reset" else "",
+        no_reset=next(filter(None, unresettable), "") if resource.spec.pre_start == "reset" else "",
         attributes=first.attributes() | ({"companions": others} if others else {}),
     )
-
-
-def _no_reset(host: Host, functions: Iterable[pci.Function]) -> str:
-    return next((why for function in functions if (why := reset.refusal(host, function))), "")
 
 
 def _without_iommu(host: Host, group: Group) -> str:

@@ -22,9 +22,6 @@ from backends.linux.pci import functions as pci
 GROUPS: Final = HostPath("/sys/kernel/iommu_groups")
 NODES: Final = HostPath("/dev/vfio")
 
-NOIOMMU: Final = "vfio-noiommu"
-"""The `name` of a group that vfio made up for a function without an IOMMU (drivers/vfio/group.c)."""
-
 _VFIO_DRIVER: Final = re.compile(r"(?:.*[-_])?vfio[-_]pci")  # vfio-pci, mlx5_vfio_pci, nvgrace-gpu-vfio-pci
 _HARMLESS: Final = frozenset({"pci-stub", "pcieport"})  # both have `driver_managed_dma`
 _PCI_BRIDGES: Final = ("0604", "0609")  # to another PCI bus (pci_ids.h); vfio has always left these alone
@@ -93,7 +90,7 @@ def units(host: Host) -> Iterator[str]:
     seen: set[str] = set()
     for address in pci.addresses(host):
         number = sysfs.linked_name(host, pci.FUNCTIONS / address / "iommu_group")
-        unit = address if number is None or _is_noiommu(host, number) else number
+        unit = address if number is None or is_noiommu_group(host, number) else number
         if unit not in seen:
             seen.add(unit)
             yield unit
@@ -129,11 +126,13 @@ def _around(host: Host, address: str) -> Group | None:
     members = (Member(address, function.driver, function),)
     if function.iommu_group is None:
         return Group("", members)
-    return Group(function.iommu_group, members, is_noiommu=True) if _is_noiommu(host, function.iommu_group) else None
+    return (
+        Group(function.iommu_group, members, is_noiommu=True) if is_noiommu_group(host, function.iommu_group) else None
+    )
 
 
 def _numbered(host: Host, number: str) -> Group | None:
-    if not number.isdecimal() or _is_noiommu(host, number):
+    if not number.isdecimal() or is_noiommu_group(host, number):
         return None
     names = sysfs.names(host, GROUPS / number / "devices")
     members = tuple(member for name in names if (member := _member(host, number, name)) is not None)
@@ -148,5 +147,6 @@ def _member(host: Host, number: str, name: str) -> Member | None:
     return None if path is None else Member(name, sysfs.linked_name(host, path / "driver"), None)
 
 
-def _is_noiommu(host: Host, number: str) -> bool:
-    return sysfs.attribute(host, GROUPS / number / "name") == NOIOMMU
+def is_noiommu_group(host: Host, number: str) -> bool:
+    """Has vfio made up the group for a function without an IOMMU (drivers/vfio/group.c)?"""
+    return sysfs.attribute(host, GROUPS / number / "name") == "vfio-noiommu"
