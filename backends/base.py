@@ -160,14 +160,20 @@ class Backend(ABC, Generic[Options]):
                 return resource
         raise LookupError(f"there is no resource {name}")
 
+    @staticmethod
+    def complaints(resource: Resource[Options]) -> Iterable[OptionsError]:  # noqa: ARG004  # a default
+        """Every mistake in the options of a resource that no hardware could make right; `check` raises them."""
+        return ()
+
     @classmethod
     def check(cls, resource: Resource[Options]) -> None:
-        """Refuse options that no hardware could make right.
+        """Refuse options: by default those that `complaints` finds.
 
         Raises:
             OptionsError: with the offending key and a sentence.
             ExceptionGroup: of several of them (see `OptionsError.raise_all`).
         """
+        OptionsError.raise_all(cls.complaints(resource))
 
     @classmethod
     def fixed_ids(cls, resource: Resource[Options]) -> Iterable[str]:

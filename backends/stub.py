@@ -22,7 +22,6 @@ import msgspec
 from msgspec import Struct, field
 
 from backends.base import (
-    All,
     Backend,
     ContainerEdits,
     Device,
@@ -70,6 +69,20 @@ class StubOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 StubResource = Resource[StubOptions]
 
 
+def complaints(resource: StubResource) -> Iterator[OptionsError]:
+    """Finds numbers below zero, and a file without an absolute path."""
+    options = resource.spec.options
+    if isinstance(options.devices, int) and options.devices < 0:
+        yield OptionsError(("devices",), f"is {options.devices}; there cannot be fewer than none")
+    for index, kind in enumerate(options.devices if isinstance(options.devices, list) else ()):
+        if kind.count < 0:
+            yield OptionsError(("devices", index, "count"), f"is {kind.count}; there cannot be fewer than none")
+        if kind.numa_node is not None and kind.numa_node < 0:
+            yield OptionsError(("devices", index, "numa_node"), "is below 0; leave it out where there is none")
+    if options.file is not None and not options.file.startswith("/"):
+        yield OptionsError(("file",), f"{options.file!r} is not an absolute path")
+
+
 class _States(Struct, frozen=True):
     """The content of a file."""
 
@@ -86,11 +99,7 @@ class Stub(Backend[StubOptions]):
     """Offers devices that a text file describes; a resource is one unit, since the file is read as a whole."""
 
     options_type: ClassVar = StubOptions
-
-    @classmethod
-    def check(cls, resource: StubResource) -> None:
-        """Refuse numbers below zero and a file without an absolute path."""
-        OptionsError.raise_all(_complaints(resource.spec.options))
+    complaints: ClassVar = staticmethod(complaints)
 
     @classmethod
     def fixed_ids(cls, resource: StubResource) -> Iterable[str]:
@@ -132,7 +141,7 @@ class Stub(Backend[StubOptions]):
         """The directories of the files: a watch on a file would end when it is replaced."""
         return Watches(directories=frozenset(file.parent for file in self._files().values()))
 
-    def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:  # noqa: ARG002
+    def affects(self, hint: Hint, known: Known) -> Iterable[str]:  # noqa: ARG002
         """The resources of the file that changed; a ConfigMap's files change with the link `..data` beside them."""
         if not isinstance(hint, PathChange):
             return ()
@@ -172,18 +181,6 @@ def _parse(text: str) -> _States:
         elif key:
             named[key] = (state, sentence)
     return _States(every, named, tuple(problems))
-
-
-def _complaints(options: StubOptions) -> Iterator[OptionsError]:
-    if isinstance(options.devices, int) and options.devices < 0:
-        yield OptionsError(("devices",), f"is {options.devices}; there cannot be fewer than none")
-    for index, kind in enumerate(options.devices if isinstance(options.devices, list) else ()):
-        if kind.count < 0:
-            yield OptionsError(("devices", index, "count"), f"is {kind.count}; there cannot be fewer than none")
-        if kind.numa_node is not None and kind.numa_node < 0:
-            yield OptionsError(("devices", index, "numa_node"), "is below 0; leave it out where there is none")
-    if options.file is not None and not options.file.startswith("/"):
-        yield OptionsError(("file",), f"{options.file!r} is not an absolute path")
 
 
 def _kinds(options: StubOptions) -> list[StubDevice]:

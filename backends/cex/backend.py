@@ -8,7 +8,6 @@ from typing import ClassVar, Final
 
 from backends.attempts import each
 from backends.base import (
-    All,
     AllocationRefused,
     Backend,
     ContainerEdits,
@@ -20,7 +19,6 @@ from backends.base import (
     Known,
     Node,
     NotReady,
-    OptionsError,
     Released,
     Signal,
     Uevent,
@@ -41,15 +39,11 @@ class Cex(Backend[CexOptions]):
 
     options_type: ClassVar = CexOptions
     attributes: ClassVar = devices.ATTRIBUTES
+    complaints: ClassVar = staticmethod(complaints)
 
     def __init__(self, host: Host, resources: Sequence[CexResource], kernel: Kernel | None = None) -> None:
         super().__init__(host, resources)
         self._nodes = Nodes(host, kernel or Kernel(host))
-
-    @classmethod
-    def check(cls, resource: CexResource) -> None:
-        """Refuse what no hardware could make right."""
-        OptionsError.raise_all(complaints(resource))
 
     @classmethod
     def tokens(cls, resource: CexResource) -> Iterable[tuple[tuple[str | int, ...], int]]:
@@ -74,7 +68,7 @@ class Cex(Backend[CexOptions]):
         """Events of cards and queues, which come also when one goes offline or is deconfigured."""
         return Watches(frozenset({"ap"}))
 
-    def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:  # noqa: ARG002
+    def affects(self, hint: Hint, known: Known) -> Iterable[str]:  # noqa: ARG002
         """The card that an event is about, or whose queue it is about."""
         if not isinstance(hint, Uevent) or not hint.devpath.startswith(_PLACE):
             return ()

@@ -18,7 +18,6 @@ from backends.base import (
     Hint,
     Host,
     Known,
-    OptionsError,
     PathChange,
     Record,
     Signal,
@@ -51,16 +50,12 @@ class Gpu(Backend[GpuOptions]):
 
     options_type: ClassVar = GpuOptions
     attributes: ClassVar = ATTRIBUTES
+    complaints: ClassVar = staticmethod(complaints)
 
     def __init__(self, host: Host, resources: Sequence[GpuResource]) -> None:
         super().__init__(host, resources)
         self._vendors = {vendor: dialect(host, resources) for vendor, dialect in _VENDORS.items()}
         self._groups = {dialect.group: dialect for dialect in self._vendors.values() if dialect.group is not None}
-
-    @classmethod
-    def check(cls, resource: GpuResource) -> None:
-        """Refuse what no hardware could make right."""
-        OptionsError.raise_all(complaints(resource))
 
     def units(self) -> Iterable[str]:
         """The addresses of all GPUs, and the group of each vendor that has any."""

@@ -17,7 +17,6 @@ from backends.base import (
     Hint,
     Known,
     Node,
-    OptionsError,
     Problem,
     Record,
     Signal,
@@ -39,11 +38,7 @@ class InfiniBand(Backend[InfiniBandOptions]):
 
     options_type: ClassVar = InfiniBandOptions
     attributes: ClassVar = adapters.ATTRIBUTES
-
-    @classmethod
-    def check(cls, resource: InfiniBandResource) -> None:
-        """Refuse what no hardware could make right."""
-        OptionsError.raise_all(OptionsError(path, why) for path, why in complaints(resource))
+    complaints: ClassVar = staticmethod(complaints)
 
     @classmethod
     def tokens(cls, resource: InfiniBandResource) -> Iterable[tuple[tuple[str | int, ...], int]]:

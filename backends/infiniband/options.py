@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal
 
 import msgspec
 
-from backends.base import Resource, Seconds
+from backends.base import OptionsError, Resource, Seconds
 
 MOST_TOKENS: Final = 100_000
 """With IDs of five digits, this many fill a third of the longest message that a kubelet reads (kubelet contract: A1)."""
@@ -67,47 +67,49 @@ class InfiniBandOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 InfiniBandResource = Resource[InfiniBandOptions]
 
-_Path: TypeAlias = tuple[str | int, ...]
 
-
-def complaints(resource: InfiniBandResource) -> Iterator[tuple[_Path, str]]:
+def complaints(resource: InfiniBandResource) -> Iterator[OptionsError]:
     """What is wrong with a resource, key by key."""
     options = resource.spec.options
     if (text := options.permissions) is not None and (not text or set(text) - set("rwm") or len(set(text)) < len(text)):
-        yield ("permissions",), f'is {text!r}; it must be made of "r", "w" and "m", each once'
+        yield OptionsError(("permissions",), f'is {text!r}; it must be made of "r", "w" and "m", each once')
     yield from _port_complaints(options.ports)
     for index, name in enumerate(options.counters):
         if not _COUNTER.fullmatch(name):
-            yield ("counters", index), f"{name!r} is no counter; they are files such as symbol_error"
+            yield OptionsError(("counters", index), f"{name!r} is no counter; they are files such as symbol_error")
     if unseen := [name for name in resource.named_by if name in UNSEEN_WHEN_AWAY]:
         sentence = "which may change, or be out of sight while a pod has the adapter; hca and device are not"
-        yield ("name",), f"asks for {unseen[0]}, {sentence}"
+        yield OptionsError(("name",), f"asks for {unseen[0]}, {sentence}")
     if options.shared is not None:
         yield from _pool_complaints(resource, options.shared)
         return
     if options.overlap:
-        yield ("overlap",), "is for resources with shared; an adapter of its own is one resource's"
+        yield OptionsError(("overlap",), "is for resources with shared; an adapter of its own is one resource's")
     if not options.topology:
-        yield ("topology",), "is for resources with shared; a pod is to have an adapter near its CPUs"
+        yield OptionsError(("topology",), "is for resources with shared; a pod is to have an adapter near its CPUs")
 
 
-def _port_complaints(ports: str | list[int]) -> Iterator[tuple[_Path, str]]:
+def _port_complaints(ports: str | list[int]) -> Iterator[OptionsError]:
     if isinstance(ports, str):
         return
     if not ports:
-        yield ("ports",), 'names no port; say "any" where it does not matter which'
+        yield OptionsError(("ports",), 'names no port; say "any" where it does not matter which')
     for index, number in enumerate(ports):
         if not 1 <= number <= _HIGHEST_PORT:
-            yield ("ports", index), f"is {number}; ports are numbered from 1 to {_HIGHEST_PORT}"
+            yield OptionsError(("ports", index), f"is {number}; ports are numbered from 1 to {_HIGHEST_PORT}")
 
 
-def _pool_complaints(resource: InfiniBandResource, tokens: int) -> Iterator[tuple[_Path, str]]:
+def _pool_complaints(resource: InfiniBandResource, tokens: int) -> Iterator[OptionsError]:
     if resource.is_template:
-        yield ("shared",), "puts all adapters behind the same tokens; the name cannot tell them apart then"
+        yield OptionsError(
+            ("shared",), "puts all adapters behind the same tokens; the name cannot tell them apart then"
+        )
     if not 1 <= tokens <= MOST_TOKENS:
-        yield ("shared",), f"is {tokens}; it must be from 1 to {MOST_TOKENS}"
+        yield OptionsError(("shared",), f"is {tokens}; it must be from 1 to {MOST_TOKENS}")
     if resource.spec.replicas != 1:
-        yield ("replicas",), "is beside shared, which says how many tokens there are"
+        yield OptionsError(("replicas",), "is beside shared, which says how many tokens there are")
     for key, tables in (("select", resource.spec.select), ("exclude", resource.spec.exclude)):
         for name in sorted({name for table in tables for name in table if name in FROM_FIRMWARE}):
-            yield (key,), f"chooses by {name}, which only an adapter's firmware knows and may not tell; not with shared"
+            yield OptionsError(
+                (key,), f"chooses by {name}, which only an adapter's firmware knows and may not tell; not with shared"
+            )

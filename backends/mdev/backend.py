@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from backends import kubevirt
 from backends.attempts import each
 from backends.base import (
-    All,
     AllocationRefused,
     Backend,
     ContainerEdits,
@@ -21,7 +20,6 @@ from backends.base import (
     Host,
     Known,
     NotReady,
-    OptionsError,
     PathChange,
     Record,
     Released,
@@ -44,11 +42,7 @@ class Mdev(Backend[MdevOptions]):
 
     options_type: ClassVar = MdevOptions
     attributes: ClassVar = devices.ATTRIBUTES
-
-    @classmethod
-    def check(cls, resource: MdevResource) -> None:
-        """Refuse what no hardware could make right."""
-        OptionsError.raise_all(complaints(resource))
+    complaints: ClassVar = staticmethod(complaints)
 
     def __init__(self, host: Host, resources: Sequence[MdevResource], kernel: Kernel | None = None) -> None:
         super().__init__(host, resources)
@@ -84,7 +78,7 @@ class Mdev(Backend[MdevOptions]):
             facts=frozenset({pci_recovery.FACT}),
         )
 
-    def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
+    def affects(self, hint: Hint, known: Known) -> Iterable[str]:
         """The parents that an event is about, or depend on its function, or have a device with its node."""
         if isinstance(hint, PathChange):
             return known.having_node(hint.path)

@@ -22,7 +22,6 @@ from backends.base import (
     Known,
     LinkChange,
     Mount,
-    OptionsError,
     PathChange,
     Record,
     Released,
@@ -51,11 +50,7 @@ class Solarflare(Backend[SolarflareOptions]):
 
     options_type: ClassVar = SolarflareOptions
     attributes: ClassVar = {**pci.ATTRIBUTES, "ifname": TEXT, "onload_version": TEXT}
-
-    @classmethod
-    def check(cls, resource: SolarflareResource) -> None:
-        """Refuse what no hardware could make right."""
-        OptionsError.raise_all(complaints(resource))
+    complaints: ClassVar = staticmethod(complaints)
 
     # --- what is there ---
 

@@ -21,7 +21,6 @@ from backends.base import (
     HostPath,
     Known,
     LinkChange,
-    OptionsError,
     PathChange,
     Record,
     Released,
@@ -50,15 +49,11 @@ class Sriov(Backend[SriovOptions]):
 
     options_type: ClassVar = SriovOptions
     attributes: ClassVar = functions.ATTRIBUTES
+    complaints: ClassVar = staticmethod(complaints)
 
     def __init__(self, host: Host, resources: Sequence[SriovResource], kernel: Kernel | None = None) -> None:
         super().__init__(host, resources)
         self._creator = Creator(host, kernel or Kernel(host))
-
-    @classmethod
-    def check(cls, resource: SriovResource) -> None:
-        """Refuse what no hardware could make right."""
-        OptionsError.raise_all(complaints(resource))
 
     # --- what is there ---
 

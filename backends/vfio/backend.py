@@ -24,7 +24,6 @@ from backends.base import (
     Host,
     Known,
     NotReady,
-    OptionsError,
     PathChange,
     Record,
     Released,
@@ -54,16 +53,12 @@ class Vfio(Backend[VfioOptions]):
 
     options_type: ClassVar = VfioOptions
     attributes: ClassVar = {**pci.ATTRIBUTES, "companions": TEXT}
+    complaints: ClassVar = staticmethod(complaints)
 
     def __init__(self, host: Host, resources: Sequence[VfioResource], kernel: Kernel | None = None) -> None:
         super().__init__(host, resources)
         kernel = kernel or Kernel(host)
         self._binder, self._vgpu_types = Binder(host, kernel), VgpuTypes(host, kernel)
-
-    @classmethod
-    def check(cls, resource: VfioResource) -> None:
-        """Refuse what no hardware could make right."""
-        OptionsError.raise_all(complaints(resource))
 
     # --- what is there ---
 
