@@ -24,13 +24,13 @@ from backends.base import (
     Uevent,
     Watches,
 )
-from backends.cex import ap, devices, health, shadow, zcrypt
+from backends.cex import ap_bus, devices, health, shadow_sysfs, zcrypt_nodes
 from backends.cex.options import CexOptions, CexResource, complaints
-from backends.cex.zcrypt import Nodes
+from backends.cex.zcrypt_nodes import Nodes
 from backends.linux.kernel import Kernel
 
 _ID: Final = re.compile("apqn-[0-9]{1,3}-[0-9]{1,3}-[0-9]{1,3}")
-_PLACE: Final = f"{ap.DEVICES}/".removeprefix("/sys")
+_PLACE: Final = f"{ap_bus.DEVICES}/".removeprefix("/sys")
 _Z90CRYPT: Final = "/dev/z90crypt"
 
 
@@ -54,7 +54,7 @@ class Cex(Backend[CexOptions]):
 
     def units(self) -> Iterable[str]:
         """The cards."""
-        return ap.cards(self.host)
+        return ap_bus.cards(self.host)
 
     def discover(self, unit: str) -> Discovery:
         """A card's queues."""
@@ -73,7 +73,7 @@ class Cex(Backend[CexOptions]):
         if not isinstance(hint, Uevent) or not hint.devpath.startswith(_PLACE):
             return ()
         name = hint.devpath.removeprefix(_PLACE).partition("/")[0]
-        return (name,) if ap.CARD.fullmatch(name) else ()
+        return (name,) if ap_bus.CARD.fullmatch(name) else ()
 
     # --- what a container gets ---
 
@@ -94,8 +94,8 @@ class Cex(Backend[CexOptions]):
         grant = _one(resource, grants)
         live = resource.spec.options.live_sysfs
         return ContainerEdits(
-            nodes=(Node(zcrypt.node(grant.id), _Z90CRYPT, "rw"),),
-            mounts=shadow.mounts(grant.id, grant.device.unit, _queue(grant.device), live=live),
+            nodes=(Node(zcrypt_nodes.node(grant.id), _Z90CRYPT, "rw"),),
+            mounts=shadow_sysfs.mounts(grant.id, grant.device.unit, _queue(grant.device), live=live),
         )
 
     def claim(self, resource: CexResource, grants: Sequence[Grant]) -> None:
@@ -103,9 +103,9 @@ class Cex(Backend[CexOptions]):
         grant = _one(resource, grants)
         card, queue = grant.device.unit, _queue(grant.device)
         try:
-            planned = shadow.plan(self.host, card, queue, live=resource.spec.options.live_sysfs)
-            shadow.build(self.host, grant.id, planned)
-            self._nodes.make(grant.id, int(card[4:], 16), ap.domain(queue))
+            planned = shadow_sysfs.plan(self.host, card, queue, live=resource.spec.options.live_sysfs)
+            shadow_sysfs.build(self.host, grant.id, planned)
+            self._nodes.make(grant.id, int(card[4:], 16), ap_bus.domain(queue))
         except NotReady as error:
             raise AllocationRefused(
                 f"{grant.id} of {resource.name} cannot be made ready: {error}. Create the pod again; if it happens again, "
@@ -119,7 +119,7 @@ class Cex(Backend[CexOptions]):
 
     def _undo(self, device_id: str) -> None:
         self._nodes.destroy(device_id)
-        shadow.remove(self.host, device_id)
+        shadow_sysfs.remove(self.host, device_id)
 
 
 def _queue(device: Device) -> str:

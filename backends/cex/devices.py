@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from backends.base import NUMBER, TEXT, Device, Discovery, Host, Problem, one_of
-from backends.cex import ap
-from backends.cex.ap import Card
+from backends.cex import ap_bus
+from backends.cex.ap_bus import Card
 from backends.cex.options import Apqn, CexOptions, CexResource
 from backends.linux import sysfs
 
@@ -23,17 +23,17 @@ ATTRIBUTES: Final = {
 
 def find(host: Host, resources: Iterable[CexResource], unit: str) -> Discovery:
     """The queues of a card: one device for each resource that names it; those that none names are `beside`."""
-    card = ap.read(host, unit)
+    card = ap_bus.read(host, unit)
     if card is None:
         return Discovery()
     problems = (
         [] if card.generation else [Problem(unit, f"{unit} is of a type that is not known: {card.type or '(none)'}")]
     )
-    machine = ap.machine(host)
+    machine = ap_bus.machine(host)
     devices: list[Device] = []
     beside: list[Device] = []
-    for queue in ap.queues(host, card):
-        takers = [r for r in resources if names(r.spec.options, card.adapter, ap.domain(queue), machine)]
+    for queue in ap_bus.queues(host, card):
+        takers = [r for r in resources if names(r.spec.options, card.adapter, ap_bus.domain(queue), machine)]
         why = _obstacle(host, card, queue)
         devices += [_device(card, queue, it.name, why or _unfit(card, it.spec.options)) for it in takers]
         beside += [] if takers else [_device(card, queue, None, why)]
@@ -51,7 +51,7 @@ def hardware(queue: str) -> str:
 
 
 def _device(card: Card, queue: str, resource: str | None, unusable: str) -> Device:
-    domain = ap.domain(queue)
+    domain = ap_bus.domain(queue)
     told = {
         "apqn": queue,
         "adapter": str(card.adapter),
@@ -77,10 +77,10 @@ def _obstacle(host: Host, card: Card, queue: str) -> str:
     if not card.generation:
         return f"its card is of a type that is not known: {card.type or '(none)'}"
     driver = sysfs.linked_name(host, card.path / queue / "driver")
-    if driver != ap.QUEUE_DRIVER:
-        return f"it is on {driver or 'no driver'}, not on {ap.QUEUE_DRIVER} (see apmask and aqmask in {ap.BUS})"
-    if not host.local(ap.ZCRYPT).is_dir():
-        return f"the kernel can make no zcrypt nodes ({ap.ZCRYPT}): it needs Linux 4.20 and CONFIG_ZCRYPT_MULTIDEVNODES"
+    if driver != ap_bus.QUEUE_DRIVER:
+        return f"it is on {driver or 'no driver'}, not on {ap_bus.QUEUE_DRIVER} (see apmask and aqmask in {ap_bus.BUS})"
+    if not host.local(ap_bus.ZCRYPT).is_dir():
+        return f"the kernel can make no zcrypt nodes ({ap_bus.ZCRYPT}): it needs Linux 4.20 and CONFIG_ZCRYPT_MULTIDEVNODES"
     return ""
 
 

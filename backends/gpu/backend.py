@@ -24,10 +24,10 @@ from backends.base import (
     Uevent,
     Watches,
 )
-from backends.gpu import functions, nodes, wedged
+from backends.gpu import detection, nodes, wedged
 from backends.gpu.amd.gpus import PARTITION, TOGETHER, WHOLE, Amd
 from backends.gpu.intel import Intel
-from backends.gpu.nvidia import char_links, platforms, xid
+from backends.gpu.nvidia import char_links, tegra_and_wsl, xid
 from backends.gpu.nvidia.gpus import Nvidia
 from backends.gpu.options import GpuOptions, GpuResource, complaints
 from backends.gpu.vendor import ATTRIBUTES, Vendor
@@ -37,9 +37,9 @@ from backends.linux.pci import recovery as pci_recovery
 from backends.linux.pci import reset
 
 _VENDORS: Final[dict[str, type[Vendor]]] = {
-    functions.NVIDIA: Nvidia,
-    functions.AMD: Amd,
-    functions.INTEL: Intel,
+    detection.NVIDIA: Nvidia,
+    detection.AMD: Amd,
+    detection.INTEL: Intel,
 }
 
 _PART: Final = "it is a part of a GPU and cannot be reset without the others"
@@ -59,8 +59,8 @@ class Gpu(Backend[GpuOptions]):
 
     def units(self) -> Iterable[str]:
         """The addresses of all GPUs, and the group of each vendor that has any."""
-        found = dict(functions.addresses(self.host))
-        vendors = {*found.values(), *([functions.NVIDIA] if platforms.device(self.host, "") else [])}
+        found = dict(detection.addresses(self.host))
+        vendors = {*found.values(), *([detection.NVIDIA] if tegra_and_wsl.device(self.host, "") else [])}
         groups = (self._vendors[vendor].group for vendor in vendors)
         return [*found, *(group for group in groups if group is not None)]
 
@@ -71,7 +71,7 @@ class Gpu(Backend[GpuOptions]):
         function = pci.read(self.host, unit)
         if function is None:
             return Discovery()
-        if not functions.is_gpu(function.vendor, function.kind):
+        if not detection.is_gpu(function.vendor, function.kind):
             return Discovery(problems=function.problems)
         found = self._vendors[function.vendor].found(function)
         return self._with_resets(replace(found, problems=(*function.problems, *found.problems)), function)
@@ -102,7 +102,7 @@ class Gpu(Backend[GpuOptions]):
         if record.source == "kmsg":
             yield from xid.signals(record, self.resources)
         yield from wedged.signals(record)
-        if functions.told(record.properties):
+        if detection.told(record.properties):
             yield from pci_recovery.signals(record)
 
     # --- events ---
@@ -137,7 +137,7 @@ class Gpu(Backend[GpuOptions]):
     def _affected(self, event: Uevent, known: Known) -> Iterable[str]:
         if f"/{PARTITION}" in event.devpath:
             return [TOGETHER]
-        told = functions.told(event.properties) if event.subsystem == "pci" else None
+        told = detection.told(event.properties) if event.subsystem == "pci" else None
         mine = pci.address_in(event.devpath)
         concerned = pci.affected(event, known) | pci.undivided(event, known)
         units = {a for a in concerned if a in known or (a == mine and (told or event.subsystem == "drm"))}
@@ -171,7 +171,7 @@ class Gpu(Backend[GpuOptions]):
 
     def adopt(self, resource: GpuResource, device: Device) -> bool:  # noqa: ARG002  # an interface's
         """Make the links that udev does not make: the nodes of NVIDIA's GPUs are made by user space."""
-        if device.attributes["vendor"] == (functions.NVIDIA,):
+        if device.attributes["vendor"] == (detection.NVIDIA,):
             char_links.make(self.host, device, self._vendor_of(device).roots)
         return False
 

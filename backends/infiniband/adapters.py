@@ -12,9 +12,9 @@ from typing import Final
 from msgspec.structs import replace
 
 from backends.base import TEXT, Attribute, Device, Host, HostPath, Node, one_of
-from backends.infiniband import rdma_ports
+from backends.infiniband import port_state
 from backends.infiniband.options import UNSEEN_WHEN_AWAY, InfiniBandResource
-from backends.infiniband.rdma_ports import PortState, State
+from backends.infiniband.port_state import PortState, State
 from backends.interface.attributes import assumed
 from backends.linux.network import rdma
 from backends.linux.network.rdma import Adapter
@@ -46,7 +46,7 @@ _Attributes = dict[str, tuple[str, ...]]
 
 def port_states(host: Host, adapter: Adapter) -> list[PortState]:
     """The states of all ports of the adapter, which the firmware is asked for."""
-    return [rdma_ports.read(host, port) for hca in adapter.hcas for port in hca.ports]
+    return [port_state.read(host, port) for hca in adapter.hcas for port in hca.ports]
 
 
 def function_of(host: Host, adapter: Adapter) -> Function | None:

@@ -23,7 +23,7 @@ from backends.base import (
     Watches,
 )
 from backends.errors import reason_of
-from backends.infiniband import adapters, events, health, pools, ports
+from backends.infiniband import adapters, events, health, pools, port_health
 from backends.infiniband.options import InfiniBandOptions, InfiniBandResource, complaints
 from backends.linux.network import rdma
 from backends.linux.network.rdma import Adapter
@@ -82,7 +82,7 @@ class InfiniBand(Backend[InfiniBandOptions]):
         if (taker := self._taker(device)) is None:
             return
         for hca in adapter.hcas:
-            for number in ports.missing((port.number for port in hca.ports), taker.spec.options):
+            for number in port_health.missing((port.number for port in hca.ports), taker.spec.options):
                 yield Problem(device.key, f"{hca.name} has no port {number}, which {taker.name} asks for")
 
     def _pool(self, resource: InfiniBandResource) -> Discovery:

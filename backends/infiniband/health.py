@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from backends.base import Device, Host, Signal, Verdict
 from backends.errors import reason_of
-from backends.infiniband import ports, rdma_ports
+from backends.infiniband import port_health, port_state
 from backends.infiniband.adapters import own
 from backends.infiniband.options import InfiniBandOptions
 from backends.linux.network import rdma
@@ -29,14 +29,14 @@ def signals(host: Host, device: Device, options: InfiniBandOptions) -> Iterator[
     if said.get("function") == ("physical",):
         yield from pci_health.signals(host, said["address"][0])
     if options.virtual_ports or _has_ports(device):
-        states = [rdma_ports.read(host, port, options.counters) for port in _ports(device) if port.hca not in lost]
-        yield from ports.signals(hardware, states, options)
+        states = [port_state.read(host, port, options.counters) for port in _ports(device) if port.hca not in lost]
+        yield from port_health.signals(hardware, states, options)
 
 
 def glance(host: Host, device: Device, *, virtual_ports: bool) -> tuple[object, ...]:
     """What changes without an event: the state of the ports, where they count."""
     if virtual_ports or _has_ports(device):
-        return tuple(rdma_ports.glance(host, port) for port in _ports(device))
+        return tuple(port_state.glance(host, port) for port in _ports(device))
     return tuple(_is_seen(host, name) for name in device.attributes["hca"])
 
 

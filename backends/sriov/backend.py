@@ -33,7 +33,7 @@ from backends.linux.network import device_info, netdevs, rdma
 from backends.linux.pci import functions as pci
 from backends.linux.pci import host_uses, iommu
 from backends.linux.pci import recovery as pci_recovery
-from backends.sriov import answers, creation, devices, functions, health, nodes, subfunctions
+from backends.sriov import creation, devices, functions, health, nodes, subfunctions, variables
 from backends.sriov.creation import Creator
 from backends.sriov.options import SriovOptions, SriovResource, complaints
 
@@ -133,7 +133,7 @@ class Sriov(Backend[SriovOptions]):
 
     def edits(self, resource: SriovResource, grants: Sequence[Grant]) -> ContainerEdits:
         """The nodes, each once, and the two variables."""
-        return replace(ContainerEdits.of(grants), env=answers.variables(resource, grants))
+        return replace(ContainerEdits.of(grants), env=variables.of_container(resource, grants))
 
     def claim(self, resource: SriovResource, grants: Sequence[Grant]) -> None:
         """Check again whether the host needs the device, and write the file that tells CNI plugins about it.

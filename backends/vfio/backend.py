@@ -38,8 +38,8 @@ from backends.linux.pci import recovery as pci_recovery
 from backends.linux.pci.iommu import Group
 from backends.vfio import devices, health, vgpu
 from backends.vfio.binding import Binder
+from backends.vfio.binding_plan import plan
 from backends.vfio.options import VfioOptions, VfioResource, complaints
-from backends.vfio.planning import plan
 from backends.vfio.vgpu_types import VgpuTypes
 
 _MOVING = frozenset({"add", "remove", "bind", "unbind"})

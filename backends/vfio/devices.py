@@ -17,8 +17,8 @@ from backends.linux import sysfs
 from backends.linux.pci import functions as pci
 from backends.linux.pci import iommu, reset
 from backends.linux.pci.iommu import NODES, Group
+from backends.vfio.binding_plan import plan
 from backends.vfio.options import Iommu, VfioResource
-from backends.vfio.planning import plan
 
 OWN_NODES: Final = NODES / "devices"
 IOMMUFD: Final = HostPath("/dev/iommu")

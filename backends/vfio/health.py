@@ -15,9 +15,9 @@ from backends.linux.pci import functions as pci
 from backends.linux.pci import health as pci_health
 from backends.linux.pci import iommu
 from backends.linux.pci.iommu import Group
+from backends.vfio.binding_plan import Plan, plan
 from backends.vfio.devices import depends, has_own_nodes
 from backends.vfio.options import MODULE, VfioOptions
-from backends.vfio.planning import Plan, plan
 
 
 def signals(

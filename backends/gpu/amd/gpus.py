@@ -11,7 +11,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from backends.base import Device, Discovery, HostPath, Signal, Verdict
-from backends.gpu import functions, nodes
+from backends.gpu import detection, nodes
 from backends.gpu.amd import exporter as amd_exporter
 from backends.gpu.amd import kfd
 from backends.gpu.nodes import Wanted
@@ -81,7 +81,7 @@ class Amd(Vendor):
                 if address not in whole:
                     whole[address] = pci.read(self.host, address)
                 function = whole[address]
-                if function is not None and functions.is_gpu(function.vendor, function.kind):
+                if function is not None and detection.is_gpu(function.vendor, function.kind):
                     yield self._partition(name, found, function)
 
     def _partition(self, name: str, drm: Sequence[str], function: pci.Function) -> Device:

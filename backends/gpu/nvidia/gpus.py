@@ -28,7 +28,7 @@ from backends.base import (
 )
 from backends.gpu import nodes
 from backends.gpu.nodes import Wanted
-from backends.gpu.nvidia import gke, mig, mps, nvml, platforms, procfs
+from backends.gpu.nvidia import gke, mig, mps, nvml, procfs, tegra_and_wsl
 from backends.gpu.nvidia.procfs import Information
 from backends.gpu.options import GpuOptions, GpuResource
 from backends.gpu.vendor import Attributes, Vendor, described, gpu, unbound, withheld
@@ -168,7 +168,7 @@ class Nvidia(Vendor):
 
     def together(self) -> Discovery:
         """The NVLinks, if the library tells them; on a machine without PCI its one device."""
-        if (alone := platforms.device(self.host, "nvlink")) is not None:
+        if (alone := tegra_and_wsl.device(self.host, "nvlink")) is not None:
             return Discovery((alone,))
         if not nvml.is_there(self.host, self.roots) or not procfs.addresses(self.host):
             return Discovery()

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from backends.base import Device, Record, Signal, Verdict
-from backends.gpu.functions import NVIDIA
+from backends.gpu.detection import NVIDIA
 from backends.gpu.options import GpuOptions, GpuResource
 from backends.linux import kernel_log
 from backends.linux.pci.recovery import LATCHED

@@ -4,7 +4,7 @@ A *place* is where adapters hang: a PCI function (`0000:3b:00.0`) or something o
 which in switchdev mode may have several; or, of software (rxe, siw) and of what is on no PCI bus, the adapter's own
 name (`rxe0`). A name may change, a place does not.
 
-The kernel knows by itself what is read here; what it asks the firmware for is in `rdma_ports`. Missing means
+The kernel knows by itself what is read here; what it asks the firmware for is in `port_state`. Missing means
 unknown. Files: Documentation/ABI/stable/sysfs-class-infiniband.
 """
 

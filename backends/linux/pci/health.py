@@ -15,8 +15,8 @@ from contextlib import suppress
 from typing import Final
 
 from backends.base import Host, Measure, Signal, Trend, Verdict
-from backends.linux import directories
-from backends.linux.directories import text
+from backends.linux import small_files
+from backends.linux.small_files import text
 
 HEADER_BYTES: Final = 64
 """Of the configuration space: what anybody may read."""
@@ -37,7 +37,7 @@ _SPEED: Final = re.compile(rb"([0-9]{1,3}(?:\.[0-9])?) GT/s")
 
 def signals(host: Host, address: str, *, has_link: bool = True) -> Iterator[Signal]:
     """What is wrong with the function; nothing if it is gone. The link of a virtual one is its physical one's."""
-    with suppress(OSError), directories.opened(f"{host.sys}/bus/pci/devices/{address}") as directory:
+    with suppress(OSError), small_files.opened(f"{host.sys}/bus/pci/devices/{address}") as directory:
         yield from _signals(directory, f"pci:{address}", address, has_link=has_link)
 
 
@@ -145,7 +145,7 @@ def _is_off_bus(directory: int) -> bool:
     Its class is asked first: every four bytes are a trip to the hardware, 1 µs long and 17 µs in a virtual machine.
     """
     try:
-        config = directories.open_file("config", directory)
+        config = small_files.open_file("config", directory)
     except OSError:
         return False
     try:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Final
 
 from backends.base import Host, HostPath, NotReady
-from backends.cex import ap
+from backends.cex import ap_bus
 from backends.errors import reason_of
 from backends.linux import sysfs
 from backends.linux.kernel import Kernel, explained
@@ -53,7 +53,7 @@ class Nodes:
         is_new = not self._host.local(NODES / name).is_dir()
         try:
             if is_new:
-                self._write(ap.ZCRYPT / "create", name)
+                self._write(ap_bus.ZCRYPT / "create", name)
             if not self._kernel.wait(lambda: is_device_node(self._host, node(device_id)), _APPEARS):
                 raise NotReady(f"{node(device_id)} did not appear in {_APPEARS:g} s")
             with explained(f"{node(device_id)} cannot be opened to every user"):
@@ -77,7 +77,7 @@ class Nodes:
         if not self._host.local(NODES / name).is_dir():
             return
         try:
-            self._kernel.write(ap.ZCRYPT / "destroy", name)
+            self._kernel.write(ap_bus.ZCRYPT / "destroy", name)
         except OSError as error:
             if error.errno == errno.ENODEV:  # it has gone meanwhile
                 return

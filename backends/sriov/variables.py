@@ -21,7 +21,7 @@ _Info = Mapping[str, str]
 _ESCAPES: Final = {ord(it): f"\\u{ord(it):04x}" for it in "<>&\u2028\u2029"}  # as Go's encoder does by default
 
 
-def variables(resource: SriovResource, grants: Sequence[Grant]) -> dict[str, str]:
+def of_container(resource: SriovResource, grants: Sequence[Grant]) -> dict[str, str]:
     """The two variables, with the devices in the order of their IDs."""
     name = kubevirt.variable("PCIDEVICE", resource.name)  # the same rule
     devices = list(dict.fromkeys(grant.device.key for grant in grants))

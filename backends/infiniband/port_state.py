@@ -16,9 +16,9 @@ from msgspec import Struct
 
 from backends.base import Host
 from backends.errors import reason_of
-from backends.linux import directories, sysfs
-from backends.linux.directories import text
+from backends.linux import small_files, sysfs
 from backends.linux.network.rdma import Port
+from backends.linux.small_files import text
 
 _GONE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV)  # there is none, or it is being removed
 _ENUM: Final = re.compile(rb"([0-9]{1,2})(?::|$)")
@@ -80,7 +80,7 @@ def read(host: Host, port: Port, counters: Iterable[str] = ()) -> PortState:
     Counters that are not there, "N/A (no PMA)" or garbage are left out.
     """
     try:
-        with directories.opened(_directory(host, port)) as directory:
+        with small_files.opened(_directory(host, port)) as directory:
             return _read(directory, port, counters)
     except OSError as error:
         gone = error.errno in _GONE
@@ -90,7 +90,7 @@ def read(host: Host, port: Port, counters: Iterable[str] = ()) -> PortState:
 def glance(host: Host, port: Port) -> bytes | int | None:
     """The text of the port's state, or the error of reading it: one trip to the firmware."""
     try:
-        file = directories.open_file(f"{_directory(host, port)}/state")
+        file = small_files.open_file(f"{_directory(host, port)}/state")
     except OSError as error:
         return error.errno
     try:
@@ -107,7 +107,7 @@ def _directory(host: Host, port: Port) -> str:
 
 def _read(directory: int, port: Port, counters: Iterable[str]) -> PortState:
     """The state of a port in this directory. Raises OSError if it cannot be read."""
-    state = _member(State, directories.read(directory, "state"))
+    state = _member(State, small_files.read(directory, "state"))
     physical = _member(Physical, text(directory, "phys_state"))
     lid = _matched(_LID, text(directory, "lid")) if port.link_layer == "InfiniBand" else None
     if state is not State.ACTIVE:

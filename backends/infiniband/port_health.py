@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from backends.base import Measure, Signal, Trend, Verdict
 from backends.infiniband.options import InfiniBandOptions
-from backends.infiniband.rdma_ports import Physical, PortState, State
+from backends.infiniband.port_state import Physical, PortState, State
 
 ERROR_LASTS: Final = 60.0
 """Seconds for which a counted error still counts."""

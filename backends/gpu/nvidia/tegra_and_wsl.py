@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from backends.base import Device, Host, HostPath
-from backends.gpu import functions, nodes
+from backends.gpu import detection, nodes
 from backends.gpu.nodes import Wanted
 from backends.gpu.nvidia import procfs
 from backends.linux import sysfs
@@ -34,7 +34,7 @@ def _is_tegra(host: Host) -> bool:
 
 
 def _device(key: str, unit: str, wanted: list[Wanted], **more: str) -> Device:
-    attributes = {"vendor": (functions.NVIDIA,), **{name: (value,) for name, value in more.items()}}
+    attributes = {"vendor": (detection.NVIDIA,), **{name: (value,) for name, value in more.items()}}
     return Device(
         key=key,
         unit=unit,

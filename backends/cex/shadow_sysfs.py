@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from backends.base import Host, HostPath, Mount, NotReady
-from backends.cex import ap
-from backends.cex.zcrypt import EVERYTHING, mask
+from backends.cex import ap_bus
+from backends.cex.zcrypt_nodes import EVERYTHING, mask
 from backends.errors import reason_of
 from backends.linux import sysfs
 from backends.linux.kernel import explained
@@ -53,7 +53,7 @@ def mounts(device_id: str, card: str, queue: str, *, live: bool) -> tuple[Mount,
     root = tree(device_id)
     found = [Mount(root / below, f"/sys/{below}", read_only=True) for below in ("bus/ap", "devices/ap")]
     if live:
-        found.append(Mount(ap.DEVICES / card / queue, f"/sys/bus/ap/devices/{queue}", read_only=True))
+        found.append(Mount(ap_bus.DEVICES / card / queue, f"/sys/bus/ap/devices/{queue}", read_only=True))
     return tuple(found)
 
 
@@ -63,16 +63,16 @@ def plan(host: Host, card: str, queue: str, *, live: bool) -> Plan:
     Raises:
         NotReady: a file that has to be copied cannot be read.
     """
-    adapter, domain = int(card[4:], 16), ap.domain(queue)
-    found: dict[str, Entry] = dict(_copies(host, ap.BUS, "bus/ap", _BUS_COPIES, _BUS_IF_THERE))
+    adapter, domain = int(card[4:], 16), ap_bus.domain(queue)
+    found: dict[str, Entry] = dict(_copies(host, ap_bus.BUS, "bus/ap", _BUS_COPIES, _BUS_IF_THERE))
     made = {"ap_adapter_mask": mask(adapter), "ap_usage_domain_mask": mask(domain), "ap_domain": str(domain)}
     made |= {"ap_control_domain_mask": f"0x{0:064x}", "apmask": EVERYTHING, "aqmask": EVERYTHING}
     found |= {f"bus/ap/{name}": f"{text}\n".encode() for name, text in made.items()}
-    real, at = ap.DEVICES / card, f"devices/ap/{card}"
+    real, at = ap_bus.DEVICES / card, f"devices/ap/{card}"
     counters: Mapping[str, Entry] = {name: Link(f"{queue}/{name}") for name in _UNUSED} if live else _UNUSED
     for path, below, copies, if_there, up, driver, states in (
         (real, at, _CARD_COPIES, _CARD_IF_THERE, "../../..", "cex4card", counters),
-        (real / queue, f"{at}/{queue}", _QUEUE_COPIES, _QUEUE_IF_THERE, "../../../..", ap.QUEUE_DRIVER, _UNUSED),
+        (real / queue, f"{at}/{queue}", _QUEUE_COPIES, _QUEUE_IF_THERE, "../../../..", ap_bus.QUEUE_DRIVER, _UNUSED),
     ):
         found |= _copies(host, path, below, copies, if_there)
         found |= {f"{below}/{name}": state for name, state in states.items()} | {f"{below}/load": b"0\n"}
