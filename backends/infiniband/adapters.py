@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from backends.base import TEXT, Attribute, Device, Host, HostPath, Node, one_of
+from backends.base import TEXT, Attribute, Device, Host, Node, one_of
 from backends.infiniband import port_state
 from backends.infiniband.options import UNSEEN_WHEN_AWAY, InfiniBandResource
 from backends.infiniband.port_state import PortState, State
@@ -76,7 +76,7 @@ def device(
         depends=depends,
         identity=_identity(adapter, function),
         bindings=function.bindings(*owned) if function and adapter.subfunction is None else {},
-        nodes=tuple(_node(path) for path in node_paths),
+        nodes=tuple(Node(path, path.text, "rw") for path in node_paths),
         numa_node=function.numa_node if function else None,
         ancestry=_ancestry(adapter, function),
         attributes=attributes,
@@ -129,10 +129,6 @@ def _ancestry(adapter: Adapter, function: Function | None) -> tuple[str, ...]:
     if function is None:
         return ()
     return function.ancestry if adapter.subfunction is None else (*function.ancestry, function.address)
-
-
-def _node(path: HostPath) -> Node:
-    return Node(path, path.text, "rw")
 
 
 def _attributes(adapter: Adapter, function: Function | None, states: Sequence[PortState]) -> _Attributes:

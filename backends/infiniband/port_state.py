@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import enum
 import errno
-import os
 import re
 from collections.abc import Iterable, Mapping
 from typing import Final, TypeVar
 
 from msgspec import Struct
 
-from backends.base import Host
+from backends.base import Host, HostPath
 from backends.errors import reason_of
 from backends.linux import small_files, sysfs
+from backends.linux.network import rdma
 from backends.linux.network.rdma import Port
 from backends.linux.small_files import text
 
@@ -80,7 +80,7 @@ def read(host: Host, port: Port, counters: Iterable[str] = ()) -> PortState:
     Counters that are not there, "N/A (no PMA)" or garbage are left out.
     """
     try:
-        with small_files.opened(_directory(host, port)) as directory:
+        with small_files.opened(host.spell(_directory(port))) as directory:
             return _read(directory, port, counters)
     except OSError as error:
         gone = error.errno in _GONE
@@ -90,19 +90,13 @@ def read(host: Host, port: Port, counters: Iterable[str] = ()) -> PortState:
 def glance(host: Host, port: Port) -> bytes | int | None:
     """The text of the port's state, or the error of reading it: one trip to the firmware."""
     try:
-        file = small_files.open_file(f"{_directory(host, port)}/state")
+        return sysfs.read_bytes(host, _directory(port) / "state")
     except OSError as error:
         return error.errno
-    try:
-        return os.read(file, sysfs.ATTRIBUTE_BYTES)
-    except OSError as error:
-        return error.errno
-    finally:
-        os.close(file)
 
 
-def _directory(host: Host, port: Port) -> str:
-    return f"{host.sys}/class/infiniband/{port.hca}/ports/{port.number}"
+def _directory(port: Port) -> HostPath:
+    return rdma.INFINIBAND / f"{port.hca}/ports/{port.number}"
 
 
 def _read(directory: int, port: Port, counters: Iterable[str]) -> PortState:

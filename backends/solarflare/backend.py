@@ -72,15 +72,16 @@ class Solarflare(Backend[SolarflareOptions]):
         return Discovery((replace(device, resource=taker.configured),), problems=function.problems)
 
     def _device(self, function: pci.Function) -> Device:
+        device = function.as_device()
         names = netdevs.names(self.host, function.path)
         version = onload.version(self.host)
         more = {"ifname": names[:1], "onload_version": (version,) if version else ()}
-        attributes = function.attributes() | {name: values for name, values in more.items() if values}
+        attributes = {**device.attributes} | {name: values for name, values in more.items() if values}
         if not names:
             attributes = assumed(attributes, ("ifname",), self.resources)
         foreign = function.driver is not None and function.driver not in _DRIVERS
         return replace(
-            function.as_device(),
+            device,
             nodes=onload.nodes(self.host),
             unusable=f"it is bound to {function.driver}, not to sfc" if foreign else "",
             attributes=attributes,

@@ -82,12 +82,13 @@ def look(host: Host, resources: Sequence[SriovResource], address: str) -> Seen |
         return None
     own = _interfaces(host, function)
     vdpa = nodes.vdpa(host, function) if any(it.spec.options.vdpa for it in mine) else None
-    attributes = {name: values for name, values in _attributes(host, function, own, vdpa) if values}
-    if function.vendor == _INTEL and any(PROFILE in resource.asks_for for resource in mine):
-        attributes.update(_profile(host, function))
     device = function.as_device()
+    more = {name: values for name, values in _attributes(host, function, own, vdpa) if values}
+    if function.vendor == _INTEL and any(PROFILE in resource.asks_for for resource in mine):
+        more.update(_profile(host, function))
     depends = device.depends | {link(function.physical)} if function.physical else device.depends
-    device = replace(device, depends=depends, attributes=assumed(attributes, UNSEEN_WHEN_AWAY, resources))
+    attributes = assumed({**device.attributes, **more}, UNSEEN_WHEN_AWAY, resources)
+    device = replace(device, depends=depends, attributes=attributes)
     wants_rdma = any(it.spec.options.rdma and it.might_take(device) for it in mine)
     adapter = rdma.read(host, address) if wants_rdma else None
     if adapter is not None:
@@ -127,7 +128,7 @@ def _interfaces(host: Host, function: pci.Function) -> tuple[str, ...]:
 
 
 def _attributes(host: Host, function: pci.Function, interfaces: Sequence[str], vdpa: VdpaDevice | None) -> Attributes:
-    yield from function.attributes().items()
+    """What is known beside the attributes of every PCI function."""
     if "acpi_index" in function.entries and (number := sysfs.number(host, function.path / "acpi_index")) is not None:
         yield "acpi_index", (str(number),)
     above = sysfs.target(host, function.path / "physfn") if function.physical is not None else None
