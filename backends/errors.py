@@ -11,7 +11,7 @@ _SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOM
 class ShortageError(Exception):
     """This process could not look at the hardware, so that what it saw means nothing; one sentence.
 
-    It is no OSError: what cannot be read is taken for missing in many places, and this must not be.
+    It is no OSError, since many places take an OSError for a missing file.
     """
 
 

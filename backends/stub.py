@@ -1,6 +1,6 @@
 """The backend `stub`: made-up devices, for trying pods, schedulers and alerts on a node without hardware.
 
-A small text file says how they are, one device a line, the last word counting:
+A small text file gives their states, one device a line; the last line about a device counts:
 
     # ID       state      sentence, if any
     *          healthy
@@ -8,7 +8,7 @@ A small text file says how they are, one device a line, the last word counting:
     stub-1     degraded
     stub-2     gone
 
-`*` is every device. What the file does not name is healthy, and so is all of it where there is no file.
+`*` is every device. Devices that the file does not name are healthy, and all are if there is no file.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class StubDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     count: int = 1
     """How many of them there are."""
     numa_node: int | None = None
-    """What the kubelet is told of their place; by default nothing."""
+    """The NUMA node that the kubelet is told; by default none."""
     attributes: dict[str, str] = {}
     """What selectors match."""
 
@@ -61,9 +61,9 @@ class StubOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The keys of a `stub` resource."""
 
     devices: int | list[StubDevice]
-    """How many there are, or some of each kind; they are numbered through."""
+    """How many there are, or how many of each kind; the kinds are numbered in one sequence."""
     file: str | None = None
-    """The host's path of the file that says how they are."""
+    """The path on the host of the file with their states."""
 
 
 StubResource = Resource[StubOptions]

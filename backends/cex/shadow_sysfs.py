@@ -1,8 +1,8 @@
 """Builds the /sys that a container sees of the AP bus: one card and one queue, as if the machine had no others.
 
-The tools in a container (libica, opencryptoki, lszcrypt) look in /sys for cards, and would find those that their node does
-not lead to. A tree is a plan first (path → contents), which is compared with what is there. What differs is replaced file by
-file: a container may have the directories mounted, and sees what is new.
+The tools in a container (libica, opencryptoki, lszcrypt) look for cards in /sys, and would find cards that their node does not
+lead to. A plan (path → contents) is compared with the existing tree, and only files that differ are replaced: a container
+may have the directories mounted, and then sees the new files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BUS_IF_THERE: Final = ("ap_max_adapter_id",)
 _CARD_IF_THERE: Final = ("API_ordinalnr", "FW_version", "op_modes", "serialnr")
 _QUEUE_IF_THERE: Final = ("mkvps", "op_modes")
 _UNUSED: Final = {"online": b"1\n", "pendingq_count": b"0\n", "request_count": b"0\n", "requestq_count": b"0\n"}
-"""What one that was never used says; live, a card's are links to the queue's, which is mounted there."""
+"""The state and counters of an unused queue. With `live` a card's are links to those of the queue, which is mounted there."""
 
 
 class Link(NamedTuple):
@@ -143,5 +143,5 @@ def _put(path: Path, entry: Entry) -> None:
         fresh.symlink_to(entry.target)
     else:
         fresh.write_bytes(entry)
-        fresh.chmod(0o444)  # whatever the umask, as those of directories
+        fresh.chmod(0o444)  # independent of the umask, as the modes of directories
     fresh.rename(path)

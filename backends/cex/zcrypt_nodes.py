@@ -1,8 +1,8 @@
 """Makes zcrypt nodes that lead to one queue each, and destroys them.
 
-A node is made by its name, written to `create` of the class, and has three masks that say which cards, domains and ioctls it
-may be used for; new ones permit nothing (drivers/s390/crypto/zcrypt_api.c). Masks are written whole, not changed bit by bit:
-whatever was there before, a node that was made and never got its masks too, is right after.
+To write a name to `create` of the class makes a node. Its three masks say which cards, domains and ioctls it may use; at first
+they permit nothing (drivers/s390/crypto/zcrypt_api.c). Masks are written whole, not bit by bit, which also corrects a node
+that was made and never got its masks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NODES: Final = HostPath("/sys/devices/virtual/zcrypt")
 EVERYTHING: Final = f"0x{'f' * 64}"
 """A mask with all its 256 bits."""
 
-_APPEARS: Final = 6.4  # seconds, as long as the peer waits for udev; a claim has 10
+_APPEARS: Final = 6.4  # seconds, as long as IBM's plugin waits for udev; a claim has 10
 _MODE: Final = 0o666  # a container's user need not be root
 
 
@@ -79,7 +79,7 @@ class Nodes:
         try:
             self._kernel.write(ap_bus.ZCRYPT / "destroy", name)
         except OSError as error:
-            if error.errno == errno.ENODEV:  # it has gone meanwhile
+            if error.errno == errno.ENODEV:  # it is gone already
                 return
             why = "it is still open" if error.errno == errno.EBUSY else reason_of(error)
             raise NotReady(f"{node(device_id)} cannot be destroyed: {why}") from error

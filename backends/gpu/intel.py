@@ -1,8 +1,7 @@
 """Hands out Intel's GPUs as Intel's device plugin does; the driver, i915 or xe, is an attribute to select by.
 
-IDs are PCI addresses unless `card_ids` says otherwise: those of Intel's plugin (`card0-0`) follow the order in which
-drivers were bound. All GPUs of some drivers together are one device for programs that watch them, made where a resource
-selects by `monitoring`.
+IDs are PCI addresses unless `card_ids` is set: those of Intel's plugin (`card0-0`) depend on the order in which drivers were
+bound. A resource that selects by `monitoring` gets one device with all GPUs of some drivers, for programs that watch them.
 """
 
 from __future__ import annotations

@@ -34,9 +34,9 @@ class Vendor(ABC):
     """Finds the GPUs of one vendor and hands them out."""
 
     group: str | None = None
-    """The unit for what concerns all its GPUs together: links between them, partitions; None: there is no such."""
+    """The unit for what all its GPUs have together (links between them, partitions); None: nothing."""
     roots: Sequence[HostPath] = ()
-    """Where nodes may lie instead: with /run/nvidia/driver, /run/nvidia/driver/dev/nvidia0 is as good as /dev/nvidia0."""
+    """Where else nodes may lie: with /run/nvidia/driver, /run/nvidia/driver/dev/nvidia0 replaces /dev/nvidia0."""
 
     def __init__(self, host: Host, resources: Sequence[GpuResource]) -> None:  # noqa: ARG002  # some vendors need them
         self.host = host
@@ -134,7 +134,7 @@ ATTRIBUTES: Final[Mapping[str, Attribute]] = {
     **dict.fromkeys(("minor", "gi", "ci", "memory"), NUMBER),
     "index": Attribute("a number, of a MIG device two, as in '0:1'", "[0-9]+(:[0-9]+)?"),
 }
-"""Of whichever vendor: those of `described`, of MIG devices, and of GPUs that are not on PCI."""
+"""The attributes of `described`, of MIG devices, and of GPUs that are not on PCI, of all vendors."""
 
 
 def described(function: Function, **more: str | None) -> Attributes:

@@ -21,7 +21,7 @@ from backends.linux.network.rdma import Adapter
 from backends.linux.pci import functions as pci
 from backends.linux.pci.functions import Function
 
-_NVIDIA: Final = "15b3"  # whose Ethernet controllers are adapters, too
+_NVIDIA: Final = "15b3"  # its Ethernet controllers are adapters, too
 _NETWORK: Final = "02"  # PCI classes: a network controller,
 _INFINIBAND: Final = "0207"  # and one for InfiniBand
 

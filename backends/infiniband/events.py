@@ -13,7 +13,7 @@ from backends.linux.pci import functions as pci
 _CLASSES: Final = frozenset({"infiniband", "infiniband_verbs", "infiniband_mad"})
 
 SUBSYSTEMS: Final = _CLASSES | {"pci", "net", "misc"}
-"""rdma_cm is one of misc's."""
+"""rdma_cm is a device of misc."""
 
 
 def affected(hint: Hint, known: Known) -> Iterable[str] | All:
@@ -36,7 +36,7 @@ def _places(event: Uevent, known: Known) -> Iterator[str]:
         if before := event.properties.get("DEVPATH_OLD"):
             yield rdma.place_of(before)
         if event.subsystem != "infiniband" and pci.address_in(event.devpath) is None:
-            # a node without hardware: whose it is, is in a file
+            # a node without hardware: only a file tells its adapter
             yield from (
                 unit for unit, devices in known.items() for device in devices if "function" not in device.attributes
             )

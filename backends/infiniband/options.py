@@ -14,10 +14,10 @@ MOST_TOKENS: Final = 100_000
 """With IDs of five digits, this many fill a third of the longest message that a kubelet reads (kubelet contract: A1)."""
 
 UNSEEN_WHEN_AWAY: Final = ("link_layer", "state", "rate", "node_guid", "board_id", "fw_ver", "hca_type", "ifname")
-"""Attributes that are not to be had of an adapter in another network namespace."""
+"""Attributes that cannot be read while the adapter is in another network namespace."""
 
 FROM_FIRMWARE: Final = ("state", "rate")
-"""Attributes that only the firmware knows, which may hang."""
+"""Attributes that only the firmware knows; it may hang."""
 
 COUNTERS: Final = (
     "symbol_error",
@@ -26,7 +26,7 @@ COUNTERS: Final = (
     "port_rcv_errors",
     "local_link_integrity_errors",
 )
-"""Those that tell of a bad cable or a bad port."""
+"""The counters that rise with a bad cable or a bad port."""
 
 _COUNTER: Final = re.compile(r"[A-Za-z0-9_]+")
 _HIGHEST_PORT: Final = 254  # 255 is no port (InfiniBand Architecture Specification, 14.2.5.6)

@@ -1,8 +1,8 @@
 """Reads what sysfs says of one device: attributes, uevent properties, where its links lead, its device nodes.
 
-Missing means unknown: whatever is missing, unreadable or garbage is None or empty here, never an exception (but see
-`entries`), unless this process itself could not look. No link is followed by the kernel: one that leads anywhere but
-straight into /sys/devices leads nowhere.
+Missing means unknown: whatever is missing, unreadable or garbage is None or empty, and no exception (but see `entries`),
+unless this process ran out of something. Links are followed here and not by the kernel: one that leads elsewhere than
+straight into /sys/devices counts as missing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from backends.errors import not_short
 
 DEVICES: Final = HostPath("/sys/devices")
 ATTRIBUTE_BYTES: Final = 4096
-"""sysfs gives a page at most for an attribute."""
+"""The most that sysfs has in an attribute: a page."""
 
 _NUMBER: Final = re.compile(r"\d{1,10}:\d{1,10}")
 

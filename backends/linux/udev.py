@@ -23,7 +23,7 @@ DATABASE: Final = HostPath("/run/udev/data")
 _ENTRY: Final = re.compile(r"([bc])(\d{1,10}:\d{1,10})")
 _MOST: Final = 1 << 20  # bytes of an entry; it has some kilobytes
 _USB_FACTS: Final = {"ID_VENDOR_ID": "idVendor", "ID_MODEL_ID": "idProduct", "ID_USB_SERIAL_SHORT": "serial"}
-"""What udev's usb_id copies from these files of a stick."""
+"""Property → the file of a stick from which udev's usb_id copies it."""
 
 
 class UdevDevice(Struct, frozen=True):
@@ -33,12 +33,12 @@ class UdevDevice(Struct, frozen=True):
     """Its directory in /sys/devices."""
     node: KernelNode
     properties: Mapping[str, str]
-    """The kernel's, and udev's where it has written the device down."""
+    """Those of the kernel, and those of udev if it has an entry for the device."""
     tags: frozenset[str]
     links: tuple[str, ...]
-    """Below /dev, sorted; udev's names for it."""
+    """The links that udev makes below /dev, sorted."""
     recorded: bool
-    """Has udev written it down?"""
+    """Has udev an entry for it?"""
 
 
 def entry_number(name: str) -> str | None:

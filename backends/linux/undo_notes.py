@@ -1,6 +1,6 @@
 """Keeps notes of what to undo to hardware after a pod: one file for each piece, in a directory below /run.
 
-They end with the boot, as what they note does.
+A reboot ends the notes and what they are about.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Notes:
         """The note about a piece of hardware; None if there is none.
 
         Raises:
-            OSError: nobody can tell.
+            OSError: it cannot be read.
         """
         try:
             return files.read(self._host.local(self._directory / name), _MOST, follow=False)

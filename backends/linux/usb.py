@@ -32,16 +32,16 @@ class UsbDevice(Struct, frozen=True):
     path: HostPath
     """Its directory in /sys/devices."""
     place: str | None
-    """The port for ever: `0000:00:14.0-usbv2-2.3` is port 2.3 of that controller's USB 2 root hub."""
+    """The port under a name that never changes: `0000:00:14.0-usbv2-2.3` is port 2.3 of that controller's USB 2 root hub."""
     bus: int
     number: int
-    """On the bus, another one each time it is plugged in."""
+    """Its number on the bus, which changes each time it is plugged in."""
     vendor: str
     """Four hexadecimal digits in lower case."""
     product: str
     serial: str | None
     serial_fault: str | None
-    """Why its serial is not known although it has one; a sentence's end."""
+    """Why its serial is not known although it has one; the end of a sentence."""
     manufacturer: str
     name: str
     speed: str

@@ -1,7 +1,7 @@
 """Makes mediated devices for pods and removes them, by the parent's `create` and the device's `remove`.
 
-A device of ours has a UUID that follows from its parent, its type and a number: the same after a crash, a reboot or the loss
-of all state. So it needs no note of what we made, which could be lost between the making and the noting.
+The UUID of a device of ours is computed from its parent, its type and a number, and so the same after a crash, a reboot or the
+loss of all state. No note of what we made is needed, which could be lost before it is written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from backends.linux.pci import iommu
 from backends.mdev import parents
 
 MOST: Final = 256
-"""Devices of one type that are made of one parent at most: `vfio_ap` says that 65,536 could be."""
+"""The most devices of one type that are made of one parent: `vfio_ap` would allow 65,536."""
 
 _OURS: Final = uuid.UUID("f7fa3a17-5b2e-4c0b-9d53-1d0f6e0c8a41")
 _NODE_APPEARS: Final = 2.0  # seconds; devtmpfs has it at once, another /dev when its udev is done
@@ -60,7 +60,7 @@ class Maker:
                 self._await_node(device.key)
         except NotReady:
             for one in made:
-                with suppress(NotReady):  # the release will see to it
+                with suppress(NotReady):  # the release removes it
                     self.remove(one)
             raise
 

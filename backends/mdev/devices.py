@@ -48,7 +48,7 @@ def find(host: Host, resources: Sequence[MdevResource], parent: str) -> Discover
         for uuid in creation.could_be_made(parent, kind.id, uuids, room):
             to_be = _of_maker(_device(host, path, uuid, kind), makers)
             if to_be.resource is None:
-                break  # nobody wants this type
+                break  # no resource wants this type
             devices.append(replace(to_be, unusable=""))
     return Discovery(tuple(devices), problems=tuple(problems))
 

@@ -28,7 +28,7 @@ class Type(Struct, frozen=True):
     id: str
     """The driver's own name for it: `nvidia-222`."""
     name: str
-    """As its driver calls it, with `_` for each space, as KubeVirt has it (`GRID_T4-1Q`); the ID where it has no name."""
+    """The driver's name with `_` for each space, as in KubeVirt (`GRID_T4-1Q`); the ID if it has no name."""
 
 
 def every(host: Host) -> dict[str, HostPath]:

@@ -39,7 +39,7 @@ from backends.solarflare import onload
 from backends.solarflare.options import SolarflareOptions, SolarflareResource, complaints
 
 _SOLARFLARE: Final = "1924"
-_XILINX: Final = "10ee"  # whose Alveo X3 cards Onload drives, too
+_XILINX: Final = "10ee"  # Onload drives its Alveo X3 cards, too
 _ETHERNET: Final = "0200"
 _DRIVERS: Final = frozenset({"sfc", "sfc_ef100", "sfc_siena", "sfc_falcon", "xilinx_efct"})
 _DEFAULTS: Final = SolarflareOptions()

@@ -90,7 +90,7 @@ class Sriov(Backend[SriovOptions]):
             return (hint.name,) if subfunctions.NAME.fullmatch(hint.name) else ()
         found = pci.affected(hint, known) | pci.undivided(hint, known)
         if hint.subsystem != "pci":
-            found &= known.keys()  # many a kind of function has interfaces
+            found &= known.keys()  # functions of other classes have interfaces, too
         return found | {unit for address in found for unit in known.minding(f"pci:{address}")}
 
     # --- how it is ---

@@ -1,6 +1,6 @@
 """Creates virtual functions of a card that has none, and undoes what fails half way.
 
-As long as they are to be made, a device stands for them: listed, unhealthy, and in no pod.
+Until they are created one device stands for them, which is listed, unhealthy, and in no pod.
 Files: Documentation/ABI/testing/sysfs-bus-pci (sriov_totalvfs, sriov_numvfs, sriov_drivers_autoprobe).
 """
 
@@ -23,7 +23,7 @@ from backends.linux.pci import iommu
 from backends.sriov.options import SriovResource
 
 _SHARED: Final = ("vendor", "subsystem_vendor", "numa_node")
-"""What virtual functions have of their card."""
+"""Attributes that virtual functions share with their card."""
 
 
 def asked(resources: Sequence[SriovResource], card: Device) -> tuple[SriovResource, int] | None:
@@ -139,7 +139,7 @@ class Creator:
                     return
                 self._kernel.write(pci.FUNCTIONS / address / "sriov_numvfs", "0")
             if not autoprobe:
-                self._kernel.write(pci.FUNCTIONS / address / "sriov_drivers_autoprobe", "1")  # as the kernel begins
+                self._kernel.write(pci.FUNCTIONS / address / "sriov_drivers_autoprobe", "1")  # as at boot
 
     def _is_used(self, address: str) -> bool:
         """May a pod have it? On vfio, or with its interface in another namespace."""

@@ -35,7 +35,7 @@ def find(host: Host, resources: Sequence[SriovResource], unit: str) -> Discovery
 def _taken(host: Host, seen: Seen, resources: Sequence[SriovResource]) -> tuple[Device, ...]:
     """The device for each resource that can offer it, or with why none can; a card that no resource wants is none.
 
-    The first resource gets it, unless a pod has it of another.
+    The first resource gets it, unless a pod has it from another.
     """
     selecting = [it for it in resources if it.refuses(seen.device) is None]
     if able := [it for it in selecting if not _lacks(seen, it)]:

@@ -20,7 +20,7 @@ from backends.sriov.nodes import VdpaDevice
 from backends.sriov.options import UNSEEN_WHEN_AWAY, DeviceType, SriovResource
 
 PROFILE: Final = "ddp_profile"
-_INTEL: Final = "8086"  # whose cards have such profiles
+_INTEL: Final = "8086"  # its cards have such profiles
 _RUNNING_PROFILE: Final = "fw.app.name"  # Documentation/networking/devlink/ice.rst
 
 ATTRIBUTES: Final[Mapping[str, Attribute]] = {
@@ -73,7 +73,7 @@ def link(physical: str) -> str:
 def look(host: Host, resources: Sequence[SriovResource], address: str) -> Seen | None:
     """The function of that address; None if it is gone or no resource is for its class.
 
-    What no resource asks for is not read: there may be hundreds of functions.
+    Reads nothing that no resource asks for: there may be hundreds of functions.
     """
     function = pci.read(host, address)
     kind = device_type(function.kind) if function is not None else None
@@ -160,8 +160,8 @@ def _profile(host: Host, function: pci.Function) -> Attributes:
 def _number(host: Host, function: pci.Function, above: HostPath) -> int | None:
     """The number of a virtual function within its physical one, from 0, by their addresses.
 
-    They lie `sriov_offset` and then each `sriov_stride` behind it (PCI Express Base Specification, 9.2.1.2). The links
-    virtfn<N> say the same, but would have to be read one by one.
+    The first is `sriov_offset` behind it, and each other `sriov_stride` further (PCI Express Base Specification,
+    9.2.1.2). The links virtfn<N> tell the same, but would have to be read one by one.
     """
     offset, stride = (sysfs.number(host, above / f"sriov_{name}") for name in ("offset", "stride"))
     if offset is None or not stride:

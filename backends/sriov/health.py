@@ -1,6 +1,6 @@
 """Checks the health of a function: nodes, PCI state, IOMMU group, and the link of the physical function.
 
-The link of a virtual function's own interface says nothing: it is down until a CNI plugin sets it up, in the pod.
+The link of a virtual function's own interface does not count: it is down until a CNI plugin sets it up in the pod.
 """
 
 from __future__ import annotations

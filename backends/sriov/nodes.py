@@ -28,10 +28,10 @@ class VdpaDevice(Struct, frozen=True):
     """A vDPA device of a function."""
 
     name: str
-    """`vdpa0`, or as `vdpa dev add name` called it."""
+    """`vdpa0`, or the name given to `vdpa dev add`."""
     kind: Vdpa
     nodes: tuple[Node, ...]
-    """That of one that `vhost_vdpa` drives."""
+    """Its node, if `vhost_vdpa` drives it."""
 
 
 def of_function(host: Host, function: pci.Function) -> Iterator[Node]:

@@ -20,7 +20,7 @@ from backends.sriov.options import UNSEEN_WHEN_AWAY, SriovResource
 
 BUS: Final = HostPath("/sys/bus/auxiliary/devices")
 NAME: Final = re.compile(r"[\w-]+\.sf\.[0-9]+")
-"""`mlx5_core.sf.2`: the driver, what it is, and a number of the kernel's."""
+"""`mlx5_core.sf.2`: the driver, the kind of device, and a number of the kernel."""
 
 
 def names(host: Host) -> list[str]:

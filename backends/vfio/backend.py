@@ -96,8 +96,8 @@ class Vfio(Backend[VfioOptions]):
     def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
         """The groups of the functions that an event is about.
 
-        A function that no device has may have joined any group, or have been a virtual one of any function: then all are
-        looked at.
+        A function that belongs to no device may have joined any group, or have been a virtual one of any function: then
+        all groups are scanned.
         """
         if isinstance(hint, PathChange):
             return known.having_node(hint.path)
@@ -133,8 +133,8 @@ class Vfio(Backend[VfioOptions]):
     def edits(self, resource: VfioResource, grants: Sequence[Grant]) -> ContainerEdits:
         """The groups' nodes, and KubeVirt's variable with one address for each ID.
 
-        They come in the order of the IDs: the kubelet asks for a set, in an order that means nothing (A4). Companions
-        are not named: virt-launcher would take a GPU's sound for a second GPU.
+        Addresses are in the order of the IDs: the order in which the kubelet asks means nothing (A4). Companions are not
+        named: virt-launcher would take the sound function of a GPU for a second GPU.
 
         Raises:
             AllocationRefused: one of them is on no vfio driver.

@@ -1,8 +1,8 @@
 """Binds functions to vfio-pci, and gives them back to their own drivers.
 
-By driver_override, unbind and drivers_probe (Documentation/ABI/testing/sysfs-bus-pci): nothing else that a driver could
-take is touched, as it would be by `new_id`. What is to be given back is noted before it is taken, one file for each
-function in /run, which ends with the boot as the bindings do. What has no note was not bound by us, or is to stay bound.
+It writes driver_override, unbind and drivers_probe (Documentation/ABI/testing/sysfs-bus-pci), which affect no other function,
+as `new_id` would. A function that is to be given back is noted before it is bound: one file for each in /run, which a reboot
+ends as it ends the bindings. A function without a note was not bound by us, or is to stay bound.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NOTES: Final = HostPath("/run/fairlead/vfio")
 
 _DRIVER: Final = HostPath(f"/sys/bus/pci/drivers/{MODULE}")
 _PROBE: Final = HostPath("/sys/bus/pci/drivers_probe")
-_NOBODYS: Final = "\n"  # what ends an override
+_NOBODYS: Final = "\n"  # ends an override
 _NODES_APPEAR: Final = 2.0  # seconds; devtmpfs has them at once, another /dev when its udev is done
 _CLOCK_TICK: Final = 0.02  # seconds by which a file's time may lag behind the clock
 _NODES_SETTLE: Final = 1.0  # seconds that udev has to set owner and mode: container runtimes copy the mode
@@ -45,10 +45,8 @@ class Binder:
     def bind(self, functions: Sequence[pci.Function], forced: Sequence[str], *, give_back: bool) -> None:
         """Bind each to vfio-pci, whatever driver has it.
 
-        Args:
-            functions: as they were found; looked at again here.
-            forced: addresses of those that may be taken although the host needs them.
-            give_back: are they to get their own drivers back when nobody holds them?
+        `forced` are addresses of functions that may be taken although the host needs them; `give_back`: do they get their own
+        drivers back when no pod holds them?
 
         Raises:
             NotReady: the host needs one of them, or the kernel refuses. What was already bound stays so.
@@ -63,9 +61,7 @@ class Binder:
     def settle(self, nodes: Sequence[Node], since: float) -> None:
         """Wait, within limits, until the nodes are there and udev is done with them.
 
-        Args:
-            nodes: those of the group that was bound.
-            since: when that began, by the wall clock: what udev wrote down before is about another device.
+        `since` is the wall-clock time at which the binding began: older entries of udev are about other devices.
 
         Raises:
             NotReady: one of them does not come.
@@ -74,7 +70,7 @@ class Binder:
             if not self._kernel.wait(partial(is_device_node, self._host, node.path), _NODES_APPEAR):
                 raise NotReady(f"{node.path} did not appear, although the function was bound")
         if udev.has_database(self._host):
-            own = [node.path for node in nodes if node.path.name[-1:].isdecimal()]  # those that a binding makes
+            own = [node.path for node in nodes if node.path.name[-1:].isdecimal()]  # the nodes that a binding makes
             self._kernel.wait(lambda: all(self._is_settled(path, since) for path in own), _NODES_SETTLE)
 
     def restore(self, address: str) -> bool:
@@ -89,7 +85,9 @@ class Binder:
             return False
         before = note.decode(errors="replace").strip()
         function = pci.read(self._host, address)
-        if function is not None and pci.driver_override(self._host, address) == MODULE:  # else it is another's by now
+        if (
+            function is not None and pci.driver_override(self._host, address) == MODULE
+        ):  # otherwise another program has changed it
             with explained(f"{address} cannot be given back to its own driver"):
                 self._give_back(function, before)
         self._notes.drop(address)

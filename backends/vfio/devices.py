@@ -1,8 +1,8 @@
 """Makes a device of each IOMMU group, for each resource that selects any of its functions.
 
-The selectors are asked here, function by function, because a group is offered once however many of its functions are
-selected, and not at all where two resources would have parts of it. The device is named by the first of its selected
-functions and has the attributes of that one; the inventory asks the selectors again, of the device.
+Selectors are matched with each function here, because a group is one device however many of its functions are selected, and
+none if two resources want parts of it. The device has the name and the attributes of its first selected function; the
+inventory matches the selectors with the device again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def find(host: Host, resources: Iterable[VfioResource], unit: str) -> Discovery:
 def _unselected(unit: str, group: Group) -> Discovery:
     """Functions on a vfio driver that no resource selects; the inventory tells why of each.
 
-    All else is shown nowhere: it is most of what a node is made of.
+    Others are not shown: most functions of a machine are among them.
     """
     hardware = frozenset(function.hardware for function in group.functions)
     first = next((function for function in group.functions if iommu.is_vfio(function)), None)

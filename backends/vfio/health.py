@@ -1,7 +1,7 @@
 """Checks the health of a group: can it be handed out, is it on a vfio driver, are its nodes and functions well?
 
-What is said of the binding is said of the group, which no other backend knows: a resource of another backend that has
-the same function in another mode must not suffer for it. What is said of the function itself concerns whoever has it.
+Signals about the binding are about the group, which no other backend knows: a resource of another backend may have the same
+function in another mode, and must not suffer. Signals about the function itself concern every backend.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from backends.linux import sysfs
 from backends.linux.pci import functions as pci
 
 OWN: Final = "nvidia"
-"""The directory of a function in which NVIDIA's driver keeps what is its own."""
+"""The directory with the files of NVIDIA's driver, in that of a function."""
 TYPE: Final = "current_vgpu_type"
 _TYPES: Final = "creatable_vgpu_types"
 _DIGITS: Final = 18  # more than a number of a type can have
@@ -39,10 +39,7 @@ def vgpus(host: Host, function: pci.Function) -> str | None:
 def refusal(host: Host, function: pci.Function, wanted: int | None) -> str | None:
     """Why a virtual function cannot be had as a vGPU; None if NVIDIA's driver gives it no types.
 
-    Args:
-        host: where it is.
-        function: of any kind.
-        wanted: the type that it is given for a pod; None: it must have one.
+    `wanted` is the type that it is given for a pod; None: it must have one already.
     """
     if function.vgpu_type:
         is_other = wanted is not None and function.vgpu_type != str(wanted)
@@ -66,7 +63,7 @@ def _creatable(host: Host, function: pci.Function) -> list[int]:
 def signals(host: Host, device: Device, hardware: str, wanted: int | None) -> Iterator[Signal]:
     """A signal if its type has changed, or if it can be given none. The kernel sends no event of that.
 
-    One that is given a type for each pod has none between two.
+    A function that is given a type for each pod has none between two pods.
     """
     before = "".join(device.attributes.get("vgpu_type", ()))
     function = pci.read(host, device.key) if before or wanted is not None else None

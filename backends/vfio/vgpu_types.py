@@ -1,8 +1,8 @@
 """Gives virtual functions of NVIDIA GPUs a vGPU type for pods, and takes it away afterwards.
 
-By `nvidia/current_vgpu_type` (NVIDIA's vGPU user guide, vendor-specific VFIO framework): a type's number makes the function
-a vGPU, 0 ends that. What is to be taken away is noted before it is given, one file for each function in /run, which ends
-with the boot as the types do. A type that has no note is somebody else's.
+The file `nvidia/current_vgpu_type` (NVIDIA's vGPU user guide, vendor-specific VFIO framework) has the number of a type, or 0
+for none. A type is noted before it is given, one file for each function in /run, which a reboot ends as it ends the types.
+A type without a note was given by others.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _HEADERS: Final = (
     ("te", "trailers"),
     ("content-type", "application/grpc"),
 )
-_EMPTY: Final = bytes(5)  # not compressed, and no bytes of google.protobuf.Empty
+_EMPTY: Final = bytes(5)  # not compressed, and the zero bytes of google.protobuf.Empty
 _STATE, _HEALTH, _DEVICE = 1, 3, 5
 """Fields of GPUStateResponse, and of the GPUState in it."""
 _VARINT, _LEN = 0, 2
@@ -40,7 +40,7 @@ _FIXED: Final = {1: 8, 5: 4}
 
 _DEADLINE: Final = 2.0  # seconds for the whole answer
 _MOST_BYTES: Final = 1 << 20  # a GPU takes 100
-_KEPT_FOR: Final = 10.0  # seconds for which an answer, or that there was none, is not asked for again
+_KEPT_FOR: Final = 10.0  # seconds before it is asked again, whether or not it answered
 
 
 def states(host: Host) -> Mapping[str, str]:
@@ -53,7 +53,7 @@ def _states(host: Host, _moment: int) -> Mapping[str, str]:
     path = host.local(SOCKET)
     try:
         return dict(_read(_asked(os.fspath(path)))) if path.exists() else {}
-    except (OSError, ValueError):  # it comes and goes as it likes, and is one witness among others
+    except (OSError, ValueError):  # it may be stopped at any time; health does not depend on it alone
         return {}
 
 
@@ -79,7 +79,7 @@ def _asked(path: str) -> bytes:
         http.send_data(stream, _EMPTY, end_stream=True)
         while True:
             there.sendall(http.data_to_send())
-            if (left := until - time.monotonic()) <= 0:  # it may send for ever what is no answer
+            if (left := until - time.monotonic()) <= 0:  # it may send data for ever that is no answer
                 raise TimeoutError
             there.settimeout(left)
             if not (data := there.recv(1 << 16)):

@@ -1,6 +1,6 @@
 """Finds AMD's GPUs and the partitions of those that are divided, and hands them out as ROCm's k8s-device-plugin does.
 
-A divided GPU is its own first partition; the others are platform devices (`amdgpu_xcp_1`). /dev/kfd is everybody's.
+A divided GPU is its own first partition; the others are platform devices (`amdgpu_xcp_1`). /dev/kfd belongs to all GPUs.
 """
 
 from __future__ import annotations

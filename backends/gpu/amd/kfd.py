@@ -25,11 +25,11 @@ class KfdNode(Struct, frozen=True):
 
     number: int
     address: str
-    """The GPU's."""
+    """The address of the GPU."""
     render_minor: int
     """Of /dev/dri/renderD<minor>."""
     links: Mapping[int, int]
-    """The nodes that XGMI joins it with, and by how many links."""
+    """Node number → number of XGMI links to it."""
 
 
 def gpus(host: Host) -> list[KfdNode]:
@@ -53,7 +53,10 @@ def links(nodes: Collection[KfdNode]) -> Iterator[Link]:
 
 def _node(host: Host, number: int) -> KfdNode | None:
     said = _properties(host, TOPOLOGY / str(number) / "properties")
-    render, place = said.get("drm_render_minor", 0), said.get("location_id", 0) & 0xFFFF  # above: the partition
+    render, place = (
+        said.get("drm_render_minor", 0),
+        said.get("location_id", 0) & 0xFFFF,
+    )  # the bits above are the partition
     if not render or "location_id" not in said:
         return None  # a CPU
     gpu = f"{said.get('domain', 0):04x}:{place >> 8:02x}:{place >> 3 & 0x1F:02x}.{place & 7}"
@@ -66,7 +69,7 @@ def _links(host: Host, number: int) -> Iterator[tuple[int, int]]:
         said = _properties(host, directory / name / "properties")
         if said.get("type") == _XGMI and "node_to" in said:
             one, all_of_them = said.get("min_bandwidth", 0), said.get("max_bandwidth", 0)
-            yield said["node_to"], max(1, all_of_them // one if one else 1)  # the least is that of one link
+            yield said["node_to"], max(1, all_of_them // one if one else 1)  # the minimum is the bandwidth of one link
 
 
 def _properties(host: Host, path: HostPath) -> dict[str, int]:

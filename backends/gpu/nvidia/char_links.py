@@ -1,8 +1,8 @@
 """Makes the links in /dev/char that udev does not make for NVIDIA's nodes.
 
-systemd finds a device by /dev/char/<major>:<minor> when it writes a container's device rules anew, as `systemctl
-daemon-reload` has it do: without the link the container loses its GPU. `nvidia-ctk system create-dev-char-symlinks` is
-the same.
+`systemctl daemon-reload` makes systemd write the device rules of containers again, for which it looks devices up in
+/dev/char/<major>:<minor>. Without the link a container loses its GPU. `nvidia-ctk system create-dev-char-symlinks` makes
+the same links.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Finds NVIDIA's GPUs and hands them out as NVIDIA's k8s-device-plugin, or GKE's for Container-Optimized OS, does.
 
-The driver names a GPU in /proc/driver/nvidia/gpus; its nodes are made later, by user space (nvidia-modprobe). Neither
-sends an event. The control nodes (`/dev/nvidiactl`, …) belong to all GPUs, and so to none.
+The driver lists a GPU in /proc/driver/nvidia/gpus; user space (nvidia-modprobe) makes its nodes later. Neither sends an
+event. The control nodes (`/dev/nvidiactl`, …) belong to all GPUs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DRIVER: Final = "nvidia"
 DEV: Final = HostPath("/dev")
 
 IMEX_CHANNEL: Final = DEV / "nvidia-caps-imex-channels/channel0"
-"""By which GPUs of several nodes share memory over NVLink ("IMEX channels" in NVIDIA's IMEX guide)."""
+"""The node by which GPUs of several machines share memory over NVLink ("IMEX channels" in NVIDIA's IMEX guide)."""
 
 _MAJOR: Final = 195  # NV_MAJOR_DEVICE_NUMBER in the driver's nv.h
 _CONTROLS: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
@@ -78,7 +78,7 @@ class Nvidia(Vendor):
         )
         bare = gpu(function, (), attributes, uuid=gpu_uuid, identity=gpu_uuid)
         takers = [resource.spec.options for resource in self._resources if resource.might_take(bare)]
-        if _is_gkes(takers):  # whose IDs need no UUID, which may be learnt later
+        if _is_gkes(takers):  # GKE's IDs need no UUID, which may become known later
             bare = replace(bare, key=function.address, identity=gpu_uuid or "")
         wanted = (*controls, *self._imex(takers), *own)
         told = {**attributes, **self._memory(function.address, takers), **nodes.numbers(wanted)}

@@ -1,7 +1,7 @@
 """Hands out GPUs that containers share by NVIDIA's MPS control daemon, and checks whether that daemon is ready.
 
-The daemon stays NVIDIA's (`mps-control-daemon` of its device plugin, one for each resource): it sets the limits, and its
-files lie below the resource's name in `mps_root`. Source: that program's `root.go` and `daemon.go`.
+The daemon is part of NVIDIA's device plugin (`mps-control-daemon`, one for each resource). It sets the limits; its files are
+in `mps_root`, below the name of the resource. Source: that program's `root.go` and `daemon.go`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from backends.base import AllocationRefused, ContainerEdits, Device, Host, HostP
 from backends.gpu.options import GpuResource
 
 _READY: Final = (".started", "pipe/nvidia-cuda-mps-control.pid")
-"""Made once the limits are set, and by nvidia-cuda-mps-control for as long as it runs."""
+"""The first is made after the limits are set; the second is there while nvidia-cuda-mps-control runs."""
 
 
 def is_shared(resource: GpuResource) -> bool:

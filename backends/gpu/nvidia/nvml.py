@@ -1,9 +1,9 @@
 """Asks NVIDIA's management library (NVML) for MIG devices, NVLinks, memory and drained GPUs, which nothing else tells.
 
 It is optional: the Python package nvidia-ml-py (module `pynvml`, extra `nvidia`) and the driver's libnvidia-ml.so.1,
-which must be in sight of this process. The library keeps the driver in use for as long as it is open, so that it is
-opened for one survey and closed again; a survey is kept until the driver's entries in /proc change. Before a library is
-loaded for the first time, another process tries that: a library that crashes or hangs there is not loaded here.
+which this process must be able to see. An open library keeps the driver in use, so it is opened for one survey and closed
+again; a survey is kept until the driver's entries in /proc change. Another process tries a library before it is loaded here
+for the first time: one that crashes or hangs there is not loaded.
 """
 
 from __future__ import annotations
@@ -45,12 +45,10 @@ _TRIAL: Final = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).nvmlInit_v2()"
 _TRIAL_DEADLINE: Final = 10.0  # seconds; it starts no GPU
 
 _OTHER_VERSION: Final = 18  # NVML_ERROR_LIB_RM_VERSION_MISMATCH in nvml.h
-_asking: Final = threading.Lock()  # a GPU that hangs may hang the library: one thread is lost to it, not all of them
+_asking: Final = threading.Lock()  # a GPU that hangs may hang the library, which must cost one thread and not all
 _hangs: Final = threading.Event()
-_PATIENCE: Final = 2.0  # seconds that one look waits for another's survey, before all others wait for it no more
-_KEPT_FOR: Final = (
-    10.0  # seconds for which it is not asked again what no event tells: a drained GPU, a library that came
-)
+_PATIENCE: Final = 2.0  # seconds that a scan waits for the survey of another; after that, no scan waits for it any more
+_KEPT_FOR: Final = 10.0  # seconds between two questions about what sends no event: a drained GPU, a new library
 
 
 class NvmlError(Exception):
@@ -220,7 +218,7 @@ def _asked(library: Any) -> Survey:
         try:
             handle = library.nvmlDeviceGetHandleByIndex(index)
             handles[_address(library.nvmlDeviceGetPciInfo(handle).busId)] = handle
-        except library.NVMLError:  # one dead GPU; what /proc says of it is reported
+        except library.NVMLError:  # a dead GPU; its entry in /proc is reported
             continue
     gpus = {address: gpu for address, handle in handles.items() if (gpu := _gpu(library, handle)) is not None}
     return Survey(gpus, tuple(_links({address: _peers(library, handle) for address, handle in handles.items()})))
@@ -233,7 +231,7 @@ def _gpu(library: Any, handle: Any) -> Gpu | None:
         return None
     try:
         memory = library.nvmlDeviceGetMemoryInfo(handle).total
-    except library.NVMLError:  # it shares the machine's
+    except library.NVMLError:  # its memory is that of the machine
         memory = None
     try:
         current, _pending = library.nvmlDeviceGetMigMode(handle)

@@ -44,7 +44,7 @@ class Instance(Struct, frozen=True, order=True):
     """A MIG device: a compute instance of a GPU instance."""
 
     gpu: int
-    """The GPU's minor."""
+    """The minor number of the GPU."""
     gi: int
     ci: int
 

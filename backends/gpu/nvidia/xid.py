@@ -16,20 +16,20 @@ from backends.linux import kernel_log
 from backends.linux.pci.recovery import LATCHED
 
 LINE: Final = "NVRM: Xid"
-"""Each of the lines begins so."""
+"""The beginning of each line."""
 
 IGNORED: Final = frozenset({13, 31, 43, 45, 68, 109})
 """Faults of applications, which NVIDIA's device plugin ignores (`ignoredXids` in its internal/rm/health.go)."""
 GKE: Final = frozenset({48})
-"""What GKE's plugin takes for critical (`healthCriticalXid` in its pkg/gpu/nvidia/manager.go)."""
+"""Critical for GKE's plugin (`healthCriticalXid` in its pkg/gpu/nvidia/manager.go)."""
 CATALOG: Final = frozenset({46, 48, 54, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 151, 155, 156, 158})
-"""What takes more than a restart of the application: the "immediate action" of NVIDIA's XID catalog of October 2025 is
+"""XIDs that need more than a restart of the application: their "immediate action" of NVIDIA's XID catalog of October 2025 is
 RESET_GPU, RESTART_BM, RESTART_VM, CHECK_MECHANICALS, WORKFLOW_XID_48 or WORKFLOW_NVLINK_ERR."""
 
 _NVLINK5: Final = range(144, 151)
-"""Of these the line itself says `Fatal` or `Nonfatal` (WORKFLOW_NVLINK5_ERR)."""
+"""Their lines say `Fatal` or `Nonfatal` (WORKFLOW_NVLINK5_ERR)."""
 _RECOVERY: Final = 154
-"""The driver says what the GPU needs now: `… changed from 0x0 (None) to 0x1 (GPU Reset Required)`."""
+"""Its line says what the GPU needs now: `… changed from 0x0 (None) to 0x1 (GPU Reset Required)`."""
 _NEEDED: Final = re.compile(r" to 0x0*[1-9a-f]", re.IGNORECASE)
 
 _FOUND: Final = re.compile(
@@ -63,8 +63,8 @@ _SEVERITY: Final = (None, Verdict.INFO, Verdict.NOW)
 def signals(record: Record, resources: Sequence[GpuResource]) -> Iterator[Signal]:
     """What a line says about a GPU, or about one of its GPU instances (MIG).
 
-    A line names an address and nothing else. So the sets of every resource count that might select an NVIDIA GPU at
-    that address, and the strictest of them decides.
+    A line names only an address. So the strictest of all resources that might select an NVIDIA GPU at that address
+    decides.
     """
     if (found := _FOUND.match(kernel_log.message(record))) is None:
         return

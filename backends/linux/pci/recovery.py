@@ -18,7 +18,7 @@ FACT: Final = "ERROR_EVENT"
 """The property that makes an event of the subsystem `pci` a record of this (`Watches.facts`)."""
 
 LATCHED: Final = frozenset({Clears.REBIND, Clears.OUR_RESET, Clears.RECOVERED, Clears.BOOT, Clears.OPERATOR})
-"""What ends what was said of a PCI function: each of these leaves it as new, or somebody who knows says that it is well."""
+"""What ends a latched signal about a PCI function: each resets the function, or an administrator says that it is well."""
 
 _FAILURES: Final = {
     "BEGIN_RECOVERY": ("pci-recovery", "has had a PCI Express error and is being recovered"),

@@ -14,9 +14,9 @@ from backends.linux.pci import functions
 def refusal(host: Host, function: functions.Function) -> str:
     """Why a function cannot be reset alone (Function Level Reset), one sentence; empty if it can.
 
-    The kernel lists the methods since 5.15. Where there is none, it makes neither that file nor `reset`.
+    From 5.15 on the kernel lists the methods in a file. If there is no method, that file and `reset` are missing.
     """
-    if function.virtual:  # they would go (PCI Express Base Specification, 9.2.2.3)
+    if function.virtual:  # they would vanish (PCI Express Base Specification, 9.2.2.3)
         return f"{function.address} has {len(function.virtual)} virtual functions, which would go with a reset"
     if function.vgpu_type:
         return f"{function.address} has the vGPU type {function.vgpu_type}, and its driver resets it"
