@@ -38,23 +38,23 @@ class InfiniBandOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """Says which adapters are healthy, and how containers get them."""
 
     shared: int | None = None
-    """Tokens, each of which gives all adapters of the resource together; None: an adapter is a device of its own."""
+    """The number of tokens, each of which gives all adapters of the resource; None: each adapter is a device."""
     overlap: bool = False
-    """Of `shared`: may other pools that say so have the same adapters?"""
+    """With `shared`: may other pools that have this option, too, have the same adapters?"""
     topology: bool = True
-    """Of `shared`: is the kubelet told the NUMA node that all its adapters are on?"""
+    """With `shared`: is the kubelet told the NUMA node, if all adapters are on one?"""
     umad: bool = True
-    """Are the management datagram nodes handed out, of every port?"""
+    """Are the nodes for management datagrams handed out, of every port?"""
     issm: bool = True
-    """Are the nodes by which a subnet manager says that it is one?"""
+    """Are the nodes handed out that a subnet manager needs, of every port?"""
     permissions: str | None = None
-    """Of the nodes; by default those of the plugins this replaces: "rw" alone, "rwm" shared."""
+    """The permissions of the nodes; by default as in the plugins that this replaces: "rw", or "rwm" with `shared`."""
     ports: Literal["any", "all"] | list[int] = "any"
-    """Which must be up: one of them, all, or those of these numbers (the others do not matter then)."""
+    """Which ports must be up: any one, all, or those with these numbers; the others do not matter then."""
     virtual_ports: bool = False
-    """Do the ports of virtual functions and subfunctions count, too? They may rightly be down."""
+    """Do the ports of virtual functions and subfunctions count, too? They may be down on purpose."""
     poll: Seconds = _POLL
-    """Between two looks at the ports: the kernel sends no event."""
+    """The time between two readings of the ports, for which the kernel sends no event."""
     down_after: Seconds = _DOWN
     """How long ports must be down before the adapter is unhealthy."""
     up_after: Seconds = _UP
@@ -62,7 +62,7 @@ class InfiniBandOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     subnet_manager_grace: Seconds = _GRACE
     """How long an InfiniBand port may wait for its subnet manager."""
     counters: tuple[str, ...] = COUNTERS
-    """Of those in a port's `counters` directory: while one rises, the adapter is degraded."""
+    """Files in the `counters` directory of a port: while one rises, the adapter is degraded."""
 
 
 InfiniBandResource = Resource[InfiniBandOptions]

@@ -26,7 +26,7 @@ def unit(resource: InfiniBandResource) -> str:
 def kept_from(resource: InfiniBandResource, device: Device, resources: Iterable[InfiniBandResource]) -> str | None:
     """The earlier resource that has the adapter, or may have it by what only its firmware knows; None: the pool has it.
 
-    Pools that say `overlap` keep nothing from each other.
+    Pools with `overlap` do not keep adapters from each other.
     """
     overlaps = resource.spec.options.overlap
     for other in resources:

@@ -27,7 +27,7 @@ class _Fault(Struct, frozen=True):
     reason: str
     message: str
     after: float
-    """Seconds that this may rightly last."""
+    """Seconds before it makes the adapter unhealthy."""
 
 
 def signals(hardware: str, states: Sequence[PortState], options: InfiniBandOptions) -> Iterator[Signal]:
@@ -36,7 +36,7 @@ def signals(hardware: str, states: Sequence[PortState], options: InfiniBandOptio
     named = states if isinstance(wanted, str) else [state for state in states if state.port.number in wanted]
     faults = [fault for state in named if (fault := _fault(state, options)) is not None]
     if faults and (wanted != "any" or len(faults) == len(named)):
-        # of several that have failed, any may be the one that comes back: the most patient one counts
+        # any of several failed ports may come back first: the longest delay counts
         patience = max(fault.after for fault in faults) if wanted == "any" else 0.0
         for fault in faults:
             after = max(fault.after, patience)

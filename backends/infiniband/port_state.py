@@ -1,6 +1,6 @@
 """Reads the state of the ports of an RDMA adapter. Most of these files ask the firmware, which may hang.
 
-Files: Documentation/ABI/stable/sysfs-class-infiniband. Missing or garbage means unknown; a read that fails is told.
+Files: Documentation/ABI/stable/sysfs-class-infiniband. Missing or garbage means unknown; a read that fails is reported.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class PortState(Struct, frozen=True):
     state: State | None = None
     physical: Physical | None = None
     lid: int | None = None
-    """The address that the subnet manager gives; 0 as long as it has not."""
+    """The address that the subnet manager assigns; 0 until then."""
     rate: int | None = None
     """Tenths of Gb/s."""
     lanes: int | None = None
     counters: Mapping[str, int] = {}
     fault: str = ""
-    """Why its state cannot be read, if it is there and cannot."""
+    """Why the state of an existing port cannot be read."""
 
     @property
     def is_active(self) -> bool:

@@ -82,7 +82,7 @@ def unfinished(path: Path) -> Path:
 def replace(path: Path, data: bytes, mode: int = 0o600, *, synced: bool = False) -> None:
     """Write a file of ours in place of what is there. A write that was cut off leaves one `.<name>.new` at most.
 
-    What is `synced` is on the disk itself when this returns, and there under its name.
+    With `synced` the data and the name are on the disk when this returns.
 
     Raises:
         OSError: what was there before is there still.
@@ -92,7 +92,7 @@ def replace(path: Path, data: bytes, mode: int = 0o600, *, synced: bool = False)
     file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(file, "wb") as opened:
-            os.fchmod(file, mode)  # whatever the umask
+            os.fchmod(file, mode)  # independent of the umask
             opened.write(data)
             opened.flush()
             if synced:

@@ -26,8 +26,8 @@ def is_glob(path: str) -> bool:
 class Glob:
     """One pattern, an absolute path with wildcards in some of its components.
 
-    It means device nodes below /dev; with `files`, whatever lies anywhere on the host, directories included; with
-    `pattern`, only the paths in whose part below /dev the regular expression finds something.
+    It matches device nodes below /dev; with `files`, files and directories anywhere on the host; with `pattern`, only
+    paths in which the regular expression finds something, below /dev.
     """
 
     __slots__ = ("_files", "_parts", "_pattern", "deep", "fixed", "prefix", "text")
@@ -43,7 +43,7 @@ class Glob:
         self.deep = first < len(parts) - 1
         """Are there wildcards in its directories?"""
         self.prefix = _WILD.split(text, maxsplit=1)[0]
-        """All before the first wildcard: what any path that it takes starts with."""
+        """The beginning of every match: all before the first wildcard."""
         self._parts = tuple(_component(part) for part in parts)
 
     def takes(self, path: str) -> bool:
@@ -70,7 +70,7 @@ class Glob:
     def matches(self, host: Host) -> Iterator[str]:
         """The paths that match now, in order; without `files` no directories.
 
-        Also each directory on the way that a wildcard takes, or that cannot be listed; `takes` tells them apart.
+        It also yields directories on the way that match a wildcard or cannot be listed; `takes` tells them apart.
         """
         parts = self._parts[len(self.fixed.text.rstrip("/").split("/")) :]
         yield from self._below(host, self.fixed, parts, wild=False)

@@ -17,10 +17,10 @@ from backends.base import Host, HostPath, NotReady
 from backends.errors import reason_of
 
 GONE: Final = (errno.ENOENT, errno.ENODEV, errno.ENXIO)
-"""What the kernel answers of hardware that has gone meanwhile."""
+"""The errors of the kernel for hardware that is gone."""
 
 _MODPROBE_DEADLINE: Final = 5.0  # seconds, of the 10 that a claim has
-_PAUSE: Final = 0.005  # seconds between two looks
+_PAUSE: Final = 0.005  # seconds between two checks
 
 
 class Kernel:

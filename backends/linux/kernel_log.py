@@ -1,8 +1,8 @@
 """Takes a line of the kernel's log apart: the device it is about, and the driver's own words.
 
-Much of the log quotes what users choose: mount options, names of USB devices and of processes. So a text anywhere in a line
-proves nothing; a line is a driver's if it begins as that driver prints it. dev_printk puts `<driver> <device>: ` before
-that, and names the device in the record's tags too, which no text in a line can forge (dev_printk_emit,
+Many lines quote what users choose: mount options, names of USB devices and of processes. So only the beginning of a line
+proves that a driver wrote it. dev_printk puts `<driver> <device>: ` before the driver's text, and names the device in the
+tags of the record, too, which no text in a line can forge (dev_printk_emit,
 drivers/base/core.c; Documentation/ABI/testing/dev-kmsg).
 """
 

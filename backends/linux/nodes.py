@@ -1,7 +1,7 @@
 """Finds the device node that a path in the host's /dev leads to; links are followed inside the host's own tree.
 
-The kernel would follow an absolute link into the tree of this process, which in a container is not the host's:
-each link is read and followed by hand.
+The kernel would follow an absolute link into the tree of this process, which in a container is not the host's. So each link
+is read and followed here.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def directory(host: Host, path: HostPath, *, anywhere: bool = False) -> HostPath
 def nodes_below(host: Host, path: HostPath, most: int) -> list[tuple[HostPath, DeviceNode]]:
     """The nodes in a directory of the host's /dev and in those below it, by name.
 
-    Links in it are passed over, as container runtimes do.
+    Links in it are skipped, as container runtimes do.
 
     Raises:
         NoNodeError: there is no such directory, it cannot be listed, or it has more than `most` entries.

@@ -20,7 +20,7 @@ _VERSION: Final = "1.1.0"
 
 
 Info = Mapping[str, object]
-"""What one file says."""
+"""The content of one file."""
 
 
 def pci(address: str, rdma: Sequence[str] = ()) -> Info:

@@ -25,7 +25,7 @@ _HEADER: Final = struct.Struct("=BBH")  # struct genlmsghdr: command, version, r
 def running(host: Host, address: str) -> dict[str, str]:
     """Name → version of what runs on the PCI function (`fw.app.name`); empty where its driver does not say.
 
-    Only the physical function of most cards tells, in the host's network namespace. May wait for the card's firmware.
+    Of most cards only the physical function answers, in the host's network namespace. May wait for the card's firmware.
     """
     try:
         if not netlink.is_of_host(host) or (family := _family()) is None:

@@ -17,7 +17,7 @@ CLASS: Final = HostPath("/sys/class/net")
 
 _KINDS: Final = {1: "Ethernet", 32: "InfiniBand"}  # ARPHRD_ETHER, ARPHRD_INFINIBAND in linux/if_arp.h
 _DOWN: Final = frozenset({"down", "lowerlayerdown", "notpresent"})  # of operstate (RFC 2863); "unknown" is none
-_UP: Final = 0x1  # IFF_UP: somebody wants it up
+_UP: Final = 0x1  # IFF_UP: it was set up
 _UPLINK: Final = re.compile(
     r"p[0-9]+"
 )  # phys_port_name of a card's own port; those of its functions are pf0vf3, pf0sf88

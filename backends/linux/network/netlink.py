@@ -27,7 +27,7 @@ DUMP: Final = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
 ERROR, DONE = 2, 3  # NLMSG_ERROR, NLMSG_DONE
 
 _OURS: Final = Path("/proc/self/net/route")  # in this process's own /proc, wherever the host's is seen
-_BATCH_BYTES: Final = 32 << 10  # as the kernel makes them at most
+_BATCH_BYTES: Final = 32 << 10  # the longest that the kernel makes
 _PATIENCE: Final = 2.0  # seconds for one batch; the kernel has it ready
 
 

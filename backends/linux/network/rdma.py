@@ -1,8 +1,8 @@
 """Reads RDMA adapters (InfiniBand, RoCE, iWARP) from sysfs: their places, names, ports and device nodes.
 
-A *place* is where adapters hang: a PCI function (`0000:3b:00.0`) or something on one (`0000:3b:00.0/mlx5_core.sf.4`),
-which in switchdev mode may have several; or, of software (rxe, siw) and of what is on no PCI bus, the adapter's own
-name (`rxe0`). A name may change, a place does not.
+A *place* is where adapters are: a PCI function (`0000:3b:00.0`) or a device on one (`0000:3b:00.0/mlx5_core.sf.4`), which in
+switchdev mode may have several. Software adapters (rxe, siw) and those on no PCI bus have their own name as place (`rxe0`).
+A name may change, a place does not.
 
 The kernel knows by itself what is read here; what it asks the firmware for is in `port_state`. Missing means
 unknown. Files: Documentation/ABI/stable/sysfs-class-infiniband.
@@ -27,12 +27,12 @@ NODES: Final = HostPath("/dev/infiniband")
 RDMA_CM: Final = NODES / "rdma_cm"
 NETNS_MODE: Final = HostPath("/sys/module/ib_core/parameters/netns_mode")
 
-_KINDS: Final = ("issm", "umad", "uverbs")  # in the order in which the peers hand them out
+_KINDS: Final = ("issm", "umad", "uverbs")  # in the order of the plugins that this replaces
 _DIRECTORIES: Final = ("infiniband_mad", "infiniband_verbs")
 _NODE: Final = re.compile(rf"({'|'.join(_KINDS)})(\d{{1,6}})")
 _NUMBER: Final = re.compile(r"\d{1,10}:\d{1,10}")
 _GUID: Final = re.compile(r"(?:[0-9a-f]{4}:){3}[0-9a-f]{4}")
-_NO_GUID: Final = "0000:0000:0000:0000"  # of a VF that nobody has given one yet
+_NO_GUID: Final = "0000:0000:0000:0000"  # of a virtual function that has been given none
 
 
 class Port(Struct, frozen=True, order=True):
@@ -79,15 +79,15 @@ class Adapter(Struct, frozen=True):
     path: HostPath
     """The directory that its HCAs, nodes and interfaces are in."""
     address: str | None
-    """The PCI function it is, or is on; None of what is on no PCI bus, and of software."""
+    """The PCI function it is, or is on; None for software and off the PCI bus."""
     hcas: tuple[Hca, ...]
     away: tuple[str, ...]
-    """HCAs that have nodes here, but are not to be seen: another network namespace has them, or they are half removed."""
+    """HCAs with nodes here that cannot be seen: another network namespace has them, or they are being removed."""
     nodes: tuple[RdmaNode, ...]
     netdevs: tuple[str, ...]
     """`ib0`, `eth3`."""
     subfunction: str | None = None
-    """The number that `devlink port add … sfnum` gave it, or else its name; None of what is no subfunction."""
+    """The number given to `devlink port add … sfnum`, or else its name; None if it is no subfunction."""
     problems: tuple[Problem, ...] = ()
 
     @property

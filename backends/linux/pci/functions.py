@@ -1,8 +1,8 @@
 """Reads a PCI function from sysfs into one frozen value, and tells which functions an event is about.
 
-Missing means unknown: whatever is missing is None or empty here; what is there and is garbage is told in `problems`.
-Nothing is read for which the kernel waits until a driver has been bound, or has made its virtual functions: that can
-take it half a minute (`driver_override`, `sriov_numvfs`: device_lock in drivers/pci/pci-sysfs.c and iov.c).
+What is missing is unknown, and None or empty here; what is garbage is reported in `problems`. Files are left out for which
+the kernel waits while a driver is being bound or makes virtual functions, which can take half a minute (`driver_override`,
+`sriov_numvfs`: device_lock in drivers/pci/pci-sysfs.c and iov.c).
 Files: Documentation/ABI/testing/sysfs-bus-pci, Documentation/PCI/sysfs-pci.rst.
 """
 
@@ -46,7 +46,7 @@ _FORMATS: Final = (
     ("PCI_SUBSYS_ID", _IDS, "are no IDs"),
     ("PCI_CLASS", _CLASS, "is no class"),
 )
-"""Of the properties in a function's `uevent`."""
+"""The formats of properties in a function's `uevent`."""
 
 
 _ADDRESS: Final = Attribute("a PCI address with its domain, as in '0000:3b:00.0'", ADDRESS.pattern)
@@ -65,7 +65,7 @@ ATTRIBUTES: Final[Mapping[str, Attribute]] = {
     "physical": _ADDRESS,
     "vgpu_type": NUMBER,
 }
-"""Those of `Function.attributes`."""
+"""The attributes of `Function.attributes`."""
 
 _OF_SUBFUNCTIONS: Final = ("vendor", "device", "id", "subsystem_vendor", "subsystem_device", "driver", "numa_node")
 
@@ -76,7 +76,7 @@ class Function(Struct, frozen=True):
     address: str
     """`0000:3b:00.0`"""
     path: HostPath
-    """Its own directory, below /sys/devices."""
+    """Its directory below /sys/devices."""
     vendor: str = ""
     """Four hexadecimal digits, lower case, as `device` and the subsystem's; empty if unknown."""
     device: str = ""
@@ -86,19 +86,19 @@ class Function(Struct, frozen=True):
     """The class: six hexadecimal digits, `030200` a 3D controller."""
     driver: str | None = None
     binding: str = ""
-    """See `Device.bindings`: the driver, and the inode numbers of its link and of the directory. kernfs never uses one
-    twice within a boot, so that a driver that left and came back is told even if no event was seen. Empty without one."""
+    """See `Device.bindings`: the driver, and the inode numbers of its link and of the directory; empty without a driver.
+    kernfs uses no number twice within a boot, so that a driver that left and came back is noticed without an event."""
     numa_node: int | None = None
     ancestry: tuple[str, ...] = ()
     """The host bridge (`pci0000:3a`) and the bridges below it, from the root."""
     iommu_group: str | None = None
     """The group's number."""
     physical: str | None = None
-    """Of a virtual function, the physical one."""
+    """The physical function of a virtual one."""
     virtual: tuple[str, ...] = ()
-    """Of a physical function, its virtual ones by their numbers."""
+    """The virtual functions of a physical one, in the order of their numbers."""
     drm: tuple[str, ...] = ()
-    """Names below `drm`: `card0`, `renderD128`; so for the other kinds of children."""
+    """The names in the directory `drm`: `card0`, `renderD128`; the other kinds of children likewise."""
     infiniband: tuple[str, ...] = ()
     net: tuple[str, ...] = ()
     vfio: tuple[str, ...] = ()
@@ -107,9 +107,9 @@ class Function(Struct, frozen=True):
     """The number of the vGPU type that NVIDIA's driver has given this virtual function, as `558`; empty: none. It is a vfio
     device then, on its own driver (NVIDIA's vGPU user guide: vendor-specific VFIO framework)."""
     boot_display: bool = False
-    """`boot_vga`: the firmware's screen."""
+    """Is it the screen of the firmware (`boot_vga`)?"""
     entries: frozenset[str] = frozenset()
-    """The names of all that lies in its directory: what is not among them need not be looked for."""
+    """The names in its directory, so that missing files need not be looked for."""
     problems: tuple[Problem, ...] = ()
 
     @property
@@ -254,8 +254,8 @@ def address_in(devpath: str) -> str | None:
 def affected(hint: Hint, known: Known) -> frozenset[str]:
     """The functions to look at again after an event: the one it is about, and those known to depend on it.
 
-    Of a bridge, those are the ones below it. Units of devices that own or depend on the function are for the backend
-    to add (`Known.minding`).
+    An event of a bridge is about the functions below it. The backend adds the units of devices that own or depend on
+    the function (`Known.minding`).
     """
     if not isinstance(hint, Uevent) or (address := address_in(hint.devpath)) is None:
         return frozenset()
@@ -279,7 +279,7 @@ def driver_override(host: Host, address: str) -> str | None:
 def undivided(hint: Hint, known: Known) -> frozenset[str]:
     """The physical functions that lost a virtual one with an event; the kernel sends none for them.
 
-    By then the virtual one is no longer among theirs (pci_iov_remove_virtfn in drivers/pci/iov.c).
+    By then sysfs does not list the virtual one any more (pci_iov_remove_virtfn in drivers/pci/iov.c).
     """
     if not isinstance(hint, Uevent) or (hint.subsystem, hint.action) != ("pci", "remove"):
         return frozenset()

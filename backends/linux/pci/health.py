@@ -1,8 +1,8 @@
 """Checks the health of a PCI function by sysfs: bus, power, BARs, error counters, link, driver.
 
-Every PCI backend's `probe` asks this of every function, every half a minute: a function costs a tenth of a
-millisecond. Missing, unreadable or garbage means unknown, and is no signal. What would wake a sleeping function is
-not read. Files: Documentation/ABI/testing/sysfs-bus-pci, sysfs-bus-pci-devices-aer_stats, sysfs-devices-power.
+`probe` of every PCI backend asks for this, for every function each half minute; a function takes a tenth of a millisecond.
+Missing, unreadable or garbage means unknown, and is no signal. Files that would wake a sleeping function are not read.
+Files: Documentation/ABI/testing/sysfs-bus-pci, sysfs-bus-pci-devices-aer_stats, sysfs-devices-power.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from backends.linux import small_files
 from backends.linux.small_files import text
 
 HEADER_BYTES: Final = 64
-"""Of the configuration space: what anybody may read."""
+"""The part of the configuration space that every user may read."""
 
 ERROR_LASTS: Final = 60.0
 """Seconds for which a counted error still counts: two of the default probes."""
@@ -55,7 +55,7 @@ def _signals(directory: int, hardware: str, address: str, *, has_link: bool) -> 
     if _is_off_bus(directory):
         why = f"{address} has fallen off the bus: its configuration space reads 0xff throughout"
         yield Signal(hardware, "off-bus", Verdict.NOW, why)
-        return  # and what its link says is as hollow
+        return  # its link reads the same
     if has_link:
         yield from _link(directory, hardware, address)
 
@@ -142,7 +142,7 @@ def _transfers(said: bytes | None) -> float | None:
 def _is_off_bus(directory: int) -> bool:
     """Does its header read 0xff throughout? In a virtual function only vendor and device do so by specification.
 
-    Its class is asked first: every four bytes are a trip to the hardware, 1 µs long and 17 µs in a virtual machine.
+    The class is read first: every four bytes are a trip to the hardware, 1 µs long, and 17 µs in a virtual machine.
     """
     try:
         config = small_files.open_file("config", directory)

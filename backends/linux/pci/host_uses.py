@@ -1,7 +1,7 @@
 """Tells what the host itself needs a PCI function for: its screen, its disks, its network.
 
-Asked before a function is taken from its driver. What cannot be told counts as needed here: a file that is missing
-must not cost a node its root file system. Files: proc_pid_mountinfo(5); /proc/swaps in proc(5); for the routes see `routes`.
+This is checked before a function is taken from its driver. What cannot be read counts as needed: a missing file must not
+cost a machine its root file system. Files: proc_pid_mountinfo(5); /proc/swaps in proc(5); for routes see `default_routes`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOUNTS: Final = HostPath("/proc/1/mountinfo")
 """The host's own, not those of the container that we may be in."""
 _SWAPS: Final = HostPath("/proc/swaps")
 
-_NVME_PATH: Final = re.compile(r"nvme(\d+)c\d+n(\d+)")  # one controller's way to a disk that several may lead to
+_NVME_PATH: Final = re.compile(r"nvme(\d+)c\d+n(\d+)")  # the path by one of the controllers that lead to a disk
 _ETHERNET: Final = "0200"
 _IN_USER_SPACE: Final = frozenset({"uio_pci_generic", "igb_uio"})  # drivers that make no interface
 _OPEN_VSWITCH: Final = "ovs-system"  # above all ports of all its bridges, of which none is above another
@@ -45,7 +45,7 @@ def uses(host: Host, function: pci.Function) -> Iterator[str]:
 def busy_disks(host: Host, function: pci.Function) -> Iterator[str]:
     """The disks that something has opened for itself alone, found by trying the same; in the same words.
 
-    It finds what no list shows: ZFS, the further disks of btrfs, a database on the bare disk, a mount in a pod.
+    It finds uses that no list shows: ZFS, further disks of btrfs, a database on the bare disk, a mount in a pod.
     """
     for name, path in _blocks(host, function).items():
         node = sysfs.node(host, path)
@@ -163,8 +163,8 @@ def _networks(host: Host, function: pci.Function) -> Iterator[str]:
 def route(host: Host, names: Sequence[str], *, sure: bool = False) -> str | None:
     """Why the host's default route leads through one of these interfaces, or what is made of them.
 
-    In words that follow the name of their hardware; None if it does not, or there are no interfaces. Routes that cannot
-    be read count as one, unless only what is `sure` is asked for.
+    The words follow the name of the hardware; None if no route does, or there are no interfaces. If the routes cannot be
+    read, one may lead through them, which counts unless `sure`.
     """
     if not names:
         return None

@@ -1,7 +1,7 @@
 """Reads IOMMU groups: functions that the IOMMU cannot isolate from each other, and what keeps a group from use.
 
-A group is handed out whole or not at all. It is viable where every member is unbound, on a vfio driver, or on one that
-does no DMA of its own accord (Documentation/driver-api/vfio.rst).
+A group is handed out whole or not at all. It is viable if every member is unbound, on a vfio driver, or on one that does no
+DMA by itself (Documentation/driver-api/vfio.rst).
 Files: Documentation/ABI/testing/sysfs-kernel-iommu_groups.
 """
 
@@ -56,7 +56,7 @@ class Group(Struct, frozen=True):
     """Empty where a function is in no group at all."""
     members: tuple[Member, ...]
     is_noiommu: bool = False
-    """Nothing keeps its function from the rest of the memory."""
+    """No IOMMU protects the rest of the memory from its function."""
 
     @property
     def functions(self) -> tuple[pci.Function, ...]:

@@ -1,8 +1,8 @@
 """Understands the events about errors of PCI functions: recovery has begun, and how it ended.
 
-An event names the function and nothing of who has it, so that every PCI backend makes the same of it; what two of them
-say of one function is one latch. Before Linux 6.18, and without its fixes in the stable kernels, a failure is told of the
-port above alone, and no beginning of a function whose driver asks for a reset: of that nothing is known but by probes.
+An event names the function, but not the backend that has it. So every PCI backend gives the same signal, and health keeps it
+once. Before Linux 6.18, and in stable kernels without its fixes, a failure is reported only for the port above, and the
+beginning not at all if the function's driver asks for a reset; only probes notice those.
 Sources: pci_uevent_ers in drivers/pci/pci-driver.c, drivers/pci/pcie/err.c.
 """
 
