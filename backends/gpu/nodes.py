@@ -42,9 +42,9 @@ def fault(host: Host, wanted: Iterable[Wanted], roots: Sequence[HostPath] = ()) 
     return next((why for one in wanted if (why := _fault(host, one.path, one.number, roots)) is not None), None)
 
 
-def handed_out(wanted: Sequence[Wanted], permissions: str = "rw") -> tuple[Node, ...]:
+def handed_out(wanted: Sequence[Wanted]) -> tuple[Node, ...]:
     """The nodes as a container gets them, at the same paths as on the host."""
-    return tuple(Node(one.path, one.path.text, permissions) for one in wanted)
+    return tuple(Node(one.path, one.path.text, "rw") for one in wanted)
 
 
 def numbers(wanted: Sequence[Wanted]) -> dict[str, tuple[str, ...]]:

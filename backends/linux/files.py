@@ -38,23 +38,23 @@ def opened(path: Path, *, follow: bool) -> Iterator[tuple[int, os.stat_result]]:
         os.close(file)
 
 
-def open_ours(path: Path, mode: int = 0o600) -> int:
+def open_ours(path: Path) -> int:
     """A regular file of ours, open for reading and writing; it is made if it is missing.
 
     Raises:
         OSError: it cannot be opened or made, or is something else: a symbolic link, or another file by a hard link.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-    file, found = _open(path, flags, mode)
+    file, found = _open(path, flags)
     if found.st_nlink > 1:
         os.close(file)
         raise OSError(errno.EMLINK, "It has other names, too", str(path))
     return file
 
 
-def _open(path: Path, flags: int, mode: int = 0o600) -> tuple[int, os.stat_result]:
+def _open(path: Path, flags: int) -> tuple[int, os.stat_result]:
     try:
-        file = os.open(path, flags, mode)
+        file = os.open(path, flags, 0o600)
     except OSError as error:
         if error.errno == errno.ELOOP and flags & os.O_NOFOLLOW:
             raise OSError(errno.ELOOP, "It is a symbolic link", str(path)) from error

@@ -38,20 +38,20 @@ def read(directory: int, name: str) -> bytes:
     Raises:
         OSError: it cannot be read.
     """
-    file = open_file(name, directory)
+    file = open_file(directory, name)
     try:
         return os.read(file, ATTRIBUTE_BYTES).strip()
     finally:
         os.close(file)
 
 
-def open_file(path: str, directory: int | None = None) -> int:
-    """Open a small file for reading; its path is relative to `directory`, if one is given.
+def open_file(directory: int, name: str) -> int:
+    """Open a small file for reading.
 
     Raises:
         OSError: it cannot be opened.
     """
-    return _open(path, _FLAGS, directory)
+    return _open(name, _FLAGS, directory)
 
 
 def _open(path: str, flags: int, directory: int | None = None) -> int:

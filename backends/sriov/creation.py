@@ -82,10 +82,7 @@ class Creator:
     def create(self, address: str, count: int, *, autoprobe: bool) -> None:
         """Create this many of a card that has none. Existing ones are never touched: any may be in use.
 
-        Args:
-            address: the physical function.
-            count: how many.
-            autoprobe: may drivers take them by themselves?
+        `autoprobe`: may drivers bind to them by themselves?
 
         Raises:
             NotReady: it cannot have them, or the kernel or the driver refuses. All is as it was, as far as can be.

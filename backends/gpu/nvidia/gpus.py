@@ -175,7 +175,7 @@ class Nvidia(Vendor):
         try:
             return Discovery(links=nvml.survey(self.host, self.roots).links)
         except nvml.NvmlError as error:
-            return Discovery(problems=(Problem("NVML", f"{error.sentence}; NVLinks are not known"),))
+            return Discovery(problems=(Problem("NVML", f"{error}; NVLinks are not known"),))
 
     def probe(self, device: Device) -> Iterator[Signal]:
         """Is its MPS control daemon ready? Is it drained, and so gone for NVIDIA's library?"""

@@ -33,7 +33,7 @@ def divided(
     except nvml.NvmlError as error:
         if not found:
             return None
-        sentence = f"{address} is in MIG mode and is not offered: {error.sentence}"
+        sentence = f"{address} is in MIG mode and is not offered: {error}"
         return Discovery((withheld(whole, "it is in MIG mode"),), problems=(Problem(address, sentence),))
     if not found and not (known and known.mig_mode):
         return None

@@ -52,11 +52,7 @@ _KEPT_FOR: Final = 10.0  # seconds between two questions about what sends no eve
 
 
 class NvmlError(Exception):
-    """The library cannot be used; the sentence says why."""
-
-    def __init__(self, sentence: str) -> None:
-        super().__init__(sentence)
-        self.sentence = sentence
+    """The library cannot be used; one sentence says why."""
 
 
 class MigDevice(Struct, frozen=True):
@@ -88,7 +84,7 @@ class Survey(Struct, frozen=True):
     links: tuple[Link, ...]
 
 
-def is_there(host: Host, roots: Sequence[HostPath] = ()) -> bool:
+def is_there(host: Host, roots: Sequence[HostPath]) -> bool:
     """Are the Python package and the library installed? `roots` are further places of a driver."""
     return _is_installed() and _library(host, roots) is not None
 
@@ -115,7 +111,7 @@ def _candidates(host: Host, roots: Sequence[HostPath]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(os.fspath(directory / _NAME) for directory in directories))
 
 
-def survey(host: Host, roots: Sequence[HostPath] = ()) -> Survey:
+def survey(host: Host, roots: Sequence[HostPath]) -> Survey:
     """What the library says; it is asked again only after what the driver shows in /proc has changed.
 
     Raises:
@@ -130,7 +126,7 @@ def _survey(path: str | None, _stamp: tuple[str, ...]) -> Survey:
         return _asked(library)
 
 
-def drained(host: Host, roots: Sequence[HostPath] = ()) -> frozenset[str]:
+def drained(host: Host, roots: Sequence[HostPath]) -> frozenset[str]:
     """The addresses of the GPUs that `nvidia-smi drain` has taken out of use. The question starts no GPU.
 
     Raises:

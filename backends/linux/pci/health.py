@@ -145,7 +145,7 @@ def _is_off_bus(directory: int) -> bool:
     The class is read first: every four bytes are a trip to the hardware, 1 µs long, and 17 µs in a virtual machine.
     """
     try:
-        config = small_files.open_file("config", directory)
+        config = small_files.open_file(directory, "config")
     except OSError:
         return False
     try:
