@@ -17,7 +17,7 @@ from backends.infiniband.options import UNSEEN_WHEN_AWAY, InfiniBandResource
 from backends.infiniband.port_state import PortState, State
 from backends.interface.attributes import assumed
 from backends.linux.network import rdma
-from backends.linux.network.rdma import Adapter
+from backends.linux.network.rdma import Adapter, Hca
 from backends.linux.pci import functions as pci
 from backends.linux.pci.functions import Function
 
@@ -44,9 +44,9 @@ ATTRIBUTES: Final[Mapping[str, Attribute]] = {
 _Attributes = dict[str, tuple[str, ...]]
 
 
-def port_states(host: Host, adapter: Adapter) -> list[PortState]:
-    """The states of all ports of the adapter, which the firmware is asked for."""
-    return [port_state.read(host, port) for hca in adapter.hcas for port in hca.ports]
+def port_states(host: Host, hcas: Iterable[Hca]) -> list[PortState]:
+    """The states of all ports, which the firmware is asked for."""
+    return [port_state.read(host, port) for hca in hcas for port in hca.ports]
 
 
 def function_of(host: Host, adapter: Adapter) -> Function | None:
@@ -57,12 +57,13 @@ def function_of(host: Host, adapter: Adapter) -> Function | None:
 def device(
     host: Host,
     adapter: Adapter,
+    hcas: Sequence[Hca],
     function: Function | None,
     states: Sequence[PortState],
     resources: Iterable[InfiniBandResource],
 ) -> Device:
     """The adapter as a device; `resources` are all of the backend."""
-    attributes = _attributes(adapter, function, states)
+    attributes = _attributes(adapter, hcas, function, states)
     if adapter.away:
         attributes = assumed(attributes, UNSEEN_WHEN_AWAY, resources)
     key, owned, depends = _names(adapter, function)
@@ -74,7 +75,7 @@ def device(
         unit=adapter.place,
         hardware=owned,
         depends=depends,
-        identity=_identity(adapter, function),
+        identity=_identity(adapter, hcas, function),
         bindings=function.bindings(*owned) if function and adapter.subfunction is None else {},
         nodes=tuple(Node(path, path.text, "rw") for path in node_paths),
         numa_node=function.numa_node if function else None,
@@ -118,11 +119,11 @@ def _names(adapter: Adapter, function: Function | None) -> tuple[str, frozenset[
     return adapter.address, frozenset((parent, f"rdma:{adapter.address}")), depends
 
 
-def _identity(adapter: Adapter, function: Function | None) -> str:
+def _identity(adapter: Adapter, hcas: Sequence[Hca], function: Function | None) -> str:
     """The GUID; only the model where a pod can give the adapter another GUID; "" if it cannot be seen."""
     if function is not None and (function.physical is not None or adapter.subfunction is not None):
         return function.ids
-    return "" if adapter.away or not adapter.hcas else adapter.hcas[0].node_guid
+    return "" if adapter.away or not hcas else hcas[0].node_guid
 
 
 def _ancestry(adapter: Adapter, function: Function | None) -> tuple[str, ...]:
@@ -131,9 +132,11 @@ def _ancestry(adapter: Adapter, function: Function | None) -> tuple[str, ...]:
     return function.ancestry if adapter.subfunction is None else (*function.ancestry, function.address)
 
 
-def _attributes(adapter: Adapter, function: Function | None, states: Sequence[PortState]) -> _Attributes:
+def _attributes(
+    adapter: Adapter, hcas: Sequence[Hca], function: Function | None, states: Sequence[PortState]
+) -> _Attributes:
     """What selectors match; `port`, `link_layer`, `state` and `rate` go together, one of each for a port."""
-    ports = [port for hca in adapter.hcas for port in hca.ports]
+    ports = [port for hca in hcas for port in hca.ports]
     found: Mapping[str, Iterable[str]] = {
         "hca": adapter.names,
         "away": adapter.away,
@@ -142,10 +145,10 @@ def _attributes(adapter: Adapter, function: Function | None, states: Sequence[Po
         "link_layer": (port.link_layer or "unknown" for port in ports),
         "state": (state.state.name if state.state is not None else "unknown" for state in states),
         "rate": ("unknown" if state.rate is None else f"{state.rate / 10:g}" for state in states),
-        "node_guid": (hca.node_guid for hca in adapter.hcas if hca.node_guid),
-        "board_id": (hca.board_id for hca in adapter.hcas if hca.board_id),
-        "fw_ver": (hca.fw_ver for hca in adapter.hcas if hca.fw_ver),
-        "hca_type": (hca.hca_type for hca in adapter.hcas if hca.hca_type),
+        "node_guid": (hca.node_guid for hca in hcas if hca.node_guid),
+        "board_id": (hca.board_id for hca in hcas if hca.board_id),
+        "fw_ver": (hca.fw_ver for hca in hcas if hca.fw_ver),
+        "hca_type": (hca.hca_type for hca in hcas if hca.hca_type),
         "ifname": adapter.netdevs,
     }
     told = {name: values for name, listed in found.items() if (values := tuple(listed))}

@@ -26,7 +26,7 @@ from backends.errors import reason_of
 from backends.infiniband import adapters, events, health, pools, port_health
 from backends.infiniband.options import InfiniBandOptions, InfiniBandResource, complaints
 from backends.linux.network import rdma
-from backends.linux.network.rdma import Adapter
+from backends.linux.network.rdma import Hca
 from backends.linux.pci import functions as pci
 from backends.linux.pci import recovery as pci_recovery
 
@@ -66,9 +66,10 @@ class InfiniBand(Backend[InfiniBandOptions]):
         if adapter is None:
             return self._without_adapter(unit)
         function = adapters.function_of(self.host, adapter)
-        states = adapters.port_states(self.host, adapter)
-        device = adapters.device(self.host, adapter, function, states, self.resources)
-        problems = (*adapter.problems, *(function.problems if function else ()), *self._missing_ports(adapter, device))
+        hcas = rdma.hcas(self.host, adapter)
+        states = adapters.port_states(self.host, hcas)
+        device = adapters.device(self.host, adapter, hcas, function, states, self.resources)
+        problems = (*adapter.problems, *(function.problems if function else ()), *self._missing_ports(hcas, device))
         return Discovery((device,), problems=problems)
 
     def _without_adapter(self, unit: str) -> Discovery:
@@ -77,11 +78,11 @@ class InfiniBand(Backend[InfiniBandOptions]):
             return Discovery()
         return Discovery((adapters.bare(function),), problems=function.problems)
 
-    def _missing_ports(self, adapter: Adapter, device: Device) -> Iterator[Problem]:
+    def _missing_ports(self, hcas: Iterable[Hca], device: Device) -> Iterator[Problem]:
         """A problem for each port that the resource asks for by number and the adapter does not have."""
         if (taker := self._taker(device)) is None:
             return
-        for hca in adapter.hcas:
+        for hca in hcas:
             for number in port_health.missing((port.number for port in hca.ports), taker.spec.options):
                 yield Problem(device.key, f"{hca.name} has no port {number}, which {taker.name} asks for")
 
@@ -96,7 +97,8 @@ class InfiniBand(Backend[InfiniBandOptions]):
                 continue
             if adapter is not None:
                 function = adapters.function_of(self.host, adapter)
-                device = adapters.device(self.host, adapter, function, (), self.resources)
+                hcas = rdma.hcas(self.host, adapter)
+                device = adapters.device(self.host, adapter, hcas, function, (), self.resources)
                 if resource.refuses(device) is not None:
                     continue
                 if (other := pools.kept_from(resource, device, self.resources)) is None:

@@ -80,7 +80,8 @@ class Adapter(Struct, frozen=True):
     """The directory that its HCAs, nodes and interfaces are in."""
     address: str | None
     """The PCI function it is, or is on; None for software and off the PCI bus."""
-    hcas: tuple[Hca, ...]
+    hcas: tuple[str, ...]
+    """Those in our network namespace."""
     away: tuple[str, ...]
     """HCAs with nodes here that cannot be seen: another network namespace has them, or they are being removed."""
     nodes: tuple[RdmaNode, ...]
@@ -93,7 +94,7 @@ class Adapter(Struct, frozen=True):
     @property
     def names(self) -> tuple[str, ...]:
         """Of all its HCAs, visible or away."""
-        return (*(hca.name for hca in self.hcas), *self.away)
+        return (*self.hcas, *self.away)
 
 
 def places(host: Host) -> list[str]:
@@ -145,7 +146,7 @@ def read(host: Host, place: str) -> Adapter | None:
         place=place,
         path=base,
         address=place.partition("/")[0] if on_pci else None,
-        hcas=tuple(_hca(host, base / "infiniband" / name) for name in mine),
+        hcas=tuple(mine),
         away=away,
         nodes=tuple(sorted(nodes, key=_order)),
         netdevs=tuple(
@@ -154,6 +155,11 @@ def read(host: Host, place: str) -> Adapter | None:
         subfunction=_subfunction(host, base) if "/" in place else None,
         problems=tuple(problems),
     )
+
+
+def hcas(host: Host, adapter: Adapter) -> tuple[Hca, ...]:
+    """What sysfs tells of each HCA of an adapter, in many files that `read` leaves out."""
+    return tuple(_hca(host, adapter.path / "infiniband" / name) for name in adapter.hcas)
 
 
 def place_of(devpath: str) -> str:
