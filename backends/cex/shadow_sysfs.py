@@ -8,7 +8,6 @@ may have the directories mounted, and then sees the new files.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -108,6 +107,8 @@ def remove(host: Host, device_id: str) -> None:
     Raises:
         NotReady: it cannot be removed.
     """
+    import shutil  # noqa: PLC0415  # a millisecond of a start, for what happens after a pod
+
     root = host.local(tree(device_id))
     with explained(f"{tree(device_id)} cannot be removed"):
         if root.exists():
