@@ -33,6 +33,8 @@ def find(host: Host, resources: Sequence[MdevResource], parent: str) -> Discover
     path = parents.of(host, parent)
     if path is None:
         return Discovery()
+    depends = frozenset(f"pci:{address}" for address in functions(host, path))
+    common = Device("", path.name, frozenset(), depends=depends, numa_node=sysfs.numa_node(host, path))
     devices, problems = [], []
     uuids = parents.made(host, path)
     for uuid in uuids:
@@ -40,13 +42,13 @@ def find(host: Host, resources: Sequence[MdevResource], parent: str) -> Discover
             why = f"mediated device {uuid} of {parent} has no type: the link mdev_type in {path / uuid} cannot be read"
             problems.append(Problem(uuid, why))
             continue
-        found = _device(host, path, uuid, kind)
+        found = _device(path, common, uuid, kind, sysfs.linked_name(host, path / uuid / "iommu_group"))
         devices.append(_of_maker(found, resources) if uuid in creation.uuids(parent, kind.id) else found)
     makers = [resource for resource in resources if resource.spec.options.create]
     for kind in parents.types(host, path) if makers else ():
         room = parents.available(host, path, kind.id)
         for uuid in creation.could_be_made(parent, kind.id, uuids, room):
-            to_be = _of_maker(_device(host, path, uuid, kind), makers)
+            to_be = _of_maker(_device(path, common, uuid, kind, None), makers)
             if to_be.resource is None:
                 break  # no resource wants this type
             devices.append(replace(to_be, unusable=""))
@@ -60,26 +62,22 @@ def _of_maker(device: Device, resources: Sequence[MdevResource]) -> Device:
     return device if maker is None else replace(device, resource=maker.name)
 
 
-def _device(host: Host, parent: HostPath, uuid: str, kind: Type) -> Device:
-    """The device with this UUID and type, made or not."""
-    group = sysfs.linked_name(host, parent / uuid / "iommu_group")
-    numa_node = sysfs.numa_node(host, parent)
+def _device(parent: HostPath, common: Device, uuid: str, kind: Type, group: str | None) -> Device:
+    """The device with this UUID and type, made or not; `common` is what all devices of the parent have."""
     attributes = {
         "uuid": uuid,
         "type_name": kind.name,
         "type_id": kind.id,
         "parent": parent.name,
-        "numa_node": None if numa_node is None else str(numa_node),
+        "numa_node": None if common.numa_node is None else str(common.numa_node),
         "iommu_group": group,
     }
-    return Device(
+    return replace(
+        common,
         key=uuid,
-        unit=parent.name,
         hardware=frozenset({f"mdev:{uuid}"}),
-        depends=frozenset(f"pci:{address}" for address in functions(host, parent)),
         identity=f"{parent.name} {kind.id}",
         nodes=() if group is None else tuple(_node(name) for name in ("vfio", group)),
-        numa_node=numa_node,
         ancestry=pci.ancestry(parent / uuid),
         unusable="" if group is not None else "it is in no IOMMU group: no vfio driver has it (yet)",
         attributes={name: (value,) for name, value in attributes.items() if value} | {"type": _called(kind)},
