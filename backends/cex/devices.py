@@ -35,7 +35,7 @@ def find(host: Host, resources: Iterable[CexResource], unit: str) -> Discovery:
     for queue in ap_bus.queues(host, card):
         takers = [r for r in resources if names(r.spec.options, card.adapter, ap_bus.domain(queue), machine)]
         why = _obstacle(host, card, queue)
-        devices += [_device(card, queue, it.name, why or _unfit(card, it.spec.options)) for it in takers]
+        devices += [_device(card, queue, it.name, why or _mismatch(card, it.spec.options)) for it in takers]
         beside += [] if takers else [_device(card, queue, None, why)]
     return Discovery(tuple(devices), problems=tuple(problems), beside=tuple(beside))
 
@@ -84,7 +84,7 @@ def _obstacle(host: Host, card: Card, queue: str) -> str:
     return ""
 
 
-def _unfit(card: Card, options: CexOptions) -> str:
+def _mismatch(card: Card, options: CexOptions) -> str:
     """Why a resource does not take a queue that it names."""
     if options.mode not in ("any", card.mode):
         return f"its card is in mode {card.mode}, not {options.mode}"

@@ -102,7 +102,7 @@ class Gpu(Backend[GpuOptions]):
         if record.source == "kmsg":
             yield from xid.signals(record, self.resources)
         yield from wedged.signals(record)
-        if detection.told(record.properties):
+        if detection.vendor_of(record.properties):
             yield from pci_recovery.signals(record)
 
     # --- events ---
@@ -137,7 +137,7 @@ class Gpu(Backend[GpuOptions]):
     def _affected(self, event: Uevent, known: Known) -> Iterable[str]:
         if f"/{PARTITION}" in event.devpath:
             return [TOGETHER]
-        told = detection.told(event.properties) if event.subsystem == "pci" else None
+        told = detection.vendor_of(event.properties) if event.subsystem == "pci" else None
         mine = pci.address_in(event.devpath)
         concerned = pci.affected(event, known) | pci.undivided(event, known)
         units = {a for a in concerned if a in known or (a == mine and (told or event.subsystem == "drm"))}

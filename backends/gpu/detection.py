@@ -40,14 +40,14 @@ def addresses(host: Host) -> Iterator[tuple[str, str]]:
             continue
         vendor: str | None = _number(host, path / "vendor")
         if not kind or not vendor:
-            vendor = told(sysfs.properties(host, path))
+            vendor = vendor_of(sysfs.properties(host, path))
         elif not is_gpu(vendor, kind):
             vendor = None
         if vendor is not None:
             yield address, vendor
 
 
-def told(properties: Mapping[str, str]) -> str | None:
+def vendor_of(properties: Mapping[str, str]) -> str | None:
     """The vendor of a GPU by the properties of an event about it, or of its `uevent` (PCI_CLASS and PCI_ID)."""
     kind, vendor = pci.kind_and_vendor(properties)
     return vendor if is_gpu(vendor, kind) else None

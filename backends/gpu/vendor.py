@@ -70,7 +70,7 @@ class Vendor(ABC):
         return ContainerEdits.of(grants)
 
 
-def unbound(function: Function, driver: str) -> str:
+def driver_fault(function: Function, driver: str) -> str:
     """Why the GPU cannot be used as it is: it is bound to no driver, or to another; empty if it is bound to this one."""
     if function.driver is None:
         return f"it has no driver; {driver} is needed"

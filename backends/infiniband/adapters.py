@@ -84,7 +84,7 @@ def device(
     )
 
 
-def own(device: Device) -> str:
+def adapter_hardware(device: Device) -> str:
     """The name of the adapter as hardware; that of its PCI function is another."""
     return next(name for name in sorted(device.hardware, reverse=True) if name.startswith("rdma:"))
 

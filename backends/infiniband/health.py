@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from backends.base import Device, Host, Signal, Verdict
 from backends.errors import reason_of
 from backends.infiniband import port_health, port_state
-from backends.infiniband.adapters import own
+from backends.infiniband.adapters import adapter_hardware
 from backends.infiniband.options import InfiniBandOptions
 from backends.linux.network import rdma
 from backends.linux.network.rdma import Port
@@ -22,7 +22,7 @@ from backends.linux.pci import health as pci_health
 
 def signals(host: Host, device: Device, options: InfiniBandOptions) -> Iterator[Signal]:
     """What is wrong with the adapter now."""
-    hardware, said = own(device), device.attributes
+    hardware, said = adapter_hardware(device), device.attributes
     yield from _node_signals(host, hardware, device)
     if lost := [name for name in said["hca"] if not _is_seen(host, name)]:
         yield from _lost(host, hardware, device, lost)

@@ -43,19 +43,19 @@ def find(host: Host, resources: Sequence[MdevResource], parent: str) -> Discover
             problems.append(Problem(uuid, why))
             continue
         found = _device(path, common, uuid, kind, sysfs.linked_name(host, path / uuid / "iommu_group"))
-        devices.append(_of_maker(found, resources) if uuid in creation.uuids(parent, kind.id) else found)
+        devices.append(_assigned(found, resources) if uuid in creation.uuids(parent, kind.id) else found)
     makers = [resource for resource in resources if resource.spec.options.create]
     for kind in parents.types(host, path) if makers else ():
         room = parents.available(host, path, kind.id)
         for uuid in creation.could_be_made(parent, kind.id, uuids, room):
-            to_be = _of_maker(_device(path, common, uuid, kind, None), makers)
+            to_be = _assigned(_device(path, common, uuid, kind, None), makers)
             if to_be.resource is None:
                 break  # no resource wants this type
             devices.append(replace(to_be, unusable=""))
     return Discovery(tuple(devices), problems=tuple(problems))
 
 
-def _of_maker(device: Device, resources: Sequence[MdevResource]) -> Device:
+def _assigned(device: Device, resources: Sequence[MdevResource]) -> Device:
     """The device, assigned to the first resource that would have it made."""
     takers = (r for r in resources if r.spec.options.create and r.refuses(device) is None)
     maker = next(takers, None)
@@ -80,7 +80,7 @@ def _device(parent: HostPath, common: Device, uuid: str, kind: Type, group: str 
         nodes=() if group is None else tuple(_node(name) for name in ("vfio", group)),
         ancestry=pci.ancestry(parent / uuid),
         unusable="" if group is not None else "it is in no IOMMU group: no vfio driver has it (yet)",
-        attributes={name: (value,) for name, value in attributes.items() if value} | {"type": _called(kind)},
+        attributes={name: (value,) for name, value in attributes.items() if value} | {"type": _type_names(kind)},
     )
 
 
@@ -96,6 +96,6 @@ def functions(host: Host, parent: HostPath) -> Iterator[str]:
             yield physical
 
 
-def _called(kind: Type) -> tuple[str, ...]:
+def _type_names(kind: Type) -> tuple[str, ...]:
     """All that a selector may call a type: its name, with `_` or with spaces, or its ID."""
     return tuple(dict.fromkeys((kind.name, kind.name.replace("_", " "), kind.id)))

@@ -28,7 +28,7 @@ NOTES: Final = HostPath("/run/fairlead/vfio")
 
 _DRIVER: Final = HostPath(f"/sys/bus/pci/drivers/{MODULE}")
 _PROBE: Final = HostPath("/sys/bus/pci/drivers_probe")
-_NOBODYS: Final = "\n"  # ends an override
+_NO_OVERRIDE: Final = "\n"  # ends an override
 _NODES_APPEAR: Final = 2.0  # seconds; devtmpfs has them at once, another /dev when its udev is done
 _CLOCK_TICK: Final = 0.02  # seconds by which a file's time may lag behind the clock
 _NODES_SETTLE: Final = 1.0  # seconds that udev has to set owner and mode: container runtimes copy the mode
@@ -132,7 +132,7 @@ class Binder:
         try:
             with explained(f"{address} cannot be bound to {MODULE}"):
                 self._kernel.write(pci.FUNCTIONS / address / "driver_override", MODULE)
-                self._exchange(function)
+                self._reprobe(function)
             bound = pci.read(self._host, address)
             if bound is None or not iommu.is_vfio(bound):
                 raise NotReady(f"the kernel did not bind {address} to {MODULE}; its log (dmesg) says why")
@@ -149,11 +149,11 @@ class Binder:
             self._notes.drop(address)
 
     def _give_back(self, function: pci.Function, before: str) -> None:
-        self._kernel.write(pci.FUNCTIONS / function.address / "driver_override", before or _NOBODYS)
+        self._kernel.write(pci.FUNCTIONS / function.address / "driver_override", before or _NO_OVERRIDE)
         if function.driver is None or iommu.is_vfio(function):
-            self._exchange(function)
+            self._reprobe(function)
 
-    def _exchange(self, function: pci.Function) -> None:
+    def _reprobe(self, function: pci.Function) -> None:
         """Unbind the function from its driver, and let the kernel look for one again."""
         if function.driver is not None:
             self._kernel.write(pci.FUNCTIONS / function.address / "driver" / "unbind", function.address)

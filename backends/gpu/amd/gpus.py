@@ -15,7 +15,7 @@ from backends.gpu import detection, nodes
 from backends.gpu.amd import exporter as amd_exporter
 from backends.gpu.amd import kfd
 from backends.gpu.nodes import Wanted
-from backends.gpu.vendor import Attributes, Vendor, described, gpu, part, unbound, withheld
+from backends.gpu.vendor import Attributes, Vendor, described, driver_fault, gpu, part, withheld
 from backends.linux import sysfs
 from backends.linux.pci import functions as pci
 
@@ -41,7 +41,7 @@ class Amd(Vendor):
     def found(self, function: pci.Function) -> Discovery:
         """The GPU, or its first partition."""
         wanted = (Wanted(KFD), *nodes.drm(self.host, function.path, function.drm))
-        unusable = unbound(function, DRIVER)
+        unusable = driver_fault(function, DRIVER)
         if not unusable and len(wanted) == 1:
             unusable = "its driver has not made its DRM devices"
         unusable = unusable or nodes.fault(self.host, wanted) or ""
@@ -86,7 +86,7 @@ class Amd(Vendor):
 
     def _partition(self, name: str, drm: Sequence[str], function: pci.Function) -> Device:
         wanted = (Wanted(KFD), *nodes.drm(self.host, PLATFORM / name, drm))
-        unusable = unbound(function, DRIVER) or nodes.fault(self.host, wanted) or ""
+        unusable = driver_fault(function, DRIVER) or nodes.fault(self.host, wanted) or ""
         attributes = self._described(function)
         told = (*attributes.get("uuid", (function.ids,)), *attributes.get("partition", ()))
         found = part(gpu(function, (), attributes), name, wanted, attributes)

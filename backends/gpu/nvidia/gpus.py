@@ -31,7 +31,7 @@ from backends.gpu.nodes import Wanted
 from backends.gpu.nvidia import gke, mig, mps, nvml, procfs, tegra_and_wsl
 from backends.gpu.nvidia.procfs import Information
 from backends.gpu.options import GpuOptions, GpuResource
-from backends.gpu.vendor import Attributes, Vendor, described, gpu, unbound, withheld
+from backends.gpu.vendor import Attributes, Vendor, described, driver_fault, gpu, withheld
 from backends.linux.pci import functions as pci
 
 DRIVER: Final = "nvidia"
@@ -83,7 +83,7 @@ class Nvidia(Vendor):
         wanted = (*controls, *self._imex(takers), *own)
         told = {**attributes, **self._memory(function.address, takers), **nodes.numbers(wanted)}
         device = replace(bare, nodes=nodes.handed_out(wanted), attributes=told)
-        unusable = unbound(function, DRIVER) or self._obstacle(function, device, info, own, takers)
+        unusable = driver_fault(function, DRIVER) or self._obstacle(function, device, info, own, takers)
         if unusable or minor is None:
             return Discovery((withheld(device, unusable),), problems=info.problems)
         found = self._parts(device, minor, wanted, takers)
