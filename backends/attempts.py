@@ -1,4 +1,4 @@
-"""Does one thing to each of several, whatever fails."""
+"""Does one thing to each of several; one that fails does not keep the others from being done."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class AllocationRefused(Exception):  # noqa: N818  # the name the design gives i
 
 
 class NotReady(Exception):  # noqa: N818  # as AllocationRefused
-    """Hardware cannot be made ready; one sentence, for the node's administrator."""
+    """Hardware cannot be made ready, or given back; one sentence, for the node's administrator."""
 
 
 class OptionsError(ValueError):
@@ -161,14 +161,20 @@ class Backend(ABC, Generic[Options]):
                 return resource
         raise LookupError(f"there is no resource {name}")
 
+    @staticmethod
+    def complaints(resource: Resource[Options]) -> Iterable[OptionsError]:  # noqa: ARG004  # a default
+        """Every mistake in the options of a resource that no hardware could make right; `check` raises them."""
+        return ()
+
     @classmethod
     def check(cls, resource: Resource[Options]) -> None:
-        """Refuse options that no hardware could make right.
+        """Refuse options: by default those that `complaints` finds.
 
         Raises:
             OptionsError: with the offending key and a sentence.
             ExceptionGroup: of several of them (see `OptionsError.raise_all`).
         """
+        OptionsError.raise_all(cls.complaints(resource))
 
     @classmethod
     def fixed_ids(cls, resource: Resource[Options]) -> Iterable[str]:

@@ -1,4 +1,4 @@
-"""Says what an error of the system means: its reason in words, and whether it tells of the hardware or of ourselves."""
+"""Says what an error of the system means: its reason in words, and whether the hardware or this process is at fault."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ _SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOM
 
 
 class ShortageError(Exception):
-    """What a look at hardware showed means nothing, for this process could not look; one sentence.
+    """This process could not look at the hardware, so that what it saw means nothing; one sentence.
 
-    It is no OSError: what cannot be read is taken for missing in many places, and this must not be.
+    It is no OSError, since many places take an OSError for a missing file.
     """
 
 
 def reason_of(error: OSError) -> str:
-    """Its reason without number and file, in lower case: `permission denied`."""
+    """The reason without number and file, in lower case: `permission denied`."""
     return (error.strerror or str(error)).lower()
 
 
 def is_short(error: BaseException | None) -> bool:
-    """Is this process, or the system, out of what an open file or a connection takes?"""
+    """Is this process, or the system, out of file descriptors or memory?"""
     return isinstance(error, OSError) and error.errno in _SHORT
 
 
 def not_short(error: OSError) -> OSError:
-    """The error, if it says something of the file; to be called where a failed read is taken for an answer.
+    """The error itself. Call this wherever a failed read is taken for an answer.
 
     Raises:
-        ShortageError: it says that this process could not look.
+        ShortageError: the error tells that this process could not look.
     """
     if error.errno in _SHORT:
         raise ShortageError(

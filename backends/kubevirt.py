@@ -1,4 +1,4 @@
-"""What KubeVirt's virt-launcher looks for in its environment, as the backends that stand in for its plugins write it."""
+"""Names the variables in which KubeVirt's virt-launcher looks for devices."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ _MADE_UNDERSCORES: Final = str.maketrans("/.", "__")
 
 
 def variable(prefix: str, resource: str) -> str:
-    """`PCI_RESOURCE_NVIDIA_COM_TU104GL-T4`: the variable that says which devices of a resource the pod has.
+    """The variable with the devices that a pod has of a resource: `PCI_RESOURCE_NVIDIA_COM_TU104GL-T4`.
 
-    The resource in upper case, `/` and `.` made `_`; a `-` stays (ResourceNameToEnvVar in its pkg/util).
+    The resource is in upper case, with `_` for `/` and `.`; a `-` stays (ResourceNameToEnvVar in its pkg/util).
     """
     return f"{prefix}_{resource.upper().translate(_MADE_UNDERSCORES)}"

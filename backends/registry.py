@@ -1,4 +1,4 @@
-"""Which backends there are: a plain table of the built-in ones, and the entry points of others."""
+"""Knows which backends there are: a table of the built-in ones, and the entry points of installed ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class BrokenBackendError(Exception):
 
 
 def names() -> list[str]:
-    """Every backend that a resource may name, without importing any."""
+    """The names of all backends; none is imported."""
     return sorted({*_BUILT_IN, *(point.name for point in _installed())})
 
 
@@ -72,7 +72,7 @@ def _installed() -> EntryPoints:
 
 
 def _fault(found: Any) -> str | None:
-    """Why this is no backend, or None if it is one."""
+    """Why this is no backend; None if it is one."""
     if not (isinstance(found, type) and issubclass(found, Backend)):
         return "is not a subclass of backends.base.Backend"
     if inspect.isabstract(found):

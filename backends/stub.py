@@ -1,6 +1,6 @@
-"""Made-up devices, for trying pods, schedulers and alerts on a node without hardware.
+"""The backend `stub`: made-up devices, for trying pods, schedulers and alerts on a node without hardware.
 
-A small text file says how they are, one device a line, the last word counting:
+A small text file gives their states, one device a line; the last line about a device counts:
 
     # ID       state      sentence, if any
     *          healthy
@@ -8,7 +8,7 @@ A small text file says how they are, one device a line, the last word counting:
     stub-1     degraded
     stub-2     gone
 
-`*` is every device. What the file does not name is healthy, and so is all of it where there is no file.
+`*` is every device. Devices that the file does not name are healthy, and all are if there is no file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import msgspec
 from msgspec import Struct, field
 
 from backends.base import (
-    All,
     Backend,
     ContainerEdits,
     Device,
@@ -48,12 +47,12 @@ _STATES: Final = ("healthy", *_VERDICTS, "gone")
 
 
 class StubDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Some devices that are alike."""
+    """A number of devices that are alike."""
 
     count: int = 1
     """How many of them there are."""
     numa_node: int | None = None
-    """What the kubelet is told of their place; by default nothing."""
+    """The NUMA node that the kubelet is told; by default none."""
     attributes: dict[str, str] = {}
     """What selectors match."""
 
@@ -62,16 +61,30 @@ class StubOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The keys of a `stub` resource."""
 
     devices: int | list[StubDevice]
-    """How many there are, or some of each kind; they are numbered through."""
+    """How many there are, or how many of each kind; the kinds are numbered in one sequence."""
     file: str | None = None
-    """The host's path of the file that says how they are."""
+    """The path on the host of the file with their states."""
 
 
 StubResource = Resource[StubOptions]
 
 
+def complaints(resource: StubResource) -> Iterator[OptionsError]:
+    """Finds numbers below zero, and a file without an absolute path."""
+    options = resource.spec.options
+    if isinstance(options.devices, int) and options.devices < 0:
+        yield OptionsError(("devices",), f"is {options.devices}; there cannot be fewer than none")
+    for index, kind in enumerate(options.devices if isinstance(options.devices, list) else ()):
+        if kind.count < 0:
+            yield OptionsError(("devices", index, "count"), f"is {kind.count}; there cannot be fewer than none")
+        if kind.numa_node is not None and kind.numa_node < 0:
+            yield OptionsError(("devices", index, "numa_node"), "is below 0; leave it out where there is none")
+    if options.file is not None and not options.file.startswith("/"):
+        yield OptionsError(("file",), f"{options.file!r} is not an absolute path")
+
+
 class _States(Struct, frozen=True):
-    """What a file says."""
+    """The content of a file."""
 
     every: tuple[str, str] = ("healthy", "")
     """The state of the devices it does not name, and the sentence."""
@@ -86,20 +99,11 @@ class Stub(Backend[StubOptions]):
     """Offers devices that a text file describes; a resource is one unit, since the file is read as a whole."""
 
     options_type: ClassVar = StubOptions
-
-    @classmethod
-    def check(cls, resource: StubResource) -> None:
-        """Refuse numbers below zero and a file without an absolute path.
-
-        Raises:
-            OptionsError: with the offending key and a sentence.
-            ExceptionGroup: of several of them.
-        """
-        OptionsError.raise_all(_complaints(resource.spec.options))
+    complaints: ClassVar = staticmethod(complaints)
 
     @classmethod
     def fixed_ids(cls, resource: StubResource) -> Iterable[str]:
-        """All of them: they are made up."""
+        """The IDs of all devices, since they are made up."""
         keys = (f"stub-{n}" for n in range(sum(kind.count for kind in _kinds(resource.spec.options))))
         replicas = resource.spec.replicas
         return keys if replicas == 1 else (f"{key}::{n}" for key in keys for n in range(replicas))
@@ -109,7 +113,7 @@ class Stub(Backend[StubOptions]):
         return [resource.name for resource in self.resources]
 
     def discover(self, unit: str) -> Discovery:
-        """The resource's devices, less those that are gone."""
+        """The devices of the resource, without those that are gone."""
         resource = self.resource(unit)
         states = self._states(resource)
         every = tuple(_devices(resource))
@@ -129,7 +133,7 @@ class Stub(Backend[StubOptions]):
             yield Signal(hardware, f"stub-{state}", verdict, sentence or f"the stub's file says {state}")
 
     def edits(self, resource: StubResource, grants: Sequence[Grant]) -> ContainerEdits:
-        """An environment variable by which the pod sees what it got."""
+        """A variable with the IDs that the container has."""
         name = "FAIRLEAD_STUB_" + re.sub("[^A-Z0-9]", "_", resource.name.upper())
         return ContainerEdits(env={name: ",".join(grant.id for grant in grants)})
 
@@ -137,7 +141,7 @@ class Stub(Backend[StubOptions]):
         """The directories of the files: a watch on a file would end when it is replaced."""
         return Watches(directories=frozenset(file.parent for file in self._files().values()))
 
-    def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:  # noqa: ARG002
+    def affects(self, hint: Hint, known: Known) -> Iterable[str]:  # noqa: ARG002
         """The resources of the file that changed; a ConfigMap's files change with the link `..data` beside them."""
         if not isinstance(hint, PathChange):
             return ()
@@ -177,18 +181,6 @@ def _parse(text: str) -> _States:
         elif key:
             named[key] = (state, sentence)
     return _States(every, named, tuple(problems))
-
-
-def _complaints(options: StubOptions) -> Iterator[OptionsError]:
-    if isinstance(options.devices, int) and options.devices < 0:
-        yield OptionsError(("devices",), f"is {options.devices}; there cannot be fewer than none")
-    for index, kind in enumerate(options.devices if isinstance(options.devices, list) else ()):
-        if kind.count < 0:
-            yield OptionsError(("devices", index, "count"), f"is {kind.count}; there cannot be fewer than none")
-        if kind.numa_node is not None and kind.numa_node < 0:
-            yield OptionsError(("devices", index, "numa_node"), "is below 0; leave it out where there is none")
-    if options.file is not None and not options.file.startswith("/"):
-        yield OptionsError(("file",), f"{options.file!r} is not an absolute path")
 
 
 def _kinds(options: StubOptions) -> list[StubDevice]:

@@ -1,4 +1,4 @@
-"""The backend: cards as units, and what is made for a container."""
+"""The backend `cex`: its units are cards, its devices are queues; a container gets a node and a /sys of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import ClassVar, Final
 
 from backends.attempts import each
 from backends.base import (
-    All,
     AllocationRefused,
     Backend,
     ContainerEdits,
@@ -17,22 +16,21 @@ from backends.base import (
     Grant,
     Hint,
     Host,
+    Known,
     Node,
-    OptionsError,
+    NotReady,
     Released,
     Signal,
     Uevent,
     Watches,
 )
-from backends.cex import ap, devices, health, shadow, zcrypt
+from backends.cex import ap_bus, devices, health, shadow_sysfs, zcrypt_nodes
 from backends.cex.options import CexOptions, CexResource, complaints
-from backends.cex.shadow import ShadowError
-from backends.cex.zcrypt import NodeError, Nodes
-from backends.interface.known_devices import Known
+from backends.cex.zcrypt_nodes import Nodes
 from backends.linux.kernel import Kernel
 
 _ID: Final = re.compile("apqn-[0-9]{1,3}-[0-9]{1,3}-[0-9]{1,3}")
-_PLACE: Final = f"{ap.DEVICES}/".removeprefix("/sys")
+_PLACE: Final = f"{ap_bus.DEVICES}/".removeprefix("/sys")
 _Z90CRYPT: Final = "/dev/z90crypt"
 
 
@@ -41,59 +39,50 @@ class Cex(Backend[CexOptions]):
 
     options_type: ClassVar = CexOptions
     attributes: ClassVar = devices.ATTRIBUTES
+    complaints: ClassVar = staticmethod(complaints)
 
     def __init__(self, host: Host, resources: Sequence[CexResource], kernel: Kernel | None = None) -> None:
         super().__init__(host, resources)
         self._nodes = Nodes(host, kernel or Kernel(host))
 
     @classmethod
-    def check(cls, resource: CexResource) -> None:
-        """Refuse what no hardware could make right.
-
-        Raises:
-            OptionsError: with the offending key and a sentence.
-            ExceptionGroup: of several of them.
-        """
-        OptionsError.raise_all(complaints(resource))
-
-    @classmethod
     def tokens(cls, resource: CexResource) -> Iterable[tuple[tuple[str | int, ...], int]]:
-        """Those that share a queue."""
+        """As many IDs for each queue as containers may share it."""
         yield ("overcommit",), resource.spec.options.overcommit
 
     # --- what is there ---
 
     def units(self) -> Iterable[str]:
         """The cards."""
-        return ap.cards(self.host)
+        return ap_bus.cards(self.host)
 
     def discover(self, unit: str) -> Discovery:
         """A card's queues."""
         return devices.find(self.host, self.resources, unit)
 
     def probe(self, device: Device) -> Iterable[Signal]:
-        """How the queue is, and its card."""
+        """The state of the queue and of its card."""
         return () if device.unusable else health.signals(self.host, device.unit, _queue(device))
 
     def watches(self, known: Known) -> Watches:  # noqa: ARG002  # an interface's
-        """Cards and queues, which tell also when they go offline or are deconfigured."""
+        """Events of cards and queues, which come also when one goes offline or is deconfigured."""
         return Watches(frozenset({"ap"}))
 
-    def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:  # noqa: ARG002
-        """The card that it is about, or whose queue."""
+    def affects(self, hint: Hint, known: Known) -> Iterable[str]:  # noqa: ARG002
+        """The card that an event is about, or whose queue it is about."""
         if not isinstance(hint, Uevent) or not hint.devpath.startswith(_PLACE):
             return ()
         name = hint.devpath.removeprefix(_PLACE).partition("/")[0]
-        return (name,) if ap.CARD.fullmatch(name) else ()
+        return (name,) if ap_bus.CARD.fullmatch(name) else ()
 
     # --- what a container gets ---
 
     def ids(self, resource: CexResource, device: Device) -> Sequence[str]:
-        """As the peer's: `apqn-<card>-<domain>-<n>`, for each container that may share it."""
+        """As IBM's plugin names them: `apqn-<card>-<domain>-<n>`, one for each container that may share the queue."""
         return tuple(f"{device.key}-{n}" for n in range(resource.spec.options.overcommit))
 
     def prefers(self, resource: CexResource) -> bool:
-        """It matters where a queue is shared."""
+        """Where queues are shared, so that containers are spread over them."""
         return resource.spec.options.overcommit > 1
 
     def edits(self, resource: CexResource, grants: Sequence[Grant]) -> ContainerEdits:
@@ -105,40 +94,32 @@ class Cex(Backend[CexOptions]):
         grant = _one(resource, grants)
         live = resource.spec.options.live_sysfs
         return ContainerEdits(
-            nodes=(Node(zcrypt.node(grant.id), _Z90CRYPT, "rw"),),
-            mounts=shadow.mounts(grant.id, grant.device.unit, _queue(grant.device), live=live),
+            nodes=(Node(zcrypt_nodes.node(grant.id), _Z90CRYPT, "rw"),),
+            mounts=shadow_sysfs.mounts(grant.id, grant.device.unit, _queue(grant.device), live=live),
         )
 
     def claim(self, resource: CexResource, grants: Sequence[Grant]) -> None:
-        """Make the node and the shadow of /sys.
-
-        Raises:
-            AllocationRefused: they cannot be made, or a container asks for several.
-        """
+        """Make the node and the shadow of /sys."""
         grant = _one(resource, grants)
         card, queue = grant.device.unit, _queue(grant.device)
         try:
-            planned = shadow.plan(self.host, card, queue, live=resource.spec.options.live_sysfs)
-            shadow.build(self.host, grant.id, planned)
-            self._nodes.make(grant.id, int(card[4:], 16), ap.domain(queue))
-        except (NodeError, ShadowError) as error:
+            planned = shadow_sysfs.plan(self.host, card, queue, live=resource.spec.options.live_sysfs)
+            shadow_sysfs.build(self.host, grant.id, planned)
+            self._nodes.make(grant.id, int(card[4:], 16), ap_bus.domain(queue))
+        except NotReady as error:
             raise AllocationRefused(
                 f"{grant.id} of {resource.name} cannot be made ready: {error}. Create the pod again; if it happens again, "
                 "this node's administrator must look at the card."
             ) from error
 
     def release(self, ended: Sequence[Released], idle: frozenset[str]) -> None:  # noqa: ARG002
-        """Destroy the nodes and the shadows of these IDs; those of other containers on the same queue stay.
-
-        Raises:
-            ExceptionGroup: of what could not be undone.
-        """
+        """Destroy the nodes and the shadows of these IDs; those of other containers on the same queue stay."""
         ids = sorted({one.id for one in ended if _ID.fullmatch(one.id)})
-        each(self._undo, ids, (NodeError, ShadowError), "not undone")
+        each(self._undo, ids, NotReady, "not undone")
 
     def _undo(self, device_id: str) -> None:
         self._nodes.destroy(device_id)
-        shadow.remove(self.host, device_id)
+        shadow_sysfs.remove(self.host, device_id)
 
 
 def _queue(device: Device) -> str:

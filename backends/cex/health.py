@@ -1,17 +1,17 @@
-"""How a queue and its card are: configured, not check-stopped, online."""
+"""Checks the health of a queue and its card: configured, not check-stopped, online."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from backends.base import Host, HostPath, Signal, Verdict
-from backends.cex import ap, devices
+from backends.cex import ap_bus, devices
 from backends.linux import sysfs
 
 
 def signals(host: Host, card: str, queue: str) -> Iterator[Signal]:
-    """What is wrong now; a file that is not there says nothing (`config` and `chkstop` are of Linux 5.13 and 5.17)."""
-    for name, path in ((card, ap.DEVICES / card), (queue, ap.DEVICES / card / queue)):
+    """What is wrong now. A missing file means nothing: `config` came with Linux 5.13, `chkstop` with 5.17."""
+    for name, path in ((card, ap_bus.DEVICES / card), (queue, ap_bus.DEVICES / card / queue)):
         yield from _signals(host, name, path)
 
 

@@ -13,7 +13,7 @@ HIGHEST: Final = 255
 """The highest number of an adapter and of a domain (AP_DEVICES and AP_DOMAINS in the kernel's ap_bus.h are 256)."""
 
 _OLDEST: Final = 4  # CEX4 is the oldest card that the driver zcrypt_cex4 has
-_MOST_TOKENS: Final = 100  # as the peer's APQN_OVERCOMMIT_LIMIT
+_MOST_TOKENS: Final = 100  # as APQN_OVERCOMMIT_LIMIT of IBM's plugin
 
 
 class Apqn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,7 +39,7 @@ class CexOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overcommit: int = 1
     """How many containers may share a queue, each through a node of its own."""
     live_sysfs: bool = True
-    """Does a container see the queue's own state and counters in its /sys? Else they are as if it had never been used."""
+    """Does a container see the state and counters of its queue in /sys? Otherwise it sees those of an unused queue."""
 
 
 CexResource = Resource[CexOptions]

@@ -1,4 +1,4 @@
-"""The backend: one face for all vendors. A unit is a PCI function, or what a vendor's GPUs have together."""
+"""The backend `gpu`, for all vendors. A unit is a PCI function, or what all GPUs of a vendor have together."""
 
 from __future__ import annotations
 
@@ -17,30 +17,29 @@ from backends.base import (
     Grant,
     Hint,
     Host,
-    OptionsError,
+    Known,
     PathChange,
     Record,
     Signal,
     Uevent,
     Watches,
 )
-from backends.gpu import functions, nodes, wedged
+from backends.gpu import detection, nodes, wedged
 from backends.gpu.amd.gpus import PARTITION, TOGETHER, WHOLE, Amd
 from backends.gpu.intel import Intel
-from backends.gpu.nvidia import char_links, platforms, xid
+from backends.gpu.nvidia import char_links, tegra_and_wsl, xid
 from backends.gpu.nvidia.gpus import Nvidia
 from backends.gpu.options import GpuOptions, GpuResource, complaints
 from backends.gpu.vendor import ATTRIBUTES, Vendor
-from backends.interface.known_devices import Known
 from backends.linux.pci import functions as pci
 from backends.linux.pci import health as pci_health
 from backends.linux.pci import recovery as pci_recovery
 from backends.linux.pci import reset
 
 _VENDORS: Final[dict[str, type[Vendor]]] = {
-    functions.NVIDIA: Nvidia,
-    functions.AMD: Amd,
-    functions.INTEL: Intel,
+    detection.NVIDIA: Nvidia,
+    detection.AMD: Amd,
+    detection.INTEL: Intel,
 }
 
 _PART: Final = "it is a part of a GPU and cannot be reset without the others"
@@ -51,43 +50,34 @@ class Gpu(Backend[GpuOptions]):
 
     options_type: ClassVar = GpuOptions
     attributes: ClassVar = ATTRIBUTES
+    complaints: ClassVar = staticmethod(complaints)
 
     def __init__(self, host: Host, resources: Sequence[GpuResource]) -> None:
         super().__init__(host, resources)
         self._vendors = {vendor: dialect(host, resources) for vendor, dialect in _VENDORS.items()}
         self._groups = {dialect.group: dialect for dialect in self._vendors.values() if dialect.group is not None}
 
-    @classmethod
-    def check(cls, resource: GpuResource) -> None:
-        """Refuse what no hardware could make right.
-
-        Raises:
-            OptionsError: with the offending key and a sentence.
-            ExceptionGroup: of several of them.
-        """
-        OptionsError.raise_all(complaints(resource))
-
     def units(self) -> Iterable[str]:
-        """The addresses of all GPUs, and for each vendor that is there what its GPUs have together."""
-        found = dict(functions.addresses(self.host))
-        vendors = {*found.values(), *([functions.NVIDIA] if platforms.device(self.host, "") else [])}
+        """The addresses of all GPUs, and the group of each vendor that has any."""
+        found = dict(detection.addresses(self.host))
+        vendors = {*found.values(), *([detection.NVIDIA] if tegra_and_wsl.device(self.host, "") else [])}
         groups = (self._vendors[vendor].group for vendor in vendors)
         return [*found, *(group for group in groups if group is not None)]
 
     def discover(self, unit: str) -> Discovery:
-        """One GPU, with the parts it is divided into; or what a vendor's GPUs have together."""
+        """One GPU, with the parts it is divided into; or what all GPUs of a vendor have together."""
         if unit in self._groups:
             return self._with_resets(self._groups[unit].together(), None)
         function = pci.read(self.host, unit)
         if function is None:
             return Discovery()
-        if not functions.is_gpu(function.vendor, function.kind):
+        if not detection.is_gpu(function.vendor, function.kind):
             return Discovery(problems=function.problems)
         found = self._vendors[function.vendor].found(function)
         return self._with_resets(replace(found, problems=(*function.problems, *found.problems)), function)
 
     def _with_resets(self, found: Discovery, function: pci.Function | None) -> Discovery:
-        """Each device with whether it can be reset, if any resource asks for that."""
+        """Adds to each device why it cannot be reset, if any resource asks for resets."""
         if not any(resource.spec.pre_start == "reset" for resource in self.resources):
             return found
         whole = reset.refusal(self.host, function) if function is not None else _PART
@@ -96,7 +86,7 @@ class Gpu(Backend[GpuOptions]):
         )
 
     def probe(self, device: Device) -> Iterable[Signal]:
-        """Its nodes, its driver, and what PCI says of its functions."""
+        """The health of its nodes, its driver and its PCI functions."""
         own = sorted(name.removeprefix("pci:") for name in device.hardware if name.startswith("pci:"))
         hardware = f"pci:{own[0]}" if own else min(device.hardware)
         vendor = self._vendor_of(device)
@@ -112,13 +102,13 @@ class Gpu(Backend[GpuOptions]):
         if record.source == "kmsg":
             yield from xid.signals(record, self.resources)
         yield from wedged.signals(record)
-        if functions.told(record.properties):
+        if detection.vendor_of(record.properties):
             yield from pci_recovery.signals(record)
 
     # --- events ---
 
     def watches(self, known: Known) -> Watches:
-        """Events of the functions and of their DRM devices, what the kernel says once, and where nodes are made late."""
+        """Events of functions and DRM devices, records of errors, and directories where nodes come late."""
         by_vendor = _by_vendor(known)
         directories = {
             path
@@ -134,7 +124,7 @@ class Gpu(Backend[GpuOptions]):
         )
 
     def affects(self, hint: Hint, known: Known) -> Iterable[str]:
-        """The GPUs that an event is about, happens below or happens above."""
+        """The GPUs that an event is about, and those below and above it."""
         if isinstance(hint, PathChange):
             by_vendor = _by_vendor(known)
             return {
@@ -147,7 +137,7 @@ class Gpu(Backend[GpuOptions]):
     def _affected(self, event: Uevent, known: Known) -> Iterable[str]:
         if f"/{PARTITION}" in event.devpath:
             return [TOGETHER]
-        told = functions.told(event.properties) if event.subsystem == "pci" else None
+        told = detection.vendor_of(event.properties) if event.subsystem == "pci" else None
         mine = pci.address_in(event.devpath)
         concerned = pci.affected(event, known) | pci.undivided(event, known)
         units = {a for a in concerned if a in known or (a == mine and (told or event.subsystem == "drm"))}
@@ -160,11 +150,11 @@ class Gpu(Backend[GpuOptions]):
     # --- handing out ---
 
     def ids(self, resource: GpuResource, device: Device) -> Sequence[str]:
-        """The vendor's own way, or the device's key, with `::n` where several pods share it."""
+        """As the vendor's plugin names them; or else the device's key, with `::n` where several pods share it."""
         return self._vendor_of(device).ids(resource, device) or super().ids(resource, device)
 
     def edits(self, resource: GpuResource, grants: Sequence[Grant]) -> ContainerEdits:
-        """Each vendor's for its own.
+        """What each vendor gives a container for its own GPUs.
 
         Raises:
             AllocationRefused: the resource's options forbid it.
@@ -176,16 +166,12 @@ class Gpu(Backend[GpuOptions]):
         return ContainerEdits().merge(*every)
 
     def adopts(self, resource: GpuResource) -> bool:
-        """Only where links are to be made."""
+        """Only for resources with `dev_char_links`."""
         return resource.spec.options.dev_char_links
 
     def adopt(self, resource: GpuResource, device: Device) -> bool:  # noqa: ARG002  # an interface's
-        """Make the links that udev does not make: the nodes of NVIDIA's GPUs are made by user space.
-
-        Raises:
-            NotReady: a link cannot be made.
-        """
-        if device.attributes["vendor"] == (functions.NVIDIA,):
+        """Make the links that udev does not make: the nodes of NVIDIA's GPUs are made by user space."""
+        if device.attributes["vendor"] == (detection.NVIDIA,):
             char_links.make(self.host, device, self._vendor_of(device).roots)
         return False
 
@@ -194,7 +180,7 @@ class Gpu(Backend[GpuOptions]):
         return True
 
     def prepare(self, resource: GpuResource, grants: Sequence[Grant]) -> Iterable[str]:  # noqa: ARG002
-        """Reset the GPUs by themselves.
+        """Reset the GPUs, one by one.
 
         Raises:
             AllocationRefused: one cannot be reset, or others would be with it.
@@ -215,7 +201,7 @@ class Gpu(Backend[GpuOptions]):
 
 
 def _by_vendor(known: Mapping[str, Sequence[Device]]) -> dict[str, list[str]]:
-    """The addresses of these known GPUs. A unit that has none now may get one: it is whoever's."""
+    """Vendor → addresses of its known GPUs. A unit without a device may become any vendor's, and counts for each."""
     found: dict[str, list[str]] = {}
     for unit, devices in known.items():
         if pci.ADDRESS.fullmatch(unit):

@@ -1,8 +1,7 @@
-"""Hands out Intel's GPUs as its device plugin does; their driver, i915 or xe, is an attribute to select by.
+"""Hands out Intel's GPUs as Intel's device plugin does; the driver, i915 or xe, is an attribute to select by.
 
-IDs are PCI addresses unless `card_ids` says otherwise: those of Intel's plugin (`card0-0`) follow the order in which
-drivers were bound. All GPUs of some drivers together are one device for programs that watch them, made where a resource
-selects by `monitoring`.
+IDs are PCI addresses unless `card_ids` is set: those of Intel's plugin (`card0-0`) depend on the order in which drivers were
+bound. A resource that selects by `monitoring` gets one device with all GPUs of some drivers, for programs that watch them.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from backends.base import ContainerEdits, Device, Discovery, Grant, Host, HostPath, Mount, Signal
-from backends.gpu import functions, nodes
+from backends.base import ContainerEdits, Device, Discovery, Grant, Host, HostPath, Mount
+from backends.gpu import detection, nodes
 from backends.gpu.nodes import Wanted
 from backends.gpu.options import GpuResource
-from backends.gpu.vendor import described, gpu, withheld
+from backends.gpu.vendor import Vendor, described, gpu, withheld
 from backends.linux import sysfs
 from backends.linux.pci import functions as pci
 
@@ -27,13 +26,11 @@ TOGETHER: Final = "intel-monitoring"
 BY_PATH: Final = nodes.DRI / "by-path"
 
 
-class Intel:
+class Intel(Vendor):
     """Finds Intel's GPUs and hands them out."""
 
-    roots: Sequence[HostPath] = ()
-
     def __init__(self, host: Host, resources: Sequence[GpuResource]) -> None:
-        self.host = host
+        super().__init__(host, resources)
         self._monitors = [
             (resource, drivers)
             for resource in resources
@@ -50,23 +47,19 @@ class Intel:
         return Discovery((withheld(device, unusable),))
 
     def _by_path(self, address: str) -> tuple[Mount, ...]:
-        """Links that udev makes to the nodes, by which Intel's libraries tell several GPUs apart."""
-        try:
-            names = sysfs.entries(self.host, BY_PATH)
-        except OSError:
-            return ()
-        mine = [BY_PATH / name for name in names if name.startswith(f"pci-{address}-")]
+        """The links that udev makes to the nodes; Intel's libraries tell several GPUs apart by them."""
+        mine = [BY_PATH / name for name in sysfs.names(self.host, BY_PATH) if name.startswith(f"pci-{address}-")]
         return tuple(Mount(path, path.text, read_only=True) for path in mine)
 
     def together(self) -> Discovery:
-        """For each resource that selects by it, one device with the nodes of all GPUs of the drivers that it names."""
+        """A device for each resource that selects by `monitoring`: all nodes of the GPUs with the drivers it names."""
         return Discovery(tuple(device for one in self._monitors for device in self._monitoring(*one)))
 
     def _monitoring(self, resource: GpuResource, drivers: tuple[str, ...]) -> Iterator[Device]:
         found = [
             wanted
-            for address, vendor in functions.addresses(self.host)
-            if vendor == functions.INTEL and (function := pci.read(self.host, address)) and function.driver in drivers
+            for address, vendor in detection.addresses(self.host)
+            if vendor == detection.INTEL and (function := pci.read(self.host, address)) and function.driver in drivers
             if not _obstacle(function)
             for wanted in (*nodes.drm(self.host, function.path, function.drm), *self._mei(function.path))
             if nodes.fault(self.host, [wanted]) is None
@@ -79,7 +72,7 @@ class Intel:
                 resource=resource.configured,
                 identity="all",
                 nodes=tuple(replace(node, shared=True) for node in nodes.handed_out(found)),
-                attributes={"vendor": (functions.INTEL,), MONITORING: drivers, **nodes.numbers(found)},
+                attributes={"vendor": (detection.INTEL,), MONITORING: drivers, **nodes.numbers(found)},
             )
 
     def _mei(self, path: HostPath) -> Iterator[Wanted]:
@@ -90,16 +83,12 @@ class Intel:
                     node = sysfs.node(self.host, path / name / "mei" / engine)
                     yield Wanted(node.path, node.number) if node else Wanted(HostPath("/dev") / engine)
 
-    def probe(self, device: Device) -> Iterable[Signal]:  # noqa: ARG002  # an interface's
-        """Nothing."""
-        return ()
-
     def directories(self, addresses: Iterable[str]) -> Iterable[HostPath]:  # noqa: ARG002  # an interface's
         """Where the nodes are, and the links that udev makes later."""
         return [nodes.DRI, BY_PATH]
 
     def concerned(self, path: HostPath, addresses: Sequence[str]) -> Iterable[str]:
-        """The GPU that a link names; all of them, if it is a node."""
+        """The GPU that a link names; all GPUs, if the path is a node."""
         if path.parent == BY_PATH:
             return [address for address in addresses if path.name.startswith(f"pci-{address}-")]
         units = [*addresses, *([self.group] if self.group else [])]
@@ -113,7 +102,7 @@ class Intel:
         return [f"{card}-{n}" for card in cards[:1] for n in range(resource.spec.replicas)]
 
     def edits(self, resource: GpuResource, grants: Sequence[Grant]) -> ContainerEdits:
-        """The nodes, and the links in the way that is wanted."""
+        """The nodes, and the links as `by_path` says."""
         edits = ContainerEdits.of(grants)
         if resource.spec.options.by_path == "none":
             return replace(edits, mounts=())

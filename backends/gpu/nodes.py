@@ -1,4 +1,4 @@
-"""Device nodes of GPUs: what a GPU's should be, and whether they are there and lead to it."""
+"""Checks the device nodes of GPUs: which there should be, and whether they are there and lead to the GPU."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ def drm(host: Host, device: HostPath, names: Iterable[str]) -> list[Wanted]:
 
 
 def fault(host: Host, wanted: Iterable[Wanted], roots: Sequence[HostPath] = ()) -> str | None:
-    """Why the first of these nodes that cannot be used cannot be; None if all can, there or below another root."""
+    """What is wrong with the first node that cannot be used; None if all can, in /dev or below another root."""
     return next((why for one in wanted if (why := _fault(host, one.path, one.number, roots)) is not None), None)
 
 
-def handed_out(wanted: Sequence[Wanted], permissions: str = "rw") -> tuple[Node, ...]:
-    """As a container gets them, at the host's paths."""
-    return tuple(Node(one.path, one.path.text, permissions) for one in wanted)
+def handed_out(wanted: Sequence[Wanted]) -> tuple[Node, ...]:
+    """The nodes as a container gets them, at the same paths as on the host."""
+    return tuple(Node(one.path, one.path.text, "rw") for one in wanted)
 
 
 def numbers(wanted: Sequence[Wanted]) -> dict[str, tuple[str, ...]]:
-    """The attribute by which `signals` tells later what the nodes should be."""
+    """The attribute with the number of each node, by which `signals` checks them later."""
     return {"node_numbers": tuple(one.number for one in wanted)}
 
 
 def signals(host: Host, device: Device, hardware: str, roots: Sequence[HostPath] = ()) -> Iterator[Signal]:
-    """Are the nodes of a device, made with `handed_out` and `numbers`, still there and right?"""
+    """A signal for each node of a device, made with `handed_out` and `numbers`, that is missing or wrong."""
     told = device.attributes.get("node_numbers", ())
     for node, number in zip(device.nodes, told, strict=True):
         if (why := _fault(host, node.path, number, roots)) is not None:
@@ -62,22 +62,28 @@ def signals(host: Host, device: Device, hardware: str, roots: Sequence[HostPath]
 
 def _fault(host: Host, path: HostPath, number: str, roots: Sequence[HostPath]) -> str | None:
     try:
-        found = _plain_number(f"{host.dev}{path.text.removeprefix('/dev')}") or device_node(host, path).number
+        found = _plain_number(host, path) or device_node(host, path).number
         why = f"{path} is {found}, but the driver says {number}" if number and found != number else None
     except NoNodeError as error:
         why = error.sentence
     if why is None or not roots:
         return why
-    below = (_plain_number(os.fspath(host.local(HostPath(f"{root}{path}")))) for root in roots)
-    if any(found is not None and found == (number or found) for found in below):
+    if any(found == (number or found) for _, found in below(host, path, roots)):
         return None
     return f"{why}, nor is it below {' or '.join(map(str, roots))}"
 
 
-def _plain_number(local: str) -> str | None:
+def below(host: Host, path: HostPath, roots: Sequence[HostPath]) -> Iterator[tuple[HostPath, str]]:
+    """Where the node lies below these roots instead, and its number as `DeviceNode.number`."""
+    for root in roots:
+        if (number := _plain_number(host, elsewhere := HostPath(f"{root}{path}"))) is not None:
+            yield elsewhere, number
+
+
+def _plain_number(host: Host, path: HostPath) -> str | None:
     """As `DeviceNode.number`, of a node that is no link: nearly always, and five times faster."""
     try:
-        found = os.lstat(local)
+        found = os.lstat(host.spell(path))
     except OSError:
         return None
     device = found.st_rdev

@@ -21,13 +21,13 @@ class GpuOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The keys of a `gpu` resource. Most are NVIDIA's, under NVIDIA's names; the last are Intel's, AMD's GPUs need none."""
 
     style: Literal["vendor", "gke"] = "vendor"
-    """Whose plugin a container takes it for: NVIDIA's own, or GKE's on Container-Optimized OS."""
+    """The plugin whose IDs, nodes and mounts are used: NVIDIA's own, or GKE's for Container-Optimized OS."""
     device_list_strategy: Strategy | list[Strategy] = "envvar"
     """How the container's runtime learns of its GPUs."""
     device_id_strategy: Literal["uuid", "index"] = "uuid"
-    """What names a GPU there."""
+    """How it names a GPU there."""
     pass_device_specs: bool = False
-    """Are the device nodes handed out too? The runtime does it by itself, the kubelet's CPU manager undoes it."""
+    """Are the device nodes handed out, too? The runtime adds them by itself, but the kubelet's CPU manager removes them."""
     device_driver_root: str = "/"
     """Where the host has the driver's device nodes, `/run/nvidia/driver` in a driver container."""
     gds_enabled: bool = False
@@ -39,19 +39,19 @@ class GpuOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cdi_annotation_prefix: str = "cdi.k8s.io/"
     """What the annotation of "cdi-annotations" begins with."""
     cdi_vendor: str = "k8s.device-plugin.nvidia.com"
-    """Of the CDI devices: NVIDIA's plugin writes its own specifications, `nvidia-ctk` writes `nvidia.com`."""
+    """The vendor of the CDI devices: this is that of NVIDIA's plugin; `nvidia-ctk` writes `nvidia.com`."""
     fail_requests_greater_than_one: bool | None = None
-    """Is a container that asks for several replicas refused? It would mostly get the same GPU twice. None: with MPS."""
+    """Is a container refused that asks for several replicas? They are mostly of one GPU. None: only with MPS."""
     sharing: Literal["time-slicing", "mps"] | None = None
     """How pods share a GPU; None: by time-slicing where there are replicas."""
     mps_root: str = "/run/nvidia/mps"
     """Where NVIDIA's MPS control daemons have their directories."""
     imex: Literal["none", "optional", "required"] = "none"
-    """Does a container get IMEX channel 0 with its GPUs: never, where there is one, or else no GPU?"""
+    """Does a container get IMEX channel 0 with its GPUs, if it is there? `required`: no GPU is offered without it."""
     dev_char_links: bool = False
     """Are links to the GPU's nodes made in /dev/char, so that `systemctl daemon-reload` takes no GPU from a pod?"""
     mig_devices: bool = True
-    """Is a GPU in MIG mode offered as its MIG devices? Else as a whole, as NVIDIA's plugin with `migStrategy: none`."""
+    """Is a GPU in MIG mode offered as its MIG devices? Otherwise as a whole, as with NVIDIA's `migStrategy: none`."""
     driver_path: str = "/home/kubernetes/bin/nvidia"
     """GKE's `-host-path`: where the host has the driver's libraries."""
     driver_mount: str = "/usr/local/nvidia"
@@ -64,9 +64,9 @@ class GpuOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which XIDs make a GPU unhealthy: those of the plugin that `style` names, or those after which NVIDIA's XID catalog
     has the GPU reset, or more."""
     xid_critical: Xids | None = None
-    """Further XIDs that make a GPU unhealthy, "all" for those that are not ignored."""
+    """Further XIDs that make a GPU unhealthy; "all": every XID that is not ignored."""
     xid_ignored: Xids | None = None
-    """Further XIDs that mean nothing, "all" for those that `xid_critical` does not list."""
+    """Further XIDs that are ignored; "all": every XID that `xid_critical` does not list."""
 
     card_ids: bool = False
     """Are Intel's GPUs named as by Intel's plugin, `card0-0`? The number follows the order in which drivers were bound."""

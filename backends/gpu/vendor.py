@@ -1,9 +1,10 @@
-"""What a vendor's module does; `backend` makes one backend of all of them."""
+"""What the module of each vendor does (`Vendor`), and how a GPU and its parts become devices."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from msgspec.structs import replace
 
@@ -29,39 +30,47 @@ from backends.linux.pci.functions import Function
 Attributes: TypeAlias = Mapping[str, tuple[str, ...]]
 
 
-class Vendor(Protocol):
+class Vendor(ABC):
     """Finds the GPUs of one vendor and hands them out."""
 
-    group: str | None
-    """The unit for what concerns all its GPUs together: links between them, partitions; None: there is no such."""
-    roots: Sequence[HostPath]
-    """Where nodes may lie instead: with /run/nvidia/driver, /run/nvidia/driver/dev/nvidia0 is as good as /dev/nvidia0."""
+    group: str | None = None
+    """The unit for what all its GPUs have together (links between them, partitions); None: nothing."""
+    roots: Sequence[HostPath] = ()
+    """Where else nodes may lie: with /run/nvidia/driver, /run/nvidia/driver/dev/nvidia0 replaces /dev/nvidia0."""
 
-    def __init__(self, host: Host, resources: Sequence[GpuResource]) -> None: ...
+    def __init__(self, host: Host, resources: Sequence[GpuResource]) -> None:  # noqa: ARG002  # some vendors need them
+        self.host = host
 
+    @abstractmethod
     def found(self, function: Function) -> Discovery:
         """The GPU that a PCI function is, and the parts it is divided into."""
 
+    @abstractmethod
     def together(self) -> Discovery:
-        """What the unit `group` has."""
+        """The devices and links of the unit `group`."""
 
-    def probe(self, device: Device) -> Iterable[Signal]:
-        """What is to be said of its health now beside its nodes and PCI."""
-
+    @abstractmethod
     def directories(self, addresses: Iterable[str]) -> Iterable[HostPath]:
         """Where entries come late, after the kernel's event; `addresses` are those of its GPUs."""
 
+    @abstractmethod
     def concerned(self, path: HostPath, addresses: Sequence[str]) -> Iterable[str]:
         """Which of its GPUs have to be looked at after that entry came, went or changed."""
 
-    def ids(self, resource: GpuResource, device: Device) -> Sequence[str] | None:
+    def probe(self, device: Device) -> Iterable[Signal]:  # noqa: ARG002  # by default nothing
+        """Signals about its health beside those of its nodes and of PCI."""
+        return ()
+
+    def ids(self, resource: GpuResource, device: Device) -> Sequence[str] | None:  # noqa: ARG002  # by default none
         """The IDs of a device where they are not the usual ones."""
+        return None
 
-    def edits(self, resource: GpuResource, grants: Sequence[Grant]) -> ContainerEdits:
+    def edits(self, resource: GpuResource, grants: Sequence[Grant]) -> ContainerEdits:  # noqa: ARG002  # by default none
         """What a container gets with these, all of which are this vendor's."""
+        return ContainerEdits.of(grants)
 
 
-def unbound(function: Function, driver: str) -> str:
+def driver_fault(function: Function, driver: str) -> str:
     """Why the GPU cannot be used as it is: it is bound to no driver, or to another; empty if it is bound to this one."""
     if function.driver is None:
         return f"it has no driver; {driver} is needed"
@@ -78,17 +87,12 @@ def gpu(
     mounts: tuple[Mount, ...] = (),
 ) -> Device:
     """The device that a PCI function is; its key is its UUID, or else its address."""
-    return Device(
+    return replace(
+        function.as_device(),
         key=uuid or function.address,
-        unit=function.address,
-        hardware=frozenset({function.hardware}),
-        depends=frozenset() if function.physical is None else frozenset({f"pci:{function.physical}"}),
         identity=identity or function.ids,
-        bindings=function.bindings(),
         nodes=handed_out(wanted),
         mounts=mounts,
-        numa_node=function.numa_node,
-        ancestry=function.ancestry,
         attributes={**attributes, **numbers(wanted)},
     )
 
@@ -130,7 +134,7 @@ ATTRIBUTES: Final[Mapping[str, Attribute]] = {
     **dict.fromkeys(("minor", "gi", "ci", "memory"), NUMBER),
     "index": Attribute("a number, of a MIG device two, as in '0:1'", "[0-9]+(:[0-9]+)?"),
 }
-"""Of whichever vendor: those of `described`, of MIG devices, and of GPUs that are not on PCI."""
+"""The attributes of `described`, of MIG devices, and of GPUs that are not on PCI, of all vendors."""
 
 
 def described(function: Function, **more: str | None) -> Attributes:

@@ -23,7 +23,7 @@ _METHODS: Final = ("rebind", "bus-reset", "vendor-specific")
 def signals(record: Record) -> Iterator[Signal]:
     """What an event says of the GPU that the device belongs to.
 
-    `WEDGED=rebind,bus-reset` names what would help; with `none` the driver has helped itself.
+    `WEDGED=rebind,bus-reset` names what the device needs; with `none` its driver has recovered it.
     """
     methods, address = record.properties.get(FACT), pci.address_in(record.text)
     if not methods or methods == "none" or address is None:

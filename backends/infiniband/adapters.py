@@ -1,4 +1,4 @@
-"""What is at one place, as the device that is offered: its names, nodes and attributes; or why it cannot be offered.
+"""Makes a device of the RDMA adapter at a place: its names, nodes and attributes, or why it cannot be offered.
 
 A physical function owns two pieces of hardware: `pci:` itself, and `rdma:` the adapter with its ports. Virtual functions
 and subfunctions depend on the first alone: their traffic goes on when the physical function's own port is down.
@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from backends.base import TEXT, Attribute, Device, Host, HostPath, Node, one_of
-from backends.infiniband import rdma_ports
+from msgspec.structs import replace
+
+from backends.base import TEXT, Attribute, Device, Host, Node, one_of
+from backends.infiniband import port_state
 from backends.infiniband.options import UNSEEN_WHEN_AWAY, InfiniBandResource
-from backends.infiniband.rdma_ports import PortState, State
+from backends.infiniband.port_state import PortState, State
 from backends.interface.attributes import assumed
 from backends.linux.network import rdma
-from backends.linux.network.rdma import Adapter
+from backends.linux.network.rdma import Adapter, Hca
 from backends.linux.pci import functions as pci
 from backends.linux.pci.functions import Function
 
-_NVIDIA: Final = "15b3"  # whose Ethernet controllers are adapters, too
+_NVIDIA: Final = "15b3"  # its Ethernet controllers are adapters, too
 _NETWORK: Final = "02"  # PCI classes: a network controller,
 _INFINIBAND: Final = "0207"  # and one for InfiniBand
 
@@ -42,25 +44,26 @@ ATTRIBUTES: Final[Mapping[str, Attribute]] = {
 _Attributes = dict[str, tuple[str, ...]]
 
 
-def port_states(host: Host, adapter: Adapter) -> list[PortState]:
-    """How all of the adapter's ports are; asks the firmware."""
-    return [rdma_ports.read(host, port) for hca in adapter.hcas for port in hca.ports]
+def port_states(host: Host, hcas: Iterable[Hca]) -> list[PortState]:
+    """The states of all ports, which the firmware is asked for."""
+    return [port_state.read(host, port) for hca in hcas for port in hca.ports]
 
 
 def function_of(host: Host, adapter: Adapter) -> Function | None:
-    """The PCI function that it is, or is on."""
+    """The PCI function that the adapter is, or is on."""
     return pci.read(host, adapter.address) if adapter.address else None
 
 
 def device(
     host: Host,
     adapter: Adapter,
+    hcas: Sequence[Hca],
     function: Function | None,
     states: Sequence[PortState],
     resources: Iterable[InfiniBandResource],
 ) -> Device:
-    """The adapter as a device. `resources` are all there are."""
-    attributes = _attributes(adapter, function, states)
+    """The adapter as a device; `resources` are all of the backend."""
+    attributes = _attributes(adapter, hcas, function, states)
     if adapter.away:
         attributes = assumed(attributes, UNSEEN_WHEN_AWAY, resources)
     key, owned, depends = _names(adapter, function)
@@ -72,38 +75,29 @@ def device(
         unit=adapter.place,
         hardware=owned,
         depends=depends,
-        identity=_identity(adapter, function),
+        identity=_identity(adapter, hcas, function),
         bindings=function.bindings(*owned) if function and adapter.subfunction is None else {},
-        nodes=tuple(_node(path) for path in node_paths),
+        nodes=tuple(Node(path, path.text, "rw") for path in node_paths),
         numa_node=function.numa_node if function else None,
         ancestry=_ancestry(adapter, function),
         attributes=attributes,
     )
 
 
-def own(device: Device) -> str:
-    """The name of the adapter as hardware, beside that of the PCI function that it may be."""
+def adapter_hardware(device: Device) -> str:
+    """The name of the adapter as hardware; that of its PCI function is another."""
     return next(name for name in sorted(device.hardware, reverse=True) if name.startswith("rdma:"))
 
 
 def bare(function: Function) -> Device:
-    """A function that could be an adapter, but has no driver that makes it one."""
+    """A function that is likely to be an adapter, but has no driver that makes it one."""
     if function.driver is None:
         why = "it has no driver"
     elif function.driver.startswith("vfio"):
         why = f"it is bound to {function.driver}, for virtual machines"
     else:
         why = f"its driver {function.driver} has made no RDMA device; is the driver's module for RDMA loaded?"
-    return Device(
-        key=function.address,
-        unit=function.address,
-        hardware=frozenset((function.hardware,)),
-        bindings=function.bindings(),
-        numa_node=function.numa_node,
-        ancestry=function.ancestry,
-        unusable=why,
-        attributes=function.attributes(),
-    )
+    return replace(function.as_device(), identity="", unusable=why)  # the adapter's own identity cannot be told now
 
 
 def is_likely(kind: str, vendor: str) -> bool:
@@ -125,11 +119,11 @@ def _names(adapter: Adapter, function: Function | None) -> tuple[str, frozenset[
     return adapter.address, frozenset((parent, f"rdma:{adapter.address}")), depends
 
 
-def _identity(adapter: Adapter, function: Function | None) -> str:
-    """The GUID; of what can be given another while a pod has it, only the model; "" if it cannot be seen."""
+def _identity(adapter: Adapter, hcas: Sequence[Hca], function: Function | None) -> str:
+    """The GUID; only the model where a pod can give the adapter another GUID; "" if it cannot be seen."""
     if function is not None and (function.physical is not None or adapter.subfunction is not None):
         return function.ids
-    return "" if adapter.away or not adapter.hcas else adapter.hcas[0].node_guid
+    return "" if adapter.away or not hcas else hcas[0].node_guid
 
 
 def _ancestry(adapter: Adapter, function: Function | None) -> tuple[str, ...]:
@@ -138,13 +132,11 @@ def _ancestry(adapter: Adapter, function: Function | None) -> tuple[str, ...]:
     return function.ancestry if adapter.subfunction is None else (*function.ancestry, function.address)
 
 
-def _node(path: HostPath) -> Node:
-    return Node(path, path.text, "rw")
-
-
-def _attributes(adapter: Adapter, function: Function | None, states: Sequence[PortState]) -> _Attributes:
+def _attributes(
+    adapter: Adapter, hcas: Sequence[Hca], function: Function | None, states: Sequence[PortState]
+) -> _Attributes:
     """What selectors match; `port`, `link_layer`, `state` and `rate` go together, one of each for a port."""
-    ports = [port for hca in adapter.hcas for port in hca.ports]
+    ports = [port for hca in hcas for port in hca.ports]
     found: Mapping[str, Iterable[str]] = {
         "hca": adapter.names,
         "away": adapter.away,
@@ -153,10 +145,10 @@ def _attributes(adapter: Adapter, function: Function | None, states: Sequence[Po
         "link_layer": (port.link_layer or "unknown" for port in ports),
         "state": (state.state.name if state.state is not None else "unknown" for state in states),
         "rate": ("unknown" if state.rate is None else f"{state.rate / 10:g}" for state in states),
-        "node_guid": (hca.node_guid for hca in adapter.hcas if hca.node_guid),
-        "board_id": (hca.board_id for hca in adapter.hcas if hca.board_id),
-        "fw_ver": (hca.fw_ver for hca in adapter.hcas if hca.fw_ver),
-        "hca_type": (hca.hca_type for hca in adapter.hcas if hca.hca_type),
+        "node_guid": (hca.node_guid for hca in hcas if hca.node_guid),
+        "board_id": (hca.board_id for hca in hcas if hca.board_id),
+        "fw_ver": (hca.fw_ver for hca in hcas if hca.fw_ver),
+        "hca_type": (hca.hca_type for hca in hcas if hca.hca_type),
         "ifname": adapter.netdevs,
     }
     told = {name: values for name, listed in found.items() if (values := tuple(listed))}
@@ -169,9 +161,7 @@ def _of_function(adapter: Adapter, function: Function | None) -> Iterator[tuple[
     if adapter.subfunction is None:
         yield from function.attributes().items()
         return
-    for name in ("vendor", "device", "id", "subsystem_vendor", "subsystem_device", "driver", "numa_node"):
-        if (values := function.attributes().get(name)) is not None:
-            yield name, values
+    yield from function.subfunction_attributes().items()
     yield "function", ("subfunction",)
     yield "physical", (function.address,)
     yield "sfnum", (adapter.subfunction,)

@@ -1,4 +1,4 @@
-"""The backend: adapters by place, and the pools of resources that share all of theirs."""
+"""The backend `infiniband`: its units are places with adapters, and the pools of resources that share all of theirs."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ from backends.base import (
     Hint,
     Known,
     Node,
-    OptionsError,
     Problem,
     Record,
     Signal,
     Watches,
 )
 from backends.errors import reason_of
-from backends.infiniband import adapters, events, health, pools, ports
+from backends.infiniband import adapters, events, health, pools, port_health
 from backends.infiniband.options import InfiniBandOptions, InfiniBandResource, complaints
 from backends.linux.network import rdma
-from backends.linux.network.rdma import Adapter
+from backends.linux.network.rdma import Hca
 from backends.linux.pci import functions as pci
 from backends.linux.pci import recovery as pci_recovery
 
@@ -39,38 +38,25 @@ class InfiniBand(Backend[InfiniBandOptions]):
 
     options_type: ClassVar = InfiniBandOptions
     attributes: ClassVar = adapters.ATTRIBUTES
-
-    @classmethod
-    def check(cls, resource: InfiniBandResource) -> None:
-        """Refuse what no hardware could make right.
-
-        Raises:
-            OptionsError: with the offending key and a sentence.
-            ExceptionGroup: of several of them.
-        """
-        OptionsError.raise_all(OptionsError(path, why) for path, why in complaints(resource))
+    complaints: ClassVar = staticmethod(complaints)
 
     @classmethod
     def tokens(cls, resource: InfiniBandResource) -> Iterable[tuple[tuple[str | int, ...], int]]:
-        """Those of a shared resource."""
+        """As many as `shared` says."""
         yield ("shared",), resource.spec.options.shared or 1
 
     @classmethod
     def fixed_ids(cls, resource: InfiniBandResource) -> Iterable[str]:
-        """A shared resource's tokens."""
+        """The tokens of a shared resource."""
         return _tokens(resource)
 
     # --- what is there ---
 
     def units(self) -> Iterable[str]:
-        """The places, the functions that could be adapters, and the pools."""
-        return dict.fromkeys((*rdma.places(self.host), *self._bare(), *map(pools.unit, self._shared())))
-
-    def _bare(self) -> Iterator[str]:
-        return (address for address, kind, vendor in pci.announced(self.host) if adapters.is_likely(kind, vendor))
-
-    def _shared(self) -> list[InfiniBandResource]:
-        return [resource for resource in self.resources if resource.spec.options.shared is not None]
+        """The places, the functions that are likely to be adapters, and the pools."""
+        likely = (address for address, kind, vendor in pci.announced(self.host) if adapters.is_likely(kind, vendor))
+        shared = (pools.unit(resource) for resource in self.resources if resource.spec.options.shared is not None)
+        return dict.fromkeys((*rdma.places(self.host), *likely, *shared))
 
     def discover(self, unit: str) -> Discovery:
         """The adapter at a place, or the pool of a resource."""
@@ -80,9 +66,10 @@ class InfiniBand(Backend[InfiniBandOptions]):
         if adapter is None:
             return self._without_adapter(unit)
         function = adapters.function_of(self.host, adapter)
-        states = adapters.port_states(self.host, adapter)
-        device = adapters.device(self.host, adapter, function, states, self.resources)
-        problems = (*adapter.problems, *(function.problems if function else ()), *self._missing_ports(adapter, device))
+        hcas = rdma.hcas(self.host, adapter)
+        states = adapters.port_states(self.host, hcas)
+        device = adapters.device(self.host, adapter, hcas, function, states, self.resources)
+        problems = (*adapter.problems, *(function.problems if function else ()), *self._missing_ports(hcas, device))
         return Discovery((device,), problems=problems)
 
     def _without_adapter(self, unit: str) -> Discovery:
@@ -91,12 +78,12 @@ class InfiniBand(Backend[InfiniBandOptions]):
             return Discovery()
         return Discovery((adapters.bare(function),), problems=function.problems)
 
-    def _missing_ports(self, adapter: Adapter, device: Device) -> Iterator[Problem]:
-        """The ports that the resource asks for by number, and the adapter does not have."""
-        taker = self._taker(device)
-        for hca in adapter.hcas if taker else ():
-            assert taker is not None
-            for number in ports.missing((port.number for port in hca.ports), taker.spec.options):
+    def _missing_ports(self, hcas: Iterable[Hca], device: Device) -> Iterator[Problem]:
+        """A problem for each port that the resource asks for by number and the adapter does not have."""
+        if (taker := self._taker(device)) is None:
+            return
+        for hca in hcas:
+            for number in port_health.missing((port.number for port in hca.ports), taker.spec.options):
                 yield Problem(device.key, f"{hca.name} has no port {number}, which {taker.name} asks for")
 
     def _pool(self, resource: InfiniBandResource) -> Discovery:
@@ -110,7 +97,8 @@ class InfiniBand(Backend[InfiniBandOptions]):
                 continue
             if adapter is not None:
                 function = adapters.function_of(self.host, adapter)
-                device = adapters.device(self.host, adapter, function, (), self.resources)
+                hcas = rdma.hcas(self.host, adapter)
+                device = adapters.device(self.host, adapter, hcas, function, (), self.resources)
                 if resource.refuses(device) is not None:
                     continue
                 if (other := pools.kept_from(resource, device, self.resources)) is None:
@@ -131,29 +119,29 @@ class InfiniBand(Backend[InfiniBandOptions]):
     # --- how it is ---
 
     def probe(self, device: Device) -> Iterable[Signal]:
-        """How the adapter is. A pool is as its adapters are."""
+        """The health of an adapter; a pool has none of its own."""
         if device.resource is not None or device.unusable:
             return ()
         taker = self._taker(device)
         return health.signals(self.host, device, taker.spec.options if taker else _DEFAULTS)
 
     def glance(self, device: Device) -> object:
-        """The state of its ports; a pool is as its adapters are."""
+        """The state of the ports of an adapter; a pool has none of its own."""
         if device.resource is not None or device.unusable:
             return ()
         virtual_ports = any(resource.spec.options.virtual_ports for resource in self.resources)
         return health.glance(self.host, device, virtual_ports=virtual_ports)
 
     def _taker(self, device: Device) -> InfiniBandResource | None:
-        """The resource whose options say when the adapter is well: the first that selects it."""
+        """The first resource that selects the adapter: its options decide about health."""
         return next((resource for resource in self.resources if resource.refuses(device) is None), None)
 
     def signals(self, record: Record) -> Iterable[Signal]:
-        """PCI error recoveries, of whichever function: nothing in the event tells whether it is an adapter."""
+        """PCI error recoveries, of any function: the event does not say whether it is an adapter."""
         return pci_recovery.signals(record)
 
     def watches(self, known: Known) -> Watches:  # noqa: ARG002  # the same whatever there is
-        """Adapters, their functions, nodes and interfaces; and a glance at the ports every few seconds."""
+        """Events of adapters, their functions, nodes and interfaces; and a glance at the ports every few seconds."""
         return Watches(
             subsystems=events.SUBSYSTEMS,
             directories=frozenset((rdma.NODES,)),
@@ -163,19 +151,19 @@ class InfiniBand(Backend[InfiniBandOptions]):
         )
 
     def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
-        """The places that it is about, and with them the pools."""
+        """The places that an event is about, and with them the pools."""
         return events.affected(hint, known)
 
     # --- handing out ---
 
     def ids(self, resource: InfiniBandResource, device: Device) -> Sequence[str]:
-        """A pool's tokens are numbered, as k8s-rdma-shared-dev-plugin has them; its adapters have no IDs."""
+        """Numbers for the tokens of a pool, as k8s-rdma-shared-dev-plugin has them; the adapters in it have no IDs."""
         if resource.spec.options.shared is None:
             return super().ids(resource, device)
         return _tokens(resource) if device.resource is not None else ()
 
     def prefers(self, resource: InfiniBandResource) -> bool:
-        """It matters which adapter a pod gets: the one beside its GPU. The tokens of a pool are all equal."""
+        """Only where a pod gets one adapter, which should be near its GPU; the tokens of a pool are all equal."""
         return resource.spec.options.shared is None
 
     def edits(self, resource: InfiniBandResource, grants: Sequence[Grant]) -> ContainerEdits:

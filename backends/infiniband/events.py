@@ -1,26 +1,25 @@
-"""What an event says about adapters: the places to look at again. Pure, and quick for what is not about any."""
+"""Tells which places an event is about, quickly where it is about none; pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from backends.base import ALL, All, Device, Hint, HostPath, LinkChange, PathChange, Uevent
+from backends.base import ALL, All, Device, Hint, HostPath, Known, LinkChange, PathChange, Uevent
 from backends.infiniband.pools import PREFIX
-from backends.interface.known_devices import Known
 from backends.linux.network import rdma
 from backends.linux.pci import functions as pci
 
 _CLASSES: Final = frozenset({"infiniband", "infiniband_verbs", "infiniband_mad"})
 
 SUBSYSTEMS: Final = _CLASSES | {"pci", "net", "misc"}
-"""rdma_cm is one of misc's."""
+"""rdma_cm is a device of misc."""
 
 
 def affected(hint: Hint, known: Known) -> Iterable[str] | All:
-    """The units to look at again; pools are told apart from those of places by their prefix."""
+    """The units to look at again; those of pools begin with a prefix."""
     if isinstance(hint, LinkChange):
-        return _on_interface(hint.name, known)
+        return [unit for unit, device in _adapters(known) if hint.name in device.attributes.get("ifname", ())]
     if isinstance(hint, PathChange):
         return _with_node(hint.path, known)
     if hint.subsystem == "misc":
@@ -37,7 +36,7 @@ def _places(event: Uevent, known: Known) -> Iterator[str]:
         if before := event.properties.get("DEVPATH_OLD"):
             yield rdma.place_of(before)
         if event.subsystem != "infiniband" and pci.address_in(event.devpath) is None:
-            # a node without hardware: whose it is, is in a file
+            # a node without hardware: only a file tells its adapter
             yield from (
                 unit for unit, devices in known.items() for device in devices if "function" not in device.attributes
             )
@@ -46,12 +45,8 @@ def _places(event: Uevent, known: Known) -> Iterator[str]:
 
 
 def _at(address: str, known: Known) -> Iterable[str]:
-    """The places at a PCI function, and what depends on it."""
+    """The places at a PCI function, and those that depend on it."""
     return (unit for unit in known.minding(f"pci:{address}") if not unit.startswith(PREFIX))
-
-
-def _on_interface(name: str, known: Known) -> list[str]:
-    return [unit for unit, device in _adapters(known) if name in device.attributes.get("ifname", ())]
 
 
 def _with_node(path: HostPath, known: Known) -> list[str] | All:

@@ -1,7 +1,7 @@
-"""How one adapter is now: its nodes, whether it is still there, its PCI function, its ports.
+"""Checks the health of one adapter: its nodes, whether it is still there, its PCI function, its ports.
 
-A glance at the ports is taken every few seconds, since the kernel says nothing of them. All the rest is asked each half
-minute, or where that has changed: plain paths, and no file twice.
+A glance reads the ports every few seconds, since the kernel sends no event of them. The rest is read each half minute, or
+when a glance has changed; so paths are plain texts here, and no file is read twice.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 from backends.base import Device, Host, Signal, Verdict
 from backends.errors import reason_of
-from backends.infiniband import ports, rdma_ports
-from backends.infiniband.adapters import own
+from backends.infiniband import port_health, port_state
+from backends.infiniband.adapters import adapter_hardware
 from backends.infiniband.options import InfiniBandOptions
 from backends.linux.network import rdma
 from backends.linux.network.rdma import Port
@@ -21,27 +21,27 @@ from backends.linux.pci import health as pci_health
 
 
 def signals(host: Host, device: Device, options: InfiniBandOptions) -> Iterator[Signal]:
-    """All there is to say of the adapter."""
-    hardware, said = own(device), device.attributes
+    """What is wrong with the adapter now."""
+    hardware, said = adapter_hardware(device), device.attributes
     yield from _node_signals(host, hardware, device)
     if lost := [name for name in said["hca"] if not _is_seen(host, name)]:
         yield from _lost(host, hardware, device, lost)
     if said.get("function") == ("physical",):
         yield from pci_health.signals(host, said["address"][0])
     if options.virtual_ports or _has_ports(device):
-        states = [rdma_ports.read(host, port, options.counters) for port in _ports(device) if port.hca not in lost]
-        yield from ports.signals(hardware, states, options)
+        states = [port_state.read(host, port, options.counters) for port in _ports(device) if port.hca not in lost]
+        yield from port_health.signals(hardware, states, options)
 
 
 def glance(host: Host, device: Device, *, virtual_ports: bool) -> tuple[object, ...]:
-    """What of it changes without an event: its ports, where they count."""
+    """What changes without an event: the state of the ports, where they count."""
     if virtual_ports or _has_ports(device):
-        return tuple(rdma_ports.glance(host, port) for port in _ports(device))
+        return tuple(port_state.glance(host, port) for port in _ports(device))
     return tuple(_is_seen(host, name) for name in device.attributes["hca"])
 
 
 def _has_ports(device: Device) -> bool:
-    """Are its ports its own? Those of a virtual function may rightly be down."""
+    """Do its ports count for its health? Those of a virtual function may be down on purpose."""
     return device.attributes.get("function", ("physical",)) == ("physical",)
 
 
@@ -57,7 +57,7 @@ def _ports(device: Device) -> Iterator[Port]:
 
 
 def _node_signals(host: Host, hardware: str, device: Device) -> Iterator[Signal]:
-    """Are the nodes those that the kernel means? rdma_cm, which comes last and has no number here, is not its own."""
+    """Signals about nodes that are missing or wrong. rdma_cm, the last and without a number here, is left out."""
     numbers = device.attributes.get("dev", ())
     if not any(node.path.name.startswith("uverbs") for node in device.nodes[: len(numbers)]):
         why = f"{' and '.join(device.attributes['hca'])} has no uverbs device; is the module ib_uverbs loaded?"
@@ -77,7 +77,7 @@ def _node_signals(host: Host, hardware: str, device: Device) -> Iterator[Signal]
 
 
 def _lost(host: Host, hardware: str, device: Device, names: list[str]) -> Iterator[Signal]:
-    """Adapters that are not to be seen: their driver has left, or they are in a pod's network namespace, or broken."""
+    """A signal about adapters that have vanished: the driver has left, or a pod's network namespace has them."""
     address, driver = (device.attributes.get(name, ()) for name in ("address", "driver"))
     unbound = list(pci_health.driver_signals(host, address[0], driver)) if address and driver else []
     yield from unbound

@@ -1,7 +1,7 @@
-"""All adapters of a resource together, many tokens for it: what k8s-rdma-shared-dev-plugin offers.
+"""Makes one device of all adapters of a resource, with many tokens, as k8s-rdma-shared-dev-plugin does.
 
-The pool is a unit of its own, put together of names and nodes without a question to any firmware: how its adapters are
-is told by their own units, so that one that hangs holds up nobody else. They join the resource with no ID of their own.
+The pool is a unit of its own, made of names and nodes without a question to any firmware. The units of the adapters tell
+their health, so that an adapter that hangs delays no other. Adapters join the resource without an ID.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ PREFIX: Final = "pool:"
 
 
 def unit(resource: InfiniBandResource) -> str:
-    """The unit that the resource's pool is."""
+    """The name of the resource's pool as a unit."""
     return f"{PREFIX}{resource.name}"
 
 
 def kept_from(resource: InfiniBandResource, device: Device, resources: Iterable[InfiniBandResource]) -> str | None:
-    """The resource above this one that has the adapter, or may by what only its firmware knows; None: the pool has it.
+    """The earlier resource that has the adapter, or may have it by what only its firmware knows; None: the pool has it.
 
-    Pools that say `overlap` keep nothing from each other.
+    Pools with `overlap` do not keep adapters from each other.
     """
     overlaps = resource.spec.options.overlap
     for other in resources:
@@ -39,7 +39,7 @@ def kept_from(resource: InfiniBandResource, device: Device, resources: Iterable[
 
 
 def pool(resource: InfiniBandResource, members: Sequence[Device]) -> Device:
-    """The one device that all tokens of the resource are of."""
+    """The one device behind all tokens of the resource."""
     options = resource.spec.options
     adapters = frozenset[str]().union(*(member.hardware for member in members))
     hardware = frozenset({unit(resource)}) if options.overlap else adapters
@@ -58,7 +58,7 @@ def pool(resource: InfiniBandResource, members: Sequence[Device]) -> Device:
 
 
 def _attributes(resource: InfiniBandResource, members: Sequence[Device]) -> Mapping[str, tuple[str, ...]]:
-    """Those of all; but what the resource chooses by is the first's, as no mixture might be chosen."""
+    """All values of the members; of what the resource selects by, the first member's alone: no mixture might match."""
     names = dict.fromkeys(name for member in members for name in member.attributes)
     everything = {name: tuple(v for m in members for v in m.attributes.get(name, ())) for name in names}
     chosen_by = {name for table in (*resource.spec.select, *resource.spec.exclude) for name in table}

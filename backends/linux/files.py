@@ -1,8 +1,7 @@
-"""Reads files that others write: never longer than they can be, and no FIFO or device that would make a reader wait.
+"""Reads files that others write: never longer than they can be, and no FIFO or device that would block the reader.
 
-Writes ours where others may write too: into no file that a link of theirs leads to.
-
-The kernel's own files in /sys and /proc are read elsewhere (`sysfs`): nobody else can write there.
+Writes our files in directories where others may write: never through a link of theirs. `sysfs` reads /sys and /proc, where
+only the kernel writes.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _KINDS: Final = {
 
 @contextmanager
 def opened(path: Path, *, follow: bool) -> Iterator[tuple[int, os.stat_result]]:
-    """A regular file, open for reading, and what it is; a symbolic link at its place is followed only where that is said.
+    """A regular file, open for reading, and its status; `follow`: is a symbolic link in its place followed?
 
     Raises:
         OSError: it cannot be opened, or is something else; the reason is in words.
@@ -39,23 +38,23 @@ def opened(path: Path, *, follow: bool) -> Iterator[tuple[int, os.stat_result]]:
         os.close(file)
 
 
-def open_ours(path: Path, mode: int = 0o600) -> int:
-    """A regular file that is ours, made if it is not there, open for reading and writing.
+def open_ours(path: Path) -> int:
+    """A regular file of ours, open for reading and writing; it is made if it is missing.
 
     Raises:
         OSError: it cannot be opened or made, or is something else: a symbolic link, or another file by a hard link.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-    file, found = _open(path, flags, mode)
+    file, found = _open(path, flags)
     if found.st_nlink > 1:
         os.close(file)
         raise OSError(errno.EMLINK, "It has other names, too", str(path))
     return file
 
 
-def _open(path: Path, flags: int, mode: int = 0o600) -> tuple[int, os.stat_result]:
+def _open(path: Path, flags: int) -> tuple[int, os.stat_result]:
     try:
-        file = os.open(path, flags, mode)
+        file = os.open(path, flags, 0o600)
     except OSError as error:
         if error.errno == errno.ELOOP and flags & os.O_NOFOLLOW:
             raise OSError(errno.ELOOP, "It is a symbolic link", str(path)) from error
@@ -76,14 +75,14 @@ def _open(path: Path, flags: int, mode: int = 0o600) -> tuple[int, os.stat_resul
 
 
 def unfinished(path: Path) -> Path:
-    """What `replace` writes to before the file has its name."""
+    """The file that `replace` writes before it renames it."""
     return path.with_name(f".{path.name}.new")
 
 
 def replace(path: Path, data: bytes, mode: int = 0o600, *, synced: bool = False) -> None:
-    """Put a file of ours in the place of whatever is there; a write that was cut off leaves one `.<name>.new` at most.
+    """Write a file of ours in place of what is there. A write that was cut off leaves one `.<name>.new` at most.
 
-    What is `synced` is on the disk itself when this returns, and there under its name.
+    With `synced` the data and the name are on the disk when this returns.
 
     Raises:
         OSError: what was there before is there still.
@@ -93,7 +92,7 @@ def replace(path: Path, data: bytes, mode: int = 0o600, *, synced: bool = False)
     file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(file, "wb") as opened:
-            os.fchmod(file, mode)  # whatever the umask
+            os.fchmod(file, mode)  # independent of the umask
             opened.write(data)
             opened.flush()
             if synced:
@@ -116,7 +115,7 @@ def _sync_directory(path: Path) -> None:
 
 
 def read(path: Path, most: int, *, follow: bool = True) -> bytes:
-    """All that is in a regular file.
+    """The whole content of a regular file.
 
     Raises:
         OSError: as `opened`, or it is longer than `most` bytes.
@@ -126,7 +125,7 @@ def read(path: Path, most: int, *, follow: bool = True) -> bytes:
 
 
 def contents(file: int, most: int, path: Path) -> bytes:
-    """All that is in an open file.
+    """The whole content of an open file.
 
     Raises:
         OSError: it cannot be read, or is longer than `most` bytes.

@@ -26,8 +26,8 @@ def is_glob(path: str) -> bool:
 class Glob:
     """One pattern, an absolute path with wildcards in some of its components.
 
-    It means device nodes below /dev; with `files`, whatever lies anywhere on the host, directories included; with
-    `pattern`, only the paths in whose part below /dev the regular expression finds something.
+    It matches device nodes below /dev; with `files`, files and directories anywhere on the host; with `pattern`, only
+    paths in which the regular expression finds something, below /dev.
     """
 
     __slots__ = ("_files", "_parts", "_pattern", "deep", "fixed", "prefix", "text")
@@ -47,7 +47,7 @@ class Glob:
         self._parts = tuple(_component(part) for part in parts)
 
     def takes(self, path: str) -> bool:
-        """Is this path one of those that the glob means?"""
+        """Does the glob match this path?"""
         return (
             path.startswith(self.prefix)
             and len(parts := path.split("/")) == len(self._parts)
@@ -56,16 +56,16 @@ class Glob:
         )
 
     def leads_through(self, path: str) -> bool:
-        """Could this path be a directory on the way to what the glob takes?"""
+        """Could this path be a directory on the way to a match?"""
         if not (path.startswith(self.prefix) or self.prefix.startswith(path)):
             return False
         parts = path.rstrip("/").split("/")
         return len(parts) < len(self._parts) and all(fits(part) for fits, part in zip(self._parts, parts, strict=False))
 
     def matches(self, host: Host) -> Iterator[str]:
-        """What is there now, by name, directory by directory; without `files` no directories.
+        """The paths that match now, in order; without `files` no directories.
 
-        Also each directory on the way that a wildcard takes, or that cannot be listed; `takes` tells them apart.
+        It also yields directories on the way that match a wildcard or cannot be listed; `takes` tells them apart.
         """
         parts = self._parts[len(self.fixed.text.rstrip("/").split("/")) :]
         yield from self._below(host, self.fixed, parts, wild=False)

@@ -1,30 +1,36 @@
-"""What changing hardware takes of the kernel: writes into sysfs, a module, and waiting for what comes of them.
+"""Changes hardware through the kernel: writes into sysfs, loads a module, and waits for what comes of that.
 
-A tiny object of its own, so that a test can hand in one that acts as a kernel would.
+`Kernel` is an object so that a test can hand in one that acts as a kernel would.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
-from backends.base import Host, HostPath
+from backends.base import Host, HostPath, NotReady
+from backends.errors import reason_of
+
+GONE: Final = (errno.ENOENT, errno.ENODEV, errno.ENXIO)
+"""The errors of the kernel for hardware that is gone."""
 
 _MODPROBE_DEADLINE: Final = 5.0  # seconds, of the 10 that a claim has
-_PAUSE: Final = 0.005  # seconds between two looks
+_PAUSE: Final = 0.005  # seconds between two checks
 
 
 class Kernel:
-    """The host's."""
+    """The kernel of the host."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
 
     def write(self, path: HostPath, text: str) -> None:
-        """Write an attribute, in one go as the kernel wants it; may block for as long as a driver takes to let go.
+        """Write an attribute in one go, as the kernel wants it; may block for as long as a driver takes to let go.
 
         Raises:
             OSError: it cannot be written, or the kernel refuses what is written.
@@ -62,8 +68,17 @@ class Kernel:
             raise OSError(done.stderr.strip() or f"modprobe {module} failed")
 
     def wait(self, is_so: Callable[[], bool], seconds: float) -> bool:
-        """Look until it is so, for this long at most; is it?"""
+        """Wait until `is_so`, for this long at most; is it?"""
         end = time.monotonic() + seconds
         while not (so := is_so()) and time.monotonic() < end:
             time.sleep(_PAUSE)
         return so
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turns an OSError into a NotReady that says what could not be done, and why."""
+    try:
+        yield
+    except OSError as error:
+        raise NotReady(f"{what}: {reason_of(error)}") from error

@@ -1,8 +1,8 @@
-"""What a line of the kernel's log is about, and where its driver's own words begin.
+"""Takes a line of the kernel's log apart: the device it is about, and the driver's own words.
 
-Much of the log quotes what users choose: mount options, names of USB devices and of processes. So a text anywhere in a line
-proves nothing; a line is a driver's if it begins as that driver prints it. dev_printk puts `<driver> <device>: ` before
-that, and names the device in the record's tags too, which no text in a line can forge (dev_printk_emit,
+Many lines quote what users choose: mount options, names of USB devices and of processes. So only the beginning of a line
+proves that a driver wrote it. dev_printk puts `<driver> <device>: ` before the driver's text, and names the device in the
+tags of the record, too, which no text in a line can forge (dev_printk_emit,
 drivers/base/core.c; Documentation/ABI/testing/dev-kmsg).
 """
 
@@ -18,7 +18,7 @@ _BEFORE: Final = re.compile(r"[^\s:]+ ([^\s]+): ")
 
 
 def message(record: Record) -> str:
-    """The line as its driver wrote it: without driver and device before it, where the tags name that device."""
+    """The line without the driver and device before it, if the tags of the record name that device."""
     device = device_of(record)
     found = _BEFORE.match(record.text) if device else None
     return record.text[found.end() :] if found is not None and found[1] == device else record.text

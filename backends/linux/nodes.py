@@ -1,7 +1,7 @@
 """Finds the device node that a path in the host's /dev leads to, with links followed inside the host's own tree.
 
-The kernel would follow an absolute link into the tree of this process, which in a container is not the host's:
-each link is read and followed by hand.
+The kernel would follow an absolute link into the tree of this process, which in a container is not the host's. So each link
+is read and followed here.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import enum
 import os
 import posixpath
 import stat
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Final
 
 from msgspec import Struct
 
-from backends.base import Host, HostPath
+from backends.base import Host, HostPath, Node, Signal, Verdict
 from backends.errors import not_short, reason_of
 
 MOST_LINKS: Final = 40
@@ -82,8 +83,26 @@ def device_node(host: Host, path: HostPath) -> DeviceNode:
     return DeviceNode(real, kind == stat.S_IFBLK, os.major(device), os.minor(device), frozenset(via))
 
 
+def is_device_node(host: Host, path: HostPath) -> bool:
+    """Does `path`, in the host's /dev, lead to a node?"""
+    try:
+        device_node(host, path)
+    except NoNodeError:
+        return False
+    return True
+
+
+def missing(host: Host, hardware: str, nodes: Iterable[Node]) -> Iterator[Signal]:
+    """A signal about `hardware` for each of these nodes that is missing or no device node."""
+    for node in nodes:
+        try:
+            device_node(host, node.path)
+        except NoNodeError as error:
+            yield Signal(hardware, "node-missing", Verdict.NOW, error.sentence)
+
+
 def links_to_file(host: Host, path: HostPath) -> frozenset[HostPath]:
-    """The paths that links on the way pointed to, from `path` to whatever it leads to, anywhere on the host.
+    """Every path that a link points to on the way from `path` to its target, anywhere on the host.
 
     Raises:
         NoNodeError: it leads to nothing at all.
@@ -92,7 +111,7 @@ def links_to_file(host: Host, path: HostPath) -> frozenset[HostPath]:
 
 
 def directory(host: Host, path: HostPath, *, anywhere: bool = False) -> HostPath | None:
-    """Where the directory that `path`, in the host's /dev or `anywhere`, leads to lies; None if it leads to none.
+    """The directory that `path`, in the host's /dev or `anywhere`, leads to; None if it leads to none.
 
     Raises:
         NoNodeError: it cannot be read, or leads out of /dev where it must not.
@@ -107,9 +126,9 @@ def directory(host: Host, path: HostPath, *, anywhere: bool = False) -> HostPath
 
 
 def nodes_below(host: Host, path: HostPath, most: int) -> list[tuple[HostPath, DeviceNode]]:
-    """The nodes in the directory that `path`, in the host's /dev, leads to, and in those below it, by name.
+    """The nodes in a directory of the host's /dev and in those below it, by name.
 
-    Links in it are passed over, as container runtimes do.
+    Links in it are skipped, as container runtimes do.
 
     Raises:
         NoNodeError: there is no such directory, it cannot be listed, or it has more than `most` entries.
@@ -136,7 +155,7 @@ def nodes_below(host: Host, path: HostPath, most: int) -> list[tuple[HostPath, D
 
 
 def numa_node(host: Host, node: DeviceNode) -> int | None:
-    """The NUMA node of the hardware behind a device node, where sysfs knows it."""
+    """The NUMA node of the hardware behind a device node; None where sysfs does not know it."""
     attribute = f"dev/{'block' if node.block else 'char'}/{node.major}:{node.minor}/device/numa_node"
     try:
         with open(f"{host.sys}/{attribute}") as file:  # noqa: PTH123  # pathlib doubles the cost, and there may be 10,000 nodes
@@ -187,7 +206,7 @@ def _follow(host: Host, path: HostPath, *, anywhere: bool = False) -> tuple[os.s
 
 
 def _local(host: Host, at: list[str]) -> str:
-    """Where this process sees a path of the host, given as its components."""
+    """A path of the host, given as its components, where this process sees it."""
     if at[:1] == ["dev"]:  # nearly always, and ten times faster than by `Host.local`
         return "/".join((os.fspath(host.dev), *at[1:]))
     return os.fspath(host.local(HostPath("/" + "/".join(at))))

@@ -1,8 +1,8 @@
 """Reads what sysfs says of one device: attributes, uevent properties, where its links lead, its device nodes.
 
-Missing means unknown: whatever is missing, unreadable or garbage is None or empty here, never an exception (but see
-`entries`), unless this process itself could not look. No link is followed by the kernel: one that leads anywhere but
-straight into /sys/devices leads nowhere.
+Missing means unknown: whatever is missing, unreadable or garbage is None or empty, and no exception (but see `entries`),
+unless this process ran out of something. Links are followed here and not by the kernel: one that leads elsewhere than
+straight into /sys/devices counts as missing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from backends.errors import not_short
 
 DEVICES: Final = HostPath("/sys/devices")
 ATTRIBUTE_BYTES: Final = 4096
-"""sysfs gives a page at most for an attribute."""
+"""The most that sysfs has in an attribute: a page."""
 
 _NUMBER: Final = re.compile(r"\d{1,10}:\d{1,10}")
 
@@ -58,6 +58,15 @@ def attribute(host: Host, path: HostPath) -> str | None:
         return None
 
 
+def text(host: Host, path: HostPath) -> str | None:
+    """The whole text of a file in /proc, which may be longer than an attribute; None if it cannot be read."""
+    try:
+        return host.local(path).read_text(errors="replace")
+    except OSError as error:
+        not_short(error)
+        return None
+
+
 def number(host: Host, path: HostPath) -> int | None:
     """The whole number in an attribute, if it is one."""
     text = attribute(host, path) or ""
@@ -65,13 +74,13 @@ def number(host: Host, path: HostPath) -> int | None:
 
 
 def properties(host: Host, device: HostPath) -> dict[str, str]:
-    """What the kernel says in the device's `uevent`."""
+    """The properties in the device's `uevent`."""
     lines = (attribute(host, device / "uevent") or "").splitlines()
     return dict(line.split("=", 1) for line in lines if "=" in line)
 
 
 def entries(host: Host, directory: HostPath) -> list[str]:
-    """What lies in a directory such as /sys/class/rtc, in order; nothing where there is none.
+    """The names in a directory such as /sys/class/rtc, in order; none where there is no directory.
 
     Raises:
         OSError: it is there and cannot be read.
@@ -84,25 +93,36 @@ def entries(host: Host, directory: HostPath) -> list[str]:
         raise not_short(error) from None
 
 
+def names(host: Host, directory: HostPath) -> list[str]:
+    """As `entries`; none where the directory cannot be read."""
+    try:
+        return entries(host, directory)
+    except OSError:
+        return []
+
+
 def linked_name(host: Host, link: HostPath) -> str | None:
-    """The last component of what a link such as `driver` or `subsystem` points to."""
+    """The last component of the target of a link such as `driver` or `subsystem`."""
     try:
         return posixpath.basename(os.readlink(host.spell(link))) or None  # noqa: PTH115  # a name is all we want
     except OSError:
         return None
 
 
-def device(host: Host, link: HostPath) -> HostPath | None:
-    """The device that a link, as in /sys/class, /sys/bus and /sys/dev, points to."""
+def target(host: Host, link: HostPath) -> HostPath | None:
+    """The device that a link in /sys/class, /sys/bus or /sys/dev points to, whether or not it is there."""
     try:
-        target = os.readlink(host.spell(link))  # noqa: PTH115  # it is put together below, by the host's names
+        text = os.readlink(host.spell(link))  # noqa: PTH115  # it is put together below, by the host's names
     except OSError:
         return None
-    path = posixpath.normpath(f"{link.parent}/{target}")
-    if not path.startswith(f"{DEVICES}/"):
-        return None
-    found = HostPath(path)
-    return found if os.path.isdir(host.spell(found)) else None  # noqa: PTH112  # as `Host.spell`
+    path = posixpath.normpath(f"{link.parent}/{text}")
+    return HostPath(path) if path.startswith(f"{DEVICES}/") else None
+
+
+def device(host: Host, link: HostPath) -> HostPath | None:
+    """The device that a link points to; None if there is none."""
+    found = target(host, link)
+    return found if found is not None and os.path.isdir(host.spell(found)) else None  # noqa: PTH112  # as `Host.spell`
 
 
 def above(device: HostPath) -> Iterator[HostPath]:
@@ -129,7 +149,7 @@ def node(host: Host, device: HostPath) -> KernelNode | None:
 
 
 def node_path(properties: Mapping[str, str]) -> HostPath | None:
-    """Where /dev has the node that these properties name."""
+    """The path of the node that these properties name."""
     name = properties.get("DEVNAME", "")
     if not name.isprintable() or not {"", ".", ".."}.isdisjoint(name.split("/")):
         return None
@@ -137,7 +157,7 @@ def node_path(properties: Mapping[str, str]) -> HostPath | None:
 
 
 def nodes_below(host: Host, device: HostPath, is_another: Callable[[str], bool]) -> Iterator[KernelNode]:
-    """The nodes of a device and of all below it, but not of the devices below whose name says that they are another."""
+    """The nodes of a device and of all below it, without devices below that `is_another` takes by their names."""
     if (own := node(host, device)) is not None:
         yield own
     for name in _directories(host, device):
@@ -146,7 +166,7 @@ def nodes_below(host: Host, device: HostPath, is_another: Callable[[str], bool])
 
 
 def _directories(host: Host, device: HostPath) -> list[str]:
-    """The directories in a device's; `power` and the endpoints of USB have no nodes."""
+    """The directories in a device's directory that may have nodes: not `power`, and no endpoints of USB."""
     try:
         with os.scandir(host.spell(device)) as entries:
             names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]

@@ -1,4 +1,4 @@
-"""Devices with a node as udev knows them: the kernel's word in sysfs and what udevd has written down.
+"""Reads devices that have a node: what the kernel says in sysfs, and what udevd has written into its database.
 
 udevd keeps a text file for each device, `/run/udev/data/c188:0`, one fact a line: `E:` a property, `Q:` a tag that
 holds (`G:` one that ever held; all that older versions write), `S:` a link below /dev, `V:` the format's version.
@@ -23,7 +23,7 @@ DATABASE: Final = HostPath("/run/udev/data")
 _ENTRY: Final = re.compile(r"([bc])(\d{1,10}:\d{1,10})")
 _MOST: Final = 1 << 20  # bytes of an entry; it has some kilobytes
 _USB_FACTS: Final = {"ID_VENDOR_ID": "idVendor", "ID_MODEL_ID": "idProduct", "ID_USB_SERIAL_SHORT": "serial"}
-"""What udev's usb_id copies from these files of a stick."""
+"""Property → the file of a stick from which udev's usb_id copies it."""
 
 
 class UdevDevice(Struct, frozen=True):
@@ -33,22 +33,22 @@ class UdevDevice(Struct, frozen=True):
     """Its directory in /sys/devices."""
     node: KernelNode
     properties: Mapping[str, str]
-    """The kernel's, and udev's where it has written the device down."""
+    """Those of the kernel, and those of udev if it has an entry for the device."""
     tags: frozenset[str]
     links: tuple[str, ...]
-    """Below /dev, sorted; udev's names for it."""
+    """The links that udev makes below /dev, sorted."""
     recorded: bool
-    """Has udev written it down?"""
+    """Has udev an entry for it?"""
 
 
 def entry_number(name: str) -> str | None:
-    """The device number, as in `DeviceNode.number`, that a file of the database is about."""
+    """The device number, as in `DeviceNode.number`, of a file in the database."""
     found = _ENTRY.fullmatch(name)
     return f"{found[1]}:{found[2]}" if found else None
 
 
 def has_database(host: Host) -> bool:
-    """Does a udevd write down what it knows?"""
+    """Does a udevd keep a database?"""
     return host.local(DATABASE).is_dir()
 
 
@@ -111,7 +111,7 @@ def _record(host: Host, path: HostPath) -> list[str] | None:
 
 
 def _is_of(host: Host, device: HostPath, record: Iterable[str]) -> bool:
-    """Is the entry about this device, and not about the one that had its number before?
+    """Is the entry about this device, and not an earlier one with the same number?
 
     Until udevd has handled the kernel's event, some 20 ms later, the entry is that of a stick that is gone.
     """
@@ -126,7 +126,7 @@ def _is_of(host: Host, device: HostPath, record: Iterable[str]) -> bool:
 
 
 def _plain(text: str) -> str:
-    """As it is in both: usb_id writes "_" for white space and for what it does not allow in a name."""
+    """A text as both write it: usb_id writes "_" for white space and for what it does not allow in a name."""
     return re.sub(r"[\W_]+", "_", text.lower(), flags=re.ASCII).strip("_")
 
 

@@ -1,6 +1,6 @@
-"""Keeps notes of what is to be undone to hardware after a pod: one file for each piece, in a directory below /run.
+"""Keeps notes of what to undo to hardware after a pod: one file for each piece, in a directory below /run.
 
-They end with the boot, as what they note does.
+A reboot ends the notes and what they are about.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ _MOST: Final = 8192  # bytes; a path has 4,096 at most (PATH_MAX)
 
 
 class Notes:
-    """Those of one kind."""
+    """The notes in one directory."""
 
     def __init__(self, host: Host, directory: HostPath) -> None:
         self._host, self._directory = host, directory
 
     def read(self, name: str) -> bytes | None:
-        """What is noted of a piece of hardware; None if nothing is.
+        """The note about a piece of hardware; None if there is none.
 
         Raises:
-            OSError: nobody can tell.
+            OSError: it cannot be read.
         """
         try:
             return files.read(self._host.local(self._directory / name), _MOST, follow=False)
@@ -31,7 +31,7 @@ class Notes:
             return None
 
     def write(self, name: str, data: bytes) -> None:
-        """Note this of a piece of hardware, in place of what was noted.
+        """Write the note about a piece of hardware, in place of an earlier one.
 
         Raises:
             OSError: what was noted before is noted still.
@@ -40,7 +40,7 @@ class Notes:
         files.replace(self._host.local(self._directory / name), data)
 
     def drop(self, name: str) -> None:
-        """Note nothing of it any more.
+        """Remove the note about a piece of hardware.
 
         Raises:
             OSError: the note is there still.

@@ -32,16 +32,16 @@ class UsbDevice(Struct, frozen=True):
     path: HostPath
     """Its directory in /sys/devices."""
     place: str | None
-    """The port for ever: `0000:00:14.0-usbv2-2.3` is port 2.3 of that controller's USB 2 root hub."""
+    """The port under a name that never changes: `0000:00:14.0-usbv2-2.3` is port 2.3 of that controller's USB 2 root hub."""
     bus: int
     number: int
-    """On the bus, another one each time it is plugged in."""
+    """Its number on the bus, which changes each time it is plugged in."""
     vendor: str
     """Four hexadecimal digits in lower case."""
     product: str
     serial: str | None
     serial_fault: str | None
-    """Why its serial is not known although it has one; a sentence's end."""
+    """Why its serial is not known although it has one; the end of a sentence."""
     manufacturer: str
     name: str
     speed: str
@@ -54,7 +54,7 @@ class UsbDevice(Struct, frozen=True):
 
 
 def is_port(name: str) -> bool:
-    """Is it the name of a USB device, not of an interface of one or anything else?"""
+    """Is it the name of a USB device, and not of an interface of one?"""
     return _BEHIND.fullmatch(name) is not None or _ROOT_HUB.fullmatch(name) is not None
 
 
@@ -77,7 +77,7 @@ def ports(host: Host) -> list[str]:
 
 
 def read(host: Host, port: str) -> UsbDevice | None:
-    """The device at a port; None if there is none, or if it comes and goes faster than it can be read."""
+    """The device at a port; None if there is none, or if it changes faster than it can be read."""
     for _ in range(_LOOKS):
         path = sysfs.device(host, DIRECTORY / port)
         before = _enumeration(host, port)
@@ -91,7 +91,7 @@ def read(host: Host, port: str) -> UsbDevice | None:
 
 
 def ids(host: Host, port: str) -> tuple[str | None, str | None]:
-    """Vendor and product of what is at a port: much less than `read`, to pass over what is not meant."""
+    """Vendor and product at a port: much cheaper than `read`, to pass over other devices."""
     return _usb_id(host, DIRECTORY / port / "idVendor"), _usb_id(host, DIRECTORY / port / "idProduct")
 
 
@@ -133,7 +133,7 @@ def _usb_id(host: Host, path: HostPath) -> str | None:
 
 
 def _serial(host: Host, path: HostPath) -> tuple[str | None, str | None]:
-    """The serial, if it has one that can be told; else why not, if it has one."""
+    """The serial if it can be read; else why not, if it has one."""
     try:
         text = sysfs.read_bytes(host, path / "serial").decode(errors="replace").strip()
     except FileNotFoundError:
@@ -146,7 +146,7 @@ def _serial(host: Host, path: HostPath) -> tuple[str | None, str | None]:
 
 
 def _says_serial(host: Host, path: HostPath) -> bool:
-    """Does the descriptor name a serial?"""
+    """Does the descriptor say that there is a serial?"""
     try:
         descriptor = sysfs.read_bytes(host, path / "descriptors")
     except OSError:
@@ -155,7 +155,7 @@ def _says_serial(host: Host, path: HostPath) -> bool:
 
 
 def _place(host: Host, path: HostPath) -> str | None:
-    """Controller, root hub by its version (a controller may have one for USB 2 and one for USB 3), ports from there."""
+    """Controller, root hub with its USB version (a controller may have several), and ports from there."""
     for up in sysfs.above(path):
         if not _ROOT_HUB.fullmatch(up.name):
             continue

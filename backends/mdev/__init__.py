@@ -1,8 +1,4 @@
-"""Mediated devices for virtual machines: what a driver made of one device (NVIDIA vGPU, Intel GVT-g, s390 vfio_ap).
-
-`options` (the keys), `parents` (their types, and what was made of them), `finding` (from these to devices), `making`
-(makes and removes them), `backend` (one face for all).
-"""
+"""Mediated devices for virtual machines: parts that a driver makes of one device (NVIDIA vGPU, Intel GVT-g, s390 vfio_ap)."""
 
 from backends.mdev.backend import Mdev as Mdev
 from backends.mdev.options import MdevOptions as MdevOptions

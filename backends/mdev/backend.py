@@ -1,4 +1,4 @@
-"""The backend: parents as units, and what a virtual machine gets."""
+"""The backend `mdev`: its units are parents, its devices are for virtual machines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from backends import kubevirt
 from backends.attempts import each
 from backends.base import (
-    All,
     AllocationRefused,
     Backend,
     ContainerEdits,
@@ -19,7 +18,8 @@ from backends.base import (
     Grant,
     Hint,
     Host,
-    OptionsError,
+    Known,
+    NotReady,
     PathChange,
     Record,
     Released,
@@ -27,13 +27,13 @@ from backends.base import (
     Uevent,
     Watches,
 )
-from backends.interface.known_devices import Known
 from backends.linux.kernel import Kernel
 from backends.linux.pci import functions as pci
 from backends.linux.pci import health as pci_health
+from backends.linux.pci import iommu
 from backends.linux.pci import recovery as pci_recovery
-from backends.mdev import creation, devices, parents
-from backends.mdev.creation import CreationError, Maker
+from backends.mdev import devices, parents
+from backends.mdev.creation import Maker
 from backends.mdev.options import MdevOptions, MdevResource, complaints
 
 
@@ -42,16 +42,7 @@ class Mdev(Backend[MdevOptions]):
 
     options_type: ClassVar = MdevOptions
     attributes: ClassVar = devices.ATTRIBUTES
-
-    @classmethod
-    def check(cls, resource: MdevResource) -> None:
-        """Refuse what no hardware could make right.
-
-        Raises:
-            OptionsError: with the offending key and a sentence.
-            ExceptionGroup: of several of them.
-        """
-        OptionsError.raise_all(complaints(resource))
+    complaints: ClassVar = staticmethod(complaints)
 
     def __init__(self, host: Host, resources: Sequence[MdevResource], kernel: Kernel | None = None) -> None:
         super().__init__(host, resources)
@@ -64,11 +55,11 @@ class Mdev(Backend[MdevOptions]):
         return parents.every(self.host)
 
     def discover(self, unit: str) -> Discovery:
-        """What was made of a parent, and what would be for a pod."""
+        """The devices that were made of a parent, and those that could be made for a pod."""
         return devices.find(self.host, self.resources, unit)
 
     def probe(self, device: Device) -> Iterator[Signal]:
-        """Are its nodes there, and is its parent well?"""
+        """The health of its nodes and of its parent."""
         if device.unusable:
             return
         yield from super().probe(device)
@@ -76,19 +67,19 @@ class Mdev(Backend[MdevOptions]):
             yield from pci_health.signals(self.host, device.unit)
 
     def signals(self, record: Record) -> Iterable[Signal]:
-        """PCI error recoveries, of whichever function: it may be a parent, or a parent's physical one."""
+        """PCI error recoveries, of any function: it may be a parent, or the physical function of one."""
         return pci_recovery.signals(record)
 
     def watches(self, known: Known) -> Watches:  # noqa: ARG002  # an interface's
-        """Mediated devices, parents on the PCI bus and vfio's nodes, wherever they come from."""
+        """Events of mediated devices, of parents on the PCI bus and of nodes of vfio."""
         return Watches(
             frozenset({"mdev", "pci", "vfio"}),
-            directories=frozenset({creation.NODES}),
+            directories=frozenset({iommu.NODES}),
             facts=frozenset({pci_recovery.FACT}),
         )
 
-    def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
-        """The parent of a mediated device, the PCI function that is one or a parent's physical one, and those with a node."""
+    def affects(self, hint: Hint, known: Known) -> Iterable[str]:
+        """The parents that an event is about, or depend on its function, or have a device with its node."""
         if isinstance(hint, PathChange):
             return known.having_node(hint.path)
         if not isinstance(hint, Uevent):
@@ -103,7 +94,7 @@ class Mdev(Backend[MdevOptions]):
     # --- what a pod gets ---
 
     def prefers(self, resource: MdevResource) -> bool:  # noqa: ARG002
-        """Always: on which parents a virtual machine's devices are is what its speed hangs on."""
+        """Always: the speed of a virtual machine depends on which parents its devices are on."""
         return True
 
     def edits(self, resource: MdevResource, grants: Sequence[Grant]) -> ContainerEdits:
@@ -121,28 +112,24 @@ class Mdev(Backend[MdevOptions]):
         return replace(ContainerEdits.of(grants), env={kubevirt.variable("MDEV_PCI_RESOURCE", resource.name): uuids})
 
     def needs_claim(self, resource: MdevResource) -> bool:
-        """Only where devices are made for pods."""
+        """Only for resources with `create`."""
         return resource.spec.options.create
 
     def claim(self, resource: MdevResource, grants: Sequence[Grant]) -> None:
-        """Make what is not there yet.
+        """Make the devices that are not there yet.
 
         Raises:
             AllocationRefused: one cannot be made; none is then.
         """
         try:
             self._maker.make(grant.device for grant in grants)
-        except CreationError as error:
+        except NotReady as error:
             ids = ", ".join(grant.id for grant in grants)
             raise AllocationRefused(
                 f"{ids} of {resource.name} cannot be made ready: {error}. Create the pod again."
             ) from error
 
     def release(self, ended: Sequence[Released], idle: frozenset[str]) -> None:  # noqa: ARG002
-        """Remove what we made and nobody holds any more, whatever the configuration says by now.
-
-        Raises:
-            ExceptionGroup: of what could not be removed.
-        """
+        """Remove devices of ours that nobody holds any more, whatever the configuration says by now."""
         uuids = (hardware.removeprefix("mdev:") for hardware in sorted(idle))
-        each(self._maker.remove, uuids, CreationError, "not removed")
+        each(self._maker.remove, uuids, NotReady, "not removed")

@@ -1,4 +1,4 @@
-"""From parents to devices: one for each mediated device that was made, or would be for a pod."""
+"""Makes a device of each mediated device that exists, or that could be made for a pod."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from backends.base import NUMBER, TEXT, Attribute, Device, Discovery, Host, HostPath, Node, Problem
 from backends.linux import sysfs
 from backends.linux.pci import functions as pci
+from backends.linux.pci.iommu import NODES
 from backends.mdev import creation, parents
-from backends.mdev.creation import NODES
 from backends.mdev.options import MdevResource
 from backends.mdev.parents import Type
 
@@ -29,10 +29,12 @@ _PERMISSIONS: Final = "mrw"  # KubeVirt's
 
 
 def find(host: Host, resources: Sequence[MdevResource], parent: str) -> Discovery:
-    """The devices that were made of a parent, and those that would be made of it for a pod."""
+    """The devices that were made of a parent, and those that could be made of it for a pod."""
     path = parents.of(host, parent)
     if path is None:
         return Discovery()
+    depends = frozenset(f"pci:{address}" for address in functions(host, path))
+    common = Device("", path.name, frozenset(), depends=depends, numa_node=sysfs.numa_node(host, path))
     devices, problems = [], []
     uuids = parents.made(host, path)
     for uuid in uuids:
@@ -40,49 +42,45 @@ def find(host: Host, resources: Sequence[MdevResource], parent: str) -> Discover
             why = f"mediated device {uuid} of {parent} has no type: the link mdev_type in {path / uuid} cannot be read"
             problems.append(Problem(uuid, why))
             continue
-        found = _device(host, path, uuid, kind)
-        devices.append(_of_maker(found, resources) if uuid in creation.uuids(parent, kind.id) else found)
+        found = _device(path, common, uuid, kind, sysfs.linked_name(host, path / uuid / "iommu_group"))
+        devices.append(_assigned(found, resources) if uuid in creation.uuids(parent, kind.id) else found)
     makers = [resource for resource in resources if resource.spec.options.create]
     for kind in parents.types(host, path) if makers else ():
         room = parents.available(host, path, kind.id)
         for uuid in creation.could_be_made(parent, kind.id, uuids, room):
-            to_be = _of_maker(_device(host, path, uuid, kind), makers)
+            to_be = _assigned(_device(path, common, uuid, kind, None), makers)
             if to_be.resource is None:
-                break  # nobody wants this type
+                break  # no resource wants this type
             devices.append(replace(to_be, unusable=""))
     return Discovery(tuple(devices), problems=tuple(problems))
 
 
-def _of_maker(device: Device, resources: Sequence[MdevResource]) -> Device:
-    """The device as that of the first resource that would have it made."""
+def _assigned(device: Device, resources: Sequence[MdevResource]) -> Device:
+    """The device, assigned to the first resource that would have it made."""
     takers = (r for r in resources if r.spec.options.create and r.refuses(device) is None)
     maker = next(takers, None)
     return device if maker is None else replace(device, resource=maker.name)
 
 
-def _device(host: Host, parent: HostPath, uuid: str, kind: Type) -> Device:
-    """One of that UUID and type, made or not."""
-    group = sysfs.linked_name(host, parent / uuid / "iommu_group")
-    numa_node = sysfs.numa_node(host, parent)
+def _device(parent: HostPath, common: Device, uuid: str, kind: Type, group: str | None) -> Device:
+    """The device with this UUID and type, made or not; `common` is what all devices of the parent have."""
     attributes = {
         "uuid": uuid,
         "type_name": kind.name,
         "type_id": kind.id,
         "parent": parent.name,
-        "numa_node": None if numa_node is None else str(numa_node),
+        "numa_node": None if common.numa_node is None else str(common.numa_node),
         "iommu_group": group,
     }
-    return Device(
+    return replace(
+        common,
         key=uuid,
-        unit=parent.name,
         hardware=frozenset({f"mdev:{uuid}"}),
-        depends=frozenset(f"pci:{address}" for address in functions(host, parent)),
         identity=f"{parent.name} {kind.id}",
         nodes=() if group is None else tuple(_node(name) for name in ("vfio", group)),
-        numa_node=numa_node,
         ancestry=pci.ancestry(parent / uuid),
         unusable="" if group is not None else "it is in no IOMMU group: no vfio driver has it (yet)",
-        attributes={name: (value,) for name, value in attributes.items() if value} | {"type": _called(kind)},
+        attributes={name: (value,) for name, value in attributes.items() if value} | {"type": _type_names(kind)},
     )
 
 
@@ -91,13 +89,13 @@ def _node(name: str) -> Node:
 
 
 def functions(host: Host, parent: HostPath) -> Iterator[str]:
-    """The PCI function that a parent is, and of a virtual one the physical one; none of any other device."""
+    """The PCI function that a parent is, and its physical one if it is virtual; none for other parents."""
     if pci.ADDRESS.fullmatch(parent.name):
         yield parent.name
         if (physical := sysfs.linked_name(host, parent / "physfn")) is not None and pci.ADDRESS.fullmatch(physical):
             yield physical
 
 
-def _called(kind: Type) -> tuple[str, ...]:
-    """All that a selector may call a type: with `_` or with spaces, or by its ID."""
+def _type_names(kind: Type) -> tuple[str, ...]:
+    """All that a selector may call a type: its name, with `_` or with spaces, or its ID."""
     return tuple(dict.fromkeys((kind.name, kind.name.replace("_", " "), kind.id)))

@@ -16,7 +16,7 @@ class MdevOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The keys of an `mdev` resource."""
 
     create: bool = False
-    """Are devices of the selected types offered that could be made, made when a pod is given them, and removed after?"""
+    """Are devices of the selected types offered that do not exist yet? They are made for a pod, and removed after it."""
 
 
 MdevResource = Resource[MdevOptions]

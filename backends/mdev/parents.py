@@ -28,11 +28,11 @@ class Type(Struct, frozen=True):
     id: str
     """The driver's own name for it: `nvidia-222`."""
     name: str
-    """As its driver calls it, with `_` for each space, as KubeVirt has it (`GRID_T4-1Q`); the ID where it has no name."""
+    """The driver's name with `_` for each space, as in KubeVirt (`GRID_T4-1Q`); the ID if it has no name."""
 
 
 def every(host: Host) -> dict[str, HostPath]:
-    """The parents by their names.
+    """Name → path of every parent.
 
     Raises:
         OSError: they cannot be listed.
@@ -46,7 +46,7 @@ def every(host: Host) -> dict[str, HostPath]:
 
 
 def of(host: Host, name: str) -> HostPath | None:
-    """Where one parent lies; None if there is none, or no longer.
+    """The path of one parent; None if there is none.
 
     Raises:
         OSError: they cannot be listed.

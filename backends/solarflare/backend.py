@@ -1,4 +1,4 @@
-"""The backend: a PCI function of a Solarflare card as a device, its link and driver, and Onload's nodes for a pod."""
+"""The backend `solarflare`: its units and devices are network functions; a pod gets the nodes of Onload with them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from backends.base import (
     Known,
     LinkChange,
     Mount,
-    OptionsError,
     PathChange,
     Record,
     Released,
@@ -40,7 +39,7 @@ from backends.solarflare import onload
 from backends.solarflare.options import SolarflareOptions, SolarflareResource, complaints
 
 _SOLARFLARE: Final = "1924"
-_XILINX: Final = "10ee"  # whose Alveo X3 cards Onload drives, too
+_XILINX: Final = "10ee"  # Onload drives its Alveo X3 cards, too
 _ETHERNET: Final = "0200"
 _DRIVERS: Final = frozenset({"sfc", "sfc_ef100", "sfc_siena", "sfc_falcon", "xilinx_efct"})
 _DEFAULTS: Final = SolarflareOptions()
@@ -51,16 +50,7 @@ class Solarflare(Backend[SolarflareOptions]):
 
     options_type: ClassVar = SolarflareOptions
     attributes: ClassVar = {**pci.ATTRIBUTES, "ifname": TEXT, "onload_version": TEXT}
-
-    @classmethod
-    def check(cls, resource: SolarflareResource) -> None:
-        """Refuse what no hardware could make right.
-
-        Raises:
-            OptionsError: with the offending key and a sentence.
-            ExceptionGroup: of several of them.
-        """
-        OptionsError.raise_all(complaints(resource))
+    complaints: ClassVar = staticmethod(complaints)
 
     # --- what is there ---
 
@@ -69,7 +59,7 @@ class Solarflare(Backend[SolarflareOptions]):
         return (address for address, _, vendor in pci.announced(self.host) if vendor in (_SOLARFLARE, _XILINX))
 
     def discover(self, unit: str) -> Discovery:
-        """The card's function; what Onload may not be able to drive, and virtual functions, only where a selector says so."""
+        """The function as a device. Virtual ones and those of Xilinx are offered only if a selector takes them."""
         function = pci.read(self.host, unit)
         if function is None or function.vendor not in (_SOLARFLARE, _XILINX) or not function.kind.startswith(_ETHERNET):
             return Discovery()
@@ -82,23 +72,17 @@ class Solarflare(Backend[SolarflareOptions]):
         return Discovery((replace(device, resource=taker.configured),), problems=function.problems)
 
     def _device(self, function: pci.Function) -> Device:
+        device = function.as_device()
         names = netdevs.names(self.host, function.path)
         version = onload.version(self.host)
         more = {"ifname": names[:1], "onload_version": (version,) if version else ()}
-        attributes = function.attributes() | {name: values for name, values in more.items() if values}
+        attributes = {**device.attributes} | {name: values for name, values in more.items() if values}
         if not names:
             attributes = assumed(attributes, ("ifname",), self.resources)
         foreign = function.driver is not None and function.driver not in _DRIVERS
-        return Device(
-            key=function.address,
-            unit=function.address,
-            hardware=frozenset((function.hardware,)),
-            depends=frozenset((f"pci:{function.physical}",)) if function.physical else frozenset(),
-            identity=function.ids,
-            bindings=function.bindings(),
+        return replace(
+            device,
             nodes=onload.nodes(self.host),
-            numa_node=function.numa_node,
-            ancestry=function.ancestry,
             unusable=f"it is bound to {function.driver}, not to sfc" if foreign else "",
             attributes=attributes,
         )
@@ -113,7 +97,7 @@ class Solarflare(Backend[SolarflareOptions]):
         )
 
     def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
-        """All cards, where it is about Onload; else the one that it is about."""
+        """All cards for an event about Onload; else the card that the event is about."""
         if isinstance(hint, PathChange):
             return ALL if hint.path in (onload.DEV, *onload.NODES) else ()
         if isinstance(hint, LinkChange):
@@ -126,7 +110,7 @@ class Solarflare(Backend[SolarflareOptions]):
     # --- how it is ---
 
     def probe(self, device: Device) -> Iterable[Signal]:
-        """Onload, the function, its driver and its link."""
+        """The health of Onload, of the function, its driver and its link."""
         if device.unusable:
             return
         address = device.key
@@ -144,17 +128,13 @@ class Solarflare(Backend[SolarflareOptions]):
         return taker.spec.options if taker is not None else _DEFAULTS
 
     def signals(self, record: Record) -> Iterable[Signal]:
-        """PCI error recoveries, of whichever function."""
+        """PCI error recoveries, of any function."""
         return pci_recovery.signals(record)
 
     # --- handing out ---
 
     def edits(self, resource: SolarflareResource, grants: Sequence[Grant]) -> ContainerEdits:
-        """Onload's nodes, each once however many cards there are, and the libraries that were asked for.
-
-        Raises:
-            AllocationRefused: Onload is not there.
-        """
+        """The nodes of Onload, each once, and the libraries that the resource names."""
         found = ContainerEdits.of(grants)
         if all(node.path != onload.MAIN for node in found.nodes):
             raise AllocationRefused(
@@ -164,18 +144,14 @@ class Solarflare(Backend[SolarflareOptions]):
         return replace(found, mounts=libraries)
 
     def needs_claim(self, resource: SolarflareResource) -> bool:
-        """Only where CNI plugins are to be told."""
+        """Only for resources with `device_info`."""
         return resource.spec.options.device_info
 
     def claim(self, resource: SolarflareResource, grants: Sequence[Grant]) -> None:
-        """Tell CNI plugins what the pod is about to have.
-
-        Raises:
-            AllocationRefused: the file cannot be written.
-        """
+        """Write the files that tell CNI plugins which devices the pod has."""
         for grant in grants:
             device_info.write(self.host, resource.name, grant.id, device_info.pci(grant.device.key))
 
     def release(self, ended: Sequence[Released], idle: frozenset[str]) -> None:  # noqa: ARG002
-        """Remove what `claim` wrote."""
+        """Remove the files that `claim` wrote."""
         device_info.remove(self.host, ended)

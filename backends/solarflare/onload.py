@@ -1,4 +1,4 @@
-"""Says how Onload is: its nodes, its character devices in /proc/devices, its module's version.
+"""Checks Onload: its nodes, its character devices in /proc/devices, the version of its module.
 
 Files: proc(5) for /proc/devices; the names are those that Onload's own modules register (onload, onload_cplane and
 onload_epoll by the module onload, sfc_char and sfc_affinity by modules of the same names).
@@ -35,18 +35,18 @@ _PERMISSIONS: Final = "mrw"  # those of Solarflare's own plugin
 
 
 def nodes(host: Host) -> tuple[Node, ...]:
-    """Those that are there; every card shares them."""
+    """The nodes that are there; all cards share them."""
     there = (path for path in NODES if host.local(path).exists())
     return tuple(Node(path, path.text, _PERMISSIONS, shared=True) for path in there)
 
 
 def version(host: Host) -> str | None:
-    """What the loaded module onload says; None if it is not loaded, or says nothing."""
+    """The version of the loaded module onload; None if it is not loaded."""
     return sysfs.attribute(host, _VERSION) or None
 
 
 def signals(host: Host, hardware: str, options: SolarflareOptions) -> Iterator[Signal]:
-    """What is wrong with Onload, said of one card."""
+    """What is wrong with Onload, told of one card."""
     majors = _majors(host)
     if majors is not None and (missing := [name for name in _REQUIRED if name not in majors]):
         why = f"{_DEVICES} has no {' and no '.join(missing)}: load Onload's modules (onload_tool reload)"
@@ -67,7 +67,7 @@ def signals(host: Host, hardware: str, options: SolarflareOptions) -> Iterator[S
 
 
 def _fault(host: Host, path: HostPath, majors: dict[str, int] | None) -> tuple[str, str] | None:
-    """What is wrong with a node. Those of sfc_char and sfc_affinity may be missing."""
+    """What is wrong with a node; those of sfc_char and sfc_affinity may be missing."""
     try:
         found = host.local(path).stat()
     except FileNotFoundError:
@@ -84,10 +84,7 @@ def _fault(host: Host, path: HostPath, majors: dict[str, int] | None) -> tuple[s
 
 def _majors(host: Host) -> dict[str, int] | None:
     """Name → major number of every kind of character device; None if the list cannot be read."""
-    try:
-        text = host.local(_DEVICES).read_text(errors="replace")
-    except OSError as error:
-        not_short(error)
+    if (text := sysfs.text(host, _DEVICES)) is None:
         return None
     characters = text.partition("Block devices:")[0]
     return {found[2]: int(found[1]) for line in characters.splitlines() if (found := _LINE.fullmatch(line))}

@@ -1,4 +1,4 @@
-"""The backend: network functions and accelerators as units, what a pod gets of them, what CNI plugins are told."""
+"""The backend `sriov`: its units are network functions, subfunctions and accelerators."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from backends.base import (
     HostPath,
     Known,
     LinkChange,
-    OptionsError,
     PathChange,
     Record,
     Released,
@@ -32,9 +31,9 @@ from backends.base import (
 from backends.linux.kernel import Kernel
 from backends.linux.network import device_info, netdevs, rdma
 from backends.linux.pci import functions as pci
-from backends.linux.pci import host_uses
+from backends.linux.pci import host_uses, iommu
 from backends.linux.pci import recovery as pci_recovery
-from backends.sriov import answers, creation, devices, functions, health, nodes, subfunctions
+from backends.sriov import creation, devices, functions, health, nodes, subfunctions, variables
 from backends.sriov.creation import Creator
 from backends.sriov.options import SriovOptions, SriovResource, complaints
 
@@ -43,32 +42,23 @@ _SHARED: Final = frozenset({*nodes.VHOST, rdma.RDMA_CM})
 
 
 class Sriov(Backend[SriovOptions]):
-    """Hands out network functions, virtual, physical and subfunctions, and accelerators.
+    """Hands out network functions (virtual, physical and subfunctions) and accelerators.
 
     A unit is the PCI address of a function, or the name of a subfunction on the auxiliary bus.
     """
 
     options_type: ClassVar = SriovOptions
     attributes: ClassVar = functions.ATTRIBUTES
+    complaints: ClassVar = staticmethod(complaints)
 
     def __init__(self, host: Host, resources: Sequence[SriovResource], kernel: Kernel | None = None) -> None:
         super().__init__(host, resources)
         self._creator = Creator(host, kernel or Kernel(host))
 
-    @classmethod
-    def check(cls, resource: SriovResource) -> None:
-        """Refuse what no hardware could make right.
-
-        Raises:
-            OptionsError: with the offending key and a sentence.
-            ExceptionGroup: of several of them.
-        """
-        OptionsError.raise_all(complaints(resource))
-
     # --- what is there ---
 
     def units(self) -> Iterable[str]:
-        """Every function of a class that a resource is for, and every subfunction."""
+        """Every function of a class that a resource wants, and every subfunction."""
         wanted = {resource.spec.options.device_type for resource in self.resources}
         for address, kind, _ in pci.announced(self.host):
             if functions.device_type(kind) in wanted:
@@ -77,20 +67,20 @@ class Sriov(Backend[SriovOptions]):
             yield from subfunctions.names(self.host)
 
     def discover(self, unit: str) -> Discovery:
-        """The function's device, of the first resource that selects it."""
+        """The device of the function, for each resource that can take it."""
         return devices.find(self.host, self.resources, unit)
 
     def watches(self, known: Known) -> Watches:  # noqa: ARG002  # an interface's
-        """Functions, interfaces and their links, and the nodes of all kinds."""
+        """Events of functions, interfaces, links, and nodes of all kinds."""
         return Watches(
             subsystems=_SUBSYSTEMS,
-            directories=frozenset({nodes.DEV, nodes.DEV / "net", nodes.VFIO, rdma.NODES}),
+            directories=frozenset({nodes.DEV, nodes.DEV / "net", iommu.NODES, rdma.NODES}),
             facts=frozenset({pci_recovery.FACT}),
             links=True,
         )
 
     def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
-        """The function that it is about, and what depends on it; all, where it is about a node that all share."""
+        """The function that an event is about, and what depends on it; all functions for a node that all share."""
         if isinstance(hint, PathChange):
             return ALL if hint.path in _SHARED else _with_node(hint.path, known)
         if isinstance(hint, LinkChange):
@@ -100,13 +90,13 @@ class Sriov(Backend[SriovOptions]):
             return (hint.name,) if subfunctions.NAME.fullmatch(hint.name) else ()
         found = pci.affected(hint, known) | pci.undivided(hint, known)
         if hint.subsystem != "pci":
-            found &= known.keys()  # many a kind of function has interfaces
+            found &= known.keys()  # functions of other classes have interfaces, too
         return found | {unit for address in found for unit in known.minding(f"pci:{address}")}
 
     # --- how it is ---
 
     def probe(self, device: Device) -> Iterable[Signal]:
-        """Its nodes, its health on the bus and its physical function's, and the link of that."""
+        """The health of its nodes, of the function, and of its physical function with its link."""
         if device.unusable or device.resource is None:
             return ()
         if creation.is_stand_in(device):
@@ -118,21 +108,17 @@ class Sriov(Backend[SriovOptions]):
         return taker.spec.options if taker is not None else SriovOptions()
 
     def signals(self, record: Record) -> Iterable[Signal]:
-        """PCI error recoveries, of whichever function."""
+        """PCI error recoveries, of any function."""
         return pci_recovery.signals(record)
 
     # --- making virtual functions ---
 
     def adopts(self, resource: SriovResource) -> bool:
-        """Only where virtual functions are to be made."""
+        """Only for resources with `create`."""
         return bool(resource.spec.options.create)
 
     def adopt(self, resource: SriovResource, device: Device) -> bool:
-        """Make the virtual functions that the device stands for.
-
-        Raises:
-            NotReady: they cannot be made.
-        """
+        """Create the virtual functions that the device stands for."""
         if not creation.is_stand_in(device):
             return False
         count = len(device.attributes["vf"])
@@ -147,10 +133,10 @@ class Sriov(Backend[SriovOptions]):
 
     def edits(self, resource: SriovResource, grants: Sequence[Grant]) -> ContainerEdits:
         """The nodes, each once, and the two variables."""
-        return replace(ContainerEdits.of(grants), env=answers.variables(resource, grants))
+        return replace(ContainerEdits.of(grants), env=variables.of_container(resource, grants))
 
     def claim(self, resource: SriovResource, grants: Sequence[Grant]) -> None:
-        """Look once more whether the host needs it, and tell CNI plugins what the pod is about to have.
+        """Check again whether the host needs the device, and write the file that tells CNI plugins about it.
 
         Raises:
             AllocationRefused: the host's default route leads through it by now, or the file cannot be written.
@@ -167,12 +153,12 @@ class Sriov(Backend[SriovOptions]):
                 device_info.write(self.host, resource.name, grant.id, _told(resource, device))
 
     def release(self, ended: Sequence[Released], idle: frozenset[str]) -> None:  # noqa: ARG002
-        """Remove what `claim` wrote."""
+        """Remove the files that `claim` wrote."""
         device_info.remove(self.host, ended)
 
 
 def _told(resource: SriovResource, device: Device) -> device_info.Info:
-    """What a CNI plugin learns of a device."""
+    """What the file for CNI plugins says of a device."""
     options, said = resource.spec.options, device.attributes
     if options.vdpa is None:
         return device_info.pci(device.key, said.get("hca", ()) if options.rdma else ())

@@ -1,6 +1,6 @@
-"""Makes virtual functions of a card that has none, on request, and undoes what fails half way.
+"""Creates virtual functions of a card that has none, and undoes what fails half way.
 
-As long as they are to be made, a device stands for them: listed, unhealthy, and in no pod.
+Until they are created one device stands for them, which is listed, unhealthy, and in no pod.
 Files: Documentation/ABI/testing/sysfs-bus-pci (sriov_totalvfs, sriov_numvfs, sriov_drivers_autoprobe).
 """
 
@@ -23,11 +23,11 @@ from backends.linux.pci import iommu
 from backends.sriov.options import SriovResource
 
 _SHARED: Final = ("vendor", "subsystem_vendor", "numa_node")
-"""What virtual functions have of their card."""
+"""Attributes that virtual functions share with their card."""
 
 
 def asked(resources: Sequence[SriovResource], card: Device) -> tuple[SriovResource, int] | None:
-    """The first resource that wants virtual functions of this card, and how many."""
+    """The first resource that wants virtual functions of this card, and their number."""
     for resource in resources:
         for name, count in resource.spec.options.create.items():
             if name in (card.key, *card.attributes.get("ifname", ())):
@@ -36,7 +36,7 @@ def asked(resources: Sequence[SriovResource], card: Device) -> tuple[SriovResour
 
 
 def stand_in(card: Device, resource: SriovResource, count: int) -> Device:
-    """A device with the attributes of all the functions that the card is to have; what is not known is what is selected."""
+    """A device with the attributes of all functions to come; unknown ones are those that the resource selects by."""
     said = card.attributes
     known = {name: said[name] for name in _SHARED if name in said}
     known |= {"physical": (card.key,), "function": ("virtual",), "vf": tuple(map(str, range(count)))}
@@ -53,12 +53,12 @@ def stand_in(card: Device, resource: SriovResource, count: int) -> Device:
 
 
 def is_stand_in(device: Device) -> bool:
-    """Does the device stand for functions that are to be made?"""
+    """Does the device stand for virtual functions that are still to be created?"""
     return _wanting(device.key) in device.depends
 
 
 def signal(device: Device) -> Signal:
-    """Why no pod can have it yet."""
+    """Says why no pod can have it yet."""
     count = len(device.attributes["vf"])
     why = (
         f"{device.key} is to have {count} virtual functions: Fairlead makes them while it runs; if it cannot, its log "
@@ -68,24 +68,21 @@ def signal(device: Device) -> Signal:
 
 
 def _wanting(address: str) -> str:
-    """What is said of the functions to come is said of this, which no other backend knows."""
+    """The hardware that signals about functions to come are about; no other backend knows it."""
     return f"vfs:{address}"
 
 
 class Creator:
-    """Makes virtual functions on one host."""
+    """Creates virtual functions on one host."""
 
     def __init__(self, host: Host, kernel: Kernel) -> None:
         self._host = host
         self._kernel = kernel
 
     def create(self, address: str, count: int, *, autoprobe: bool) -> None:
-        """Make that many of a card that has none. Those that it has are never touched: any may be in use.
+        """Create this many of a card that has none. Existing ones are never touched: any may be in use.
 
-        Args:
-            address: the physical function.
-            count: how many.
-            autoprobe: may drivers take them by themselves?
+        `autoprobe`: may drivers bind to them by themselves?
 
         Raises:
             NotReady: it cannot have them, or the kernel or the driver refuses. All is as it was, as far as can be.
@@ -109,7 +106,7 @@ class Creator:
             )
 
     def _has_all(self, address: str, count: int) -> bool:
-        """Are they there already?
+        """Does the card have them already?
 
         Raises:
             NotReady: they can never be, or not as things are.
@@ -131,7 +128,7 @@ class Creator:
         return False
 
     def _undo(self, address: str, *, autoprobe: bool) -> None:
-        """Take back what was made a moment ago, unless any of it is used by now; the failure itself is what is told."""
+        """Remove what was just created, unless any of it is in use. Errors are ignored: the first failure is told."""
         function = pci.read(self._host, address)
         with suppress(OSError):
             if function is not None and function.virtual:
@@ -139,10 +136,10 @@ class Creator:
                     return
                 self._kernel.write(pci.FUNCTIONS / address / "sriov_numvfs", "0")
             if not autoprobe:
-                self._kernel.write(pci.FUNCTIONS / address / "sriov_drivers_autoprobe", "1")  # as the kernel begins
+                self._kernel.write(pci.FUNCTIONS / address / "sriov_drivers_autoprobe", "1")  # as at boot
 
     def _is_used(self, address: str) -> bool:
-        """May somebody have it? On vfio, or with its interface elsewhere."""
+        """May a pod have it? On vfio, or with its interface in another namespace."""
         function = pci.read(self._host, address)
         if function is None or function.driver is None:
             return False
@@ -150,7 +147,7 @@ class Creator:
 
 
 def different(address: str, has: int, wanted: int) -> str:
-    """What to do about a card that has another number of functions than it should."""
+    """What to do about a card that has another number of virtual functions than is configured."""
     return (
         f"{address} has {has} virtual functions, and {wanted} are asked for (create): Fairlead touches none that is there; "
         "when no pod has any, write 0 to sriov_numvfs"

@@ -1,4 +1,4 @@
-"""Builds each function's device for the resources that select it and whose options it meets."""
+"""Makes a device of each function, for the resources that select it and whose options it meets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from backends.sriov.options import SriovResource
 
 
 def find(host: Host, resources: Sequence[SriovResource], unit: str) -> Discovery:
-    """The devices that a function or subfunction is, one for each resource that could have it."""
+    """The devices of a function or subfunction, one for each resource that could have it."""
     look = functions.look if pci.ADDRESS.fullmatch(unit) else subfunctions.look
     seen = look(host, resources, unit)
     if seen is None:
@@ -33,9 +33,9 @@ def find(host: Host, resources: Sequence[SriovResource], unit: str) -> Discovery
 
 
 def _taken(host: Host, seen: Seen, resources: Sequence[SriovResource]) -> tuple[Device, ...]:
-    """The device as each resource would offer it, or with why none does; none of a card that no resource is to have.
+    """The device for each resource that can offer it, or with why none can; a card that no resource wants is none.
 
-    The first resource gets it, unless a pod has it of another.
+    The first resource gets it, unless a pod has it from another.
     """
     selecting = [it for it in resources if it.refuses(seen.device) is None]
     if able := [it for it in selecting if not _lacks(seen, it)]:
@@ -48,7 +48,7 @@ def _taken(host: Host, seen: Seen, resources: Sequence[SriovResource]) -> tuple[
 
 
 def _lacks(seen: Seen, resource: SriovResource) -> str:
-    """What a function that a resource's selectors take does not have of what its options ask for."""
+    """What the function lacks of what the resource's options ask for; empty if nothing."""
     options = resource.spec.options
     if not seen.has_driver:
         return "it has no driver"
@@ -60,7 +60,7 @@ def _lacks(seen: Seen, resource: SriovResource) -> str:
 
 
 def _offered(host: Host, seen: Seen, taker: SriovResource) -> Device:
-    """The device with what a container gets, in the order of the plugin that this replaces."""
+    """The device as a resource offers it: its nodes in the order of the sriov-network-device-plugin."""
     options = taker.spec.options
     every = list(seen.nodes)
     if options.rdma and seen.adapter is not None:

@@ -1,4 +1,4 @@
-"""Reads a PCI function: what selectors match of it, and whether the host needs it."""
+"""Reads a network function or accelerator: its attributes, its interfaces, and whether the host needs it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from backends.sriov.nodes import VdpaDevice
 from backends.sriov.options import UNSEEN_WHEN_AWAY, DeviceType, SriovResource
 
 PROFILE: Final = "ddp_profile"
-_INTEL: Final = "8086"  # whose cards have such profiles
+_INTEL: Final = "8086"  # its cards have such profiles
 _RUNNING_PROFILE: Final = "fw.app.name"  # Documentation/networking/devlink/ice.rst
 
 ATTRIBUTES: Final[Mapping[str, Attribute]] = {
@@ -44,7 +44,7 @@ Attributes = Iterator[tuple[str, tuple[str, ...]]]
 
 
 class Seen(Struct, frozen=True):
-    """A function or subfunction, as yet nobody's, with what is read beside it."""
+    """A function or subfunction as one look found it, not yet of any resource."""
 
     device: Device
     device_type: DeviceType
@@ -61,19 +61,19 @@ class Seen(Struct, frozen=True):
 
 
 def device_type(kind: str) -> DeviceType | None:
-    """What a function of this class is; None if it is nothing for this backend."""
+    """The device type for this PCI class; None if this backend has none for it."""
     return _TYPES.get(kind[:2]) if kind else None
 
 
 def link(physical: str) -> str:
-    """The name as hardware of a physical function's link, which other backends' devices do not hang on."""
+    """The name of a physical function's link as hardware; devices of other backends do not depend on it."""
     return f"link:{physical}"
 
 
 def look(host: Host, resources: Sequence[SriovResource], address: str) -> Seen | None:
-    """The function of that address; None if it is gone or not for these resources.
+    """The function of that address; None if it is gone or no resource is for its class.
 
-    What no resource asks for is not read: there may be hundreds of functions.
+    Reads nothing that no resource asks for: there may be hundreds of functions.
     """
     function = pci.read(host, address)
     kind = device_type(function.kind) if function is not None else None
@@ -82,20 +82,13 @@ def look(host: Host, resources: Sequence[SriovResource], address: str) -> Seen |
         return None
     own = _interfaces(host, function)
     vdpa = nodes.vdpa(host, function) if any(it.spec.options.vdpa for it in mine) else None
-    attributes = {name: values for name, values in _attributes(host, function, own, vdpa) if values}
+    device = function.as_device()
+    more = {name: values for name, values in _attributes(host, function, own, vdpa) if values}
     if function.vendor == _INTEL and any(PROFILE in resource.asks_for for resource in mine):
-        attributes.update(_profile(host, function))
-    device = Device(
-        key=address,
-        unit=address,
-        hardware=frozenset((function.hardware,)),
-        depends=frozenset((f"pci:{function.physical}", link(function.physical))) if function.physical else frozenset(),
-        identity=function.ids,
-        bindings=function.bindings(),
-        numa_node=function.numa_node,
-        ancestry=function.ancestry,
-        attributes=assumed(attributes, UNSEEN_WHEN_AWAY, resources),
-    )
+        more.update(_profile(host, function))
+    depends = device.depends | {link(function.physical)} if function.physical else device.depends
+    attributes = assumed({**device.attributes, **more}, UNSEEN_WHEN_AWAY, resources)
+    device = replace(device, depends=depends, attributes=attributes)
     wants_rdma = any(it.spec.options.rdma and it.might_take(device) for it in mine)
     adapter = rdma.read(host, address) if wants_rdma else None
     if adapter is not None:
@@ -114,7 +107,7 @@ def look(host: Host, resources: Sequence[SriovResource], address: str) -> Seen |
 
 
 def _needed(host: Host, function: pci.Function, interfaces: Sequence[str]) -> str:
-    """Why a function is nobody's to have. No route leads through an interface that nobody has set up."""
+    """Why the host needs the function; empty if it does not. No route leads through an interface that is not set up."""
     if function.virtual:
         return f"it has {len(function.virtual)} virtual functions, which would go with it"
     is_virtual = function.physical is not None
@@ -127,7 +120,7 @@ def _needed(host: Host, function: pci.Function, interfaces: Sequence[str]) -> st
 
 
 def _interfaces(host: Host, function: pci.Function) -> tuple[str, ...]:
-    """Its interfaces; none are looked for where its directory shows that it has none, or has named the only one."""
+    """Its interfaces; they are not searched for where its directory shows that there are none, or just one."""
     if len(function.net) == 1:
         return function.net
     has_any = any(name == "net" or name.startswith("virtio") for name in function.entries)
@@ -135,10 +128,10 @@ def _interfaces(host: Host, function: pci.Function) -> tuple[str, ...]:
 
 
 def _attributes(host: Host, function: pci.Function, interfaces: Sequence[str], vdpa: VdpaDevice | None) -> Attributes:
-    yield from function.attributes().items()
+    """What is known beside the attributes of every PCI function."""
     if "acpi_index" in function.entries and (number := sysfs.number(host, function.path / "acpi_index")) is not None:
         yield "acpi_index", (str(number),)
-    above = sysfs.device(host, pci.FUNCTIONS / function.physical) if function.physical is not None else None
+    above = sysfs.target(host, function.path / "physfn") if function.physical is not None else None
     yield from of_interfaces(host, interfaces, above)
     if above is not None and (number := _number(host, function, above)) is not None:
         yield "vf", (str(number),)
@@ -150,7 +143,7 @@ def _attributes(host: Host, function: pci.Function, interfaces: Sequence[str], v
 
 
 def of_interfaces(host: Host, own: Sequence[str], above: HostPath | None) -> Attributes:
-    """What a function's or subfunction's own interfaces say, and the physical function's above, if there is one."""
+    """The attributes that interfaces tell: a function's own ones, and those of the physical function above."""
     uplink = netdevs.uplink(host, above) if above is not None else None
     yield "ifname", tuple(own)
     yield "pf", (uplink,) if uplink else ()
@@ -159,16 +152,16 @@ def of_interfaces(host: Host, own: Sequence[str], above: HostPath | None) -> Att
 
 
 def _profile(host: Host, function: pci.Function) -> Attributes:
-    """The profile by which a card's parser takes packets apart (Dynamic Device Personalization); it is the whole card's."""
+    """The profile of the card's packet parser (Dynamic Device Personalization)."""
     if profile := devlink.running(host, function.physical or function.address).get(_RUNNING_PROFILE):
         yield PROFILE, (profile,)
 
 
 def _number(host: Host, function: pci.Function, above: HostPath) -> int | None:
-    """Which virtual function of its physical one it is: from 0, by their addresses.
+    """The number of a virtual function within its physical one, from 0, by their addresses.
 
-    They lie `sriov_offset` and then each `sriov_stride` behind it (PCI Express Base Specification, 9.2.1.2). The links
-    virtfn<N> say the same, but would have to be read one by one.
+    The first is `sriov_offset` behind it, and each other `sriov_stride` further (PCI Express Base Specification,
+    9.2.1.2). The links virtfn<N> tell the same, but would have to be read one by one.
     """
     offset, stride = (sysfs.number(host, above / f"sriov_{name}") for name in ("offset", "stride"))
     if offset is None or not stride:
@@ -178,13 +171,10 @@ def _number(host: Host, function: pci.Function, above: HostPath) -> int | None:
 
 
 def _pkeys(host: Host, function: pci.Function) -> Iterator[str]:
-    """The default partition key of each InfiniBand port; the first of the port's table."""
+    """The default partition key of each InfiniBand port, which is the first in the port's table."""
     for hca in function.infiniband:
-        try:
-            ports = sysfs.entries(host, function.path / "infiniband" / hca / "ports")
-        except OSError:
-            continue
-        for port in ports:
-            key = sysfs.attribute(host, function.path / "infiniband" / hca / "ports" / port / "pkeys/0") or ""
+        ports = function.path / "infiniband" / hca / "ports"
+        for port in sysfs.names(host, ports):
+            key = sysfs.attribute(host, ports / port / "pkeys/0") or ""
             if _PKEY.fullmatch(key):
                 yield key.lower()

@@ -1,18 +1,17 @@
-"""How one function is now: its nodes, itself and its physical function on the bus, its IOMMU group, the card's link.
+"""Checks the health of a function: nodes, PCI state, IOMMU group, and the link of the physical function.
 
-The link of a virtual function's own interface says nothing: it is down until a CNI plugin sets it up, in the pod.
+The link of a virtual function's own interface does not count: it is down until a CNI plugin sets it up in the pod.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Final
 
 from backends.base import Device, Host, Signal, Verdict
 from backends.linux import sysfs
 from backends.linux.network import netdevs
-from backends.linux.nodes import NoNodeError, device_node
+from backends.linux.nodes import missing
 from backends.linux.pci import functions as pci
 from backends.linux.pci import health as pci_health
 from backends.linux.pci import iommu
@@ -24,13 +23,9 @@ _ETHERNET: Final = "0200"
 
 
 def signals(host: Host, device: Device, options: SriovOptions) -> Iterator[Signal]:
-    """All there is to say of the device, and of the physical function that it is a part of."""
+    """What is wrong with the device, and with the physical function that it is a part of."""
     hardware = min(device.hardware)
-    for node in device.nodes:
-        try:
-            device_node(host, node.path)
-        except NoNodeError as error:
-            yield Signal(hardware, "node-missing", Verdict.NOW, error.sentence)
+    yield from missing(host, hardware, device.nodes)
     if options.vhost_net and not set(nodes.VHOST) <= {node.path for node in device.nodes}:
         why = f"{' or '.join(map(str, nodes.VHOST))} is missing, and so both are left out: load vhost_net and tun"
         yield Signal(hardware, "vhost-missing", Verdict.DEGRADED, why)
@@ -48,21 +43,20 @@ def signals(host: Host, device: Device, options: SriovOptions) -> Iterator[Signa
 
 
 def _is_away(host: Host, device: Device) -> bool:
-    """Has a card's own driver made an interface that is not here? The default route may lead through it."""
+    """Is the interface of a card elsewhere, although its driver makes one? The default route may lead through it."""
     said = device.attributes
     is_ethernet = any(kind.startswith(_ETHERNET) for kind in said.get("class", ()))
-    in_user_space = any(it.path.parent == nodes.VFIO or it.path.name.startswith("uio") for it in device.nodes)
+    in_user_space = any(it.path.parent == iommu.NODES or it.path.name.startswith("uio") for it in device.nodes)
     return is_ethernet and not in_user_space and not netdevs.names(host, pci.FUNCTIONS / device.key)
 
 
 def _group(host: Host, device: Device, hardware: str) -> Iterator[Signal]:
-    """On a vfio driver it can be opened only where all of its IOMMU group can be handed out."""
-    if all(node.path.parent != nodes.VFIO for node in device.nodes):
+    """On a vfio driver it can be opened only if the whole IOMMU group can be handed out."""
+    if all(node.path.parent != iommu.NODES for node in device.nodes):
         return
     number = next(iter(device.attributes.get("iommu_group", ())), "")
-    with suppress(OSError):
-        if sysfs.entries(host, iommu.GROUPS / number / "devices") == [device.key]:
-            return  # it is alone, as virtual functions are
+    if sysfs.names(host, iommu.GROUPS / number / "devices") == [device.key]:
+        return  # it is alone, as virtual functions are
     group = iommu.read(host, number)
     for member in group.members if group is not None else ():
         if not member.is_viable:
@@ -71,7 +65,7 @@ def _group(host: Host, device: Device, hardware: str) -> Iterator[Signal]:
 
 
 def _link(host: Host, physical: str, name: str, options: SriovOptions) -> Iterator[Signal]:
-    """The link that leads out of the machine. One that nobody has set up may be meant so: some drivers need it, some not."""
+    """The physical function's link. One that is not set up may be so on purpose: only some drivers need it."""
     if (state := netdevs.down(host, name)) is None:
         return
     if netdevs.is_enabled(host, name):

@@ -13,10 +13,10 @@ Vdpa: TypeAlias = Literal["virtio", "vhost"]
 DeviceType: TypeAlias = Literal["netDevice", "accelerator", "auxNetDevice"]
 
 UNSEEN_WHEN_AWAY: Final = ("ifname", "link_layer")
-"""Attributes that are not to be had of an interface in another network namespace."""
+"""Attributes that cannot be read while the interface is in another network namespace."""
 
 EVERY: Final = "*"
-"""In `additional_info`: of every device."""
+"""The key in `additional_info` for every device."""
 
 _NOT_FOR: Final[Mapping[str, Sequence[str]]] = {
     "accelerator": ("rdma", "vhost_net", "vdpa", "create"),
@@ -37,15 +37,15 @@ class SriovOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vdpa: Vdpa | None = None
     """Only functions with a vDPA device of this kind; `vhost` with its node."""
     topology: bool = True
-    """Is the kubelet told of a device's NUMA node?"""
+    """Is the kubelet told the NUMA node of a device?"""
     additional_info: Mapping[str, Mapping[str, str]] = {}
-    """What PCIDEVICE_…_INFO says beside: of a device by its ID, or of every one by `*`."""
+    """What else PCIDEVICE_…_INFO says: by the ID of a device, or by `*` for every device."""
     device_info: bool = True
     """Is a DeviceInfo file written for Multus and CNI plugins?"""
     create: Mapping[str, int] = {}
-    """Cards that have no virtual functions, by interface or PCI address, and how many Fairlead makes of each."""
+    """Cards by interface or PCI address, and how many virtual functions Fairlead creates of each that has none."""
     autoprobe: bool = True
-    """May drivers take what is made by themselves? Not where it goes to vfio-pci."""
+    """May drivers bind to the created functions by themselves? Say no for those that you bind to vfio-pci."""
     down_after: Seconds = _DOWN
     """How long the link of the physical function must be down before its virtual ones are unhealthy."""
 

@@ -20,13 +20,11 @@ from backends.sriov.options import UNSEEN_WHEN_AWAY, SriovResource
 
 BUS: Final = HostPath("/sys/bus/auxiliary/devices")
 NAME: Final = re.compile(r"[\w-]+\.sf\.[0-9]+")
-"""`mlx5_core.sf.2`: the driver, what it is, and a number of the kernel's."""
-
-_OF_FUNCTION: Final = ("vendor", "device", "id", "subsystem_vendor", "subsystem_device", "driver", "numa_node")
+"""`mlx5_core.sf.2`: the driver, the kind of device, and a number of the kernel."""
 
 
 def names(host: Host) -> list[str]:
-    """Every subfunction that there is.
+    """The names of all subfunctions.
 
     Raises:
         OSError: they cannot be listed.
@@ -66,12 +64,11 @@ def look(host: Host, resources: Sequence[SriovResource], name: str) -> Seen | No
 def _attributes(
     host: Host, path: HostPath, function: pci.Function, number: int | None, adapter: rdma.Adapter | None
 ) -> Attributes:
-    of_function = function.attributes()
-    yield from ((key, of_function[key]) for key in _OF_FUNCTION if key in of_function)
+    yield from function.subfunction_attributes().items()
     yield "function", ("subfunction",)
     yield "physical", (function.physical or function.address,)
     yield "sfnum", () if number is None else (str(number),)
-    above = sysfs.device(host, pci.FUNCTIONS / (function.physical or function.address))
+    above = sysfs.target(host, function.path / "physfn") if function.physical else function.path
     yield from of_interfaces(host, netdevs.names(host, path), above)
     if adapter is not None:
         yield "hca", adapter.names

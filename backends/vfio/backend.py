@@ -1,7 +1,8 @@
-"""The backend: groups as units, devices for each resource, and what is done for a pod."""
+"""The backend `vfio`: its units are IOMMU groups; it binds drivers and hands out nodes of vfio."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
 
@@ -21,8 +22,8 @@ from backends.base import (
     Grant,
     Hint,
     Host,
+    Known,
     NotReady,
-    OptionsError,
     PathChange,
     Record,
     Released,
@@ -30,16 +31,15 @@ from backends.base import (
     Uevent,
     Watches,
 )
-from backends.interface.known_devices import Known
 from backends.linux.kernel import Kernel
 from backends.linux.pci import functions as pci
 from backends.linux.pci import iommu, reset
 from backends.linux.pci import recovery as pci_recovery
 from backends.linux.pci.iommu import Group
-from backends.vfio import binding, devices, health, vgpu
-from backends.vfio.binding import Binder, BindError
+from backends.vfio import devices, health, vgpu
+from backends.vfio.binding import Binder
+from backends.vfio.binding_plan import plan
 from backends.vfio.options import VfioOptions, VfioResource, complaints
-from backends.vfio.planning import plan
 from backends.vfio.vgpu_types import VgpuTypes
 
 _MOVING = frozenset({"add", "remove", "bind", "unbind"})
@@ -53,21 +53,12 @@ class Vfio(Backend[VfioOptions]):
 
     options_type: ClassVar = VfioOptions
     attributes: ClassVar = {**pci.ATTRIBUTES, "companions": TEXT}
+    complaints: ClassVar = staticmethod(complaints)
 
     def __init__(self, host: Host, resources: Sequence[VfioResource], kernel: Kernel | None = None) -> None:
         super().__init__(host, resources)
         kernel = kernel or Kernel(host)
         self._binder, self._vgpu_types = Binder(host, kernel), VgpuTypes(host, kernel)
-
-    @classmethod
-    def check(cls, resource: VfioResource) -> None:
-        """Refuse what no hardware could make right.
-
-        Raises:
-            OptionsError: with the offending key and a sentence.
-            ExceptionGroup: of several of them.
-        """
-        OptionsError.raise_all(complaints(resource))
 
     # --- what is there ---
 
@@ -80,7 +71,7 @@ class Vfio(Backend[VfioOptions]):
         return devices.find(self.host, self.resources, unit)
 
     def probe(self, device: Device) -> Iterator[Signal]:
-        """Nothing of what cannot be used anyway: the reason is told, and the hardware may be another's."""
+        """Nothing about a device that cannot be used: its hardware may be that of another backend."""
         if device.unusable:
             return
         found = self._look(device)
@@ -91,22 +82,22 @@ class Vfio(Backend[VfioOptions]):
             yield from health.signals(self.host, device, group, functions, options)
 
     def signals(self, record: Record) -> Iterable[Signal]:
-        """PCI error recoveries, of whichever function: it may be in any group, or be a virtual one's physical one."""
+        """PCI error recoveries, of any function: it may be in any group, or the physical one of a virtual one."""
         return pci_recovery.signals(record)
 
     def watches(self, known: Known) -> Watches:  # noqa: ARG002  # an interface's
-        """Functions, their drivers and recoveries, and vfio's nodes, wherever they come from."""
+        """Events of functions and their drivers, and of nodes of vfio."""
         return Watches(
             frozenset({"pci", "vfio", "vfio-dev"}),
-            directories=frozenset({devices.NODES, devices.OWN_NODES}),
+            directories=frozenset({iommu.NODES, devices.OWN_NODES}),
             facts=frozenset({pci_recovery.FACT}),
         )
 
     def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
-        """The groups of the functions that an event is about, whichever of their members it names.
+        """The groups of the functions that an event is about.
 
-        A function that no device has may have joined any group, or have been a virtual one of any function: then all are
-        looked at.
+        A function that belongs to no device may have joined any group, or have been a virtual one of any function: then
+        all groups are scanned.
         """
         if isinstance(hint, PathChange):
             return known.having_node(hint.path)
@@ -121,7 +112,7 @@ class Vfio(Backend[VfioOptions]):
         return units | {unit for address in pci.undivided(hint, known) for unit in _having(known, f"pci:{address}")}
 
     def _look(self, device: Device) -> tuple[Group, Sequence[pci.Function], VfioOptions] | None:
-        """The device's group as it is now, which of its functions are wanted, and how; None if that is over."""
+        """The group as it is now, which functions of it the resource wants, and the options; None if it is gone."""
         group = iommu.read(self.host, device.unit)
         if group is None or device.resource is None:
             return None
@@ -136,14 +127,14 @@ class Vfio(Backend[VfioOptions]):
         return [device.unit if resource.spec.options.ids == "group" else device.key]
 
     def prefers(self, resource: VfioResource) -> bool:  # noqa: ARG002
-        """Always: which functions a virtual machine has together is what its speed hangs on."""
+        """Always: the speed of a virtual machine depends on which functions it has together."""
         return True
 
     def edits(self, resource: VfioResource, grants: Sequence[Grant]) -> ContainerEdits:
         """The groups' nodes, and KubeVirt's variable with one address for each ID.
 
-        They come in the order of the IDs: the kubelet asks for a set, in an order that means nothing (A4). Companions
-        are not named: virt-launcher would take a GPU's sound for a second GPU.
+        Addresses are in the order of the IDs: the order in which the kubelet asks means nothing (A4). Companions are not
+        named: virt-launcher would take the sound function of a GPU for a second GPU.
 
         Raises:
             AllocationRefused: one of them is on no vfio driver.
@@ -157,42 +148,31 @@ class Vfio(Backend[VfioOptions]):
         return replace(ContainerEdits.of(grants), env={kubevirt.variable("PCI_RESOURCE", resource.name): addresses})
 
     def claim(self, resource: VfioResource, grants: Sequence[Grant]) -> None:
-        """Bind what is to be bound, and see that each group can be opened.
-
-        Raises:
-            AllocationRefused: it cannot be made ready.
-        """
+        """Bind what is to be bound, and check that each group can be opened."""
         for grant in grants:
             try:
                 self._make_ready(resource, grant.device)
-            except BindError as error:
+            except NotReady as error:
                 raise AllocationRefused(
                     f"{grant.id} of {resource.name} cannot be made ready: {error}. Create the pod again; if it happens "
                     "again, this node's administrator must look at the device."
                 ) from error
 
     def adopts(self, resource: VfioResource) -> bool:
-        """Only what is bound before a pod asks."""
+        """Only for resources with `bind = "start"`."""
         return resource.spec.options.bind == "start"
 
     def adopt(self, resource: VfioResource, device: Device) -> bool:
-        """Bind a device that has joined the resource.
-
-        Raises:
-            NotReady: it cannot be bound.
-        """
-        try:
-            return self._make_ready(resource, device)
-        except BindError as error:
-            raise NotReady(str(error)) from error
+        """Bind a device that has joined the resource."""
+        return self._make_ready(resource, device)
 
     def _make_ready(self, resource: VfioResource, device: Device) -> bool:
-        """Bind what the options permit to bind, and check what came of it; was anything bound?"""
-        options, since = resource.spec.options, binding.now()
+        """Bind what the options permit, and check the outcome; was anything bound?"""
+        options, since = resource.spec.options, time.time()
         group, functions = self._current(resource, device)
         planned = plan(self.host, group, functions, options)
         if why := planned.refusal or planned.obstacle:
-            raise BindError(why)
+            raise NotReady(why)
         give_back = options.release == "restore"
         self._binder.bind(planned.bind, options.force, give_back=give_back)
         given = [
@@ -203,7 +183,7 @@ class Vfio(Backend[VfioOptions]):
         if planned.bind or given:
             group, functions = self._current(resource, device)
         if not iommu.is_vfio(functions[0]):
-            raise BindError(f"{device.key} is on no vfio driver")
+            raise NotReady(f"{device.key} is on no vfio driver")
         nodes = tuple(devices.nodes(self.host, group, functions, options.iommu))
         self._binder.settle(nodes, since if planned.bind or given else 0.0)
         return bool(planned.bind)
@@ -212,11 +192,11 @@ class Vfio(Backend[VfioOptions]):
         group = iommu.read(self.host, device.unit)
         functions = devices.selected(resource, group) if group is not None else []
         if group is None or not functions or functions[0].address != device.key:
-            raise BindError(f"{device.key} is gone, or in another group now")
+            raise NotReady(f"{device.key} is gone, or in another group now")
         return group, functions
 
     def prepare(self, resource: VfioResource, grants: Sequence[Grant]) -> Iterable[str]:
-        """Reset each function that was asked for, and of its companions those that can be reset by themselves.
+        """Reset each selected function, and those of its companions that can be reset alone.
 
         Raises:
             AllocationRefused: one that was asked for cannot be reset, or is on no vfio driver any more.
@@ -245,13 +225,9 @@ class Vfio(Backend[VfioOptions]):
                 yield function.hardware
 
     def release(self, ended: Sequence[Released], idle: frozenset[str]) -> None:  # noqa: ARG002
-        """Undo what we noted to undo when we bound it or gave it a vGPU type, whatever the configuration says by now.
-
-        Raises:
-            ExceptionGroup: of what could not be given back.
-        """
+        """Undo what we noted when we bound it or gave it a vGPU type, whatever the configuration says by now."""
         named = (hardware.removeprefix("pci:") for hardware in sorted(idle))
-        each(self._restore, filter(pci.ADDRESS.fullmatch, named), BindError, "not given back")
+        each(self._restore, filter(pci.ADDRESS.fullmatch, named), NotReady, "not given back")
 
     def _restore(self, address: str) -> None:
         self._vgpu_types.take_back(address)
@@ -259,5 +235,5 @@ class Vfio(Backend[VfioOptions]):
 
 
 def _having(known: Known, hardware: str) -> list[str]:
-    """The units with a device that owns this hardware: not those that only depend on it."""
+    """The units with a device that owns this hardware; those that only depend on it are left out."""
     return [unit for unit in known.minding(hardware) if any(hardware in device.hardware for device in known[unit])]

@@ -1,23 +1,22 @@
 """Binds functions to vfio-pci, and gives them back to their own drivers.
 
-By driver_override, unbind and drivers_probe (Documentation/ABI/testing/sysfs-bus-pci): nothing else that a driver could
-take is touched, as it would be by `new_id`. What is to be given back is noted before it is taken, one file for each
-function in /run, which ends with the boot as the bindings do. What has no note was not bound by us, or is to stay bound.
+It writes driver_override, unbind and drivers_probe (Documentation/ABI/testing/sysfs-bus-pci), which affect no other function,
+as `new_id` would. A function that is to be given back is noted before it is bound: one file for each in /run, which a reboot
+ends as it ends the bindings. A function without a note was not bound by us, or is to stay bound.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from backends.base import Host, HostPath, Node
+from backends.base import Host, HostPath, Node, NotReady
 from backends.errors import reason_of
 from backends.linux import udev
-from backends.linux.kernel import Kernel
-from backends.linux.nodes import NoNodeError, device_node
+from backends.linux.kernel import Kernel, explained
+from backends.linux.nodes import NoNodeError, device_node, is_device_node
 from backends.linux.pci import functions as pci
 from backends.linux.pci import iommu
 from backends.linux.pci.host_uses import busy_disks, uses
@@ -29,17 +28,14 @@ NOTES: Final = HostPath("/run/fairlead/vfio")
 
 _DRIVER: Final = HostPath(f"/sys/bus/pci/drivers/{MODULE}")
 _PROBE: Final = HostPath("/sys/bus/pci/drivers_probe")
-_NOBODYS: Final = "\n"  # what ends an override
+_NO_OVERRIDE: Final = "\n"  # ends an override
 _NODES_APPEAR: Final = 2.0  # seconds; devtmpfs has them at once, another /dev when its udev is done
+_CLOCK_TICK: Final = 0.02  # seconds by which a file's time may lag behind the clock
 _NODES_SETTLE: Final = 1.0  # seconds that udev has to set owner and mode: container runtimes copy the mode
 
 
-class BindError(Exception):
-    """It cannot be bound, or given back; one sentence."""
-
-
 class Binder:
-    """Binds on one host."""
+    """Binds functions on one host."""
 
     def __init__(self, host: Host, kernel: Kernel) -> None:
         self._host = host
@@ -47,15 +43,13 @@ class Binder:
         self._notes = Notes(host, NOTES)
 
     def bind(self, functions: Sequence[pci.Function], forced: Sequence[str], *, give_back: bool) -> None:
-        """Put each on vfio-pci, whatever has it.
+        """Bind each to vfio-pci, whatever driver has it.
 
-        Args:
-            functions: as they were found; looked at again here.
-            forced: addresses of those that may be taken although the host needs them.
-            give_back: are they to get their own drivers back when nobody holds them?
+        `forced` are addresses of functions that may be taken although the host needs them; `give_back`: do they get their own
+        drivers back when no pod holds them?
 
         Raises:
-            BindError: the host needs one of them, or the kernel refuses. What was already bound stays so.
+            NotReady: the host needs one of them, or the kernel refuses. What was already bound stays so.
         """
         for function in functions:
             self._check(function.address, forced=function.address in forced)
@@ -65,38 +59,36 @@ class Binder:
             self._bind(function.address, give_back=give_back)
 
     def settle(self, nodes: Sequence[Node], since: float) -> None:
-        """Wait, not for long, until the nodes are there and udev is done with them.
+        """Wait, within limits, until the nodes are there and udev is done with them.
 
-        Args:
-            nodes: those of the group that was bound.
-            since: when that began, by the wall clock: what udev wrote down before is about another device.
+        `since` is the wall-clock time at which the binding began: older entries of udev are about other devices.
 
         Raises:
-            BindError: one of them does not come.
+            NotReady: one of them does not come.
         """
         for node in nodes:
-            if not self._kernel.wait(partial(self._is_there, node.path), _NODES_APPEAR):
-                raise BindError(f"{node.path} did not appear, although the function was bound")
+            if not self._kernel.wait(partial(is_device_node, self._host, node.path), _NODES_APPEAR):
+                raise NotReady(f"{node.path} did not appear, although the function was bound")
         if udev.has_database(self._host):
-            own = [node.path for node in nodes if node.path.name[-1:].isdecimal()]  # those that a binding makes
+            own = [node.path for node in nodes if node.path.name[-1:].isdecimal()]  # the nodes that a binding makes
             self._kernel.wait(lambda: all(self._is_settled(path, since) for path in own), _NODES_SETTLE)
 
     def restore(self, address: str) -> bool:
-        """Give a function back to its own driver, if we noted to; was there anything to do?
+        """Give a function back to its own driver, if we noted to do so; was there a note?
 
         Raises:
-            BindError: the kernel refuses; the note stays, for another time.
+            NotReady: the kernel refuses; the note stays, for another time.
         """
-        try:
+        with explained(f"{NOTES / address} cannot be read"):
             note = self._notes.read(address)
-        except OSError as error:
-            raise BindError(f"{NOTES / address} cannot be read: {reason_of(error)}") from error
         if note is None:
             return False
         before = note.decode(errors="replace").strip()
         function = pci.read(self._host, address)
-        if function is not None and pci.driver_override(self._host, address) == MODULE:  # else it is another's by now
-            with _told(f"{address} cannot be given back to its own driver"):
+        if (
+            function is not None and pci.driver_override(self._host, address) == MODULE
+        ):  # otherwise another program has changed it
+            with explained(f"{address} cannot be given back to its own driver"):
                 self._give_back(function, before)
         self._notes.drop(address)
         return True
@@ -104,25 +96,25 @@ class Binder:
     # --- one function ---
 
     def _check(self, address: str, *, forced: bool) -> None:
-        """Look once more whether the host needs it: a disk may have been mounted since. No force ends virtual GPUs."""
+        """Check again whether the host needs it: a disk may have been mounted. `force` ends no virtual GPUs."""
         function = pci.read(self._host, address)
         if function is None:
-            raise BindError(f"{address} is gone")
+            raise NotReady(f"{address} is gone")
         if iommu.is_vfio(function):
             return
         need = vgpus(self._host, function)
         if need is None and not forced:
             need = next(uses(self._host, function), None) or next(busy_disks(self._host, function), None)
         if need is not None:
-            raise BindError(f"{address} {need}")
+            raise NotReady(f"{address} {need}")
 
     def _load(self) -> None:
         if self._host.local(_DRIVER).is_dir():
             return
-        with _told(f"the kernel module {MODULE} is not loaded, and cannot be: load it on the host"):
+        with explained(f"the kernel module {MODULE} is not loaded, and cannot be: load it on the host"):
             self._kernel.load(MODULE)
         if not self._host.local(_DRIVER).is_dir():  # "install vfio-pci /bin/true", as hardening guides have it
-            raise BindError(
+            raise NotReady(
                 f"modprobe has loaded no {MODULE} and says that all is well: look for {MODULE} in the host's "
                 "/etc/modprobe.d, or load it on the host"
             )
@@ -130,7 +122,7 @@ class Binder:
     def _bind(self, address: str, *, give_back: bool) -> None:
         function = pci.read(self._host, address)
         if function is None:
-            raise BindError(f"{address} is gone")
+            raise NotReady(f"{address} is gone")
         if iommu.is_vfio(function):
             return
         override = pci.driver_override(self._host, address)
@@ -138,31 +130,31 @@ class Binder:
         if give_back:
             self._note(address, before)
         try:
-            with _told(f"{address} cannot be bound to {MODULE}"):
+            with explained(f"{address} cannot be bound to {MODULE}"):
                 self._kernel.write(pci.FUNCTIONS / address / "driver_override", MODULE)
-                self._exchange(function)
+                self._reprobe(function)
             bound = pci.read(self._host, address)
             if bound is None or not iommu.is_vfio(bound):
-                raise BindError(f"the kernel did not bind {address} to {MODULE}; its log (dmesg) says why")
-        except BindError:
+                raise NotReady(f"the kernel did not bind {address} to {MODULE}; its log (dmesg) says why")
+        except NotReady:
             self._abandon(address, before)
             raise
 
     def _abandon(self, address: str, before: str) -> None:
-        """Leave nothing half done: its own driver may take it again. If that fails, the note stays, for the release."""
+        """Undo a failed binding: its own driver may take it again. If that fails, the note stays for the release."""
         function = pci.read(self._host, address)
-        with _let_pass():
+        with suppress(OSError):  # the failure before this is what is told
             if function is not None and not iommu.is_vfio(function):
                 self._give_back(function, before)
             self._notes.drop(address)
 
     def _give_back(self, function: pci.Function, before: str) -> None:
-        self._kernel.write(pci.FUNCTIONS / function.address / "driver_override", before or _NOBODYS)
+        self._kernel.write(pci.FUNCTIONS / function.address / "driver_override", before or _NO_OVERRIDE)
         if function.driver is None or iommu.is_vfio(function):
-            self._exchange(function)
+            self._reprobe(function)
 
-    def _exchange(self, function: pci.Function) -> None:
-        """Have the kernel take the driver away, and look for one again."""
+    def _reprobe(self, function: pci.Function) -> None:
+        """Unbind the function from its driver, and let the kernel look for one again."""
         if function.driver is not None:
             self._kernel.write(pci.FUNCTIONS / function.address / "driver" / "unbind", function.address)
         self._kernel.write(_PROBE, function.address)
@@ -171,49 +163,17 @@ class Binder:
         try:
             self._notes.write(address, f"{before}\n".encode())
         except OSError as error:
-            raise BindError(
+            raise NotReady(
                 f"{address} cannot be noted in {NOTES} as one to give back: {reason_of(error)}; let Fairlead write there, "
                 'or set release = "keep"'
             ) from error
 
     # --- its nodes ---
 
-    def _is_there(self, path: HostPath) -> bool:
-        try:
-            device_node(self._host, path)
-        except NoNodeError:
-            return False
-        return True
-
     def _is_settled(self, path: HostPath, since: float) -> bool:
-        """Has udev written the node's device down?"""
+        """Has udev written the node's device into its database?"""
         try:
             entry = udev.DATABASE / device_node(self._host, path).number.replace(":", "", 1)
             return self._host.local(entry).stat().st_mtime >= since - _CLOCK_TICK
         except (NoNodeError, OSError):
             return False
-
-
-_CLOCK_TICK: Final = 0.02  # seconds by which a file's time may lag behind the clock
-
-
-def now() -> float:
-    """The wall clock, as files' times are."""
-    return time.time()
-
-
-@contextmanager
-def _told(what: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise BindError(f"{what}: {reason_of(error)}") from error
-
-
-@contextmanager
-def _let_pass() -> Iterator[None]:
-    """What is done after a failure may fail too; the failure itself is what is told."""
-    try:
-        yield
-    except OSError:
-        return

@@ -1,8 +1,8 @@
-"""From IOMMU groups to devices: one for each group and resource that selects any of its functions.
+"""Makes a device of each IOMMU group, for each resource that selects any of its functions.
 
-The selectors are asked here, function by function, because a group is offered once however many of its functions are
-selected, and not at all where two resources would have parts of it. The device is named by the first of its selected
-functions and has the attributes of that one; the inventory asks the selectors again, of the device.
+Selectors are matched with each function here, because a group is one device however many of its functions are selected, and
+none if two resources want parts of it. The device has the name and the attributes of its first selected function; the
+inventory matches the selectors with the device again.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from backends.base import Device, Discovery, Host, HostPath, Node, Problem
 from backends.linux import sysfs
 from backends.linux.pci import functions as pci
 from backends.linux.pci import iommu, reset
-from backends.linux.pci.iommu import Group
+from backends.linux.pci.iommu import NODES, Group
+from backends.vfio.binding_plan import plan
 from backends.vfio.options import Iommu, VfioResource
-from backends.vfio.planning import plan
 
-NODES: Final = HostPath("/dev/vfio")
 OWN_NODES: Final = NODES / "devices"
 IOMMUFD: Final = HostPath("/dev/iommu")
 
@@ -29,7 +28,7 @@ _NOIOMMU_ALLOWED: Final = HostPath("/sys/module/vfio/parameters/enable_unsafe_no
 
 
 def find(host: Host, resources: Iterable[VfioResource], unit: str) -> Discovery:
-    """The devices that the group behind a unit is."""
+    """The devices of the group behind a unit."""
     group = iommu.read(host, unit)
     if group is None:
         return Discovery()
@@ -49,9 +48,9 @@ def find(host: Host, resources: Iterable[VfioResource], unit: str) -> Discovery:
 
 
 def _unselected(unit: str, group: Group) -> Discovery:
-    """What somebody put on a vfio driver and no resource selects: the inventory says of each why it does not.
+    """Functions on a vfio driver that no resource selects; the inventory tells why of each.
 
-    All else is shown nowhere: it is most of what a node is made of.
+    Others are not shown: most functions of a machine are among them.
     """
     hardware = frozenset(function.hardware for function in group.functions)
     first = next((function for function in group.functions if iommu.is_vfio(function)), None)
@@ -64,21 +63,17 @@ def _unselected(unit: str, group: Group) -> Discovery:
 
 
 def selected(resource: VfioResource, group: Group) -> list[pci.Function]:
-    """The functions of a group that a resource's selectors take, in the order of their addresses."""
-    return [
-        f
-        for f in group.functions
-        if resource.refuses(Device(f.address, "", frozenset(), attributes=f.attributes())) is None
-    ]
+    """The functions of a group that a resource selects, by address."""
+    return [function for function in group.functions if resource.refuses(function.as_device()) is None]
 
 
 def depends(unit: str) -> str:
-    """What is said of the group as a whole is said of this, which is no function: another backend may have those."""
+    """The hardware that signals about the group are about; another backend may have the functions themselves."""
     return f"iommu:{unit}"
 
 
 def _split(group: Group, wanted: Iterable[tuple[VfioResource, Sequence[pci.Function]]]) -> str:
-    """Why nobody can have the group, if resources want different functions of it; each is its first resource's."""
+    """Why no resource can have the group, if several want different functions of it; empty if none do."""
     owner: dict[str, str] = {}
     for resource, functions in wanted:
         for function in functions:
@@ -94,6 +89,7 @@ def _device(host: Host, unit: str, group: Group, resource: VfioResource, functio
     first = functions[0]
     options = resource.spec.options
     others = tuple(function.address for function in group.functions if function is not first)
+    unresettable = (reset.refusal(host, function) for function in functions)
     return Device(
         key=first.address,
         unit=unit,
@@ -106,17 +102,13 @@ def _device(host: Host, unit: str, group: Group, resource: VfioResource, functio
         numa_node=first.numa_node,
         ancestry=first.ancestry,
         unusable=_without_iommu(host, group) or plan(host, group, functions, options).refusal,
-        no_reset=_no_reset(host, functions) if resource.spec.pre_start == "reset" else "",
+        no_reset=next(filter(None, unresettable), "") if resource.spec.pre_start == "reset" else "",
         attributes=first.attributes() | ({"companions": others} if others else {}),
     )
 
 
-def _no_reset(host: Host, functions: Iterable[pci.Function]) -> str:
-    return next((why for function in functions if (why := reset.refusal(host, function))), "")
-
-
 def _without_iommu(host: Host, group: Group) -> str:
-    """Why a function that is in no group cannot be had, unless vfio may make one up for it."""
+    """Why a function without a group cannot be had; empty if vfio may make a group for it."""
     if group.number or sysfs.attribute(host, _NOIOMMU_ALLOWED) in ("Y", "1"):
         return ""
     return (
@@ -126,7 +118,7 @@ def _without_iommu(host: Host, group: Group) -> str:
 
 
 def nodes(host: Host, group: Group, functions: Sequence[pci.Function], mode: Iommu) -> Iterator[Node]:
-    """The nodes of a group that is on a vfio driver, in KubeVirt's order; iommufd's own comes last."""
+    """The nodes of a group on a vfio driver, in KubeVirt's order; iommufd's own comes last."""
     if mode != "iommufd":
         yield _node(NODES / "vfio")
         yield _node(NODES / (f"noiommu-{group.number}" if group.is_noiommu else group.number))
@@ -137,7 +129,7 @@ def nodes(host: Host, group: Group, functions: Sequence[pci.Function], mode: Iom
 
 
 def has_own_nodes(host: Host, functions: Sequence[pci.Function]) -> bool:
-    """Does the kernel give each function a node of its own (6.6 and newer, with CONFIG_VFIO_DEVICE_CDEV)?"""
+    """Does the kernel make a node for each function (6.6 and newer, with CONFIG_VFIO_DEVICE_CDEV)?"""
     return host.local(IOMMUFD).exists() and all(
         function.vfio and sysfs.attribute(host, function.path / "vfio-dev" / function.vfio[0] / "dev") is not None
         for function in functions

@@ -1,7 +1,7 @@
-"""How a group is: can it be handed out as a whole, is it on a vfio driver, are its nodes there, is the function sound?
+"""Checks the health of a group: can it be handed out, is it on a vfio driver, are its nodes and functions well?
 
-What is said of the binding is said of the group, which no other backend knows: a resource of another backend that has
-the same function in another mode must not suffer for it. What is said of the function itself concerns whoever has it.
+Signals about the binding are about the group, which no other backend knows: a resource of another backend may have the same
+function in another mode, and must not suffer. Signals about the function itself concern every backend.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from backends.base import Device, Host, Signal, Verdict
-from backends.linux.nodes import NoNodeError, device_node
+from backends.linux import nodes
 from backends.linux.pci import functions as pci
 from backends.linux.pci import health as pci_health
 from backends.linux.pci import iommu
 from backends.linux.pci.iommu import Group
+from backends.vfio.binding_plan import Plan, plan
 from backends.vfio.devices import depends, has_own_nodes
 from backends.vfio.options import MODULE, VfioOptions
-from backends.vfio.planning import Plan, plan
 
 
 def signals(
@@ -45,7 +45,7 @@ def _unbound(planned: Plan) -> str:
 
 
 def _verdict(host: Host, function: pci.Function, options: VfioOptions) -> Verdict | None:
-    """What it means that a function has no driver: where pods are waited for, little, until one was to be there."""
+    """The verdict on a function without a driver; None if none is needed before a pod asks."""
     if function.driver is not None:
         return None
     if options.bind == "never":
@@ -66,8 +66,4 @@ def _nodes(
         )
         yield signal("no-iommufd", Verdict.NOW, why)
         return
-    for node in device.nodes:
-        try:
-            device_node(host, node.path)
-        except NoNodeError as error:
-            yield signal("node-missing", Verdict.NOW, error.sentence)
+    yield from nodes.missing(host, depends(device.unit), device.nodes)

@@ -24,13 +24,13 @@ class VfioOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bind: Literal["never", "start", "allocate"] = "never"
     """When hardware is bound to vfio-pci: by others; when Fairlead starts or the hardware appears; for a pod."""
     ids: Literal["address", "group"] = "address"
-    """What names a device: the first selected function's address, or as KubeVirt's plugin the group's number."""
+    """The ID of a device: the address of its first selected function, or, as in KubeVirt's plugin, the group's number."""
     companions: Literal["card", "group"] = "card"
     """Which other functions of the group may be bound with it: those of the same card, or all."""
     release: Literal["keep", "restore"] = "keep"
     """What happens to what was bound for a pod when no pod holds it: it stays bound, or gets its own driver back."""
     vgpu_type: int | None = None
-    """The vGPU type that a virtual function of an NVIDIA GPU is given for a pod, and loses after it; None: others do that."""
+    """The vGPU type that a virtual function of an NVIDIA GPU is given for a pod, and loses after it; None: you give types."""
     force: list[str] = []
     """Addresses of functions that may be taken although the host needs them."""
 

@@ -1,4 +1,4 @@
-"""Says what virtual GPUs a driver has made of a function: with another driver they would be gone, under a machine that has one.
+"""Finds the virtual GPUs that a driver has made of a function: another driver would end them under a running machine.
 
 NVIDIA's driver gives a virtual function a vGPU type, in `nvidia/current_vgpu_type` (0: none) where the kernel has a vfio of
 the vendor's own, else by a mediated device below the function (NVIDIA's vGPU user guide, "Creating an NVIDIA vGPU";
@@ -15,7 +15,7 @@ from backends.linux import sysfs
 from backends.linux.pci import functions as pci
 
 OWN: Final = "nvidia"
-"""The directory of a function in which NVIDIA's driver keeps what is its own."""
+"""The directory with the files of NVIDIA's driver, in that of a function."""
 TYPE: Final = "current_vgpu_type"
 _TYPES: Final = "creatable_vgpu_types"
 _DIGITS: Final = 18  # more than a number of a type can have
@@ -23,7 +23,7 @@ _MEDIATED: Final = "mdev_supported_types"
 
 
 def vgpus(host: Host, function: pci.Function) -> str | None:
-    """What a driver has made of the function, in words that follow its name; None: nothing. What hides counts as made."""
+    """The virtual GPUs of a function, in words that follow its name; None: none. What cannot be read counts as one."""
     try:
         if TYPE in sysfs.entries(host, function.path / OWN):
             number = sysfs.attribute(host, function.path / OWN / TYPE)
@@ -37,12 +37,9 @@ def vgpus(host: Host, function: pci.Function) -> str | None:
 
 
 def refusal(host: Host, function: pci.Function, wanted: int | None) -> str | None:
-    """Why a virtual function cannot be had as a vGPU; None: NVIDIA's driver gives it no types.
+    """Why a virtual function cannot be had as a vGPU; None if NVIDIA's driver gives it no types.
 
-    Args:
-        host: where it is.
-        function: of any kind.
-        wanted: the type that it is given for a pod; None: it must have one.
+    `wanted` is the type that it is given for a pod; None: it must have one already.
     """
     if function.vgpu_type:
         is_other = wanted is not None and function.vgpu_type != str(wanted)
@@ -57,16 +54,16 @@ def refusal(host: Host, function: pci.Function, wanted: int | None) -> str | Non
 
 
 def _creatable(host: Host, function: pci.Function) -> list[int]:
-    """The types that there is room for; the file has a heading, and a line for each: `558 : NVIDIA A40-2Q`."""
+    """The types that there is room for. The file has a heading, and a line for each: `558 : NVIDIA A40-2Q`."""
     lines = (sysfs.attribute(host, function.path / OWN / _TYPES) or "").splitlines()
     numbers = (line.partition(":")[0].strip() for line in lines)
     return [int(number) for number in numbers if number.isdecimal() and len(number) < _DIGITS]
 
 
 def signals(host: Host, device: Device, hardware: str, wanted: int | None) -> Iterator[Signal]:
-    """Has the function another type than it was found with, or can it not be given one? The kernel sends no event of that.
+    """A signal if its type has changed, or if it can be given none. The kernel sends no event of that.
 
-    One that is given a type for each pod has none between two.
+    A function that is given a type for each pod has none between two pods.
     """
     before = "".join(device.attributes.get("vgpu_type", ()))
     function = pci.read(host, device.key) if before or wanted is not None else None

@@ -1,30 +1,28 @@
-"""Gives virtual functions of NVIDIA GPUs a vGPU type for pods, and takes it away after them.
+"""Gives virtual functions of NVIDIA GPUs a vGPU type for pods, and takes it away afterwards.
 
-By `nvidia/current_vgpu_type` (NVIDIA's vGPU user guide, vendor-specific VFIO framework): a type's number makes the function
-a vGPU, 0 ends that. What is to be taken away is noted before it is given, one file for each function in /run, which ends
-with the boot as the types do. A type that has no note is somebody else's.
+The file `nvidia/current_vgpu_type` (NVIDIA's vGPU user guide, vendor-specific VFIO framework) has the number of a type, or 0
+for none. A type is noted before it is given, one file for each function in /run, which a reboot ends as it ends the types.
+A type without a note was given by others.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from backends.base import Host, HostPath
+from backends.base import Host, HostPath, NotReady
 from backends.errors import reason_of
 from backends.linux import sysfs
-from backends.linux.kernel import Kernel
+from backends.linux.kernel import Kernel, explained
 from backends.linux.pci import functions as pci
+from backends.linux.pci import iommu
 from backends.linux.undo_notes import Notes
-from backends.vfio.binding import BindError
 from backends.vfio.vgpu import OWN, TYPE
 
 NOTES: Final = HostPath("/run/fairlead/vgpu")
 
-_GROUPS: Final = HostPath("/dev/vfio")
-
 
 class VgpuTypes:
-    """Those of one host's virtual functions."""
+    """The types of the virtual functions of one host."""
 
     def __init__(self, host: Host, kernel: Kernel) -> None:
         self._host = host
@@ -35,60 +33,45 @@ class VgpuTypes:
         """Give a virtual function this type, unless it has it; was anything done?
 
         Raises:
-            BindError: it has another type, or the driver refuses. Then there is no note.
+            NotReady: it has another type, or the driver refuses. Then there is no note.
         """
         if (has := self._type(address)) == wanted:
             return False
         if has != 0:
-            raise BindError(f"{address} has the vGPU type {'(unreadable)' if has is None else has}, not {wanted}")
+            raise NotReady(f"{address} has the vGPU type {'(unreadable)' if has is None else has}, not {wanted}")
         try:
             self._notes.write(address, f"{wanted}\n".encode())
         except OSError as error:
             why = f"{reason_of(error)}; let Fairlead write there"
-            raise BindError(f"the vGPU type of {address} cannot be noted in {NOTES}: {why}") from error
+            raise NotReady(f"the vGPU type of {address} cannot be noted in {NOTES}: {why}") from error
         try:
             self._kernel.write(_file(address), str(wanted))
         except OSError as error:
             self._notes.drop(address)
             why = f"{reason_of(error)}; is there room for one more on its card?"
-            raise BindError(f"the NVIDIA driver gives {address} no vGPU type {wanted}: {why}") from error
+            raise NotReady(f"the NVIDIA driver gives {address} no vGPU type {wanted}: {why}") from error
         return True
 
     def take_back(self, address: str) -> None:
-        """Take away the type that we gave a function; one that it has from others by now stays.
+        """Take away the type that we gave a function; one that others have given it since stays.
 
         Raises:
-            BindError: a virtual machine has it open, or the driver refuses; the note stays, for another time.
+            NotReady: a virtual machine has it open, or the driver refuses; the note stays, for another time.
         """
-        try:
+        with explained(f"{NOTES / address} cannot be read"):
             note = self._notes.read(address)
-        except OSError as error:
-            raise BindError(f"{NOTES / address} cannot be read: {reason_of(error)}") from error
         if note is None:
             return
         given = note.decode(errors="replace").strip()
         if str(self._type(address)) == given:
-            self._refuse_open(address)
-            try:
+            refused = f"{address} keeps its vGPU type"
+            iommu.refuse_open(self._host, self._kernel, pci.FUNCTIONS / address, refused)
+            with explained(f"{address} keeps the vGPU type {given}"):
                 self._kernel.write(_file(address), "0")
-            except OSError as error:
-                raise BindError(f"{address} keeps the vGPU type {given}: {reason_of(error)}") from error
         self._notes.drop(address)
 
     def _type(self, address: str) -> int | None:
         return sysfs.number(self._host, _file(address))
-
-    def _refuse_open(self, address: str) -> None:
-        """A group's node can be open once at a time (vfio_group_fops_open), and not beside the function's own."""
-        group = sysfs.linked_name(self._host, pci.FUNCTIONS / address / "iommu_group")
-        node = _GROUPS / (group or "")
-        try:
-            if group is not None:
-                self._kernel.try_open(node)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise BindError(f"{address} keeps its vGPU type while {node} is in use: {reason_of(error)}") from error
 
 
 def _file(address: str) -> HostPath:

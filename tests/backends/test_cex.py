@@ -23,9 +23,8 @@ from backends.base import (
     Uevent,
     Verdict,
 )
-from backends.cex import Apqn, Cex, CexOptions, CexResource
-from backends.cex import ap as ap_bus
-from backends.cex.zcrypt import mask
+from backends.cex import Apqn, Cex, CexOptions, CexResource, ap_bus
+from backends.cex.zcrypt_nodes import mask
 from tests.backends.cex_trees import BUS, MACHINE, backend, card, devices, granted, machine, resource
 from tests.backends.trees import entries, planted_host, spoilt
 

@@ -15,8 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from backends.base import AllocationRefused, Device, Grant, OptionsError, Released, Resource, ResourceSpec, Selector
 from backends.mdev import Mdev, MdevOptions, MdevResource
 from tests.backends.crashes import Crash
+from tests.backends.kernel_calls import kernel_calls
 from tests.backends.mdev_kernel import MdevKernel
-from tests.backends.mdev_trees import FIRST, SECOND, T4, T4_PATH, T4_TYPES, VFIO, devices, made, resource, t4
+from tests.backends.mdev_trees import FIRST, SECOND, T4, T4_PATH, T4_TYPES, VFIO, devices, made, parent, resource, t4
 from tests.backends.trees import plant, planted_host
 
 SMALL, LARGE = resource("a.com/small", create=True), resource("a.com/large", {"type": ("nvidia-234",)}, create=True)
@@ -67,6 +68,13 @@ def test_what_could_be_made_is_offered_and_made_for_a_pod_and_removed_after_it(t
     release(found, before[3])
     assert kernel.written[1:] == [(f"/sys/devices/{T4_PATH}/{before[3]}/remove", "1")]
     assert sorted(offered(found, SMALL)) == sorted(before)
+
+
+def test_hundreds_that_could_be_made_are_listed_with_few_calls(tmp_path: Path) -> None:
+    tree = parent("vfio_ap/matrix", {"vfio_ap-passthrough": ("VFIO AP", 65536)})
+    found = Mdev(planted_host(tmp_path, tree), [resource("a.b/c", {"type": ("VFIO AP",)}, create=True)])
+    assert len(devices(found)) == 256
+    assert kernel_calls(lambda: found.discover("matrix")) <= 16
 
 
 def test_nothing_is_made_unless_it_is_asked_for(tmp_path: Path) -> None:

@@ -1,4 +1,1 @@
-"""AMD's GPUs: what is found, what a container gets, and what AMD's driver and exporter say of them.
-
-`gpus` hands them out; `kfd` and `exporter` read.
-"""
+"""Finds AMD's GPUs, hands them out, and reads what AMD's driver and exporter say of them."""

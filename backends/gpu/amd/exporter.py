@@ -1,7 +1,7 @@
-"""Asks AMD's metrics exporter how it finds each GPU: what its own device plugin makes a GPU unhealthy by.
+"""Asks AMD's metrics exporter for the health of each GPU, as AMD's own device plugin does.
 
-The exporter (device-metrics-exporter, with ECC errors and thresholds of its own) answers one gRPC call on a socket of the
-host. Where there is none, or it does not answer, nothing is said of any GPU.
+The exporter (device-metrics-exporter, with its own thresholds for ECC errors) answers one gRPC call on a socket of the
+host. If it is missing or does not answer, no GPU is unhealthy for it.
 Source: `metricssvc.proto` and `internal/pkg/exporter/health.go` of ROCm/k8s-device-plugin.
 """
 
@@ -31,7 +31,7 @@ _HEADERS: Final = (
     ("te", "trailers"),
     ("content-type", "application/grpc"),
 )
-_EMPTY: Final = bytes(5)  # not compressed, and no bytes of google.protobuf.Empty
+_EMPTY: Final = bytes(5)  # not compressed, and the zero bytes of google.protobuf.Empty
 _STATE, _HEALTH, _DEVICE = 1, 3, 5
 """Fields of GPUStateResponse, and of the GPUState in it."""
 _VARINT, _LEN = 0, 2
@@ -40,7 +40,7 @@ _FIXED: Final = {1: 8, 5: 4}
 
 _DEADLINE: Final = 2.0  # seconds for the whole answer
 _MOST_BYTES: Final = 1 << 20  # a GPU takes 100
-_KEPT_FOR: Final = 10.0  # seconds for which an answer, or that there was none, is not asked for again
+_KEPT_FOR: Final = 10.0  # seconds before it is asked again, whether or not it answered
 
 
 def states(host: Host) -> Mapping[str, str]:
@@ -53,12 +53,12 @@ def _states(host: Host, _moment: int) -> Mapping[str, str]:
     path = host.local(SOCKET)
     try:
         return dict(_read(_asked(os.fspath(path)))) if path.exists() else {}
-    except (OSError, ValueError):  # it comes and goes as it likes, and is one witness among others
+    except (OSError, ValueError):  # it may be stopped at any time; health does not depend on it alone
         return {}
 
 
 def _asked(path: str) -> bytes:
-    """The call's answer.
+    """The answer to the call.
 
     Raises:
         OSError: there is no exporter, or it takes too long or ends early.
@@ -79,7 +79,7 @@ def _asked(path: str) -> bytes:
         http.send_data(stream, _EMPTY, end_stream=True)
         while True:
             there.sendall(http.data_to_send())
-            if (left := until - time.monotonic()) <= 0:  # it may send for ever what is no answer
+            if (left := until - time.monotonic()) <= 0:  # it may send data for ever that is no answer
                 raise TimeoutError
             there.settimeout(left)
             if not (data := there.recv(1 << 16)):
@@ -104,7 +104,7 @@ def _ends(events: list[Event], http: H2Connection, answer: bytearray) -> bool:
 
 
 def _read(answer: bytes) -> Iterator[tuple[str, str]]:
-    """The address and the health of each GPU in a gRPC message; nothing in an error's answer, which has no message.
+    """The address and the health of each GPU in a gRPC message; nothing for an error, whose answer has no message.
 
     Raises:
         ValueError: it makes no sense.
@@ -116,7 +116,7 @@ def _read(answer: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _texts(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """The fields of a protobuf message that are bytes, texts or messages; others, which a later exporter may have, are skipped.
+    """The fields of a protobuf message that are bytes, texts or messages; others are skipped.
 
     Source of the kinds: "Message Structure" of protobuf's encoding.
 
@@ -139,7 +139,7 @@ def _texts(message: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _number(message: bytes, at: int) -> tuple[int, int]:
-    """A varint, and where the next begins."""
+    """A varint, and the offset of what follows it."""
     value = shift = 0
     while at < len(message) and shift < 64:  # bits
         value |= (message[at] & 0x7F) << shift

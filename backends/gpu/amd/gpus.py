@@ -1,6 +1,6 @@
-"""AMD's GPUs, as ROCm's k8s-device-plugin hands them out, and the partitions of those that are divided.
+"""Finds AMD's GPUs and the partitions of those that are divided, and hands them out as ROCm's k8s-device-plugin does.
 
-A divided GPU is its own first partition; the others are platform devices (`amdgpu_xcp_1`). /dev/kfd is everybody's.
+A divided GPU is its own first partition; the others are platform devices (`amdgpu_xcp_1`). /dev/kfd belongs to all GPUs.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from backends.base import ContainerEdits, Device, Discovery, Grant, Host, HostPath, Signal, Verdict
-from backends.gpu import functions, nodes
+from backends.base import Device, Discovery, HostPath, Signal, Verdict
+from backends.gpu import detection, nodes
 from backends.gpu.amd import exporter as amd_exporter
 from backends.gpu.amd import kfd
 from backends.gpu.nodes import Wanted
-from backends.gpu.options import GpuResource
-from backends.gpu.vendor import Attributes, described, gpu, part, unbound, withheld
+from backends.gpu.vendor import Attributes, Vendor, described, driver_fault, gpu, part, withheld
 from backends.linux import sysfs
 from backends.linux.pci import functions as pci
 
@@ -34,19 +33,15 @@ WHOLE: Final = "spx"
 _PARTITIONS: Final = ("current_compute_partition", "current_memory_partition")
 
 
-class Amd:
+class Amd(Vendor):
     """Finds AMD's GPUs and hands them out."""
 
-    group: str | None = TOGETHER
-    roots: Sequence[HostPath] = ()
-
-    def __init__(self, host: Host, resources: Sequence[GpuResource]) -> None:  # noqa: ARG002  # as other vendors'
-        self.host = host
+    group = TOGETHER
 
     def found(self, function: pci.Function) -> Discovery:
         """The GPU, or its first partition."""
         wanted = (Wanted(KFD), *nodes.drm(self.host, function.path, function.drm))
-        unusable = unbound(function, DRIVER)
+        unusable = driver_fault(function, DRIVER)
         if not unusable and len(wanted) == 1:
             unusable = "its driver has not made its DRM devices"
         unusable = unusable or nodes.fault(self.host, wanted) or ""
@@ -76,41 +71,29 @@ class Amd:
         return Discovery(tuple(self._partitions(known)), tuple(kfd.links(known)))
 
     def _partitions(self, known: Iterable[kfd.KfdNode]) -> Iterator[Device]:
-        """KFD says whose they are; those it does not name are not in use (the driver makes more than it needs)."""
+        """The partitions that KFD assigns to a GPU. The driver makes more than it needs; the others are not in use."""
         by_minor = {node.render_minor: node.address for node in known}
         whole: dict[str, pci.Function | None] = {}
-        for name in self._partition_names():
-            found = self._drm(name)
+        for name in sysfs.names(self.host, PLATFORM):
+            found = sysfs.names(self.host, PLATFORM / name / "drm") if name.startswith(PARTITION) else []
             minors = [int(one.removeprefix("renderD")) for one in found if one.removeprefix("renderD").isdecimal()]
             for address in (by_minor[minor] for minor in minors[:1] if minor in by_minor):
                 if address not in whole:
                     whole[address] = pci.read(self.host, address)
                 function = whole[address]
-                if function is not None and functions.is_gpu(function.vendor, function.kind):
+                if function is not None and detection.is_gpu(function.vendor, function.kind):
                     yield self._partition(name, found, function)
 
     def _partition(self, name: str, drm: Sequence[str], function: pci.Function) -> Device:
         wanted = (Wanted(KFD), *nodes.drm(self.host, PLATFORM / name, drm))
-        unusable = unbound(function, DRIVER) or nodes.fault(self.host, wanted) or ""
+        unusable = driver_fault(function, DRIVER) or nodes.fault(self.host, wanted) or ""
         attributes = self._described(function)
         told = (*attributes.get("uuid", (function.ids,)), *attributes.get("partition", ()))
         found = part(gpu(function, (), attributes), name, wanted, attributes)
         return withheld(replace(found, unit=TOGETHER, identity=" ".join(told)), unusable)
 
-    def _partition_names(self) -> list[str]:
-        try:
-            return [name for name in sysfs.entries(self.host, PLATFORM) if name.startswith(PARTITION)]
-        except OSError:
-            return []
-
-    def _drm(self, name: str) -> list[str]:
-        try:
-            return sysfs.entries(self.host, PLATFORM / name / "drm")
-        except OSError:
-            return []
-
     def probe(self, device: Device) -> Iterator[Signal]:
-        """Does AMD's metrics exporter find it unhealthy?"""
+        """A signal if AMD's metrics exporter finds the GPU unhealthy."""
         whole = f"pci:{device.unit}"
         if whole in device.hardware and amd_exporter.states(self.host).get(device.unit) == amd_exporter.UNHEALTHY:
             why = "AMD's metrics exporter finds it unhealthy; its log and its metrics say why"
@@ -121,17 +104,9 @@ class Amd:
         return [KFD.parent, nodes.DRI]
 
     def concerned(self, path: HostPath, addresses: Sequence[str]) -> Iterable[str]:
-        """All of them, if it is a node of theirs."""
+        """All GPUs, if the path is a node of theirs."""
         is_node = path in (KFD, KFD.parent, nodes.DRI) or path.parent == nodes.DRI
         return (*addresses, TOGETHER) if is_node else ()
-
-    def ids(self, resource: GpuResource, device: Device) -> Sequence[str] | None:  # noqa: ARG002  # an interface's
-        """The usual ones: PCI addresses, and the names of partitions."""
-        return None
-
-    def edits(self, resource: GpuResource, grants: Sequence[Grant]) -> ContainerEdits:  # noqa: ARG002
-        """The nodes."""
-        return ContainerEdits.of(grants)
 
 
 def _printable(text: str | None) -> str | None:

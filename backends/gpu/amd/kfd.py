@@ -1,4 +1,4 @@
-"""AMD's compute driver's view of the GPUs (KFD topology): which node is which GPU, and how they are linked.
+"""Reads how AMD's compute driver sees the GPUs (KFD topology): which node is which GPU, and how they are linked.
 
 Format: drivers/gpu/drm/amd/amdkfd/kfd_topology.c; one `name value` a line.
 """
@@ -25,20 +25,16 @@ class KfdNode(Struct, frozen=True):
 
     number: int
     address: str
-    """The GPU's."""
+    """The address of the GPU."""
     render_minor: int
     """Of /dev/dri/renderD<minor>."""
     links: Mapping[int, int]
-    """The nodes that XGMI joins it with, and by how many links."""
+    """Node number → number of XGMI links to it."""
 
 
 def gpus(host: Host) -> list[KfdNode]:
     """Every node that is a GPU or a partition; what cannot be read is left out."""
-    try:
-        names = sysfs.entries(host, TOPOLOGY)
-    except OSError:
-        return []
-    found = (_node(host, int(name)) for name in names if re.fullmatch(r"[0-9]{1,6}", name))
+    found = (_node(host, int(name)) for name in sysfs.names(host, TOPOLOGY) if re.fullmatch(r"[0-9]{1,6}", name))
     return [node for node in found if node is not None]
 
 
@@ -57,7 +53,10 @@ def links(nodes: Collection[KfdNode]) -> Iterator[Link]:
 
 def _node(host: Host, number: int) -> KfdNode | None:
     said = _properties(host, TOPOLOGY / str(number) / "properties")
-    render, place = said.get("drm_render_minor", 0), said.get("location_id", 0) & 0xFFFF  # above: the partition
+    render, place = (
+        said.get("drm_render_minor", 0),
+        said.get("location_id", 0) & 0xFFFF,
+    )  # the bits above are the partition
     if not render or "location_id" not in said:
         return None  # a CPU
     gpu = f"{said.get('domain', 0):04x}:{place >> 8:02x}:{place >> 3 & 0x1F:02x}.{place & 7}"
@@ -66,15 +65,11 @@ def _node(host: Host, number: int) -> KfdNode | None:
 
 def _links(host: Host, number: int) -> Iterator[tuple[int, int]]:
     directory = TOPOLOGY / str(number) / "io_links"
-    try:
-        names = sysfs.entries(host, directory)
-    except OSError:
-        return
-    for name in names:
+    for name in sysfs.names(host, directory):
         said = _properties(host, directory / name / "properties")
         if said.get("type") == _XGMI and "node_to" in said:
             one, all_of_them = said.get("min_bandwidth", 0), said.get("max_bandwidth", 0)
-            yield said["node_to"], max(1, all_of_them // one if one else 1)  # the least is that of one link
+            yield said["node_to"], max(1, all_of_them // one if one else 1)  # the minimum is the bandwidth of one link
 
 
 def _properties(host: Host, path: HostPath) -> dict[str, int]:

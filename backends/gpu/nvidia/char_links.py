@@ -1,18 +1,17 @@
 """Makes the links in /dev/char that udev does not make for NVIDIA's nodes.
 
-systemd finds a device by /dev/char/<major>:<minor> when it writes a container's device rules anew, as `systemctl
-daemon-reload` has it do: without the link the container loses its GPU. `nvidia-ctk system create-dev-char-symlinks` is
-the same.
+`systemctl daemon-reload` makes systemd write the device rules of containers again, for which it looks devices up in
+/dev/char/<major>:<minor>. Without the link a container loses its GPU. `nvidia-ctk system create-dev-char-symlinks` makes
+the same links.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
-from backends.base import Device, Host, HostPath, NotReady
-from backends.errors import reason_of
+from backends.base import Device, Host, HostPath
+from backends.gpu import nodes
+from backends.linux.kernel import explained
 from backends.linux.nodes import NoNodeError, device_node
 
 
@@ -28,12 +27,10 @@ def make(host: Host, device: Device, roots: Sequence[HostPath]) -> None:
             continue
         number, target = found
         link = host.dev / "char" / number
-        try:
+        with explained(f"/dev/char/{number} cannot be made"):
             link.parent.mkdir(exist_ok=True)
             if not link.is_symlink():
                 link.symlink_to(target)
-        except OSError as error:
-            raise NotReady(f"/dev/char/{number} cannot be made: {reason_of(error)}") from error
 
 
 def _number(host: Host, path: HostPath, roots: Sequence[HostPath]) -> tuple[str, str] | None:
@@ -41,9 +38,5 @@ def _number(host: Host, path: HostPath, roots: Sequence[HostPath]) -> tuple[str,
     try:
         return device_node(host, path).number.removeprefix("c:"), f"..{path.text.removeprefix('/dev')}"
     except NoNodeError:
-        for root in roots:
-            below = HostPath(f"{root}{path}")
-            if (local := Path(host.spell(below))).is_char_device():
-                status = local.stat()
-                return f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}", below.text
-    return None
+        below = next(nodes.below(host, path, roots), None)
+        return (below[1].removeprefix("c:"), below[0].text) if below else None

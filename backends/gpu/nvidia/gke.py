@@ -24,7 +24,7 @@ def ids(resource: GpuResource, device: Device) -> Sequence[str]:
 
 
 def edits(resource: GpuResource, grants: Sequence[Grant]) -> ContainerEdits:
-    """Each GPU's own nodes before those of all; of MPS also the limits, which grow with the shares of a GPU.
+    """The nodes of each GPU before those of all; with MPS also the limits, which grow with the shares of a GPU.
 
     Raises:
         AllocationRefused: several shares, where that would mean nothing.
@@ -46,7 +46,7 @@ def edits(resource: GpuResource, grants: Sequence[Grant]) -> ContainerEdits:
 
 
 def _sharing(resource: GpuResource) -> str | None:
-    """How its GPUs are shared; None: they are not."""
+    """How pods share a GPU; None: they do not."""
     return resource.spec.options.sharing or ("time-slicing" if resource.spec.replicas > 1 else None)
 
 
@@ -58,7 +58,7 @@ def _nodes(devices: Sequence[Device]) -> tuple[Node, ...]:
 
 
 def _limits(device: Device, shares: int, clients: int) -> dict[str, str]:
-    """What MPS lets the container have of its GPU, which is number 0 there."""
+    """The part of its GPU that MPS lets the container use; the GPU is number 0 there."""
     env = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(shares * 100 // clients)}
     for memory in device.attributes.get("memory", ()):
         env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={shares * int(memory) // clients}M"

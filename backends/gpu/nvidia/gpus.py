@@ -1,7 +1,7 @@
-"""NVIDIA's GPUs, as its k8s-device-plugin and GKE's plugin for Container-Optimized OS hand them out.
+"""Finds NVIDIA's GPUs and hands them out as NVIDIA's k8s-device-plugin, or GKE's for Container-Optimized OS, does.
 
-The driver names a GPU in /proc/driver/nvidia/gpus; its nodes are made later, by user space (nvidia-modprobe). Neither
-sends an event. The control nodes (`/dev/nvidiactl`, …) belong to all GPUs, and so to none.
+The driver lists a GPU in /proc/driver/nvidia/gpus; user space (nvidia-modprobe) makes its nodes later. Neither sends an
+event. The control nodes (`/dev/nvidiactl`, …) belong to all GPUs.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from backends.base import (
 )
 from backends.gpu import nodes
 from backends.gpu.nodes import Wanted
-from backends.gpu.nvidia import gke, mig, mps, nvml, platforms, procfs
+from backends.gpu.nvidia import gke, mig, mps, nvml, procfs, tegra_and_wsl
 from backends.gpu.nvidia.procfs import Information
 from backends.gpu.options import GpuOptions, GpuResource
-from backends.gpu.vendor import Attributes, described, gpu, unbound, withheld
+from backends.gpu.vendor import Attributes, Vendor, described, driver_fault, gpu, withheld
 from backends.linux.pci import functions as pci
 
 DRIVER: Final = "nvidia"
 DEV: Final = HostPath("/dev")
 
 IMEX_CHANNEL: Final = DEV / "nvidia-caps-imex-channels/channel0"
-"""By which GPUs of several nodes share memory over NVLink ("IMEX channels" in NVIDIA's IMEX guide)."""
+"""The node by which GPUs of several machines share memory over NVLink ("IMEX channels" in NVIDIA's IMEX guide)."""
 
 _MAJOR: Final = 195  # NV_MAJOR_DEVICE_NUMBER in the driver's nv.h
 _CONTROLS: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
@@ -50,15 +50,15 @@ _FEATURES: Final = ("gdrcopy", "gds", "mofed")
 _Answer = TypeVar("_Answer")
 
 
-class Nvidia:
+class Nvidia(Vendor):
     """Finds NVIDIA's GPUs and hands them out."""
 
-    group: str | None = "nvlink"
+    group = "nvlink"
 
     def __init__(self, host: Host, resources: Sequence[GpuResource]) -> None:
-        self.host = host
+        super().__init__(host, resources)
         written = (resource.spec.options.device_driver_root.rstrip("/") for resource in resources)
-        self.roots: Sequence[HostPath] = tuple(HostPath(root) for root in dict.fromkeys(written) if root)
+        self.roots = tuple(HostPath(root) for root in dict.fromkeys(written) if root)
         self._by_index = any(resource.spec.options.device_id_strategy == "index" for resource in resources)
         self._resources = tuple(resources)
 
@@ -78,24 +78,24 @@ class Nvidia:
         )
         bare = gpu(function, (), attributes, uuid=gpu_uuid, identity=gpu_uuid)
         takers = [resource.spec.options for resource in self._resources if resource.might_take(bare)]
-        if _is_gkes(takers):  # whose IDs need no UUID, which may be learnt later
+        if _is_gkes(takers):  # GKE's IDs need no UUID, which may become known later
             bare = replace(bare, key=function.address, identity=gpu_uuid or "")
         wanted = (*controls, *self._imex(takers), *own)
         told = {**attributes, **self._memory(function.address, takers), **nodes.numbers(wanted)}
         device = replace(bare, nodes=nodes.handed_out(wanted), attributes=told)
-        unusable = unbound(function, DRIVER) or self._obstacle(function, device, info, own, takers)
+        unusable = driver_fault(function, DRIVER) or self._obstacle(function, device, info, own, takers)
         if unusable or minor is None:
             return Discovery((withheld(device, unusable),), problems=info.problems)
         found = self._parts(device, minor, wanted, takers)
         return replace(found, problems=(*info.problems, *found.problems))
 
     def _imex(self, takers: Sequence[GpuOptions]) -> list[Wanted]:
-        """IMEX channel 0, where it is and any resource that may have the GPU hands it out."""
+        """IMEX channel 0, if it is there and a resource that may take the GPU hands it out."""
         channel = [Wanted(IMEX_CHANNEL)]
         return channel if any(it.imex != "none" for it in takers) and self._fault(channel) is None else []
 
     def _parts(self, device: Device, minor: int, wanted: Sequence[Wanted], takers: Sequence[GpuOptions]) -> Discovery:
-        """The GPU, or what it is divided into, as the resources that may take it would have it."""
+        """The GPU, or its MIG devices, as the resources that may take it want it."""
         if any(not options.mig_devices for options in takers):
             return Discovery((mig.undivided(self.host, device, minor),))
         divided = mig.divided_by_proc if any(options.style == "gke" for options in takers) else mig.divided
@@ -132,7 +132,7 @@ class Nvidia:
         return nodes.fault(self.host, wanted, self.roots)
 
     def _uuid_from_nvml(self, function: pci.Function) -> str | None:
-        """Asking for it starts the GPU."""
+        """The UUID that /proc does not have. To ask the library for it starts the GPU."""
         known = self._surveyed(function.address) if function.driver == DRIVER else None
         return known.uuid if known else None
 
@@ -141,7 +141,7 @@ class Nvidia:
         return survey.gpus.get(address) if survey else None
 
     def _asked(self, question: Callable[[Host, Sequence[HostPath]], _Answer]) -> _Answer | None:
-        """What NVIDIA's library answers, if it is there; that it fails is told once, by `together`."""
+        """The answer of NVIDIA's library; None if it is missing or fails, which `together` reports."""
         if not nvml.is_there(self.host, self.roots):
             return None
         try:
@@ -150,13 +150,13 @@ class Nvidia:
             return None
 
     def _memory(self, address: str, takers: Sequence[GpuOptions]) -> Attributes:
-        """In MiB, where a container is to be told its share of it."""
+        """The memory in MiB, if a container is told its share of it."""
         asked = any(options.style == "gke" and options.sharing == "mps" for options in takers)
         known = self._surveyed(address) if asked else None
         return {"memory": (str(known.memory >> 20),)} if known and known.memory else {}
 
     def _index(self, address: str) -> str | None:
-        """The number that NVIDIA's library gives it, which counts no GPU that is excluded or drained."""
+        """Its number in NVIDIA's library, which counts no GPU that is excluded or drained."""
         if not self._by_index:
             return None
         drained = self._drained()
@@ -167,18 +167,18 @@ class Nvidia:
         return self._asked(nvml.drained) or frozenset()
 
     def together(self) -> Discovery:
-        """The NVLinks, where the management library can be asked; of a machine without PCI its one device."""
-        if (alone := platforms.device(self.host, "nvlink")) is not None:
+        """The NVLinks, if the library tells them; on a machine without PCI its one device."""
+        if (alone := tegra_and_wsl.device(self.host, "nvlink")) is not None:
             return Discovery((alone,))
         if not nvml.is_there(self.host, self.roots) or not procfs.addresses(self.host):
             return Discovery()
         try:
             return Discovery(links=nvml.survey(self.host, self.roots).links)
         except nvml.NvmlError as error:
-            return Discovery(problems=(Problem("NVML", f"{error.sentence}; NVLinks are not known"),))
+            return Discovery(problems=(Problem("NVML", f"{error}; NVLinks are not known"),))
 
     def probe(self, device: Device) -> Iterator[Signal]:
-        """Is its control daemon of MPS ready? Is it drained? To NVIDIA's library it is gone then."""
+        """Is its MPS control daemon ready? Is it drained, and so gone for NVIDIA's library?"""
         yield from mps.signals(self.host, self._resources, device, min(device.hardware))
         whole = f"pci:{device.unit}"
         if whole in device.hardware and device.unit in self._drained():
@@ -193,7 +193,7 @@ class Nvidia:
         return [*here, *elsewhere, *mine, *mps.directories(self._resources)]
 
     def concerned(self, path: HostPath, addresses: Sequence[str]) -> Iterable[str]:
-        """A GPU's own entry in /proc is about that one; a node may be any's."""
+        """One GPU for its own entry in /proc; all GPUs for a node."""
         if path.text.startswith(f"{procfs.GPUS}/"):
             address = path.text.split("/")[5]
             return [address] if pci.ADDRESS.fullmatch(address) else []
@@ -206,11 +206,11 @@ class Nvidia:
         return []
 
     def ids(self, resource: GpuResource, device: Device) -> Sequence[str] | None:
-        """The usual ones; GKE's are its own."""
+        """The usual ones, or GKE's."""
         return gke.ids(resource, device) if resource.spec.options.style == "gke" else None
 
     def edits(self, resource: GpuResource, grants: Sequence[Grant]) -> ContainerEdits:
-        """By the resource's style.
+        """As the `style` of the resource says.
 
         Raises:
             AllocationRefused: several replicas, where that is not wanted.
@@ -229,12 +229,12 @@ class Nvidia:
 
 
 def _is_gkes(takers: Sequence[GpuOptions]) -> bool:
-    """Is a GPU offered in GKE's way, and in no other?"""
+    """Do only resources with GKE's style take the GPU?"""
     return bool(takers) and all(options.style == "gke" for options in takers)
 
 
 def _edits(options: GpuOptions, devices: Sequence[Device]) -> ContainerEdits:
-    """What NVIDIA's plugin answers."""
+    """As NVIDIA's plugin answers."""
     by_index = options.device_id_strategy == "index"
     ids = [device.attributes.get("index", (device.key,))[0] if by_index else device.key for device in devices]
     strategies = options.strategies
@@ -270,6 +270,6 @@ def _below(root: str, nodes: Iterable[Node]) -> Iterator[Node]:
 
 
 def _annotation(options: GpuOptions, devices: Iterable[Device]) -> str:
-    """NVIDIA's ends in a random UUID. Ours tells the GPUs: no two resources of a container have the same."""
+    """Ends in a UUID of the GPUs' keys, where NVIDIA's is random: no two resources of a container have the same."""
     name = uuid.uuid5(uuid.NAMESPACE_URL, " ".join(device.key for device in devices))
     return f"{options.cdi_annotation_prefix}nvidia-device-plugin_{name}"

@@ -1,6 +1,6 @@
-"""The parts that an NVIDIA GPU in MIG mode is divided into: each a device of its own, with the nodes that let it be used.
+"""Makes a device of each part of an NVIDIA GPU in MIG mode, with the nodes that it needs.
 
-What there is, and which nodes it has, /proc says; under which UUID, only the management library (see `nvml`).
+/proc tells which parts there are and which nodes they have; only the management library knows their UUIDs (see `nvml`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CAPS: Final = HostPath("/dev/nvidia-caps")
 def divided(
     host: Host, whole: Device, minor: int, wanted: Sequence[Wanted], roots: Sequence[HostPath]
 ) -> Discovery | None:
-    """A GPU in MIG mode and its MIG devices, if it is; `whole` is the GPU, `wanted` are the nodes that all parts need."""
+    """A GPU in MIG mode and its MIG devices; None if it is not. `wanted` are the nodes that every part needs."""
     (address,) = whole.attributes["address"]
     found = procfs.instances(host, minor)
     if not found and not nvml.is_there(host, roots):
@@ -33,7 +33,7 @@ def divided(
     except nvml.NvmlError as error:
         if not found:
             return None
-        sentence = f"{address} is in MIG mode and is not offered: {error.sentence}"
+        sentence = f"{address} is in MIG mode and is not offered: {error}"
         return Discovery((withheld(whole, "it is in MIG mode"),), problems=(Problem(address, sentence),))
     if not found and not (known and known.mig_mode):
         return None
@@ -53,7 +53,7 @@ def divided(
 def divided_by_proc(
     host: Host, whole: Device, minor: int, wanted: Sequence[Wanted], roots: Sequence[HostPath]
 ) -> Discovery | None:
-    """As `divided`, without the library: the first compute instance of each GPU instance, by its number, as GKE has it."""
+    """As `divided`, without the library and as GKE does: the first compute instance of each GPU instance."""
     found = [one for one in procfs.instances(host, minor) if one.ci == 0]
     if not found:
         return None
@@ -62,7 +62,7 @@ def divided_by_proc(
 
 
 def undivided(host: Host, whole: Device, minor: int) -> Device:
-    """The GPU with the instances that it has: what is wrong with one of them is wrong with it."""
+    """The GPU as a whole. It owns its instances, so that a fault of one of them is a fault of the GPU."""
     (address,) = whole.attributes["address"]
     instances = frozenset(f"mig:{address}/gi{gi}" for gi in procfs.gpu_instances(host, minor))
     bindings = {**whole.bindings, **driven_as(whole, *instances)}

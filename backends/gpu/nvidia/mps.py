@@ -1,7 +1,7 @@
-"""Hands out GPUs that NVIDIA's MPS control daemon shares among containers, and says whether that daemon is ready.
+"""Hands out GPUs that containers share by NVIDIA's MPS control daemon, and checks whether that daemon is ready.
 
-The daemon stays NVIDIA's (`mps-control-daemon` of its device plugin, one for each resource): it sets the limits, and its
-files lie below the resource's name in `mps_root`. Source: that program's `root.go` and `daemon.go`.
+The daemon is part of NVIDIA's device plugin (`mps-control-daemon`, one for each resource). It sets the limits; its files are
+in `mps_root`, below the name of the resource. Source: that program's `root.go` and `daemon.go`.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from backends.base import AllocationRefused, ContainerEdits, Device, Host, HostP
 from backends.gpu.options import GpuResource
 
 _READY: Final = (".started", "pipe/nvidia-cuda-mps-control.pid")
-"""Made once the limits are set, and by nvidia-cuda-mps-control for as long as it runs."""
+"""The first is made after the limits are set; the second is there while nvidia-cuda-mps-control runs."""
 
 
 def is_shared(resource: GpuResource) -> bool:
-    """Do its pods share GPUs in the way of NVIDIA's plugin by MPS?"""
+    """Do pods share the GPUs of this resource by MPS, as with NVIDIA's plugin?"""
     return resource.spec.options.sharing == "mps" and resource.spec.options.style != "gke"
 
 
 def directories(resources: Sequence[GpuResource]) -> Iterator[HostPath]:
-    """Where control daemons make and remove what says that they are ready."""
+    """Where the control daemons make and remove the files that say they are ready."""
     for resource in resources:
         if is_shared(resource):
             yield from (_below(resource), _below(resource) / "pipe")
 
 
 def edits(resource: GpuResource, devices: Sequence[Device]) -> ContainerEdits:
-    """How a container finds the control daemon, and the memory that it shares with it.
+    """Where a container finds the control daemon, and the memory that both share.
 
     Raises:
         AllocationRefused: one of the devices is a MIG device.
@@ -46,7 +46,7 @@ def edits(resource: GpuResource, devices: Sequence[Device]) -> ContainerEdits:
 
 
 def signals(host: Host, resources: Sequence[GpuResource], device: Device, hardware: str) -> Iterator[Signal]:
-    """Is the control daemon ready that shares the device? It is that of the first resource which takes the device."""
+    """A signal if the control daemon is not ready: that of the first resource that takes the device."""
     taker = next((resource for resource in resources if resource.refuses(device) is None), None)
     if taker is None or not is_shared(taker):
         return

@@ -1,9 +1,9 @@
-"""Asks NVIDIA's management library what nothing else tells: UUIDs and profiles of MIG devices, NVLinks, memory, drained GPUs.
+"""Asks NVIDIA's management library (NVML) for MIG devices, NVLinks, memory and drained GPUs, which nothing else tells.
 
 It is optional: the Python package nvidia-ml-py (module `pynvml`, extra `nvidia`) and the driver's libnvidia-ml.so.1,
-which must be in sight of this process. The library keeps the driver in use for as long as it is open, so that it is
-opened for one survey and closed again; a survey is kept until the driver's entries in /proc change. Before a library is
-loaded for the first time, another process tries that: a library that crashes or hangs there is not loaded here.
+which this process must be able to see. An open library keeps the driver in use, so it is opened for one survey and closed
+again; a survey is kept until the driver's entries in /proc change. Another process tries a library before it is loaded here
+for the first time: one that crashes or hangs there is not loaded.
 """
 
 from __future__ import annotations
@@ -45,20 +45,14 @@ _TRIAL: Final = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).nvmlInit_v2()"
 _TRIAL_DEADLINE: Final = 10.0  # seconds; it starts no GPU
 
 _OTHER_VERSION: Final = 18  # NVML_ERROR_LIB_RM_VERSION_MISMATCH in nvml.h
-_asking: Final = threading.Lock()  # a GPU that hangs may hang the library: one thread is lost to it, not all of them
+_asking: Final = threading.Lock()  # a GPU that hangs may hang the library, which must cost one thread and not all
 _hangs: Final = threading.Event()
-_PATIENCE: Final = 2.0  # seconds that one look waits for another's survey, before all others wait for it no more
-_KEPT_FOR: Final = (
-    10.0  # seconds for which it is not asked again what no event tells: a drained GPU, a library that came
-)
+_PATIENCE: Final = 2.0  # seconds that a scan waits for the survey of another; after that, no scan waits for it any more
+_KEPT_FOR: Final = 10.0  # seconds between two questions about what sends no event: a drained GPU, a new library
 
 
 class NvmlError(Exception):
-    """The library cannot be used; the sentence says why."""
-
-    def __init__(self, sentence: str) -> None:
-        super().__init__(sentence)
-        self.sentence = sentence
+    """The library cannot be used; one sentence says why."""
 
 
 class MigDevice(Struct, frozen=True):
@@ -83,15 +77,15 @@ class Gpu(Struct, frozen=True):
 
 
 class Survey(Struct, frozen=True):
-    """All that the library was asked, once."""
+    """The answers of the library to all that we ask, at one time."""
 
     gpus: Mapping[str, Gpu]
     """By PCI address."""
     links: tuple[Link, ...]
 
 
-def is_there(host: Host, roots: Sequence[HostPath] = ()) -> bool:
-    """Are the Python package and a library there? `roots` are further ones that a driver may be below."""
+def is_there(host: Host, roots: Sequence[HostPath]) -> bool:
+    """Are the Python package and the library installed? `roots` are further places of a driver."""
     return _is_installed() and _library(host, roots) is not None
 
 
@@ -101,7 +95,7 @@ def _is_installed() -> bool:
 
 
 def _library(host: Host, roots: Sequence[HostPath]) -> str | None:
-    """The first library there is: this process's own, as a container's runtime puts it there, before the host's."""
+    """The first library there is: this process's own, as a container's runtime mounts it, before the host's."""
     return _found(host, tuple(roots), int(time.monotonic() // _KEPT_FOR))
 
 
@@ -117,8 +111,8 @@ def _candidates(host: Host, roots: Sequence[HostPath]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(os.fspath(directory / _NAME) for directory in directories))
 
 
-def survey(host: Host, roots: Sequence[HostPath] = ()) -> Survey:
-    """What the library says; asked again only where the driver shows something else than last time.
+def survey(host: Host, roots: Sequence[HostPath]) -> Survey:
+    """What the library says; it is asked again only after what the driver shows in /proc has changed.
 
     Raises:
         NvmlError: it cannot be used.
@@ -132,8 +126,8 @@ def _survey(path: str | None, _stamp: tuple[str, ...]) -> Survey:
         return _asked(library)
 
 
-def drained(host: Host, roots: Sequence[HostPath] = ()) -> frozenset[str]:
-    """The addresses of the GPUs that `nvidia-smi drain` has taken out of use. Asking for that starts no GPU.
+def drained(host: Host, roots: Sequence[HostPath]) -> frozenset[str]:
+    """The addresses of the GPUs that `nvidia-smi drain` has taken out of use. The question starts no GPU.
 
     Raises:
         NvmlError: it cannot be asked.
@@ -160,7 +154,7 @@ def _is_drained(library: Any, address: str) -> bool:
 
 @contextmanager
 def _opened(path: str | None, *, attach: bool = True) -> Iterator[Any]:
-    """The library, open; without `attach` it leaves the GPUs alone."""
+    """The opened library; without `attach` it leaves the GPUs alone."""
     try:
         library = importlib.import_module("pynvml")
     except ImportError:
@@ -192,7 +186,7 @@ def _opened(path: str | None, *, attach: bool = True) -> Iterator[Any]:
 
 
 def _load(path: str) -> None:
-    """Load the library, so that `pynvml`, which knows its name alone, finds that one.
+    """Load this library, so that `pynvml`, which asks for it by its name alone, gets the same.
 
     Raises:
         NvmlError: it crashes or hangs another process that loads it.
@@ -205,7 +199,7 @@ def _load(path: str) -> None:
 
 @functools.lru_cache(maxsize=4)
 def _tried(path: str, _changed: float) -> str:
-    """What the library does to another process that loads it; empty if it does no harm."""
+    """What the library does to another process that loads it: "hangs" or "crashes …"; empty if no harm."""
     command = [sys.executable, "-I", "-c", _TRIAL, path]
     try:
         done = subprocess.run(command, capture_output=True, timeout=_TRIAL_DEADLINE, check=False)  # noqa: S603
@@ -220,7 +214,7 @@ def _asked(library: Any) -> Survey:
         try:
             handle = library.nvmlDeviceGetHandleByIndex(index)
             handles[_address(library.nvmlDeviceGetPciInfo(handle).busId)] = handle
-        except library.NVMLError:  # one dead GPU; what /proc says of it is reported
+        except library.NVMLError:  # a dead GPU; its entry in /proc is reported
             continue
     gpus = {address: gpu for address, handle in handles.items() if (gpu := _gpu(library, handle)) is not None}
     return Survey(gpus, tuple(_links({address: _peers(library, handle) for address, handle in handles.items()})))
@@ -233,7 +227,7 @@ def _gpu(library: Any, handle: Any) -> Gpu | None:
         return None
     try:
         memory = library.nvmlDeviceGetMemoryInfo(handle).total
-    except library.NVMLError:  # it shares the machine's
+    except library.NVMLError:  # its memory is that of the machine
         memory = None
     try:
         current, _pending = library.nvmlDeviceGetMigMode(handle)
@@ -268,7 +262,7 @@ def _peers(library: Any, handle: Any) -> Counter[str]:
 
 
 def _links(peers: Mapping[str, Counter[str]]) -> Iterator[Link]:
-    """Pairs of GPUs with their links; those that end at NVSwitches reach every GPU that has such, too."""
+    """Pairs of GPUs with their number of links. One to an NVSwitch reaches every GPU with such a link."""
     switched = {one: sum(n for other, n in found.items() if other not in peers) for one, found in peers.items()}
     for one in sorted(peers):
         for other in sorted(peers):
@@ -277,7 +271,7 @@ def _links(peers: Mapping[str, Counter[str]]) -> Iterator[Link]:
 
 
 def _address(bus_id: str | bytes) -> str:
-    """`00000000:3B:00.0`, as the library writes it, as sysfs does."""
+    """The address as sysfs writes it; the library writes `00000000:3B:00.0`."""
     domain, _, rest = _text(bus_id).lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}"
 

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver says in /proc/driver/nvidia: its GPUs, and how they are divided (MIG).
+"""Reads /proc/driver/nvidia: the GPUs that NVIDIA's driver has, and how they are divided (MIG).
 
 Formats: nv-procfs.c and nv-caps.c in the driver's open kernel modules, and the chapter "Using the /proc File System
 Interface" of its README. The driver's entries come and go without any event.
@@ -6,7 +6,6 @@ Interface" of its README. The driver's entries come and go without any event.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from typing import Final
@@ -14,20 +13,18 @@ from typing import Final
 from msgspec import Struct
 
 from backends.base import Host, HostPath, Problem
-from backends.errors import not_short, reason_of
+from backends.errors import reason_of
 from backends.linux import sysfs
 from backends.linux.pci import functions as pci
 
 GPUS: Final = HostPath("/proc/driver/nvidia/gpus")
 CAPABILITIES: Final = HostPath("/proc/driver/nvidia/capabilities")
 
-_FILE_BYTES: Final = 1 << 16
-
 _LINE: Final = re.compile(r"([A-Z][A-Za-z ]{1,30}):[ \t]*(.*)")
 _UUID: Final = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _UNKNOWN_UUID: Final = "GPU-????"  # until the GPU is used for the first time
 _MINOR: Final = re.compile(r"[0-9]{1,7}")
-_ACCESS: Final = re.compile(r"DeviceFileMinor: ([0-9]{1,7})\n")
+_ACCESS: Final = re.compile(r"DeviceFileMinor: ([0-9]{1,7})$", re.MULTILINE)
 
 
 class Information(Struct, frozen=True):
@@ -47,7 +44,7 @@ class Instance(Struct, frozen=True, order=True):
     """A MIG device: a compute instance of a GPU instance."""
 
     gpu: int
-    """The GPU's minor."""
+    """The minor number of the GPU."""
     gi: int
     ci: int
 
@@ -66,7 +63,7 @@ def information(host: Host, address: str) -> Information | None:
     """What the driver says of one GPU; None if it does not have it, or not yet."""
     path = GPUS / address / "information"
     try:
-        text = _read(host, path)
+        text = sysfs.read_bytes(host, path).decode(errors="replace")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -89,11 +86,11 @@ def information(host: Host, address: str) -> Information | None:
 
 def addresses(host: Host) -> list[str]:
     """The GPUs that the driver has, by address."""
-    return [name for name in _entries(host, GPUS) if pci.ADDRESS.fullmatch(name)]
+    return [name for name in sysfs.names(host, GPUS) if pci.ADDRESS.fullmatch(name)]
 
 
 def counted(host: Host) -> list[str]:
-    """The GPUs in the order in which NVIDIA's library numbers them (nvmlDeviceGetCount): without those excluded."""
+    """The GPUs in the order of NVIDIA's library (nvmlDeviceGetCount), which leaves out excluded ones."""
     every = sorted(addresses(host), key=lambda address: (len(address), address))  # domains have four digits, or more
     return [address for address in every if not (information(host, address) or Information()).excluded]
 
@@ -113,47 +110,24 @@ def instances(host: Host, minor: int) -> list[Instance]:
 
 
 def capability_minor(host: Host, name: str) -> int | None:
-    """Of `gpu0/gi1` or `gpu0/gi1/ci0`: the number of the /dev/nvidia-caps/nvidia-cap that lets it be used."""
+    """The number of the /dev/nvidia-caps/nvidia-cap node for `gpu0/gi1` or `gpu0/gi1/ci0`."""
     gpu, _, instance = name.partition("/")
-    found = _ACCESS.match(_text(host, CAPABILITIES / gpu / "mig" / instance / "access") or "")
+    found = _ACCESS.match(sysfs.attribute(host, CAPABILITIES / gpu / "mig" / instance / "access") or "")
     return int(found[1]) if found else None
 
 
 def stamp(host: Host) -> tuple[str, ...]:
-    """Changes whenever the driver is loaded anew, has other GPUs, or divides them in another way."""
+    """A value that changes whenever the driver is reloaded, has other GPUs or divides them in another way."""
     try:
         loaded = str(host.local(GPUS).stat().st_ino)
     except OSError:
         loaded = ""
-    divided = [name for name in _entries(host, CAPABILITIES) if re.fullmatch(r"gpu\d{1,4}", name)]
+    divided = [name for name in sysfs.names(host, CAPABILITIES) if re.fullmatch(r"gpu\d{1,4}", name)]
     parts = [one.name for name in divided for one in instances(host, int(name.removeprefix("gpu")))]
     return (loaded, *addresses(host), *divided, *parts)
 
 
 def _numbered(host: Host, directory: HostPath, prefix: str) -> Iterator[int]:
-    for name in _entries(host, directory):
+    for name in sysfs.names(host, directory):
         if (number := name.removeprefix(prefix)) != name and number.isdecimal() and number.isascii():
             yield int(number)
-
-
-def _entries(host: Host, directory: HostPath) -> list[str]:
-    try:
-        return sysfs.entries(host, directory)
-    except OSError:
-        return []
-
-
-def _text(host: Host, path: HostPath) -> str | None:
-    try:
-        return _read(host, path)
-    except OSError:
-        return None
-
-
-def _read(host: Host, path: HostPath) -> str:
-    try:
-        file = os.open(host.local(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise not_short(error) from None
-    with os.fdopen(file, "rb") as opened:
-        return opened.read(_FILE_BYTES).decode(errors="replace")

@@ -1,4 +1,4 @@
-"""NVIDIA's XIDs: the driver's lines in the kernel's log, and what each number means for the GPU.
+"""Understands NVIDIA's XIDs: finds them in the kernel's log, and decides what each means for the GPU.
 
 Format: NVIDIA's "XID Errors", and nv_report_error in the driver's open kernel modules.
 """
@@ -6,30 +6,30 @@ Format: NVIDIA's "XID Errors", and nv_report_error in the driver's open kernel m
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from backends.base import Record, Selector, Signal, Verdict
-from backends.gpu.functions import NVIDIA
+from backends.base import Device, Record, Signal, Verdict
+from backends.gpu.detection import NVIDIA
 from backends.gpu.options import GpuOptions, GpuResource
 from backends.linux import kernel_log
 from backends.linux.pci.recovery import LATCHED
 
 LINE: Final = "NVRM: Xid"
-"""Each of the lines begins so."""
+"""The beginning of each line."""
 
 IGNORED: Final = frozenset({13, 31, 43, 45, 68, 109})
 """Faults of applications, which NVIDIA's device plugin ignores (`ignoredXids` in its internal/rm/health.go)."""
 GKE: Final = frozenset({48})
-"""What GKE's plugin takes for critical (`healthCriticalXid` in its pkg/gpu/nvidia/manager.go)."""
+"""Critical for GKE's plugin (`healthCriticalXid` in its pkg/gpu/nvidia/manager.go)."""
 CATALOG: Final = frozenset({46, 48, 54, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 151, 155, 156, 158})
-"""What takes more than a restart of the application: the "immediate action" of NVIDIA's XID catalog of October 2025 is
+"""XIDs that need more than a restart of the application: their "immediate action" of NVIDIA's XID catalog of October 2025 is
 RESET_GPU, RESTART_BM, RESTART_VM, CHECK_MECHANICALS, WORKFLOW_XID_48 or WORKFLOW_NVLINK_ERR."""
 
 _NVLINK5: Final = range(144, 151)
-"""Of these the line itself says `Fatal` or `Nonfatal` (WORKFLOW_NVLINK5_ERR)."""
+"""Their lines say `Fatal` or `Nonfatal` (WORKFLOW_NVLINK5_ERR)."""
 _RECOVERY: Final = 154
-"""The driver says what the GPU needs now: `… changed from 0x0 (None) to 0x1 (GPU Reset Required)`."""
+"""Its line says what the GPU needs now: `… changed from 0x0 (None) to 0x1 (GPU Reset Required)`."""
 _NEEDED: Final = re.compile(r" to 0x0*[1-9a-f]", re.IGNORECASE)
 
 _FOUND: Final = re.compile(
@@ -63,8 +63,8 @@ _SEVERITY: Final = (None, Verdict.INFO, Verdict.NOW)
 def signals(record: Record, resources: Sequence[GpuResource]) -> Iterator[Signal]:
     """What a line says about a GPU, or about one of its GPU instances (MIG).
 
-    A line names an address and nothing else. So the sets of every resource count that might select an NVIDIA GPU at
-    that address, and the strictest of them decides.
+    A line names only an address. So the strictest of all resources that might select an NVIDIA GPU at that address
+    decides.
     """
     if (found := _FOUND.match(kernel_log.message(record))) is None:
         return
@@ -74,7 +74,8 @@ def signals(record: Record, resources: Sequence[GpuResource]) -> Iterator[Signal
         return
     xid = int(found[5])
     text = kernel_log.message(record)
-    verdicts = [verdict(r.spec.options, xid, text) for r in resources if _may_take(r, address)]
+    gpu = Device(address, address, frozenset(), attributes={"vendor": (NVIDIA,), "address": (address,)})
+    verdicts = [verdict(resource.spec.options, xid, text) for resource in resources if resource.might_take(gpu)]
     worst = max(verdicts, key=_SEVERITY.index, default=None)
     if worst is None:
         return
@@ -86,7 +87,7 @@ def signals(record: Record, resources: Sequence[GpuResource]) -> Iterator[Signal
 
 
 def verdict(options: GpuOptions, xid: int, line: str = "") -> Verdict | None:
-    """What an XID means to a resource; None: nothing. What is written counts before the resource's set (`xids`)."""
+    """The meaning of an XID for a resource; None: ignored. `xid_critical` and `xid_ignored` count before `xids`."""
     critical, ignored = options.xid_critical, options.xid_ignored
     if isinstance(critical, list) and xid in critical:
         return Verdict.NOW
@@ -107,16 +108,3 @@ def _in_set(name: str, xid: int, line: str) -> bool:
     if xid in _NVLINK5:
         return " Fatal" in line
     return xid in CATALOG or (xid == _RECOVERY and _NEEDED.search(line) is not None)
-
-
-def _may_take(resource: GpuResource, address: str) -> bool:
-    """Might the resource select an NVIDIA GPU at this address, as far as that can be told without looking at it?"""
-    known = {"vendor": NVIDIA, "address": address}
-    select = resource.spec.select
-    if any(known.keys() >= selector.keys() and _may_match(selector, known) for selector in resource.spec.exclude):
-        return False
-    return not select or any(_may_match(selector, known) for selector in select)
-
-
-def _may_match(selector: Selector, known: Mapping[str, str]) -> bool:
-    return all(value in {w.lower() for w in selector[name]} for name, value in known.items() if name in selector)

@@ -1,7 +1,7 @@
-"""Which interfaces the host's default routes lead through, IPv4 and IPv6.
+"""Finds the interfaces that the host's default routes lead through, IPv4 and IPv6.
 
-The tables in /proc are anybody's to read, but they show one next hop of an IPv4 route and its main table alone. The kernel
-tells the rest by rtnetlink, of the network namespace that the asker is in: where that is the host's, it is asked too.
+The tables in /proc show one next hop of an IPv4 route, and its main table alone. rtnetlink tells the rest, but of the
+network namespace of this process: it is asked, too, where that is the host's.
 Formats: net/ipv4/fib_trie.c and net/ipv6/route.c; rtnetlink(7), include/uapi/linux/rtnetlink.h.
 """
 
@@ -16,6 +16,7 @@ from typing import Final
 
 from backends.base import Host, HostPath
 from backends.errors import not_short
+from backends.linux import sysfs
 from backends.linux.network import netlink
 
 _ROUTES_6: Final = HostPath("/proc/1/net/ipv6_route")
@@ -34,19 +35,19 @@ _HOP: Final = struct.Struct("=HBBi")  # struct rtnexthop: length, flags, weight,
 
 def default_interfaces(host: Host) -> frozenset[str] | None:
     """The interfaces that any default route leads through; None if the routes cannot be read."""
-    if (lines := _lines(host, netlink.ROUTES)) is None:
+    if (routes := sysfs.text(host, netlink.ROUTES)) is None:
         return None
-    return frozenset((*_of_ipv4(lines), *_of_ipv6(_lines(host, _ROUTES_6) or ()), *_told_by_kernel(host)))
+    return frozenset((*_of_ipv4(routes), *_of_ipv6(sysfs.text(host, _ROUTES_6) or ""), *_told_by_kernel(host)))
 
 
-def _of_ipv4(lines: list[str]) -> Iterator[str]:
-    for fields in (line.split() for line in lines):
+def _of_ipv4(routes: str) -> Iterator[str]:
+    for fields in map(str.split, routes.splitlines()):
         if len(fields) >= 8 and (fields[1], fields[7]) == (_ANYWHERE, _ANYWHERE) and _flags(fields[3]) & _UP:
             yield fields[0]
 
 
-def _of_ipv6(lines: list[str] | tuple[()]) -> Iterator[str]:
-    for fields in (line.split() for line in lines):
+def _of_ipv6(routes: str) -> Iterator[str]:
+    for fields in map(str.split, routes.splitlines()):
         if len(fields) >= 10 and (fields[0], fields[1]) == (_ANYWHERE_6, "00"):
             flags = _flags(fields[8])
             if flags & _UP and not flags & _REJECT:
@@ -57,19 +58,11 @@ def _flags(text: str) -> int:
     return int(text, 16) if re.fullmatch("[0-9A-Fa-f]{1,8}", text) else 0
 
 
-def _lines(host: Host, path: HostPath) -> list[str] | None:
-    try:
-        return host.local(path).read_text(errors="replace").splitlines()
-    except OSError as error:
-        not_short(error)
-        return None
-
-
 # --- rtnetlink ---
 
 
 def _told_by_kernel(host: Host) -> frozenset[str]:
-    """Every next hop of every table, if we are where the host is; what the kernel does not tell, /proc has told."""
+    """The next hops of every table, if we are in the network namespace of the host; else none."""
     try:
         numbers = {number for message in _dumped(host) for number in _interfaces(message)}
     except OSError as error:
@@ -79,7 +72,7 @@ def _told_by_kernel(host: Host) -> frozenset[str]:
 
 
 def _dumped(host: Host) -> Iterator[memoryview]:
-    """Each default route there is, as the kernel's message without its header.
+    """Each default route, as the kernel's message without its header.
 
     Raises:
         OSError: the kernel does not tell.

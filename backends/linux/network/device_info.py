@@ -1,4 +1,4 @@
-"""Writes the files by which Multus and CNI plugins learn what network device a pod was given, and removes them.
+"""Writes and removes the files that tell Multus and CNI plugins which network device a pod has.
 
 Format and place: Device Information Specification 1.1.0 of the Network Plumbing Working Group, and
 `GetDPDeviceInfoFile` of its network-attachment-definition-client.
@@ -20,17 +20,17 @@ _VERSION: Final = "1.1.0"
 
 
 Info = Mapping[str, object]
-"""What one file says."""
+"""The content of one file."""
 
 
 def pci(address: str, rdma: Sequence[str] = ()) -> Info:
-    """What the file of a PCI function says; `rdma` are its RDMA devices."""
+    """The content for a PCI function; `rdma` are its RDMA devices."""
     more = {"rdma-device": ",".join(rdma)} if rdma else {}
     return {"type": "pci", "version": _VERSION, "pci": {"pci-address": address, **more}}
 
 
 def vdpa(address: str, parent: str, driver: str, path: str) -> Info:
-    """What the file of a vDPA device says: `vdpa0`, `vhost` or `virtio`, and the node of the former."""
+    """The content for a vDPA device: `vdpa0`, `vhost` or `virtio`, and the node of the former."""
     more = {"path": path} if path else {}
     return {
         "type": "vdpa",
@@ -40,7 +40,7 @@ def vdpa(address: str, parent: str, driver: str, path: str) -> Info:
 
 
 def write(host: Host, resource: str, device_id: str, info: Info) -> None:
-    """Write one device's file, in the place of any before.
+    """Write one device's file, in place of an earlier one.
 
     Raises:
         AllocationRefused: it cannot be written.
@@ -57,7 +57,7 @@ def write(host: Host, resource: str, device_id: str, info: Info) -> None:
 
 
 def remove(host: Host, ended: Iterable[Released]) -> None:
-    """Remove the files of what no pod holds any more.
+    """Remove the files of devices that no pod holds any more.
 
     Raises:
         OSError: one cannot be removed.
@@ -67,5 +67,5 @@ def remove(host: Host, ended: Iterable[Released]) -> None:
 
 
 def file_of(resource: str, device_id: str) -> HostPath:
-    """Where the file of a device lies."""
+    """The path of the file for a device."""
     return DIRECTORY / f"{resource}-{device_id}-device.json".replace("/", "-")

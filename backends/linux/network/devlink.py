@@ -23,9 +23,9 @@ _HEADER: Final = struct.Struct("=BBH")  # struct genlmsghdr: command, version, r
 
 
 def running(host: Host, address: str) -> dict[str, str]:
-    """Name → version of what runs on the PCI function (`fw.app.name`); empty where nobody tells.
+    """Name → version of what runs on the PCI function (`fw.app.name`); empty where its driver does not say.
 
-    Only the physical function of most cards tells, in the host's network namespace. May wait for the card's firmware.
+    Of most cards only the physical function answers, in the host's network namespace. May wait for the card's firmware.
     """
     try:
         if not netlink.is_of_host(host) or (family := _family()) is None:
@@ -54,7 +54,7 @@ def _running(family: int, address: str) -> dict[str, str]:
 
 
 def _asked(family: int, command: int, attributes: bytes) -> list[tuple[int, memoryview]]:
-    """The attributes of the kernel's answer; none if it has no such thing."""
+    """The attributes in the answer of the kernel; none if there is no answer."""
     request = _HEADER.pack(command, 1, 0) + attributes
     answers = netlink.answers(_GENERIC, family, netlink.REQUEST, request)
     return [found for kind, answer in answers if kind == family for found in netlink.parts(answer[_HEADER.size :])]

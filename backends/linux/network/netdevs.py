@@ -1,6 +1,6 @@
-"""Says which network interfaces a device has, in which order, of which kind, and how their links are.
+"""Finds the network interfaces of a device, and reads their kind and the state of their links.
 
-An interface that a CNI plugin moved into a pod is not in the host's sysfs; of it nothing is said.
+An interface that a CNI plugin has moved into a pod is not in the host's sysfs.
 Files: Documentation/ABI/testing/sysfs-class-net.
 """
 
@@ -17,35 +17,35 @@ CLASS: Final = HostPath("/sys/class/net")
 
 _KINDS: Final = {1: "Ethernet", 32: "InfiniBand"}  # ARPHRD_ETHER, ARPHRD_INFINIBAND in linux/if_arp.h
 _DOWN: Final = frozenset({"down", "lowerlayerdown", "notpresent"})  # of operstate (RFC 2863); "unknown" is none
-_UP: Final = 0x1  # IFF_UP: somebody wants it up
+_UP: Final = 0x1  # IFF_UP: it was set up
 _UPLINK: Final = re.compile(
     r"p[0-9]+"
 )  # phys_port_name of a card's own port; those of its functions are pf0vf3, pf0sf88
 
 
 def names(host: Host, device: HostPath) -> tuple[str, ...]:
-    """A device's interfaces, those of its first port first; those of a virtio card are below its virtio device."""
-    found = _entries(host, device / "net")
+    """The interfaces of a device, those of its first port first. Those of a virtio card are below its virtio device."""
+    found = sysfs.names(host, device / "net")
     if not found:
-        below = (name for name in _entries(host, device) if name.startswith("virtio"))
-        found = [name for virtio in below for name in _entries(host, device / virtio / "net")]
+        below = (name for name in sysfs.names(host, device) if name.startswith("virtio"))
+        found = [name for virtio in below for name in sysfs.names(host, device / virtio / "net")]
     return tuple(found if len(found) < 2 else sorted(found, key=lambda name: (_port(host, name), name)))
 
 
 def uplink(host: Host, device: HostPath) -> str | None:
-    """A physical function's own interface: in switchdev mode those of its virtual functions' ports lie beside it."""
+    """A physical function's own interface; in switchdev mode those of its virtual functions' ports lie beside it."""
     found = names(host, device)
     own = (name for name in found if _UPLINK.fullmatch(sysfs.attribute(host, CLASS / name / "phys_port_name") or ""))
     return next(iter((*own, *found)) if len(found) > 1 else iter(found), None)
 
 
 def link_layer(host: Host, name: str) -> str | None:
-    """`Ethernet` or `InfiniBand`, as of RDMA adapters; None if it is neither, or unknown."""
+    """`Ethernet` or `InfiniBand`; None if it is neither, or unknown."""
     return _KINDS.get(sysfs.number(host, CLASS / name / "type") or 0)
 
 
 def having(name: str, known: Known, attributes: Sequence[str] = ("ifname",)) -> list[str]:
-    """The units with a device that says in one of these attributes that it has this interface."""
+    """The units with a device that names this interface in one of these attributes."""
     return [
         unit
         for unit, devices in known.items()
@@ -54,13 +54,13 @@ def having(name: str, known: Known, attributes: Sequence[str] = ("ifname",)) -> 
 
 
 def down(host: Host, name: str) -> str | None:
-    """The state of a link that is not up; None if it is, or nothing is known of it."""
+    """The state of the link if it is down; None if it is up or unknown."""
     state = sysfs.attribute(host, CLASS / name / "operstate")
     return state if state in _DOWN else None
 
 
 def is_enabled(host: Host, name: str) -> bool:
-    """Has somebody set the interface up? Without a cable it may still be down."""
+    """Is the interface set up (IFF_UP)? Without a cable its link may still be down."""
     try:
         return bool(int(sysfs.attribute(host, CLASS / name / "flags") or "0", 16) & _UP)
     except ValueError:
@@ -69,10 +69,3 @@ def is_enabled(host: Host, name: str) -> bool:
 
 def _port(host: Host, name: str) -> int:
     return sysfs.number(host, CLASS / name / "dev_port") or 0
-
-
-def _entries(host: Host, directory: HostPath) -> list[str]:
-    try:
-        return sysfs.entries(host, directory)
-    except OSError:
-        return []

@@ -1,6 +1,6 @@
-"""Asks the kernel by netlink, and takes its answers apart.
+"""Asks the kernel by netlink, and parses its answers.
 
-It answers of the network namespace that the asker is in, which need not be the host's.
+The kernel answers about the network namespace of this process, which need not be the host's.
 Formats: netlink(7), include/uapi/linux/netlink.h.
 """
 
@@ -27,12 +27,12 @@ DUMP: Final = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
 ERROR, DONE = 2, 3  # NLMSG_ERROR, NLMSG_DONE
 
 _OURS: Final = Path("/proc/self/net/route")  # in this process's own /proc, wherever the host's is seen
-_BATCH_BYTES: Final = 32 << 10  # as the kernel makes them at most
+_BATCH_BYTES: Final = 32 << 10  # the longest that the kernel makes
 _PATIENCE: Final = 2.0  # seconds for one batch; the kernel has it ready
 
 
 def is_of_host(host: Host) -> bool:
-    """Does the kernel answer us of the host's network?
+    """Is this process in the network namespace of the host?
 
     Each network namespace has inodes of its own in every /proc. To compare /proc/1/ns/net would take CAP_SYS_PTRACE.
 
@@ -43,7 +43,7 @@ def is_of_host(host: Host) -> bool:
 
 
 def answers(family: int, kind: int, flags: int, body: bytes) -> Iterator[tuple[int, memoryview]]:
-    """What the kernel says to one request: of each message its type, and what follows its header.
+    """The type and the body of each message that answers one request.
 
     Raises:
         OSError: it does not answer.
@@ -61,7 +61,7 @@ def answers(family: int, kind: int, flags: int, body: bytes) -> Iterator[tuple[i
 
 
 def parts(data: memoryview, header: struct.Struct = ATTRIBUTE) -> Iterator[tuple[int, memoryview]]:
-    """Type and content, one after the other: messages and attributes begin alike, with length and type."""
+    """The type and content of each message or attribute: both begin with length and type."""
     while len(data) >= header.size:
         length, kind, *_ = header.unpack_from(data)
         if length < header.size:
@@ -71,11 +71,11 @@ def parts(data: memoryview, header: struct.Struct = ATTRIBUTE) -> Iterator[tuple
 
 
 def text(kind: int, value: str) -> bytes:
-    """An attribute that is a text."""
+    """A text as an attribute."""
     content = value.encode() + b"\0"
     return ATTRIBUTE.pack(ATTRIBUTE.size + len(content), kind) + content + bytes(-len(content) % 4)
 
 
 def aligned(length: int) -> int:
-    """Where the next one begins (NLMSG_ALIGN, NLA_ALIGN)."""
+    """The offset of what follows (NLMSG_ALIGN, NLA_ALIGN)."""
     return length + 3 & ~3

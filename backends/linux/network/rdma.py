@@ -1,10 +1,10 @@
-"""RDMA adapters (InfiniBand, RoCE, iWARP) as sysfs shows them: where they are, what they are, their device nodes.
+"""Reads RDMA adapters (InfiniBand, RoCE, iWARP) from sysfs: their places, names, ports and device nodes.
 
-A *place* is where adapters hang: a PCI function (`0000:3b:00.0`) or something on one (`0000:3b:00.0/mlx5_core.sf.4`),
-which in switchdev mode may have several; or, of software (rxe, siw) and of what is on no PCI bus, the adapter's own
-name (`rxe0`). A name may change, a place does not.
+A *place* is where adapters are: a PCI function (`0000:3b:00.0`) or a device on one (`0000:3b:00.0/mlx5_core.sf.4`), which in
+switchdev mode may have several. Software adapters (rxe, siw) and those on no PCI bus have their own name as place (`rxe0`).
+A name may change, a place does not.
 
-All that is read here the kernel knows by itself; what it must ask the firmware for is in `rdma_ports`. Missing means
+The kernel knows by itself what is read here; what it asks the firmware for is in `port_state`. Missing means
 unknown. Files: Documentation/ABI/stable/sysfs-class-infiniband.
 """
 
@@ -27,12 +27,12 @@ NODES: Final = HostPath("/dev/infiniband")
 RDMA_CM: Final = NODES / "rdma_cm"
 NETNS_MODE: Final = HostPath("/sys/module/ib_core/parameters/netns_mode")
 
-_KINDS: Final = ("issm", "umad", "uverbs")  # in the order in which the peers hand them out
+_KINDS: Final = ("issm", "umad", "uverbs")  # in the order of the plugins that this replaces
 _DIRECTORIES: Final = ("infiniband_mad", "infiniband_verbs")
 _NODE: Final = re.compile(rf"({'|'.join(_KINDS)})(\d{{1,6}})")
 _NUMBER: Final = re.compile(r"\d{1,10}:\d{1,10}")
 _GUID: Final = re.compile(r"(?:[0-9a-f]{4}:){3}[0-9a-f]{4}")
-_NO_GUID: Final = "0000:0000:0000:0000"  # of a VF that nobody has given one yet
+_NO_GUID: Final = "0000:0000:0000:0000"  # of a virtual function that has been given none
 
 
 class Port(Struct, frozen=True, order=True):
@@ -48,7 +48,7 @@ class Port(Struct, frozen=True, order=True):
 
 
 class Hca(Struct, frozen=True):
-    """An adapter that this host can use."""
+    """An adapter in our network namespace."""
 
     name: str
     """`mlx5_0`, or as udev renamed it."""
@@ -73,31 +73,32 @@ class RdmaNode(Struct, frozen=True):
 
 
 class Adapter(Struct, frozen=True):
-    """What is at one place."""
+    """The adapters at one place, with their nodes."""
 
     place: str
     path: HostPath
     """The directory that its HCAs, nodes and interfaces are in."""
     address: str | None
-    """The PCI function it is, or is on; None of what is on no PCI bus, and of software."""
-    hcas: tuple[Hca, ...]
+    """The PCI function it is, or is on; None for software and off the PCI bus."""
+    hcas: tuple[str, ...]
+    """Those in our network namespace."""
     away: tuple[str, ...]
-    """HCAs that have nodes here, but are not to be seen: another network namespace has them, or they are half removed."""
+    """HCAs with nodes here that cannot be seen: another network namespace has them, or they are being removed."""
     nodes: tuple[RdmaNode, ...]
     netdevs: tuple[str, ...]
     """`ib0`, `eth3`."""
     subfunction: str | None = None
-    """The number that `devlink port add … sfnum` gave it, or else its name; None of what is no subfunction."""
+    """The number given to `devlink port add … sfnum`, or else its name; None if it is no subfunction."""
     problems: tuple[Problem, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all its HCAs, seen or not."""
-        return (*(hca.name for hca in self.hcas), *self.away)
+        """Of all its HCAs, visible or away."""
+        return (*self.hcas, *self.away)
 
 
 def places(host: Host) -> list[str]:
-    """Wherever there is an adapter now, or the nodes of one.
+    """All places with an adapter, or with the node of one.
 
     Raises:
         OSError: the adapters cannot be listed; a host without RDMA has none.
@@ -119,9 +120,9 @@ def places(host: Host) -> list[str]:
 
 
 def read(host: Host, place: str) -> Adapter | None:
-    """What is at that place; None if there is no adapter, and no node that says whose it is.
+    """The adapters at a place; None if there is none, and no node that names its adapter.
 
-    A node that does not is being removed: the kernel knows its adapter no longer (ibdev_show in uverbs_main.c).
+    A node that names none is being removed: the kernel has forgotten its adapter (ibdev_show in uverbs_main.c).
 
     Raises:
         OSError: a directory is there and cannot be listed.
@@ -130,7 +131,7 @@ def read(host: Host, place: str) -> Adapter | None:
     if base is None:
         return None
     on_pci = _is_on_pci(place)
-    seen = _names(host, base / "infiniband")
+    seen = sysfs.entries(host, base / "infiniband")
     mine = [n for n in seen if (not _is_software(host, base / "infiniband" / n) if on_pci else n == place)]
     problems: list[Problem] = []
     nodes = [
@@ -145,19 +146,26 @@ def read(host: Host, place: str) -> Adapter | None:
         place=place,
         path=base,
         address=place.partition("/")[0] if on_pci else None,
-        hcas=tuple(_hca(host, base / "infiniband" / name) for name in mine),
+        hcas=tuple(mine),
         away=away,
         nodes=tuple(sorted(nodes, key=_order)),
-        netdevs=tuple(_names(host, base / "net") if on_pci else _netdevs_below(host, base / "infiniband" / place)),
+        netdevs=tuple(
+            sysfs.entries(host, base / "net") if on_pci else _netdevs_below(host, base / "infiniband" / place)
+        ),
         subfunction=_subfunction(host, base) if "/" in place else None,
         problems=tuple(problems),
     )
 
 
-def place_of(devpath: str) -> str:
-    """The place of an adapter, or of a node of one, by its device's path: `/devices/…/0000:3b:00.0/infiniband/mlx5_0`.
+def hcas(host: Host, adapter: Adapter) -> tuple[Hca, ...]:
+    """What sysfs tells of each HCA of an adapter, in many files that `read` leaves out."""
+    return tuple(_hca(host, adapter.path / "infiniband" / name) for name in adapter.hcas)
 
-    Of what is on no PCI bus it is the device's own name, which is that of a place only if it is an adapter.
+
+def place_of(devpath: str) -> str:
+    """The place by the path of an adapter or of its node: `/devices/…/0000:3b:00.0/infiniband/mlx5_0`.
+
+    Off the PCI bus it is the name of the device, which is a place only if it is an adapter.
     """
     path = HostPath(devpath)
     return _place_on_pci(_base(path)) or path.name
@@ -172,7 +180,7 @@ def is_exclusive(host: Host) -> bool:
 
 
 def _base(device: HostPath) -> HostPath:
-    """The directory with `infiniband/`, `infiniband_verbs/` and so on that a device of one of these classes is in."""
+    """The directory with `infiniband/`, `infiniband_verbs/` and so on, in which a device of such a class lies."""
     return device.parent.parent
 
 
@@ -191,7 +199,7 @@ def _is_on_pci(place: str) -> bool:
 
 
 def _is_software(host: Host, hca: HostPath) -> bool:
-    """Is it rxe? It has a file with its interface's name, in whose hardware it lay until Linux 5.11."""
+    """Is it rxe? It has the file `parent`, and until Linux 5.11 it lay in the hardware of its interface."""
     return host.local(hca / "parent").is_file()
 
 
@@ -213,7 +221,7 @@ def _directory(host: Host, place: str) -> HostPath | None:
 
 
 def _hca(host: Host, path: HostPath) -> Hca:
-    numbers = sorted(int(name) for name in _names(host, path / "ports") if name.isdecimal() and len(name) < 4)
+    numbers = sorted(int(name) for name in sysfs.entries(host, path / "ports") if name.isdecimal() and len(name) < 4)
     guid = _word(host, path / "node_guid").lower()
     return Hca(
         name=path.name,
@@ -230,9 +238,9 @@ def _link_layer(text: str) -> str:
 
 
 def _nodes(host: Host, base: HostPath, hcas: list[str], place: str, problems: list[Problem]) -> Iterator[RdmaNode]:
-    """Every node in the directory, whosever it is."""
+    """Every node in the directory, of whichever adapter."""
     for directory in _DIRECTORIES:
-        for name in _names(host, base / directory):
+        for name in sysfs.entries(host, base / directory):
             if (found := _NODE.fullmatch(name)) is None:
                 continue
             device = base / directory / name
@@ -249,7 +257,7 @@ def _order(node: RdmaNode) -> tuple[int, int, str]:
 
 
 def _netdevs_below(host: Host, hca: HostPath) -> Iterable[str]:
-    """The interface that a software adapter sits on: rxe says it, siw's first address tells."""
+    """The interface under a software adapter: rxe names it, siw's first address does."""
     found = _word(host, hca / "parent") or _word(host, hca / "ports/1/gid_attrs/ndevs/0")
     return (found,) if found else ()
 
@@ -260,24 +268,12 @@ def _subfunction(host: Host, base: HostPath) -> str:
 
 
 def _adapter_name(host: Host, node: HostPath) -> str:
-    """The adapter that a node says it is of; "" if it does not, or that could be no name (IB_DEVICE_NAME_MAX is 64)."""
+    """The adapter that a node names; "" if it names none, or what could be no name (IB_DEVICE_NAME_MAX is 64)."""
     name = _word(host, node / "ibdev")
     return "" if name in (".", "..") or "/" in name or len(name) >= 64 else name
 
 
 def _word(host: Host, path: HostPath) -> str:
-    """The text of an attribute that is one printable line; "" for all else."""
+    """The text of an attribute that is one printable line; else ""."""
     text = sysfs.attribute(host, path) or ""
     return text if text.isprintable() and "\N{REPLACEMENT CHARACTER}" not in text else ""
-
-
-def _names(host: Host, directory: HostPath) -> list[str]:
-    """What lies in a directory; nothing where there is none.
-
-    Raises:
-        OSError: it is there and cannot be read.
-    """
-    try:
-        return sysfs.entries(host, directory)
-    except NotADirectoryError:
-        return []

@@ -1,1 +1,1 @@
-"""What sysfs and the kernel say of PCI functions."""
+"""Reads, checks and resets PCI functions."""

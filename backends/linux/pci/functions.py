@@ -1,8 +1,8 @@
-"""One PCI function as sysfs shows it, read whole into a frozen value; and what an event says about functions.
+"""Reads a PCI function from sysfs into one frozen value, and tells which functions an event is about.
 
-Missing means unknown: whatever is missing is None or empty here; what is there and is garbage is told in `problems`.
-Nothing is read for which the kernel waits until a driver has been bound, or has made its virtual functions: that can
-take it half a minute (`driver_override`, `sriov_numvfs`: device_lock in drivers/pci/pci-sysfs.c and iov.c).
+What is missing is unknown, and None or empty here; what is garbage is reported in `problems`. Files are left out for which
+the kernel waits while a driver is being bound or makes virtual functions, which can take half a minute (`driver_override`,
+`sriov_numvfs`: device_lock in drivers/pci/pci-sysfs.c and iov.c).
 Files: Documentation/ABI/testing/sysfs-bus-pci, Documentation/PCI/sysfs-pci.rst.
 """
 
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from msgspec import Struct
@@ -20,6 +21,7 @@ from backends.base import (
     NUMBER,
     TEXT,
     Attribute,
+    Device,
     Hint,
     Host,
     HostPath,
@@ -39,10 +41,12 @@ ADDRESS: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
 _DOMAIN: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _IDS: Final = re.compile(r"([0-9A-F]{1,4}):([0-9A-F]{1,4})", re.IGNORECASE)
 _CLASS: Final = re.compile(r"[0-9A-F]{1,6}", re.IGNORECASE)
-
-_EXTENDED: Final = 0x100  # where the extended capabilities begin (PCI Express Base Specification, 7.6)
-_SERIAL_CAPABILITY: Final = 0x0003  # Device Serial Number (PCI_EXT_CAP_ID_DSN in pci_regs.h)
-_MOST_CAPABILITIES: Final = 48  # a chain in garbage must end, too; a real one has about ten
+_FORMATS: Final = (
+    ("PCI_ID", _IDS, "are no IDs"),
+    ("PCI_SUBSYS_ID", _IDS, "are no IDs"),
+    ("PCI_CLASS", _CLASS, "is no class"),
+)
+"""The formats of properties in a function's `uevent`."""
 
 
 _ADDRESS: Final = Attribute("a PCI address with its domain, as in '0000:3b:00.0'", ADDRESS.pattern)
@@ -61,7 +65,9 @@ ATTRIBUTES: Final[Mapping[str, Attribute]] = {
     "physical": _ADDRESS,
     "vgpu_type": NUMBER,
 }
-"""Those of `Function.attributes`."""
+"""The attributes of `Function.attributes`."""
+
+_OF_SUBFUNCTIONS: Final = ("vendor", "device", "id", "subsystem_vendor", "subsystem_device", "driver", "numa_node")
 
 
 class Function(Struct, frozen=True):
@@ -70,7 +76,7 @@ class Function(Struct, frozen=True):
     address: str
     """`0000:3b:00.0`"""
     path: HostPath
-    """Its own directory, below /sys/devices."""
+    """Its directory below /sys/devices."""
     vendor: str = ""
     """Four hexadecimal digits, lower case, as `device` and the subsystem's; empty if unknown."""
     device: str = ""
@@ -80,19 +86,19 @@ class Function(Struct, frozen=True):
     """The class: six hexadecimal digits, `030200` a 3D controller."""
     driver: str | None = None
     binding: str = ""
-    """See `Device.bindings`: the driver, and the inode numbers of its link and of the directory. kernfs never uses one
-    twice within a boot, so that a driver that left and came back is told even if no event was seen. Empty without one."""
+    """See `Device.bindings`: the driver, and the inode numbers of its link and of the directory; empty without a driver.
+    kernfs uses no number twice within a boot, so that a driver that left and came back is noticed without an event."""
     numa_node: int | None = None
     ancestry: tuple[str, ...] = ()
     """The host bridge (`pci0000:3a`) and the bridges below it, from the root."""
     iommu_group: str | None = None
     """The group's number."""
     physical: str | None = None
-    """Of a virtual function, the physical one."""
+    """The physical function of a virtual one."""
     virtual: tuple[str, ...] = ()
-    """Of a physical function, its virtual ones by their numbers."""
+    """The virtual functions of a physical one, in the order of their numbers."""
     drm: tuple[str, ...] = ()
-    """Names below `drm`: `card0`, `renderD128`; so for the other kinds of children."""
+    """The names in the directory `drm`: `card0`, `renderD128`; the other kinds of children likewise."""
     infiniband: tuple[str, ...] = ()
     net: tuple[str, ...] = ()
     vfio: tuple[str, ...] = ()
@@ -101,47 +107,66 @@ class Function(Struct, frozen=True):
     """The number of the vGPU type that NVIDIA's driver has given this virtual function, as `558`; empty: none. It is a vfio
     device then, on its own driver (NVIDIA's vGPU user guide: vendor-specific VFIO framework)."""
     boot_display: bool = False
-    """`boot_vga`: the firmware's screen."""
+    """Is it the screen of the firmware (`boot_vga`)?"""
     entries: frozenset[str] = frozenset()
-    """The names of all that lies in its directory: what is not among them need not be looked for."""
+    """The names in its directory, so that missing files need not be looked for."""
     problems: tuple[Problem, ...] = ()
 
     @property
     def hardware(self) -> str:
-        """Its name as hardware."""
+        """The name of the function as hardware."""
         return f"pci:{self.address}"
 
     @property
     def ids(self) -> str:
-        """`10de:2330 10de:16c1`: tells one model from another."""
+        """All its IDs, which tell one model from another: `10de:2330 10de:16c1`."""
         return f"{self.vendor}:{self.device} {self.subsystem_vendor}:{self.subsystem_device}"
 
     def bindings(self, *more: str) -> dict[str, str]:
-        """For `Device.bindings`: of the function, and of more hardware that its driver drives; nothing without one."""
+        """For `Device.bindings`: of the function, and of what else its driver drives; empty without a driver."""
         return dict.fromkeys((self.hardware, *more), self.binding) if self.binding else {}
 
+    def as_device(self) -> Device:
+        """The function as a device, which each PCI backend adds to."""
+        return Device(
+            key=self.address,
+            unit=self.address,
+            hardware=frozenset((self.hardware,)),
+            depends=frozenset((f"pci:{self.physical}",)) if self.physical else frozenset(),
+            identity=self.ids,
+            bindings=self.bindings(),
+            numa_node=self.numa_node,
+            ancestry=self.ancestry,
+            attributes=self.attributes(),
+        )
+
+    def subfunction_attributes(self) -> dict[str, tuple[str, ...]]:
+        """The attributes that hold for its subfunctions, too."""
+        return {name: values for name, values in self.attributes().items() if name in _OF_SUBFUNCTIONS}
+
     def attributes(self) -> dict[str, tuple[str, ...]]:
-        """What selectors of every PCI backend match; what is unknown is left out."""
-        found: Mapping[str, Iterable[str | None]] = {
-            "address": (self.address,),
-            "vendor": (self.vendor,),
-            "device": (self.device,),
-            "id": (f"{self.vendor}:{self.device}" if self.vendor and self.device else None,),
-            "subsystem_vendor": (self.subsystem_vendor,),
-            "subsystem_device": (self.subsystem_device,),
-            "class": (self.kind,),
-            "driver": (self.driver,),
-            "numa_node": (None if self.numa_node is None else str(self.numa_node),),
-            "iommu_group": (self.iommu_group,),
-            "function": ("physical" if self.physical is None else "virtual",),
-            "physical": (self.physical,),
-            "vgpu_type": (self.vgpu_type,),
+        """The attributes of every PCI backend; those unknown are left out."""
+        found = {
+            "address": self.address,
+            "vendor": self.vendor,
+            "device": self.device,
+            "id": f"{self.vendor}:{self.device}" if self.vendor and self.device else None,
+            "subsystem_vendor": self.subsystem_vendor,
+            "subsystem_device": self.subsystem_device,
+            "class": self.kind,
+            "driver": self.driver,
+            "numa_node": None if self.numa_node is None else str(self.numa_node),
+            "iommu_group": self.iommu_group,
+            "function": "physical" if self.physical is None else "virtual",
+            "physical": self.physical,
+            "vgpu_type": self.vgpu_type,
         }
-        return {name: known for name, values in found.items() if (known := tuple(v for v in values if v))}
+        # hundreds of virtual functions have most values in common: each is kept once
+        return {name: (sys.intern(value),) for name, value in found.items() if value}
 
 
 def addresses(host: Host) -> list[str]:
-    """Every function there is, in order.
+    """The addresses of all functions, in order.
 
     Raises:
         OSError: the list cannot be read.
@@ -150,19 +175,24 @@ def addresses(host: Host) -> list[str]:
 
 
 def announced(host: Host) -> Iterator[tuple[str, str, str]]:
-    """Every function there is, with the class and the vendor that its `uevent` names: one file, where `read` takes many.
+    """Address, class and vendor of every function, by its `uevent` alone: `read` takes many more files.
 
     Raises:
         OSError: as `addresses`.
     """
     for address in addresses(host):
-        said = sysfs.properties(host, FUNCTIONS / address)
-        yield address, said.get("PCI_CLASS", "").rjust(6, "0"), said.get("PCI_ID", "")[:4].lower()
+        yield address, *kind_and_vendor(sysfs.properties(host, FUNCTIONS / address))
+
+
+def kind_and_vendor(properties: Mapping[str, str]) -> tuple[str, str]:
+    """Class and vendor, as `Function` has them, by the properties of an event or of a function's `uevent`."""
+    kind, vendor = properties.get("PCI_CLASS", ""), properties.get("PCI_ID", "").partition(":")[0]
+    return kind.rjust(6, "0").lower(), vendor.rjust(4, "0").lower()
 
 
 def read(host: Host, address: str) -> Function | None:
     """The function of that address; None if it is gone."""
-    path = sysfs.device(host, FUNCTIONS / address)
+    path = sysfs.target(host, FUNCTIONS / address)
     if path is None:
         return None
     try:
@@ -172,9 +202,10 @@ def read(host: Host, address: str) -> Function | None:
         not_short(error)
         return None
     said = sysfs.properties(host, path)
-    problems: list[Problem] = []
-    vendor, device = _ids(said, "PCI_ID", address, problems)
-    subsystem_vendor, subsystem_device = _ids(said, "PCI_SUBSYS_ID", address, problems)
+    problems = tuple(_problems(said, address))
+    vendor, device = _ids(said, "PCI_ID")
+    subsystem_vendor, subsystem_device = _ids(said, "PCI_SUBSYS_ID")
+    kind = said.get("PCI_CLASS", "")
     driver = sysfs.linked_name(host, path / "driver") if "driver" in entries else None
     return Function(
         address=address,
@@ -183,7 +214,7 @@ def read(host: Host, address: str) -> Function | None:
         device=device,
         subsystem_vendor=subsystem_vendor,
         subsystem_device=subsystem_device,
-        kind=_kind(said, address, problems),
+        kind=kind.lower().rjust(6, "0") if _CLASS.fullmatch(kind) else "",
         driver=driver,
         binding=f"{driver}:{_inode(host, path / 'driver')}:{inode}" if driver else "",
         numa_node=sysfs.numa_node(host, path),
@@ -198,33 +229,33 @@ def read(host: Host, address: str) -> Function | None:
         vgpu_type=_vgpu_type(host, path, entries) if driver == "nvidia" else "",
         entries=entries,
         boot_display="boot_vga" in entries and sysfs.number(host, path / "boot_vga") == 1,
-        problems=tuple(problems),
+        problems=problems,
     )
 
 
 def routing_id(address: str) -> int:
-    """Bus, device and function of an address as one number, by which virtual functions are placed."""
+    """Bus, device and function of an address as one number; virtual functions are placed by it."""
     _, bus, place = address.split(":")
     device, function = place.split(".")
     return int(bus, 16) << 8 | int(device, 16) << 3 | int(function)
 
 
 def ancestry(path: HostPath) -> tuple[str, ...]:
-    """The host bridge and the bridges above a function, or anything else below one, from the root."""
+    """The host bridge and the bridges above a device, from the root."""
     *above, _ = path.text.split("/")
     return tuple(part for part in above if ADDRESS.fullmatch(part) or _DOMAIN.fullmatch(part))
 
 
 def address_in(devpath: str) -> str | None:
-    """The function that a kernel object is, or belongs to: the last one on its path; None if it is no PCI matter."""
+    """The function that a kernel object is or belongs to: the last one in its path; None if there is none."""
     return next((part for part in reversed(devpath.split("/")) if ADDRESS.fullmatch(part)), None)
 
 
 def affected(hint: Hint, known: Known) -> frozenset[str]:
-    """The functions to look at again after an event: the one it is about, and those that are known to hang on it.
+    """The functions to look at again after an event: the one it is about, and those known to depend on it.
 
-    Of a bridge, those are the ones below it. Units of devices that own or depend on the function are for the backend
-    to add (`Known.minding`).
+    An event of a bridge is about the functions below it. The backend adds the units of devices that own or depend on
+    the function (`Known.minding`).
     """
     if not isinstance(hint, Uevent) or (address := address_in(hint.devpath)) is None:
         return frozenset()
@@ -246,9 +277,9 @@ def driver_override(host: Host, address: str) -> str | None:
 
 
 def undivided(hint: Hint, known: Known) -> frozenset[str]:
-    """The physical functions that have lost a virtual one with an event: the kernel sends none of their own for that.
+    """The physical functions that lost a virtual one with an event; the kernel sends none for them.
 
-    By then the virtual one is no longer among theirs (pci_iov_remove_virtfn in drivers/pci/iov.c).
+    By then sysfs does not list the virtual one any more (pci_iov_remove_virtfn in drivers/pci/iov.c).
     """
     if not isinstance(hint, Uevent) or (hint.subsystem, hint.action) != ("pci", "remove"):
         return frozenset()
@@ -257,48 +288,19 @@ def undivided(hint: Hint, known: Known) -> frozenset[str]:
     return frozenset(address for device in devices for address in device.attributes.get("physical", ()))
 
 
-def is_awake(host: Host, path: HostPath) -> bool:
-    """May its configuration space be read without resuming it from sleep?"""
-    return sysfs.attribute(host, path / "power" / "runtime_status") in (None, "active", "unsupported")
-
-
-def serial(host: Host, function: Function) -> str | None:
-    """The PCI Express Device Serial Number: eight bytes in hexadecimal; None if it has none, or sleeps."""
-    if not is_awake(host, function.path):
-        return None
-    try:
-        config = os.open(host.local(function.path / "config"), os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        not_short(error)
-        return None
-    try:
-        return _serial(config)
-    except OSError:
-        return None
-    finally:
-        os.close(config)
-
-
 # --- reading ---
 
 
-def _ids(said: Mapping[str, str], key: str, address: str, problems: list[Problem]) -> tuple[str, str]:
+def _problems(said: Mapping[str, str], address: str) -> Iterator[Problem]:
+    for key, pattern, fault in _FORMATS:
+        if key in said and not pattern.fullmatch(said[key]):
+            yield Problem(address, f"{address}: its uevent file says {key}={said[key]!r}, which {fault}")
+
+
+def _ids(said: Mapping[str, str], key: str) -> tuple[str, str]:
     """Vendor and device from the kernel's `VVVV:DDDD`."""
-    if (text := said.get(key)) is None:
-        return "", ""
-    if (found := _IDS.fullmatch(text)) is None:
-        problems.append(Problem(address, f"{address}: its uevent file says {key}={text!r}, which are no IDs"))
-        return "", ""
-    return found[1].lower().rjust(4, "0"), found[2].lower().rjust(4, "0")
-
-
-def _kind(said: Mapping[str, str], address: str, problems: list[Problem]) -> str:
-    if (text := said.get("PCI_CLASS")) is None:
-        return ""
-    if not _CLASS.fullmatch(text):
-        problems.append(Problem(address, f"{address}: its uevent file says PCI_CLASS={text!r}, which is no class"))
-        return ""
-    return text.lower().rjust(6, "0")
+    found = _IDS.fullmatch(said.get(key, ""))
+    return (found[1].lower().rjust(4, "0"), found[2].lower().rjust(4, "0")) if found else ("", "")
 
 
 def _inode(host: Host, path: HostPath) -> int:
@@ -321,7 +323,7 @@ def _virtual(host: Host, path: HostPath, entries: Iterable[str]) -> Iterator[str
 
 
 def _vgpu_type(host: Host, path: HostPath, entries: Iterable[str]) -> str:
-    """That of a virtual function; physical ones, which can have virtual ones (`sriov_totalvfs`), have none."""
+    """The type of a virtual function. Physical ones, which have `sriov_totalvfs`, have none."""
     if "nvidia" not in entries or "sriov_totalvfs" in entries:
         return ""
     number = sysfs.number(host, path / "nvidia" / "current_vgpu_type")
@@ -329,29 +331,5 @@ def _vgpu_type(host: Host, path: HostPath, entries: Iterable[str]) -> str:
 
 
 def _children(host: Host, path: HostPath, kind: str, entries: Iterable[str]) -> tuple[str, ...]:
-    """The devices of one kind that its driver made."""
-    if kind not in entries:
-        return ()
-    try:
-        return tuple(sysfs.entries(host, path / kind))
-    except OSError:
-        return ()
-
-
-def _serial(config: int) -> str | None:
-    """Walk the extended capabilities, four bytes at a time: on real hardware each takes a microsecond."""
-    offset = _EXTENDED
-    for _ in range(_MOST_CAPABILITIES):
-        header = int.from_bytes(os.pread(config, 4, offset), "little")
-        if header in (0, 0xFFFFFFFF):
-            return None
-        if header & 0xFFFF == _SERIAL_CAPABILITY:
-            data = os.pread(config, 8, offset + 4)
-            return _hexadecimal(data) if len(data) == 8 else None
-        if (offset := header >> 20) < _EXTENDED:
-            return None
-    return None
-
-
-def _hexadecimal(data: Sequence[int]) -> str:
-    return "-".join(f"{byte:02x}" for byte in reversed(data))
+    """The names of one kind of children, which the driver made."""
+    return tuple(sysfs.names(host, path / kind)) if kind in entries else ()

@@ -1,8 +1,8 @@
-"""What sysfs says of a PCI function's health: on the bus, powered, addressed, errors counted, its link, its driver.
+"""Checks the health of a PCI function by sysfs: bus, power, BARs, error counters, link, driver.
 
-Every PCI backend's `probe` asks this of every function, every half a minute: a function costs a tenth of a
-millisecond. Missing, unreadable or garbage means unknown, and is no signal. What would wake a sleeping function is
-not read. Files: Documentation/ABI/testing/sysfs-bus-pci, sysfs-bus-pci-devices-aer_stats, sysfs-devices-power.
+`probe` of every PCI backend asks for this, for every function each half minute; a function takes a tenth of a millisecond.
+Missing, unreadable or garbage means unknown, and is no signal. Files that would wake a sleeping function are not read.
+Files: Documentation/ABI/testing/sysfs-bus-pci, sysfs-bus-pci-devices-aer_stats, sysfs-devices-power.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from contextlib import suppress
 from typing import Final
 
 from backends.base import Host, Measure, Signal, Trend, Verdict
-from backends.linux import directories
-from backends.linux.directories import text
+from backends.linux import small_files
+from backends.linux.small_files import text
 
 HEADER_BYTES: Final = 64
-"""Of the configuration space: what anybody may read."""
+"""The part of the configuration space that every user may read."""
 
 ERROR_LASTS: Final = 60.0
 """Seconds for which a counted error still counts: two of the default probes."""
@@ -36,8 +36,8 @@ _SPEED: Final = re.compile(rb"([0-9]{1,3}(?:\.[0-9])?) GT/s")
 
 
 def signals(host: Host, address: str, *, has_link: bool = True) -> Iterator[Signal]:
-    """What is wrong with the function; of one that is gone, nothing. A virtual one's link is its physical one's."""
-    with suppress(OSError), directories.opened(f"{host.sys}/bus/pci/devices/{address}") as directory:
+    """What is wrong with the function; nothing if it is gone. The link of a virtual one is its physical one's."""
+    with suppress(OSError), small_files.opened(f"{host.sys}/bus/pci/devices/{address}") as directory:
         yield from _signals(directory, f"pci:{address}", address, has_link=has_link)
 
 
@@ -55,13 +55,13 @@ def _signals(directory: int, hardware: str, address: str, *, has_link: bool) -> 
     if _is_off_bus(directory):
         why = f"{address} has fallen off the bus: its configuration space reads 0xff throughout"
         yield Signal(hardware, "off-bus", Verdict.NOW, why)
-        return  # and what its link says is as hollow
+        return  # its link reads the same
     if has_link:
         yield from _link(directory, hardware, address)
 
 
 def driver_signals(host: Host, address: str, expected: Collection[str]) -> Iterator[Signal]:
-    """Is the function bound to one of these drivers? Of one that is gone, or cannot be read, nothing."""
+    """A signal if the function is not bound to one of these drivers; nothing if it is gone or cannot be read."""
     directory = f"{host.sys}/bus/pci/devices/{address}"
     try:
         driver = posixpath.basename(os.readlink(f"{directory}/driver"))  # noqa: PTH115  # a name is all we want
@@ -94,7 +94,7 @@ def _errors(directory: int, hardware: str, address: str) -> Iterator[Signal]:
 
 
 def _link(directory: int, hardware: str, address: str) -> Iterator[Signal]:
-    """Is the link as wide and as fast as both its ends can have it? The upstream end is the directory above."""
+    """Signals if the link is narrower or slower than both ends allow. The upstream end is the directory above."""
     width = _lanes(text(directory, "current_link_width"))
     ends = (_lanes(text(directory, f"{where}max_link_width")) for where in ("", "../"))
     most = min((lanes for lanes in ends if lanes is not None), default=None)
@@ -110,7 +110,7 @@ def _link(directory: int, hardware: str, address: str) -> Iterator[Signal]:
 
 
 def _bar_without_address(said: bytes | None) -> int | None:
-    """The first memory BAR that has a size but no place; lines of start, end and flags."""
+    """The first memory BAR that has a size but no address; each line has start, end and flags."""
     for number, line in enumerate((said or b"").splitlines()[:_BARS]):
         if (found := _RANGE.fullmatch(line)) is None:
             return None
@@ -121,7 +121,7 @@ def _bar_without_address(said: bytes | None) -> int | None:
 
 
 def _total(said: bytes | None) -> int | None:
-    """The last line of a counter file of AER."""
+    """The total in the last line of one of AER's counter files."""
     *_, last = (said or b"").splitlines() or (b"",)
     found = _TOTAL.fullmatch(last)
     return int(found[1]) if found else None
@@ -140,12 +140,12 @@ def _transfers(said: bytes | None) -> float | None:
 
 
 def _is_off_bus(directory: int) -> bool:
-    """Does its whole header read 0xff? Of a virtual function vendor and device do so by specification, not the rest.
+    """Does its header read 0xff throughout? In a virtual function only vendor and device do so by specification.
 
-    Its class is asked first: every four bytes are a trip to the hardware, 1 µs long and 17 µs in a virtual machine.
+    The class is read first: every four bytes are a trip to the hardware, 1 µs long, and 17 µs in a virtual machine.
     """
     try:
-        config = directories.open_file("config", directory)
+        config = small_files.open_file(directory, "config")
     except OSError:
         return False
     try:

@@ -1,7 +1,7 @@
-"""What the host itself needs a PCI function for: its screen, its disks, its way into the network.
+"""Tells what the host itself needs a PCI function for: its screen, its disks, its network.
 
-Asked before a function is taken from its driver. What cannot be told counts as needed here: a file that is missing
-must not cost a node its root file system. Files: proc_pid_mountinfo(5); /proc/swaps in proc(5); for the routes see `routes`.
+This is checked before a function is taken from its driver. What cannot be read counts as needed: a missing file must not
+cost a machine its root file system. Files: proc_pid_mountinfo(5); /proc/swaps in proc(5); for routes see `default_routes`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final, TypeVar
 
 from backends.base import Host, HostPath
 from backends.errors import not_short
@@ -24,10 +25,12 @@ _MOUNTS: Final = HostPath("/proc/1/mountinfo")
 """The host's own, not those of the container that we may be in."""
 _SWAPS: Final = HostPath("/proc/swaps")
 
-_NVME_PATH: Final = re.compile(r"nvme(\d+)c\d+n(\d+)")  # one controller's way to a disk that several may lead to
+_NVME_PATH: Final = re.compile(r"nvme(\d+)c\d+n(\d+)")  # the path by one of the controllers that lead to a disk
 _ETHERNET: Final = "0200"
 _IN_USER_SPACE: Final = frozenset({"uio_pci_generic", "igb_uio"})  # drivers that make no interface
 _OPEN_VSWITCH: Final = "ovs-system"  # above all ports of all its bridges, of which none is above another
+
+_Thing = TypeVar("_Thing")
 
 
 def uses(host: Host, function: pci.Function) -> Iterator[str]:
@@ -40,9 +43,9 @@ def uses(host: Host, function: pci.Function) -> Iterator[str]:
 
 
 def busy_disks(host: Host, function: pci.Function) -> Iterator[str]:
-    """Disks that something has to itself, as far as an attempt to have them so tells; in the same words.
+    """The disks that something has opened for itself alone, found by trying the same; in the same words.
 
-    It finds what no list shows: ZFS, the further disks of btrfs, a database on the bare disk, a mount in a pod.
+    It finds uses that no list shows: ZFS, further disks of btrfs, a database on the bare disk, a mount in a pod.
     """
     for name, path in _blocks(host, function).items():
         node = sysfs.node(host, path)
@@ -62,7 +65,7 @@ def _screens(host: Host, function: pci.Function) -> Iterator[str]:
     if function.boot_display:
         yield "drives the screen of the firmware and the console (boot_vga)"
     for card in function.drm:
-        for connector in _entries(host, function.path / "drm" / card):
+        for connector in sysfs.names(host, function.path / "drm" / card):
             status, enabled = (
                 sysfs.attribute(host, function.path / "drm" / card / connector / name) for name in ("status", "enabled")
             )
@@ -87,8 +90,8 @@ def _disks(host: Host, function: pci.Function) -> Iterator[str]:
 
 
 def _uses_of(host: Host, name: str, path: HostPath, mounts: Mapping[str, str], swaps: frozenset[str]) -> Iterator[str]:
-    """What a disk or partition is for, itself or through what is made of it (dm, md)."""
-    made_of_it = dict(_made_of(host, path))
+    """What a disk or partition is used for, itself or through what is made of it (dm, md)."""
+    made_of_it = {above.name: above for above in _all_above(path, partial(_holders, host))}
     for block, at in {name: path, **made_of_it}.items():
         where = f"has the disk {name}" + (f", part of {block}" if block != name else "")
         number = sysfs.attribute(host, at / "dev") or ""
@@ -103,33 +106,29 @@ def _uses_of(host: Host, name: str, path: HostPath, mounts: Mapping[str, str], s
 
 
 def _blocks(host: Host, function: pci.Function) -> dict[str, HostPath]:
-    """Disks and partitions below a function, and those that its NVMe controller is one way to."""
-    every = {name: path for name in _entries(host, _BLOCK) if (path := sysfs.device(host, _BLOCK / name)) is not None}
+    """The disks and partitions below a function, and those that its NVMe controller is a path to."""
+    every = {
+        name: path for name in sysfs.names(host, _BLOCK) if (path := sysfs.device(host, _BLOCK / name)) is not None
+    }
     below = [name for name, path in every.items() if path.text.startswith(f"{function.path}/")]
     heads = {f"nvme{found[1]}n{found[2]}" for name in below if (found := _NVME_PATH.fullmatch(name)) is not None}
     tops = tuple(f"{every[head]}/" for head in heads & every.keys())
     return {name: path for name, path in every.items() if name in below or f"{path}/".startswith(tops)}
 
 
-def _made_of(host: Host, path: HostPath) -> Iterator[tuple[str, HostPath]]:
-    """What is made of a disk, and of that, and so on; with where it is in sysfs."""
-    todo, seen = [path], {path}
-    while todo:
-        for holder in _entries(host, todo.pop() / "holders"):
-            above = sysfs.device(host, _BLOCK / holder) or _BLOCK / holder
-            if above not in seen:
-                seen.add(above)
-                todo.append(above)
-                yield holder, above
+def _holders(host: Host, disk: HostPath) -> Iterator[HostPath]:
+    """What is made of a disk or partition."""
+    for holder in sysfs.names(host, disk / "holders"):
+        yield sysfs.device(host, _BLOCK / holder) or _BLOCK / holder
 
 
 def _mounted(host: Host) -> dict[str, str] | None:
-    """Device number, and source, of everything mounted → where."""
-    lines = _lines(host, _MOUNTS)
-    if lines is None:
+    """Device number or source → mount point, of everything mounted."""
+    mounts = sysfs.text(host, _MOUNTS)
+    if mounts is None:
         return None
     found: dict[str, str] = {}
-    for fields in (line.split() for line in lines):
+    for fields in map(str.split, mounts.splitlines()):
         if len(fields) < 5:
             continue
         found.setdefault(fields[2], fields[4])
@@ -140,7 +139,7 @@ def _mounted(host: Host) -> dict[str, str] | None:
 
 def _swapped_to(host: Host) -> frozenset[str]:
     """The names of the block devices that are swap space."""
-    lines = _lines(host, _SWAPS) or ()
+    lines = (sysfs.text(host, _SWAPS) or "").splitlines()
     return frozenset(line.split()[0].rpartition("/")[2] for line in lines if line.startswith("/dev/"))
 
 
@@ -162,10 +161,10 @@ def _networks(host: Host, function: pci.Function) -> Iterator[str]:
 
 
 def route(host: Host, names: Sequence[str], *, sure: bool = False) -> str | None:
-    """What says that the host's default route leads through one of these interfaces, or what is made of them.
+    """Why the host's default route leads through one of these interfaces, or what is made of them.
 
-    In words that follow the name of their hardware; None if it does not, or there are no interfaces. Routes that cannot
-    be read count as one, unless only what is `sure` is asked for.
+    The words follow the name of the hardware; None if no route does, or there are no interfaces. If the routes cannot be
+    read, one may lead through them, which counts unless `sure`.
     """
     if not names:
         return None
@@ -175,52 +174,38 @@ def route(host: Host, names: Sequence[str], *, sure: bool = False) -> str | None
             None if sure else f"has the network interface {names[0]}, and the routes cannot be read in {netlink.ROUTES}"
         )
     for name in names:
-        if through := next((above for above in (name, *_above(host, name)) if above in routed), None):
+        if through := next(
+            (above for above in (name, *_all_above(name, partial(_uppers, host))) if above in routed), None
+        ):
             return f"carries the default route, through {name}" + (f" and {through}" if through != name else "")
     return None
 
 
 def _interfaces(host: Host, function: pci.Function) -> list[str]:
-    """Those below it, however deep (a virtio card's are), whatever the driver."""
+    """The interfaces below it, however deep (a virtio card's are)."""
     below = (
         name
-        for name in _entries(host, _NET)
+        for name in sysfs.names(host, _NET)
         if (path := sysfs.device(host, _NET / name)) is not None and path.text.startswith(f"{function.path}/")
     )
     return sorted({*function.net, *below})
 
 
-def _above(host: Host, name: str) -> Iterator[str]:
-    """What is made of an interface: bonds, bridges, VLANs, and what is made of them."""
-    todo, seen = [name], {name}
+def _uppers(host: Host, name: str) -> Iterator[str]:
+    """What is made of an interface: bonds, bridges, VLANs."""
+    path = sysfs.device(host, _NET / name)
+    kinds = ("upper_", "lower_") if name == _OPEN_VSWITCH else ("upper_",)
+    for entry in sysfs.names(host, path) if path is not None else ():
+        if entry.startswith(kinds):
+            yield entry[len("upper_") :]
+
+
+def _all_above(below: _Thing, above: Callable[[_Thing], Iterable[_Thing]]) -> Iterator[_Thing]:
+    """What is made of a thing, of that in turn, and so on; each once."""
+    todo, seen = [below], {below}
     while todo:
-        at = todo.pop()
-        path = sysfs.device(host, _NET / at)
-        entries = _entries(host, path) if path is not None else ()
-        above = [entry.removeprefix("upper_") for entry in entries if entry.startswith("upper_")]
-        if at == _OPEN_VSWITCH:
-            above += [entry.removeprefix("lower_") for entry in entries if entry.startswith("lower_")]
-        for one in above:
+        for one in above(todo.pop()):
             if one not in seen:
                 seen.add(one)
                 todo.append(one)
                 yield one
-
-
-# --- files ---
-
-
-def _lines(host: Host, path: HostPath) -> list[str] | None:
-    """A file of /proc, whole; None if it cannot be read."""
-    try:
-        return host.local(path).read_text(errors="replace").splitlines()
-    except OSError as error:
-        not_short(error)
-        return None
-
-
-def _entries(host: Host, directory: HostPath) -> Iterable[str]:
-    try:
-        return sysfs.entries(host, directory)
-    except OSError:
-        return ()

@@ -1,7 +1,7 @@
-"""IOMMU groups: functions that the IOMMU cannot keep apart, their drivers, and what keeps a group from being handed out.
+"""Reads IOMMU groups: functions that the IOMMU cannot isolate from each other, and what keeps a group from use.
 
-A group is handed out whole or not at all. It is viable where every member is unbound, on a vfio driver, or on one that
-does no DMA of its own accord (Documentation/driver-api/vfio.rst).
+A group is handed out whole or not at all. It is viable if every member is unbound, on a vfio driver, or on one that does no
+DMA by itself (Documentation/driver-api/vfio.rst).
 Files: Documentation/ABI/testing/sysfs-kernel-iommu_groups.
 """
 
@@ -13,14 +13,14 @@ from typing import Final
 
 from msgspec import Struct
 
-from backends.base import Host, HostPath
+from backends.base import Host, HostPath, NotReady
+from backends.errors import reason_of
 from backends.linux import sysfs
+from backends.linux.kernel import GONE, Kernel
 from backends.linux.pci import functions as pci
 
 GROUPS: Final = HostPath("/sys/kernel/iommu_groups")
-
-NOIOMMU: Final = "vfio-noiommu"
-"""The `name` of a group that vfio made up for a function without an IOMMU (drivers/vfio/group.c)."""
+NODES: Final = HostPath("/dev/vfio")
 
 _VFIO_DRIVER: Final = re.compile(r"(?:.*[-_])?vfio[-_]pci")  # vfio-pci, mlx5_vfio_pci, nvgrace-gpu-vfio-pci
 _HARMLESS: Final = frozenset({"pci-stub", "pcieport"})  # both have `driver_managed_dma`
@@ -38,7 +38,7 @@ class Member(Struct, frozen=True):
 
     @property
     def is_bridge(self) -> bool:
-        """Does it lead to another PCI bus? Then there is nothing in it to hand out."""
+        """Is it a bridge to another PCI bus? Then it cannot be handed out."""
         return self.function is not None and self.function.kind.startswith(_PCI_BRIDGES)
 
     @property
@@ -50,39 +50,39 @@ class Member(Struct, frozen=True):
 
 
 class Group(Struct, frozen=True):
-    """What is handed out together, as one look found it."""
+    """An IOMMU group, as one look found it; it is handed out whole."""
 
     number: str
     """Empty where a function is in no group at all."""
     members: tuple[Member, ...]
     is_noiommu: bool = False
-    """Nothing keeps its function from the rest of the memory."""
+    """No IOMMU protects the rest of the memory from its function."""
 
     @property
     def functions(self) -> tuple[pci.Function, ...]:
-        """Those that can be handed out: no bridges."""
+        """The functions that can be handed out: no bridges."""
         return tuple(m.function for m in self.members if m.function is not None and not m.is_bridge)
 
     @property
     def bindings(self) -> dict[str, str]:
-        """Each function's own, for `Device.bindings`."""
+        """The bindings of all functions, for `Device.bindings`."""
         return {name: binding for function in self.functions for name, binding in function.bindings().items()}
 
     @property
     def name(self) -> str:
-        """In a sentence."""
+        """Its name in a sentence."""
         return f"IOMMU group {self.number}" if self.number else "no IOMMU group"
 
 
 def is_vfio(function: pci.Function) -> bool:
-    """Is it on vfio-pci, or on a variant of it, or a vGPU? Kernel 6.0 and newer say so themselves."""
+    """Is it on vfio-pci or a variant of it, or a vGPU? From kernel 6.0 on, `vfio-dev` says so."""
     return bool(function.vfio or function.vgpu_type) or (
         function.driver is not None and _VFIO_DRIVER.fullmatch(function.driver) is not None
     )
 
 
 def units(host: Host) -> Iterator[str]:
-    """What there is to look at: the number of each group, and the address of each function that has none of its own.
+    """The number of each group, and the address of each function that has no group of its own.
 
     Raises:
         OSError: the functions cannot be listed.
@@ -90,35 +90,51 @@ def units(host: Host) -> Iterator[str]:
     seen: set[str] = set()
     for address in pci.addresses(host):
         number = sysfs.linked_name(host, pci.FUNCTIONS / address / "iommu_group")
-        unit = address if number is None or _is_noiommu(host, number) else number
+        unit = address if number is None or is_noiommu_group(host, number) else number
         if unit not in seen:
             seen.add(unit)
             yield unit
 
 
+def refuse_open(host: Host, kernel: Kernel, device: HostPath, refused: str) -> None:
+    """Refuse to change a device whose group is in use: the change would wait for that use to end, or break it.
+
+    A group's node can be open once at a time, and not beside its function's own (vfio_group_fops_open).
+
+    Raises:
+        NotReady: it begins with `refused`.
+    """
+    if (group := sysfs.linked_name(host, device / "iommu_group")) is None:
+        return
+    try:
+        kernel.try_open(NODES / group)
+    except OSError as error:
+        if error.errno not in GONE:
+            raise NotReady(f"{refused} while {NODES / group} is in use: {reason_of(error)}") from error
+
+
 def read(host: Host, unit: str) -> Group | None:
-    """The group behind a unit; None if there is none, or no longer."""
+    """The group behind a unit; None if it is gone."""
     return _around(host, unit) if pci.ADDRESS.fullmatch(unit) else _numbered(host, unit)
 
 
 def _around(host: Host, address: str) -> Group | None:
-    """The group that a function without an IOMMU is, whether vfio has made one for it or not."""
+    """The group of a function without an IOMMU, whether or not vfio has made one for it."""
     function = pci.read(host, address)
     if function is None:
         return None
     members = (Member(address, function.driver, function),)
     if function.iommu_group is None:
         return Group("", members)
-    return Group(function.iommu_group, members, is_noiommu=True) if _is_noiommu(host, function.iommu_group) else None
+    return (
+        Group(function.iommu_group, members, is_noiommu=True) if is_noiommu_group(host, function.iommu_group) else None
+    )
 
 
 def _numbered(host: Host, number: str) -> Group | None:
-    if not number.isdecimal() or _is_noiommu(host, number):
+    if not number.isdecimal() or is_noiommu_group(host, number):
         return None
-    try:
-        names = sysfs.entries(host, GROUPS / number / "devices")
-    except OSError:
-        return None
+    names = sysfs.names(host, GROUPS / number / "devices")
     members = tuple(member for name in names if (member := _member(host, number, name)) is not None)
     return Group(number, members) if members else None
 
@@ -131,5 +147,6 @@ def _member(host: Host, number: str, name: str) -> Member | None:
     return None if path is None else Member(name, sysfs.linked_name(host, path / "driver"), None)
 
 
-def _is_noiommu(host: Host, number: str) -> bool:
-    return sysfs.attribute(host, GROUPS / number / "name") == NOIOMMU
+def is_noiommu_group(host: Host, number: str) -> bool:
+    """Has vfio made up the group for a function without an IOMMU (drivers/vfio/group.c)?"""
+    return sysfs.attribute(host, GROUPS / number / "name") == "vfio-noiommu"

@@ -1,8 +1,8 @@
-"""What the kernel says once of a PCI function that had an error: that it is being recovered, and how that ended.
+"""Understands the events about errors of PCI functions: recovery has begun, and how it ended.
 
-An event names the function and nothing of who has it, so that every PCI backend makes the same of it; what two of them
-say of one function is one latch. Before Linux 6.18, and without its fixes in the stable kernels, a failure is told of the
-port above alone, and no beginning of a function whose driver asks for a reset: of that nothing is known but by probes.
+An event names the function, but not the backend that has it. So every PCI backend gives the same signal, and health keeps it
+once. Before Linux 6.18, and in stable kernels without its fixes, a failure is reported only for the port above, and the
+beginning not at all if the function's driver asks for a reset; only probes notice those.
 Sources: pci_uevent_ers in drivers/pci/pci-driver.c, drivers/pci/pcie/err.c.
 """
 
@@ -18,7 +18,7 @@ FACT: Final = "ERROR_EVENT"
 """The property that makes an event of the subsystem `pci` a record of this (`Watches.facts`)."""
 
 LATCHED: Final = frozenset({Clears.REBIND, Clears.OUR_RESET, Clears.RECOVERED, Clears.BOOT, Clears.OPERATOR})
-"""What ends what was said of a PCI function: each of these leaves it as new, or somebody who knows says that it is well."""
+"""What ends a latched signal about a PCI function: each resets the function, or an administrator says that it is well."""
 
 _FAILURES: Final = {
     "BEGIN_RECOVERY": ("pci-recovery", "has had a PCI Express error and is being recovered"),

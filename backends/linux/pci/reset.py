@@ -1,4 +1,4 @@
-"""Resets one PCI function and nothing beside it (Function Level Reset), and says which function cannot be reset so."""
+"""Resets one PCI function alone (Function Level Reset), and tells which function cannot be reset so."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from backends.linux.pci import functions
 
 
 def refusal(host: Host, function: functions.Function) -> str:
-    """Why a function cannot be reset, and nothing beside it (Function Level Reset), one sentence; empty if it can be.
+    """Why a function cannot be reset alone (Function Level Reset), one sentence; empty if it can.
 
-    The kernel lists the methods since 5.15. Where there is none, it makes neither that file nor `reset`.
+    From 5.15 on the kernel lists the methods in a file. If there is no method, that file and `reset` are missing.
     """
-    if function.virtual:  # they would go (PCI Express Base Specification, 9.2.2.3)
+    if function.virtual:  # they would vanish (PCI Express Base Specification, 9.2.2.3)
         return f"{function.address} has {len(function.virtual)} virtual functions, which would go with a reset"
     if function.vgpu_type:
         return f"{function.address} has the vGPU type {function.vgpu_type}, and its driver resets it"
@@ -30,7 +30,7 @@ def refusal(host: Host, function: functions.Function) -> str:
 
 
 def reset(host: Host, address: str) -> None:
-    """Reset one function, and nothing beside it (Function Level Reset); may block for seconds.
+    """Reset one function alone (Function Level Reset); may block for seconds.
 
     Raises:
         AllocationRefused: it cannot be reset so, or the reset failed.
@@ -54,7 +54,7 @@ def reset(host: Host, address: str) -> None:
 
 @contextmanager
 def _only_method(host: Host, path: HostPath, methods: str | None) -> Iterator[None]:
-    """Leave the kernel no other way than FLR meanwhile: it tries the others after, the whole bus's among them."""
+    """Allow the kernel no method but FLR meanwhile: it would try others next, among them a reset of the whole bus."""
     if methods in (None, "flr"):
         yield
         return

@@ -10,7 +10,7 @@ import pytest
 from agent.inventory.inventory import Inventory
 from agent.model import Health, Held, State
 from backends.base import Grant
-from backends.infiniband import InfiniBand, InfiniBandResource, rdma_ports
+from backends.infiniband import InfiniBand, InfiniBandResource, port_state
 from tests.backends.infiniband.test_backend import resource
 from tests.backends.rdma_trees import ETHERNET, RDMA_CM, adapter, exclusive
 from tests.backends.trees import planted_host
@@ -93,10 +93,10 @@ def test_a_pool_is_put_together_without_a_question_to_the_firmware(
 ) -> None:
     """One adapter that hangs must not hold up the others' tokens."""
 
-    def hang(*_: object) -> rdma_ports.PortState:
+    def hang(*_: object) -> port_state.PortState:
         raise AssertionError("the firmware was asked")
 
-    monkeypatch.setattr(rdma_ports, "read", hang)
+    monkeypatch.setattr(port_state, "read", hang)
     found = backend(tmp_path)
     (pool,) = found.discover("pool:rdma/hca_shared").devices
     assert list(found.probe(pool)) == []

@@ -26,6 +26,7 @@ from backends.base import (
 )
 from backends.infiniband import InfiniBand
 from backends.sriov import Sriov, SriovOptions, SriovResource
+from tests.backends.kernel_calls import kernel_calls
 from tests.backends.pci_trees import function
 from tests.backends.rdma_trees import DOWN, ETHERNET, RDMA_CM, exclusive, hca
 from tests.backends.sriov_trees import (
@@ -87,6 +88,12 @@ def info(said: ContainerEdits, name: str = "PCIDEVICE_INTEL_COM_SRIOV_NET_INFO")
 def both_cards(tmp_path_factory: pytest.TempPathFactory) -> Host:
     """An E810 and a ConnectX with 64 virtual functions each."""
     return planted_host(tmp_path_factory.mktemp("cards"), everything())
+
+
+@pytest.mark.parametrize(("rdma", "most"), [(False, 29), (True, 54)])
+def test_one_of_many_virtual_functions_is_read_with_few_calls(both_cards: Host, rdma: bool, most: int) -> None:
+    found = Sriov(both_cards, (resource(rdma=rdma),))
+    assert kernel_calls(lambda: found.discover(CONNECTX.vf(7))) <= most
 
 
 def numbers(*chosen: int) -> tuple[str, ...]:

@@ -11,14 +11,13 @@ from typing import Final
 from msgspec import Struct
 
 from backends.base import Host, HostPath
-from backends.errors import not_short
 from backends.linux import sysfs
 
 DEVICES: Final = HostPath("/sys/devices/ap")
 BUS: Final = HostPath("/sys/bus/ap")
 ZCRYPT: Final = HostPath("/sys/class/zcrypt")
 QUEUE_DRIVER: Final = "cex4queue"
-"""zcrypt's, for cards from CEX4 on; queues that a virtual machine is to have are on `vfio_ap`."""
+"""The driver of zcrypt for cards from CEX4 on; queues for virtual machines are on `vfio_ap`."""
 
 CARD: Final = re.compile("card([0-9a-f]{2})")
 QUEUE: Final = re.compile(r"([0-9a-f]{2})\.([0-9a-f]{4})")
@@ -29,7 +28,7 @@ _SYSINFO: Final = HostPath("/proc/sysinfo")
 _MACHINE: Final = tuple(
     re.compile(rf"^{name}:[ \t]*(\S+)", re.MULTILINE) for name in ("Manufacturer", "Type", "Sequence Code")
 )
-"""Anchored, and the first of each: the lines of LPARs and VMs below have such words too."""
+"""Only the first match of each at the start of a line counts: the lines of LPARs and VMs below repeat such words."""
 
 
 class Card(Struct, frozen=True):
@@ -38,9 +37,9 @@ class Card(Struct, frozen=True):
     name: str
     """`card01`"""
     type: str
-    """As the kernel has it: `CEX8P`; empty if it says nothing."""
+    """As the kernel names it: `CEX8P`; empty if it does not."""
     generation: int = 0
-    """0 if the type is none that is known."""
+    """0 for an unknown type."""
     mode: str = ""
     """`accel`, `cca` or `ep11`."""
 
@@ -91,10 +90,6 @@ def domain(queue: str) -> int:
 
 def machine(host: Host) -> str | None:
     """What tells this machine from others; None where the kernel does not say."""
-    try:
-        text = host.local(_SYSINFO).read_text(errors="replace")
-    except OSError as error:
-        not_short(error)
-        return None
+    text = sysfs.text(host, _SYSINFO) or ""
     parts = [found[1] for pattern in _MACHINE if (found := pattern.search(text)) is not None]
     return "-".join(parts) if len(parts) == len(_MACHINE) else None

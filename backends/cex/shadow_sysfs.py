@@ -1,23 +1,23 @@
 """Builds the /sys that a container sees of the AP bus: one card and one queue, as if the machine had no others.
 
-The tools in a container (libica, opencryptoki, lszcrypt) look in /sys for cards, and would find those that their node does
-not lead to. A tree is a plan first (path → contents), which is compared with what is there. What differs is replaced file by
-file: a container may have the directories mounted, and sees what is new.
+The tools in a container (libica, opencryptoki, lszcrypt) look for cards in /sys, and would find cards that their node does not
+lead to. A plan (path → contents) is compared with the existing tree, and only files that differ are replaced: a container
+may have the directories mounted, and then sees the new files.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from backends.base import Host, HostPath, Mount
-from backends.cex import ap
-from backends.cex.zcrypt import EVERYTHING, mask
+from backends.base import Host, HostPath, Mount, NotReady
+from backends.cex import ap_bus
+from backends.cex.zcrypt_nodes import EVERYTHING, mask
 from backends.errors import reason_of
 from backends.linux import sysfs
+from backends.linux.kernel import explained
 
 BASE: Final = HostPath("/run/fairlead/shadowsysfs")
 
@@ -28,11 +28,7 @@ _BUS_IF_THERE: Final = ("ap_max_adapter_id",)
 _CARD_IF_THERE: Final = ("API_ordinalnr", "FW_version", "op_modes", "serialnr")
 _QUEUE_IF_THERE: Final = ("mkvps", "op_modes")
 _UNUSED: Final = {"online": b"1\n", "pendingq_count": b"0\n", "request_count": b"0\n", "requestq_count": b"0\n"}
-"""What one that was never used says; live, a card's are links to the queue's, which is mounted there."""
-
-
-class ShadowError(Exception):
-    """A tree cannot be built, or removed; one sentence."""
+"""The state and counters of an unused queue. With `live` a card's are links to those of the queue, which is mounted there."""
 
 
 class Link(NamedTuple):
@@ -56,26 +52,26 @@ def mounts(device_id: str, card: str, queue: str, *, live: bool) -> tuple[Mount,
     root = tree(device_id)
     found = [Mount(root / below, f"/sys/{below}", read_only=True) for below in ("bus/ap", "devices/ap")]
     if live:
-        found.append(Mount(ap.DEVICES / card / queue, f"/sys/bus/ap/devices/{queue}", read_only=True))
+        found.append(Mount(ap_bus.DEVICES / card / queue, f"/sys/bus/ap/devices/{queue}", read_only=True))
     return tuple(found)
 
 
 def plan(host: Host, card: str, queue: str, *, live: bool) -> Plan:
-    """What belongs into a tree.
+    """The files and links of a tree.
 
     Raises:
-        ShadowError: a file that has to be copied cannot be read.
+        NotReady: a file that has to be copied cannot be read.
     """
-    adapter, domain = int(card[4:], 16), ap.domain(queue)
-    found: dict[str, Entry] = dict(_copies(host, ap.BUS, "bus/ap", _BUS_COPIES, _BUS_IF_THERE))
+    adapter, domain = int(card[4:], 16), ap_bus.domain(queue)
+    found: dict[str, Entry] = dict(_copies(host, ap_bus.BUS, "bus/ap", _BUS_COPIES, _BUS_IF_THERE))
     made = {"ap_adapter_mask": mask(adapter), "ap_usage_domain_mask": mask(domain), "ap_domain": str(domain)}
     made |= {"ap_control_domain_mask": f"0x{0:064x}", "apmask": EVERYTHING, "aqmask": EVERYTHING}
     found |= {f"bus/ap/{name}": f"{text}\n".encode() for name, text in made.items()}
-    real, at = ap.DEVICES / card, f"devices/ap/{card}"
+    real, at = ap_bus.DEVICES / card, f"devices/ap/{card}"
     counters: Mapping[str, Entry] = {name: Link(f"{queue}/{name}") for name in _UNUSED} if live else _UNUSED
     for path, below, copies, if_there, up, driver, states in (
         (real, at, _CARD_COPIES, _CARD_IF_THERE, "../../..", "cex4card", counters),
-        (real / queue, f"{at}/{queue}", _QUEUE_COPIES, _QUEUE_IF_THERE, "../../../..", ap.QUEUE_DRIVER, _UNUSED),
+        (real / queue, f"{at}/{queue}", _QUEUE_COPIES, _QUEUE_IF_THERE, "../../../..", ap_bus.QUEUE_DRIVER, _UNUSED),
     ):
         found |= _copies(host, path, below, copies, if_there)
         found |= {f"{below}/{name}": state for name, state in states.items()} | {f"{below}/load": b"0\n"}
@@ -88,13 +84,13 @@ def plan(host: Host, card: str, queue: str, *, live: bool) -> Plan:
 
 
 def build(host: Host, device_id: str, wanted: Plan) -> None:
-    """Have an ID's tree be as planned; directories stay the same ones.
+    """Make the tree of an ID as planned; existing directories are kept, since a container may have them mounted.
 
     Raises:
-        ShadowError: it cannot be written, as a whole at least.
+        NotReady: it cannot be written, as a whole at least.
     """
     root = host.local(tree(device_id))
-    try:
+    with explained(f"{tree(device_id)} cannot be written"):
         there = dict(_read(root))
         for below in there.keys() - wanted.keys():
             (root / below).unlink()
@@ -103,22 +99,20 @@ def build(host: Host, device_id: str, wanted: Plan) -> None:
                 _put(root / below, entry)
         for directory in (root, *(path for path in root.rglob("*") if path.is_dir() and not path.is_symlink())):
             directory.chmod(0o755)
-    except OSError as error:
-        raise ShadowError(f"{tree(device_id)} cannot be written: {reason_of(error)}") from error
 
 
 def remove(host: Host, device_id: str) -> None:
     """Remove an ID's tree; nothing if there is none.
 
     Raises:
-        ShadowError: it cannot be removed.
+        NotReady: it cannot be removed.
     """
+    import shutil  # noqa: PLC0415  # a millisecond of a start, for what happens after a pod
+
     root = host.local(tree(device_id))
-    try:
+    with explained(f"{tree(device_id)} cannot be removed"):
         if root.exists():
             shutil.rmtree(root)
-    except OSError as error:
-        raise ShadowError(f"{tree(device_id)} cannot be removed: {reason_of(error)}") from error
 
 
 def _copies(
@@ -129,7 +123,7 @@ def _copies(
             yield f"{below}/{name}", sysfs.read_bytes(host, path / name)
         except OSError as error:
             if name in names:
-                raise ShadowError(f"{path / name} cannot be read: {reason_of(error)}") from error
+                raise NotReady(f"{path / name} cannot be read: {reason_of(error)}") from error
 
 
 def _read(root: Path) -> Iterator[tuple[str, Entry]]:
@@ -143,12 +137,12 @@ def _read(root: Path) -> Iterator[tuple[str, Entry]]:
 
 
 def _put(path: Path, entry: Entry) -> None:
-    """Put it in the place of what is there, at once."""
+    """Replace what is there in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.new")
     if isinstance(entry, Link):
         fresh.symlink_to(entry.target)
     else:
         fresh.write_bytes(entry)
-        fresh.chmod(0o444)  # whatever the umask, as those of directories
+        fresh.chmod(0o444)  # independent of the umask, as the modes of directories
     fresh.rename(path)

@@ -1,24 +1,24 @@
-"""How the ports of an RDMA adapter are now. Behind most of these files is a question to the firmware, which may hang.
+"""Reads the state of the ports of an RDMA adapter. Most of these files ask the firmware, which may hang.
 
-Files: Documentation/ABI/stable/sysfs-class-infiniband. Missing or garbage means unknown; a read that fails is told.
+Files: Documentation/ABI/stable/sysfs-class-infiniband. Missing or garbage means unknown; a read that fails is reported.
 """
 
 from __future__ import annotations
 
 import enum
 import errno
-import os
 import re
 from collections.abc import Iterable, Mapping
 from typing import Final, TypeVar
 
 from msgspec import Struct
 
-from backends.base import Host
+from backends.base import Host, HostPath
 from backends.errors import reason_of
-from backends.linux import directories, sysfs
-from backends.linux.directories import text
+from backends.linux import small_files, sysfs
+from backends.linux.network import rdma
 from backends.linux.network.rdma import Port
+from backends.linux.small_files import text
 
 _GONE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV)  # there is none, or it is being removed
 _ENUM: Final = re.compile(rb"([0-9]{1,2})(?::|$)")
@@ -54,19 +54,19 @@ class Physical(enum.IntEnum):
 
 
 class PortState(Struct, frozen=True):
-    """What one look at a port told; None is what is not known."""
+    """The state of a port, as one look found it; None is what is not known."""
 
     port: Port
     state: State | None = None
     physical: Physical | None = None
     lid: int | None = None
-    """The address that the subnet manager gives; 0 as long as it has not."""
+    """The address that the subnet manager assigns; 0 until then."""
     rate: int | None = None
     """Tenths of Gb/s."""
     lanes: int | None = None
     counters: Mapping[str, int] = {}
     fault: str = ""
-    """Why its state cannot be read, if it is there and cannot."""
+    """Why the state of an existing port cannot be read."""
 
     @property
     def is_active(self) -> bool:
@@ -75,12 +75,12 @@ class PortState(Struct, frozen=True):
 
 
 def read(host: Host, port: Port, counters: Iterable[str] = ()) -> PortState:
-    """Look at one port; at its rate and counters only while it is active: each file may be a trip to the firmware.
+    """The state of a port; rate and counters only while it is active, since each file may be a trip to the firmware.
 
     Counters that are not there, "N/A (no PMA)" or garbage are left out.
     """
     try:
-        with directories.opened(_directory(host, port)) as directory:
+        with small_files.opened(host.spell(_directory(port))) as directory:
             return _read(directory, port, counters)
     except OSError as error:
         gone = error.errno in _GONE
@@ -88,26 +88,20 @@ def read(host: Host, port: Port, counters: Iterable[str] = ()) -> PortState:
 
 
 def glance(host: Host, port: Port) -> bytes | int | None:
-    """The port's state as it is written, or the error of reading it: one trip to the firmware."""
+    """The text of the port's state, or the error of reading it: one trip to the firmware."""
     try:
-        file = directories.open_file(f"{_directory(host, port)}/state")
+        return sysfs.read_bytes(host, _directory(port) / "state")
     except OSError as error:
         return error.errno
-    try:
-        return os.read(file, sysfs.ATTRIBUTE_BYTES)
-    except OSError as error:
-        return error.errno
-    finally:
-        os.close(file)
 
 
-def _directory(host: Host, port: Port) -> str:
-    return f"{host.sys}/class/infiniband/{port.hca}/ports/{port.number}"
+def _directory(port: Port) -> HostPath:
+    return rdma.INFINIBAND / f"{port.hca}/ports/{port.number}"
 
 
 def _read(directory: int, port: Port, counters: Iterable[str]) -> PortState:
-    """Raises OSError if its state cannot be read."""
-    state = _member(State, directories.read(directory, "state"))
+    """The state of a port in this directory. Raises OSError if it cannot be read."""
+    state = _member(State, small_files.read(directory, "state"))
     physical = _member(Physical, text(directory, "phys_state"))
     lid = _matched(_LID, text(directory, "lid")) if port.link_layer == "InfiniBand" else None
     if state is not State.ACTIVE:

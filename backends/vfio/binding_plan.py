@@ -1,4 +1,4 @@
-"""What would have to be bound for a resource to have a group, and what is in the way; decides, and changes nothing."""
+"""Plans what to bind so that a resource can have a group, and tells what is in the way; pure but for reading."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from backends.vfio.vgpu import refusal, vgpus
 
 
 class Plan(Struct, frozen=True):
-    """From a group as it is to one that can be handed out."""
+    """What it takes to hand a group out."""
 
     bind: tuple[pci.Function, ...] = ()
-    """What is not on a vfio driver and will be put on one; companions first: the group is viable when it appears."""
+    """The functions to bind to a vfio driver; companions first, so that the group is viable when its node appears."""
     refusal: str = ""
     """Why a selected function cannot be had, one sentence."""
     obstacle: str = ""
@@ -29,11 +29,7 @@ class Plan(Struct, frozen=True):
 def plan(host: Host, group: Group, selected: Sequence[pci.Function], options: VfioOptions) -> Plan:
     """What these options permit.
 
-    Args:
-        host: where it is asked what the host itself needs.
-        group: the group.
-        selected: of its functions, those that the resource wants, the first of them the one it is named by.
-        options: the resource's.
+    `selected` are the functions that the resource wants; the device is named by the first of them.
     """
     wanted = {function.address for function in selected}
     others = [member for member in group.members if member.name not in wanted and not member.is_bridge]
@@ -49,9 +45,9 @@ def plan(host: Host, group: Group, selected: Sequence[pci.Function], options: Vf
 
 
 def _companion(member: Member, selected: Sequence[pci.Function], options: VfioOptions) -> pci.Function | None:
-    """The member's function, if it may be bound along.
+    """The function of the member, if it may be bound along.
 
-    One without a driver is bound too: its own driver may be loaded at any time, and then the group is viable no more.
+    One without a driver is bound too: its own driver may be loaded at any time, after which the group is not viable any more.
     """
     function = member.function
     if function is None or options.bind == "never" or (member.driver is not None and member.is_viable):
@@ -61,7 +57,7 @@ def _companion(member: Member, selected: Sequence[pci.Function], options: VfioOp
 
 
 def card(address: str) -> str:
-    """What all functions of one card share of their addresses."""
+    """The part of an address that all functions of one card share."""
     return address.rpartition(".")[0]
 
 
@@ -87,7 +83,7 @@ def _could_be_bound(member: Member, options: VfioOptions) -> bool:
 
 
 def _refusal(host: Host, function: pci.Function, options: VfioOptions) -> str:
-    """Why a selected function that is not on a vfio driver cannot be had."""
+    """Why a selected function cannot be had; empty if it can."""
     if (of_vgpu := refusal(host, function, options.vgpu_type)) is not None:
         return of_vgpu
     if options.vgpu_type is not None:
@@ -98,7 +94,7 @@ def _refusal(host: Host, function: pci.Function, options: VfioOptions) -> str:
         return f"it {why}, which would go with another driver: offer it as what the driver made of it"
     if options.bind == "never":
         if function.driver is None:
-            return ""  # between two drivers, it may be; its health says so
+            return ""  # it may be between two drivers; its health tells
         return f'its driver is {function.driver}; bind it to vfio-pci, or set bind = "start" or "allocate"'
     if (why := _need(host, function, options)) is not None:
         return f"it {why}, and so is left to the host (see force)"
@@ -106,7 +102,7 @@ def _refusal(host: Host, function: pci.Function, options: VfioOptions) -> str:
 
 
 def _need(host: Host, function: pci.Function, options: VfioOptions) -> str | None:
-    """What the host needs a function for, unless it is to be had by force; virtual GPUs go before that."""
+    """What the host needs a function for; None if nothing, or if `force` names it. It ends no virtual GPUs."""
     if (why := vgpus(host, function)) is not None:
         return why
     return None if function.address in options.force else next(uses(host, function), None)

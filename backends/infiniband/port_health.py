@@ -1,4 +1,4 @@
-"""What the state of an adapter's ports means for its health: pure, from what was read to signals."""
+"""Decides what the state of an adapter's ports means for its health; pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from backends.base import Measure, Signal, Trend, Verdict
 from backends.infiniband.options import InfiniBandOptions
-from backends.infiniband.rdma_ports import Physical, PortState, State
+from backends.infiniband.port_state import Physical, PortState, State
 
 ERROR_LASTS: Final = 60.0
 """Seconds for which a counted error still counts."""
@@ -27,16 +27,16 @@ class _Fault(Struct, frozen=True):
     reason: str
     message: str
     after: float
-    """Seconds that this may rightly last."""
+    """Seconds before it makes the adapter unhealthy."""
 
 
 def signals(hardware: str, states: Sequence[PortState], options: InfiniBandOptions) -> Iterator[Signal]:
-    """What there is to say of an adapter with these ports."""
+    """What is wrong with an adapter that has these ports."""
     wanted = options.ports
     named = states if isinstance(wanted, str) else [state for state in states if state.port.number in wanted]
     faults = [fault for state in named if (fault := _fault(state, options)) is not None]
     if faults and (wanted != "any" or len(faults) == len(named)):
-        # of several that have failed, any may be the one that comes back: the most patient one counts
+        # any of several failed ports may come back first: the longest delay counts
         patience = max(fault.after for fault in faults) if wanted == "any" else 0.0
         for fault in faults:
             after = max(fault.after, patience)
@@ -51,7 +51,7 @@ def signals(hardware: str, states: Sequence[PortState], options: InfiniBandOptio
 
 
 def _fault(state: PortState, options: InfiniBandOptions) -> _Fault | None:
-    """Why the port carries no data, if that is known. What is not known is no fault."""
+    """Why the port carries no data; None if it does, or if that is not known."""
     port = state.port
     if state.fault:
         return _Fault("state-unreadable", f"the state of {port} cannot be read: {state.fault}", options.down_after)
@@ -70,7 +70,7 @@ def _fault(state: PortState, options: InfiniBandOptions) -> _Fault | None:
 
 
 def _weaknesses(hardware: str, state: PortState, options: InfiniBandOptions) -> Iterator[Signal]:
-    """What makes a port that is up worse than it could be. Messages hold no numbers: each would be a change."""
+    """What makes a working port worse than it could be. A message holds no number, since each change of it is told."""
     port = state.port
     if state.physical is Physical.LINK_ERROR_RECOVERY:
         why = f"{port} is recovering from errors of its link"
@@ -92,5 +92,5 @@ def _measured(hardware: str, reason: str, why: str, measure: Measure, recover_af
 
 
 def missing(ports: Iterable[int], options: InfiniBandOptions) -> list[int]:
-    """The ports that the options ask for and that an adapter with these ports does not have."""
+    """The ports that the options ask for and the adapter does not have."""
     return [] if isinstance(options.ports, str) else sorted(set(options.ports) - set(ports))

@@ -1,6 +1,6 @@
-"""Small files by the directory they are in, which is opened once: half of what whole paths cost.
+"""Reads small files in a directory that is opened once, which takes half as long as to read them by whole paths.
 
-For what is read every few seconds of every device; what is read once goes by `sysfs`, which follows no link.
+Used for what is read every few seconds of every device. `sysfs`, which follows no link, reads the rest.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Final
 from backends.errors import not_short
 from backends.linux.sysfs import ATTRIBUTE_BYTES
 
-_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe in a fixture tree must not hold us
+_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe in a fixture tree must not block us
 
 _DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 @contextmanager
 def opened(path: str) -> Iterator[int]:
-    """A directory, as this process sees it; the kernel follows links to it.
+    """A directory, open for reading files in it; the kernel follows links to it.
 
     Raises:
         OSError: there is none, or it may not be entered.
@@ -33,25 +33,25 @@ def opened(path: str) -> Iterator[int]:
 
 
 def read(directory: int, name: str) -> bytes:
-    """A small file, without the white space around it.
+    """The content of a small file, without the white space around it.
 
     Raises:
         OSError: it cannot be read.
     """
-    file = open_file(name, directory)
+    file = open_file(directory, name)
     try:
         return os.read(file, ATTRIBUTE_BYTES).strip()
     finally:
         os.close(file)
 
 
-def open_file(path: str, directory: int | None = None) -> int:
-    """Open a small file to read it, in a directory that is open if one is given.
+def open_file(directory: int, name: str) -> int:
+    """Open a small file for reading.
 
     Raises:
         OSError: it cannot be opened.
     """
-    return _open(path, _FLAGS, directory)
+    return _open(name, _FLAGS, directory)
 
 
 def _open(path: str, flags: int, directory: int | None = None) -> int:
@@ -62,7 +62,7 @@ def _open(path: str, flags: int, directory: int | None = None) -> int:
 
 
 def text(directory: int, name: str) -> bytes | None:
-    """The same; None if it cannot be read."""
+    """As `read`; None if it cannot be read."""
     try:
         return read(directory, name)
     except OSError:

@@ -1,4 +1,4 @@
-"""Which PCI functions are GPUs, told cheaply: by class and vendor, without reading the rest."""
+"""Tells which PCI functions are GPUs, cheaply: by class and vendor alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def is_gpu(vendor: str, kind: str) -> bool:
 
 
 def addresses(host: Host) -> Iterator[tuple[str, str]]:
-    """Every GPU there is, with its vendor.
+    """The address and the vendor of every GPU.
 
     Raises:
         OSError: the list of functions cannot be read.
@@ -40,17 +40,16 @@ def addresses(host: Host) -> Iterator[tuple[str, str]]:
             continue
         vendor: str | None = _number(host, path / "vendor")
         if not kind or not vendor:
-            vendor = told(sysfs.properties(host, path))
+            vendor = vendor_of(sysfs.properties(host, path))
         elif not is_gpu(vendor, kind):
             vendor = None
         if vendor is not None:
             yield address, vendor
 
 
-def told(properties: Mapping[str, str]) -> str | None:
-    """The vendor of a GPU by the properties of an event about it, which its `uevent` has too (PCI_CLASS and PCI_ID)."""
-    kind = properties.get("PCI_CLASS", "").rjust(6, "0").lower()
-    vendor = properties.get("PCI_ID", "").partition(":")[0].rjust(4, "0").lower()
+def vendor_of(properties: Mapping[str, str]) -> str | None:
+    """The vendor of a GPU by the properties of an event about it, or of its `uevent` (PCI_CLASS and PCI_ID)."""
+    kind, vendor = pci.kind_and_vendor(properties)
     return vendor if is_gpu(vendor, kind) else None
 
 

@@ -1,4 +1,4 @@
-"""Writes the variables by which a container finds its devices, as the sriov-network-device-plugin writes them; pure.
+"""Makes the variables by which a container finds its devices, as the sriov-network-device-plugin does; pure.
 
 `PCIDEVICE_<PREFIX>_<NAME>` has the IDs, `…_INFO` JSON as Go's encoding/json writes it.
 """
@@ -12,6 +12,7 @@ from typing import Final
 from backends import kubevirt
 from backends.base import Device, Grant
 from backends.linux.network import rdma
+from backends.linux.pci import iommu
 from backends.sriov import nodes
 from backends.sriov.options import EVERY, SriovOptions, SriovResource
 
@@ -20,9 +21,9 @@ _Info = Mapping[str, str]
 _ESCAPES: Final = {ord(it): f"\\u{ord(it):04x}" for it in "<>&\u2028\u2029"}  # as Go's encoder does by default
 
 
-def variables(resource: SriovResource, grants: Sequence[Grant]) -> dict[str, str]:
+def of_container(resource: SriovResource, grants: Sequence[Grant]) -> dict[str, str]:
     """The two variables, with the devices in the order of their IDs."""
-    name = kubevirt.variable("PCIDEVICE", resource.name)  # the same rule
+    name = kubevirt.variable("PCIDEVICE", resource.name)  # sriov-network-device-plugin makes the name in the same way
     devices = list(dict.fromkeys(grant.device.key for grant in grants))
     info = {grant.device.key: dict(_info(grant.device, resource.spec.options)) for grant in grants}
     text = json.dumps(info, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
@@ -30,12 +31,12 @@ def variables(resource: SriovResource, grants: Sequence[Grant]) -> dict[str, str
 
 
 def _info(device: Device, options: SriovOptions) -> Iterator[tuple[str, _Info]]:
-    """What is said of one device, part by part."""
+    """The parts of the JSON about one device."""
     yield "generic", {"deviceID": device.key}
     by_path = {node.path: node.container_path for node in device.nodes}
-    groups = [path for path in by_path if path.parent == nodes.VFIO and path.name != "vfio"]
+    groups = [path for path in by_path if path.parent == iommu.NODES and path.name != "vfio"]
     if groups:
-        yield "vfio", {"mount": by_path[nodes.VFIO / "vfio"], "dev-mount": by_path[groups[0]]}
+        yield "vfio", {"mount": by_path[iommu.NODES / "vfio"], "dev-mount": by_path[groups[0]]}
     if uio := [path for path in by_path if path.parent == nodes.DEV and path.name.startswith("uio")]:
         yield "uio", {"mount": by_path[uio[0]]}
     if options.rdma:

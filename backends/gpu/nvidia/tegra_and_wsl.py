@@ -1,6 +1,6 @@
-"""Finds the NVIDIA GPU of machines that show none on PCI: Tegra's own, and all those that Windows lends to WSL.
+"""Finds the NVIDIA GPU of a machine that shows none on PCI: of Tegra, and of WSL, to which Windows lends its GPUs.
 
-As NVIDIA's device plugin has them: one device whatever there is, told to the runtime by a name.
+As with NVIDIA's device plugin, all GPUs are one device, which the runtime knows by a name.
 Source: its `internal/rm/tegra_manager.go` and `wsl_devices.go`, and `pkg/nvlib/info` of go-nvlib.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from backends.base import Device, Host, HostPath
-from backends.gpu import functions, nodes
+from backends.gpu import detection, nodes
 from backends.gpu.nodes import Wanted
 from backends.gpu.nvidia import procfs
 from backends.linux import sysfs
@@ -20,7 +20,7 @@ _RELEASE: Final = HostPath("/etc/nv_tegra_release")
 
 
 def device(host: Host, unit: str) -> Device | None:
-    """The one device of such a machine; None: it is none."""
+    """The one device of such a machine; None on any other."""
     if nodes.fault(host, [Wanted(_DXG)]) is None:
         return _device("all", unit, [Wanted(_DXG)], platform="wsl")
     if _is_tegra(host) and not procfs.addresses(host):
@@ -34,7 +34,7 @@ def _is_tegra(host: Host) -> bool:
 
 
 def _device(key: str, unit: str, wanted: list[Wanted], **more: str) -> Device:
-    attributes = {"vendor": (functions.NVIDIA,), **{name: (value,) for name, value in more.items()}}
+    attributes = {"vendor": (detection.NVIDIA,), **{name: (value,) for name, value in more.items()}}
     return Device(
         key=key,
         unit=unit,
