@@ -25,7 +25,7 @@ from agent.console.control import Control, NoSuchDeviceError, RefusedError
 from agent.console.messages import encode
 from agent.console.requests import SERVICE, Request
 from agent.kubelet.lock import exclusive
-from agent.kubelet.transport.server import SocketServer
+from agent.kubelet.transport.server import SocketServer, refusal
 from agent.kubelet.wire import Encoded
 from agent.runtime.supervision.problems import Problems
 from agent.runtime.workers import Workers
@@ -72,9 +72,9 @@ class AdminService:
             try:
                 reply = await answer(request)
             except NoSuchDeviceError as error:
-                raise GRPCError(Status.NOT_FOUND, str(error)) from error
+                raise refusal(Status.NOT_FOUND, str(error)) from error
             except RefusedError as error:
-                raise GRPCError(Status.FAILED_PRECONDITION, str(error)) from error
+                raise refusal(Status.FAILED_PRECONDITION, str(error)) from error
             await stream.send_message(reply)
 
         return handle
@@ -84,7 +84,7 @@ class AdminService:
         try:
             request = await stream.recv_message()
         except Exception as error:
-            raise GRPCError(Status.INVALID_ARGUMENT, f"malformed request: {error}") from error
+            raise refusal(Status.INVALID_ARGUMENT, f"malformed request: {error}") from error
         if request is None:
             raise GRPCError(Status.INVALID_ARGUMENT, "the request has no message")
         return request

@@ -25,15 +25,13 @@ from typing import Final
 import anyio
 import msgspec
 import structlog
-from grpclib.client import UnaryUnaryMethod
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 from msgspec import Struct
 
 from agent.kubelet import wire
 from agent.kubelet.lock import identity
-from agent.kubelet.transport.calling import apart
+from agent.kubelet.transport.client import Channel
 from agent.kubelet.transport.server import listen
-from agent.kubelet.transport.write_gathering import GatheringChannel
 from backends.base import AllocationRefused
 
 SOCKET: Final = "handover"
@@ -149,7 +147,7 @@ class Relay:
         """Prepare; `path` is that of a resource's socket."""
         self._path = path
         self._is_there: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
-        self._channels: dict[str, GatheringChannel] = {}
+        self._channels: dict[str, Channel] = {}
         self._is_lost = False
         self.on_wait: Callable[[str], None] = lambda _: None
         """Told of each call that is not ours to answer any more."""
@@ -195,11 +193,8 @@ class Relay:
             if self._is_lost:
                 raise StandbyLostError
             if (channel := self._channels.get(resource)) is None:
-                channel = GatheringChannel(path=str(self._path(resource)), codec=wire.Codec())
-                self._channels[resource] = channel
-            path = wire.PLUGIN_SERVICE + method
-            call = UnaryUnaryMethod[wire.Encoded, wire.Encoded](channel, path, wire.Encoded, wire.Encoded)
-            return await apart(call(request))
+                channel = self._channels[resource] = Channel(str(self._path(resource)))
+            return await channel.call(wire.PLUGIN_SERVICE + method, request, wire.Encoded)
         except GRPCError as error:
             raise AllocationRefused(error.message or error.status.name) from None
         except (OSError, StreamTerminatedError, *wire.SENSELESS) as error:

@@ -25,6 +25,7 @@ from agent.kubelet.encoded_list import EncodedList
 from agent.kubelet.handover import StandbyLostError
 from agent.kubelet.other_plugins import Offer
 from agent.kubelet.preference import Prefer, plain
+from agent.kubelet.transport.server import refusal
 from agent.runtime.counts import Counts
 from agent.runtime.errors import brief_list
 from agent.runtime.pacing import Credit
@@ -344,10 +345,10 @@ class Plugin:
                 with suppress(StandbyLostError):
                     return await self.relay.allocate(self.resource, ids)
             given = await self._allocate_ids(self.resource, ids, self._was_told)
-        except AllocationRefused as refusal:
+        except AllocationRefused as refused:
             self._counts.allocations[self.resource, "refused"] += 1
-            log.warning("allocation-refused", resource=self.resource, ids=brief_list(ids), reason=refusal.sentence)
-            raise GRPCError(Status.FAILED_PRECONDITION, refusal.sentence) from None
+            log.warning("allocation-refused", resource=self.resource, ids=brief_list(ids), reason=refused.sentence)
+            raise refusal(Status.FAILED_PRECONDITION, refused.sentence) from None
         self._counts.allocations[self.resource, "granted"] += 1
         return given
 
@@ -365,8 +366,8 @@ class Plugin:
         if self._check_start is not None:
             try:
                 await self._let_start(self._check_start, call.ids)
-            except AllocationRefused as refusal:
-                raise GRPCError(Status.FAILED_PRECONDITION, refusal.sentence) from None
+            except AllocationRefused as refused:
+                raise refusal(Status.FAILED_PRECONDITION, refused.sentence) from None
         await stream.send_message(wire.Encoded())  # PreStartContainerResponse has no fields
 
     async def _let_start(self, check: PreStart, ids: Sequence[str]) -> None:

@@ -21,15 +21,13 @@ from typing import Final
 
 import anyio
 import structlog
-from grpclib.client import Channel, UnaryUnaryMethod
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from agent.kubelet import wire
 from agent.kubelet.handover import Predecessor
 from agent.kubelet.plugin import Plugin
-from agent.kubelet.transport.calling import apart
+from agent.kubelet.transport.client import Channel
 from agent.kubelet.transport.server import SocketServer
-from agent.kubelet.transport.write_gathering import GatheringChannel
 from agent.runtime.counts import Counts
 
 API_VERSION: Final = "v1beta1"  # the only one a kubelet accepts (A1)
@@ -150,8 +148,7 @@ class Kubelet:
         request = wire.encode_register(API_VERSION, endpoint, resource, options)
         try:
             async with self._turns, self._connection() as channel:
-                call = UnaryUnaryMethod[wire.Encoded, wire.EmptyCall](channel, _REGISTER, wire.Encoded, wire.EmptyCall)
-                await apart(call(request, timeout=_REGISTER_DEADLINE))
+                await channel.call(_REGISTER, request, wire.EmptyCall, _REGISTER_DEADLINE)
         except GRPCError as error:
             raise RegistrationError(f"the kubelet refused: {error.message or error.status.name}") from None
         except wire.SENSELESS as error:
@@ -174,7 +171,7 @@ class Kubelet:
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Channel]:
         """One connection to this kubelet for all registrations under way; closed when the last is done."""
-        channel = self._channel = self._channel or GatheringChannel(path=str(self.socket), codec=wire.Codec())
+        channel = self._channel = self._channel or Channel(str(self.socket))
         self._users[channel] += 1
         try:
             yield channel

@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, TypeVar
 
-from grpclib.client import UnaryUnaryMethod
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
-from agent.kubelet.transport.calling import apart
-from agent.kubelet.transport.write_gathering import GatheringChannel
-from agent.kubelet.wire import SENSELESS, Allocatable, Codec, Encoded, PodList, allocatable_names, pod_devices
+from agent.kubelet.transport.client import Channel
+from agent.kubelet.wire import SENSELESS, Allocatable, Encoded, PodList, allocatable_names, pod_devices
 from agent.runtime.chunked_work import in_slices
 
 MOST_BYTES: Final = 16 << 20
@@ -58,10 +56,11 @@ async def _ask(
 ) -> list[_Part]:
     if socket.is_symlink():  # noqa: ASYNC240  # it waits for no disk
         raise PodResourcesError(f"{socket} is a symbolic link, which no kubelet makes: it is not followed; remove it")
-    channel = GatheringChannel(path=str(socket), codec=Codec(), most_bytes=MOST_BYTES)
+    channel = Channel(str(socket), most_bytes=MOST_BYTES)
     try:
-        call = UnaryUnaryMethod[Encoded, Encoded](channel, f"/v1.PodResourcesLister/{method}", Encoded, Encoded)
-        return await in_slices(read(await apart(call(Encoded(), timeout=timeout))))  # neither request has fields
+        request = Encoded()  # neither has fields
+        answer = await channel.call(f"/v1.PodResourcesLister/{method}", request, Encoded, timeout)
+        return await in_slices(read(answer))
     except GRPCError as error:
         if error.status is Status.DEADLINE_EXCEEDED:  # it knows our deadline, and may see it pass a moment before us
             raise PodResourcesError(_silence(socket, timeout)) from error

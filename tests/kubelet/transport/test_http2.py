@@ -41,6 +41,7 @@ from tests.kubelet.transport.frames import (
     WINDOW_UPDATE,
     Frame,
     numbers,
+    receive,
 )
 from tests.wait import limit, settled, until
 
@@ -329,7 +330,7 @@ def test_what_the_protocol_forbids_ends_the_connection_with_the_code_that_it_nam
     connection.receive_data(HELLO)
     connection.data_to_send()
     with pytest.raises(h2.exceptions.ProtocolError) as caught:
-        connection.receive_data(sent)
+        receive(connection, sent)
     assert caught.value.error_code == code
     written = bytes(connection.data_to_send())
     assert written.endswith(numbers(code))
