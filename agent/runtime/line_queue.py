@@ -41,7 +41,7 @@ class QueuedLines:
     def write(self, text: str) -> int:
         """Add a line; it is lost where too many wait."""
         with self._changed:
-            if len(self._lines) >= self._limit or not self._has_thread():
+            if len(self._lines) >= self._limit or (self._thread is None and not self._start()):
                 self.lost += 1
                 self._untold += 1
             else:
@@ -67,15 +67,14 @@ class QueuedLines:
             while (self._lines or self._busy) and (left := end - time.monotonic()) > 0:
                 self._changed.wait(left)
 
-    def _has_thread(self) -> bool:
-        """Is there a thread that writes? If the system has none to give now, it may have one for the next line."""
-        if self._thread is None:
-            thread = threading.Thread(target=self._serve, name="log", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:
-                return False
-            self._thread = thread
+    def _start(self) -> bool:
+        """Start the thread that writes; False if the system has none to give now, and perhaps has one for the next line."""
+        thread = threading.Thread(target=self._serve, name="log", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return False
+        self._thread = thread
         return True
 
     def _serve(self) -> None:
