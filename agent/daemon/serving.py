@@ -84,7 +84,6 @@ class Serving:
         self._directory = DirectoryWatch(self._directory_changed, self.kubelet.look, beat, problems)
         self._ours = plugin_dir / limits.SOCKET_DIRECTORY
         self._directory.watch(frozenset({plugin_dir, self._ours}))
-        self._lock_news = asyncio.Event()
         self._directory_news = asyncio.Event()
         self._names: tuple[str, ...] = ()
         self._names_changed = asyncio.Event()
@@ -259,9 +258,9 @@ class Serving:
             _ReplacedError: it is not.
         """
         while identity(lock) == ours or not self.kubelet.socket.exists():
-            self._lock_news.clear()
+            self._directory_news.clear()
             with anyio.move_on_after(POLL):
-                await self._lock_news.wait()
+                await self._directory_news.wait()
         raise _ReplacedError
 
     @asynccontextmanager
@@ -286,8 +285,8 @@ class Serving:
             raise
 
     def _directory_changed(self, path: Path, change: Change) -> None:
-        self._directory_news.set()
-        self._lock_news.set()
+        if path in (self._plugin_dir, self._ours, self._ours / "lock"):
+            self._directory_news.set()
         if self._plugin_dir in (path, path.parent):
             self.lost_resources.changed(path)
         if path == self.kubelet.socket and change is Change.CREATED:
@@ -295,8 +294,7 @@ class Serving:
 
     async def _make_directory(self) -> Path:
         """Wait for the plugin directory and make ours in it."""
-        ours = self._plugin_dir / limits.SOCKET_DIRECTORY
-        complaint = ""
+        ours, complaint = self._ours, ""
         while True:
             self._directory_news.clear()
             try:
@@ -320,8 +318,7 @@ class Serving:
 
     def _endpoint(self, name: str) -> str:
         """The resource's socket, relative to the plugin directory."""
-        ours = self._plugin_dir / limits.SOCKET_DIRECTORY
-        room = limits.SOCKET_PATH_LIMIT - len(os.fsencode(ours)) - 1
+        room = limits.SOCKET_PATH_LIMIT - len(os.fsencode(self._ours)) - 1
         return f"{limits.SOCKET_DIRECTORY}/{limits.socket_name(name, room)}"
 
     # --- the servers ---
@@ -361,6 +358,7 @@ class Serving:
         self._notifier.status(self.waiting_for)
 
     def _report(self) -> None:
-        """Tell systemd what we are at."""
-        self._notifier.status(self.status)
+        """Tell systemd, where it asks, how many resources are registered."""
+        if self._notifier.address is not None:
+            self._notifier.status(self.status)
         self._reported.set()

@@ -98,6 +98,8 @@ class Plugin:
         """How many were asked for while one was open or about to end, and refused."""
         self.allocating = 0
         """How many Allocates are under way."""
+        self.awaited = 0
+        """How many parts of the daemon wait for the answer to one."""
         self.asked = 0
         """How many have come for what the kubelet was told of: who asks for anything else is not the kubelet."""
         self.relay: Relay | None = None
@@ -105,7 +107,7 @@ class Plugin:
         self.is_detaching = False
         """Is the options' call to fail, so that the kubelet forgets the client before us (kubelet contract: A2)?"""
         self.on_call: Callable[[], None] = lambda: None
-        """Called when a stream has opened or ended, or was refused, and when an Allocate has been answered."""
+        """Called when a stream has opened or ended, or was refused, and when an Allocate that is awaited was answered."""
         self._counts = counts or Counts()
         self._allocate_ids = allocate
         self._prefer_ids = prefer
@@ -249,7 +251,8 @@ class Plugin:
                 left = self._list.take_left()
                 since, self._since = self._since, None
                 await stream.send_message(self._list.message())
-                self._note_left(left, snapshot.slots)
+                if left or self._left:
+                    self._note_left(left, snapshot.slots)
                 self._sent, self._sending = snapshot.slots, None
                 self.sent_at = time.monotonic()
                 self._counts.updates += 1
@@ -274,8 +277,6 @@ class Plugin:
     def _note_left(self, left: Set[str], slots: Mapping[str, Slot]) -> None:
         """Remember what the list that has just been sent lacks, and forget what is long past."""
         gone = [device_id for device_id in left if device_id in self._sent and device_id not in slots]
-        if not (gone or self._left):
-            return
         if not self._ticking:
             self._running, self._missed = Running(time.monotonic()), 0.0
         now = self._let_pass()
@@ -321,7 +322,8 @@ class Plugin:
         finally:
             self._counts.allocating.observe(time.monotonic() - began)
             self.allocating -= 1
-            self.on_call()
+            if self.awaited:
+                self.on_call()
 
     def _tell_allocated(self, call: wire.AllocateCall) -> None:
         for ids in call.containers:

@@ -239,13 +239,14 @@ class Registrar:
 
     async def answered(self, relayed: Callable[[], int]) -> None:
         """Wait until no Allocate is under way but those that another agent answers."""
-        await self._until(lambda: self.plugin.allocating <= relayed())
+        await self._until_answered(lambda: self.plugin.allocating <= relayed())
 
     async def end_stream(self) -> None:
         """End the stream; what the kubelet asks over its connection is answered on."""
         self.plugin.end_stream()
         if not await self._until(lambda: not self.plugin.streaming, _TRAILERS_WITHIN):
             self._server.reset_connections()  # a stream that ends later would make the kubelet drop the next one (A2)
+            await self._until(lambda: not self.plugin.streaming, _TRAILERS_WITHIN)
 
     async def run(self) -> None:
         """Serve and stay registered until cancelled; then end the stream and remove the socket."""
@@ -254,8 +255,9 @@ class Registrar:
             while not self._is_given:
                 generation, most = self._kubelet.generation, _REFUSED_DELAY
                 try:
-                    await self._listen()
-                    await self._kubelet.newer_than(0)
+                    if not self._kubelet.generation:
+                        await self._listen()  # so that it takes no time later
+                        await self._kubelet.newer_than(0)
                     self._kubelet.look()  # before connecting, so that its create event is no news afterwards
                     generation = self._kubelet.generation
                     with self._kubelet.until_restart():
@@ -275,7 +277,7 @@ class Registrar:
         finally:
             with anyio.CancelScope(shield=True):
                 # a kubelet closes the connection when the stream ends, and an Allocate under way fails its pod for good
-                await self._until(lambda: not self.plugin.allocating, _ALLOCATE_PATIENCE)
+                await self._until_answered(lambda: not self.plugin.allocating, _ALLOCATE_PATIENCE)
                 is_forgotten = self._is_given and not self.plugin.streaming  # the kubelet closes no such connection
                 self.plugin.end_stream()
                 if await self._until(lambda: not self.plugin.streaming, _STOP_PATIENCE) and not is_forgotten:
@@ -288,7 +290,8 @@ class Registrar:
         began = time.monotonic()
         self._set_registered(True)
         try:
-            await self._until(lambda: not self.plugin.streaming or (self._must_renew and not self.plugin.allocating))
+            await self._until(lambda: not self.plugin.streaming or self._must_renew)
+            await self._until_answered(lambda: not self.plugin.streaming or not self.plugin.allocating)
         finally:
             self._set_registered(False)
         if not self.plugin.streaming:
@@ -351,7 +354,6 @@ class Registrar:
     async def _end_streams(self) -> None:
         """End the old stream and see the kubelet close its connection (A2)."""
         await self.end_stream()
-        await self._until(lambda: not self.plugin.streaming, _TRAILERS_WITHIN)
         if not await self._server.wait_disconnected(_CLOSED_WITHIN):
             self._server.reset_connections()
 
@@ -365,6 +367,14 @@ class Registrar:
         except TimeoutError:
             return reached()  # where this process stood still, both have come by now
         return True
+
+    async def _until_answered(self, reached: Callable[[], bool], within: float | None = None) -> bool:
+        """The same, where the answer to an Allocate may bring it about."""
+        self.plugin.awaited += 1
+        try:
+            return await self._until(reached, within)
+        finally:
+            self.plugin.awaited -= 1
 
     async def _wait_to_retry(self, delay: float, most: float, generation: int) -> float:
         """Wait a little longer each time; not at all once a new kubelet has started. The next delay."""
