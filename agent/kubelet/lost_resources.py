@@ -84,6 +84,8 @@ class LostResources:
         self._tried: dict[str, _Tried] = {}
         self._overtaken: dict[str, int] = {}  # resource → how many Allocates had come when it was
         self._observed = Observation()
+        self._doubtful: set[str] = set()
+        """The resources of which the last look came too early to tell whose devices the kubelet has."""
         self._looked = 0.0
         self._moved: dict[str, float] = {}  # socket → when it came or went last, since the last look
         self._doubts: dict[str, tuple[float, str]] = {}
@@ -135,6 +137,7 @@ class LostResources:
             await self._look_at_all(registered)
         finally:
             self._is_looking = False
+            self._doubtful = {name for name, it in self.registrars.items() if self._is_doubtful(it)}
         await self._look_for_lost()
 
     async def _look_at_all(self, registered: Sequence[Registrar]) -> None:
@@ -173,7 +176,7 @@ class LostResources:
         A list of ours that goes out now may hide it: within milliseconds of its registration nothing else betrays it.
         """
         registrar = self.registrars.get(resource)
-        if registrar is not None and (offer := self._offer_of(registrar)) and offer.lacks(held):
+        if registrar and registrar.registered and (offer := self._offer_of(registrar)) and offer.lacks(held):
             self._doubts.setdefault(resource, (self._clock(), _STRANGERS))
             self._sign.set()
 
@@ -184,23 +187,22 @@ class LostResources:
         list waits for the kubelet to take in our first one, where its record has what was never ours: by `SETTLED` after
         that it is another plugin's.
         """
+        if not (self._sign.is_set() or self._is_looking or not self._is_told or resource in self._doubtful):
+            return
         registrar = self.registrars.get(resource)
         if registrar is None or not registrar.registered or resource in self._overtaken:
             return
-        if not (self._sign.is_set() or self._is_open(registrar)):
-            return
         while await self._has_record():
             self._compare(registrar)
-            if resource in self._overtaken or (offer := self._offer_of(registrar)) is None:
+            if resource in self._overtaken or not registrar.registered:
                 return
-            if not is_doubtful(offer, self._observed, resource):
+            if not self._is_doubtful(registrar):
+                self._doubtful.discard(resource)
                 return
             await asyncio.sleep(_RECORD_COMES)
 
-    def _is_open(self, registrar: Registrar) -> bool:
-        """Did the last look come too early to tell whose devices the kubelet has, or not end; are we told of nothing yet?"""
-        if self._is_looking or not self._is_told:
-            return True
+    def _is_doubtful(self, registrar: Registrar) -> bool:
+        """Does the kubelet's record have what was never ours, though it was written after our first list?"""
         offer = self._offer_of(registrar)
         return offer is not None and is_doubtful(offer, self._observed, registrar.plugin.resource)
 
@@ -215,14 +217,14 @@ class LostResources:
         return True
 
     def _offer_of(self, registrar: Registrar) -> Offer | None:
-        """What the kubelet has been told of a registered resource, in seconds since 1970."""
-        offer = registrar.plugin.offer if registrar.registered else None
+        """What the kubelet has been told of a resource, in seconds since 1970."""
+        offer = registrar.plugin.offer
         return offer and offer.on_wall_clock(self._wall() - self._clock())
 
     def _compare(self, registrar: Registrar) -> None:
         """Say that another plugin has the name, or has it no more."""
         plugin, name = registrar.plugin, registrar.plugin.resource
-        if (offer := self._offer_of(registrar)) is None:
+        if not registrar.registered or (offer := self._offer_of(registrar)) is None:
             return
         theirs = strange(offer, self._observed, name, self._wall())
         if theirs is not None and name not in self._overtaken:

@@ -95,11 +95,6 @@ class _Entry(msgspec.Struct, rename="pascal"):
             return tuple(sorted({id_ for ids in self.device_ids.values() for id_ in ids or ()}))
         return tuple(sorted(self.device_ids or ()))
 
-    def count(self) -> int:
-        """At least as many as there are."""
-        by_node = self.device_ids.values() if isinstance(self.device_ids, dict) else (self.device_ids,)
-        return sum(len(ids or ()) for ids in by_node)
-
 
 class _Data(msgspec.Struct, rename="pascal"):
     pod_device_entries: list[_Entry] | None = None
@@ -136,13 +131,13 @@ def parse(data: bytes) -> tuple[CheckpointEntry, ...]:
     Raises:
         msgspec.MsgspecError: it is no JSON, of another shape, or says more than can be.
     """
-    found = _decoder.decode(data).data.pod_device_entries or ()
-    if (count := max(len(found), sum(entry.count() for entry in found))) > _MOST_IDS:
-        raise msgspec.ValidationError(f"it says that pods have {count} devices, and {_MOST_IDS} is the most")
-    return tuple(
+    found = tuple(
         CheckpointEntry(entry.pod_uid, entry.container_name, entry.resource_name, entry.ids(), bytes(entry.alloc_resp))
-        for entry in found
+        for entry in _decoder.decode(data).data.pod_device_entries or ()
     )
+    if (count := max(len(found), sum(len(entry.ids) for entry in found))) > _MOST_IDS:
+        raise msgspec.ValidationError(f"it says that pods have {count} devices, and {_MOST_IDS} is the most")
+    return found
 
 
 def read(plugin_dir: Path) -> Checkpoint | None:
@@ -228,8 +223,8 @@ class CheckpointReader:
         """What was read last."""
         return self._last[1]
 
-    async def read(self) -> Checkpoint | None:
-        """The checkpoint as it lies there after this call began; None if there is none.
+    async def read(self, within: float | None = None) -> Checkpoint | None:
+        """The checkpoint as it lies there after this call began; None if there is none. It waits so many seconds at most.
 
         Raises:
             CheckpointError: it cannot be read, is damaged, or the reading hangs.
@@ -240,19 +235,21 @@ class CheckpointReader:
                 self._begun += 1
                 return self._last[1]
         wanted = self._begun + 1  # the next to begin; the one under way may have seen the file before
-        async with self._reading:
-            number, found = self._last
-            if number >= wanted:
-                return found
-            self._begun += 1
-            number = self._begun
-            try:
-                async with patience.timeout(_DEADLINE):
+        try:
+            async with patience.timeout(_DEADLINE if within is None else within), self._reading:
+                number, found = self._last
+                if number < wanted:
+                    self._begun += 1
+                    number = self._begun
                     found = await self._workers.start(self._read)
-            except (TimeoutError, NoWorkerError):
-                raise CheckpointError("reading it hangs") from None
-            self._last = number, found
-            return found
+                    self._last = number, found
+                return found
+        except (TimeoutError, NoWorkerError):
+            raise CheckpointError("reading it hangs") from None
+
+    def is_unchanged(self) -> bool:
+        """Does the file that was read last still lie there?"""
+        return self.last is not None and self.last.version == version(self._plugin_dir)
 
     def _read(self) -> Checkpoint | None:
         self.under_way += 1

@@ -96,6 +96,10 @@ class PodClaims:
         self._traces: dict[SlotKey, Answer] = {}
         """Of claims whose hardware is not known."""
         self._traced_at = -1  # the inventory's revision
+        self._seen: tuple[Checkpoint | None, int] = (
+            None,
+            -1,
+        )  # the checkpoint that a list was held against, and that revision
         self._foreign: dict[tuple[str, tuple[str, ...]], tuple[bytes, Trace]] = {}
         """Of resources that are not ours: the last answer for these IDs, and what the container got."""
         self._clock = clock
@@ -203,16 +207,21 @@ class PodClaims:
             with suppress(TimeoutError):
                 async with patience.timeout(_FIRST_LIST_WAITS):
                     await self._ask_about(resource)
-        if self._checkpoint.under_way and self._silent[_CHECKPOINT].lasts:
-            return frozenset()  # it hangs, as has been said
-        try:
-            async with patience.timeout(_LIST_WAITS):
-                checkpoint = await self._checkpoint.read()
-        except (TimeoutError, CheckpointError) as error:
-            self._silent[_CHECKPOINT].report_once(str(error) or "reading it hangs")
-            return frozenset()
-        await self._see_foreign(checkpoint)
-        await self._trace_again()
+        if self._checkpoint.is_unchanged():
+            checkpoint = self._checkpoint.last
+        elif self._checkpoint.under_way and self._silent[_CHECKPOINT].lasts:
+            return frozenset()  # it hangs, as was reported
+        else:
+            try:
+                checkpoint = await self._checkpoint.read(_LIST_WAITS)
+            except CheckpointError as error:
+                self._silent[_CHECKPOINT].report_once(str(error))
+                return frozenset()
+        seen = checkpoint, self._inventory.revision
+        if seen != self._seen:
+            await self._see_foreign(checkpoint)
+            await self._trace_again()
+            self._seen = seen
         held, listed_now = checkpoint.held.get(resource, frozenset()) if checkpoint else frozenset[str](), listed()
         slots = {(resource, device_id) for device_id in held}
         strangers = frozenset(it[1] for it in slots if it[1] not in listed_now and not self._ledger.has(it))
