@@ -252,8 +252,8 @@ class LostResources:
         now = {it.plugin.resource: it.plugin.sent_at for it in self._registered() if it.plugin.offers}
         known = {name for name, sent_at in asked.items() if now.get(name) == sent_at}
         self._doubts = {name: doubt for name, doubt in self._doubts.items() if name in now.keys() - known}
-        lost = known - allocatable.resources
-        self._tried = {name: tried for name, tried in self._tried.items() if name not in allocatable.resources}
+        lost = known - allocatable
+        self._tried = {name: tried for name, tried in self._tried.items() if name not in allocatable}
         for name in sorted(lost):
             self._renew(self.registrars[name], _LOST)
 

@@ -26,7 +26,7 @@ from agent.claims.ledger import Ledger, Pods, names_of
 from agent.inventory.inventory import Inventory
 from agent.kubelet.pods.checkpoint import Checkpoint, CheckpointEntry, CheckpointError, CheckpointReader, Version
 from agent.kubelet.pods.podresources import PodResourcesError, list_pods
-from agent.kubelet.wire import PodDevices, PodList
+from agent.kubelet.wire import PodDevices
 from agent.model import Held, SlotKey
 from agent.runtime import patience
 from agent.runtime.chunked_work import in_batches, in_slices
@@ -382,9 +382,9 @@ async def _answer(pods: Pods, entries: Sequence[CheckpointEntry]) -> Answer:
     return Answer(pods, trace, slots, len(entries))
 
 
-def _holders(pods: PodList) -> dict[SlotKey, tuple[PodDevices, ...]]:
+def _holders(pods: Iterable[PodDevices]) -> dict[SlotKey, tuple[PodDevices, ...]]:
     holders: defaultdict[SlotKey, tuple[PodDevices, ...]] = defaultdict(tuple)
-    for entry in pods.entries:
+    for entry in pods:
         for device_id in entry.ids:
             holders[entry.resource, device_id] += (entry,)
     return dict(holders)

@@ -23,7 +23,7 @@ from agent.kubelet.plugin import Plugin
 from agent.kubelet.pods.podresources import list_pods
 from agent.kubelet.transport.client import FrameCounter
 from agent.kubelet.transport.connection import Allowance
-from agent.kubelet.wire import Encoded, PodList
+from agent.kubelet.wire import Encoded
 from agent.runtime.errors import brief, brief_list, unknown
 from agent.runtime.limits import MESSAGE_LIMIT
 from backends.base import AllocationRefused
@@ -121,7 +121,7 @@ async def test_frames_of_unknown_types_from_a_kubelet_are_passed_over_too(tmp_pa
 
     server = await asyncio.start_unix_server(answer, tmp_path / "k.sock")
     async with server:
-        assert await list_pods(tmp_path / "k.sock", PATIENCE) == PodList(())
+        assert await list_pods(tmp_path / "k.sock", PATIENCE) == []
 
 
 @pytest.mark.parametrize("frame", [PING, UNKNOWN, EMPTY_DATA], ids=["ping", "unknown", "empty data"])
