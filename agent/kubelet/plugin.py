@@ -241,7 +241,9 @@ class Plugin:
             else:
                 while not self._list.encode(_AT_ONCE):  # noqa: ASYNC110  # others have their turn meanwhile
                     await asyncio.sleep(0)
-                snapshot = await self._confirmed(snapshot)
+                if self._confirm is not None:
+                    await self._confirm(self.resource, lambda: self._snapshot.slots if self._snapshot else {})
+                    snapshot = self._snapshot or snapshot  # by now there may be a later one, with what is held
                 if self._ending.is_set() or self._is_silent:
                     continue
                 self._sends_again = False
@@ -261,13 +263,6 @@ class Plugin:
                 self.began = self.began or self.sent_at
                 credit.spend(self.sent_at)
                 sent = snapshot
-
-    async def _confirmed(self, snapshot: Snapshot) -> Snapshot:
-        """The list to send: by now there may be a later one, with what is known to be held since."""
-        if self._confirm is None:
-            return snapshot
-        await self._confirm(self.resource, lambda: (self._snapshot or snapshot).slots)
-        return self._snapshot or snapshot
 
     async def _pause(self, seconds: float) -> None:
         """Let changes gather; cut short when the stream is to end."""
@@ -341,7 +336,8 @@ class Plugin:
             self._let_pass()
 
     async def _give(self, ids: Sequence[str]) -> wire.Encoded:
-        await self._until_back(ids)
+        if self._left:
+            await self._until_back(ids)
         try:
             if self.relay is not None:
                 with suppress(StandbyLostError):

@@ -29,6 +29,7 @@ from agent.kubelet.plugin import Plugin
 from agent.kubelet.transport.client import Channel
 from agent.kubelet.transport.server import SocketServer
 from agent.runtime.counts import Counts
+from agent.runtime.errors import words
 
 API_VERSION: Final = "v1beta1"  # the only one a kubelet accepts (A1)
 
@@ -155,7 +156,7 @@ class Kubelet:
             raise RegistrationError(f"the kubelet's answer makes no sense: {error}") from None
         except (OSError, StreamTerminatedError, ProtocolError, AttributeError) as error:  # grpclib's: lost when made
             self._note_silence(error)
-            raise UnreachableError(f"the kubelet does not answer on {self.socket}: {_words(error)}") from None
+            raise UnreachableError(f"the kubelet does not answer on {self.socket}: {words(error)}") from None
         self._silent_since, self.complaint = None, ""
 
     def _note_silence(self, error: Exception) -> None:
@@ -163,7 +164,7 @@ class Kubelet:
         now = time.monotonic()
         self._silent_since = self._silent_since or now
         if now - self._silent_since >= _WORTH_SAYING and not self.complaint:
-            self.complaint = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else _words(error)
+            self.complaint = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else words(error)
             log.warning(
                 "kubelet-silent", socket=str(self.socket), reason=self.complaint, then="trying again until it does"
             )
@@ -269,7 +270,7 @@ class Registrar:
                     most = _UNREACHABLE_DELAY  # the kubelet's own complaint, said once for all resources
                 except (RegistrationError, OSError) as error:
                     self._count("refused")
-                    if (complaint := _words(error)) != self.complaint:  # said once, not at every try
+                    if (complaint := words(error)) != self.complaint:  # said once, not at every try
                         self.complaint = complaint
                         log.warning("not-registered", resource=self.plugin.resource, reason=complaint)
                 delay = await self._wait_to_retry(min(delay, most), most, generation)
@@ -395,7 +396,3 @@ class Registrar:
 
     def _count(self, result: str) -> None:
         self._counts.registrations[self.plugin.resource, result] += 1
-
-
-def _words(error: BaseException) -> str:
-    return str(error) or type(error).__name__

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field  # noqa: TID251  # it compares by some of its fields
 from pathlib import Path
@@ -74,7 +74,7 @@ class Checkpoint(Struct, frozen=True):
 
     version: Version
     entries: tuple[CheckpointEntry, ...]
-    held: Mapping[str, frozenset[str]]
+    held: Mapping[str, Set[str]]
     """Resource → the IDs that containers have."""
 
 
@@ -125,8 +125,8 @@ def version(plugin_dir: Path) -> Version | None:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def parse(data: bytes) -> tuple[CheckpointEntry, ...]:
-    """The entries of a checkpoint file.
+def parse(data: bytes, version: Version) -> Checkpoint:
+    """What a checkpoint file says.
 
     Raises:
         msgspec.MsgspecError: it is no JSON, of another shape, or says more than can be.
@@ -137,7 +137,10 @@ def parse(data: bytes) -> tuple[CheckpointEntry, ...]:
     )
     if (count := max(len(found), sum(len(entry.ids) for entry in found))) > _MOST_IDS:
         raise msgspec.ValidationError(f"it says that pods have {count} devices, and {_MOST_IDS} is the most")
-    return found
+    held: defaultdict[str, set[str]] = defaultdict(set)
+    for entry in found:
+        held[entry.resource].update(entry.ids)
+    return Checkpoint(version, found, held)
 
 
 def read(plugin_dir: Path) -> Checkpoint | None:
@@ -155,12 +158,11 @@ def read(plugin_dir: Path) -> Checkpoint | None:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}; Fairlead needs to read it as root") from error
     try:
-        entries = parse(data)
+        return parse(data, (found.st_ino, found.st_mtime_ns, found.st_size))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CheckpointError(
             f"{path} is damaged: {error}; the kubelet writes it anew with the next list of devices"
         ) from error
-    return Checkpoint((found.st_ino, found.st_mtime_ns, found.st_size), entries, _held(entries))
 
 
 def read_at_once(plugin_dir: Path) -> Checkpoint | None:
@@ -175,20 +177,12 @@ def read_at_once(plugin_dir: Path) -> Checkpoint | None:
         with files.opened(plugin_dir / FILE_NAME, follow=False) as (file, found):
             data = bytearray(min(found.st_size, _AT_ONCE_BYTES) + 1)
             if os.preadv(file, [data], 0, os.RWF_NOWAIT) == found.st_size == len(data) - 1:
-                entries = parse(bytes(data[:-1]))
-                return Checkpoint((found.st_ino, found.st_mtime_ns, found.st_size), entries, _held(entries))
+                return parse(bytes(data[:-1]), (found.st_ino, found.st_mtime_ns, found.st_size))
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         pass  # in a thread it can be waited for, and its fault said
     raise BlockingIOError
-
-
-def _held(entries: Iterable[CheckpointEntry]) -> Mapping[str, frozenset[str]]:
-    held: defaultdict[str, set[str]] = defaultdict(set)
-    for entry in entries:
-        held[entry.resource].update(entry.ids)
-    return {resource: frozenset(ids) for resource, ids in held.items()}
 
 
 def record(plugin_dir: Path) -> tuple[float, Mapping[str, frozenset[str]]]:
@@ -214,14 +208,11 @@ class CheckpointReader:
         self._workers = Workers("checkpoint", limit=2)
         self._reading = asyncio.Lock()
         self._begun = 0
-        self._last: tuple[int, Checkpoint | None] = 0, None  # number of the reading, what it read
+        self._read_last = 0  # the number of the reading
+        self.last: Checkpoint | None = None
+        """What it read."""
         self.under_way = 0
         """Readings that have not come to their end; of a disk that hangs, those that nobody waits for any more, too."""
-
-    @property
-    def last(self) -> Checkpoint | None:
-        """What was read last."""
-        return self._last[1]
 
     async def read(self, within: float | None = None) -> Checkpoint | None:
         """The checkpoint as it lies there after this call began; None if there is none. It waits so many seconds at most.
@@ -231,19 +222,17 @@ class CheckpointReader:
         """
         if not self._reading.locked():
             with suppress(BlockingIOError):
-                self._last = self._begun + 1, read_at_once(self._plugin_dir)
-                self._begun += 1
-                return self._last[1]
+                self.last = read_at_once(self._plugin_dir)
+                self._begun = self._read_last = self._begun + 1
+                return self.last
         wanted = self._begun + 1  # the next to begin; the one under way may have seen the file before
         try:
             async with patience.timeout(_DEADLINE if within is None else within), self._reading:
-                number, found = self._last
-                if number < wanted:
-                    self._begun += 1
-                    number = self._begun
-                    found = await self._workers.start(self._read)
-                    self._last = number, found
-                return found
+                if self._read_last < wanted:
+                    self._begun = number = self._begun + 1
+                    self.last = await self._workers.start(self._read)
+                    self._read_last = number
+                return self.last
         except (TimeoutError, NoWorkerError):
             raise CheckpointError("reading it hangs") from None
 

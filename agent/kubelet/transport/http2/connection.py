@@ -85,12 +85,10 @@ class ViolationError(ProtocolError):
 
 
 class _Stream(Struct, eq=False):
-    """A call, until both sides have ended it."""
+    """A call, until both sides have ended it; h2's has `closed` and `open`, for which grpclib asks."""
 
     closed: ClassVar = False
     open: ClassVar = True
-    """Both are what grpclib asks of h2's."""
-
     window: int
     """Bytes that we may still send."""
     room: int = _WINDOW
@@ -164,13 +162,8 @@ class ServerConnection:
         self._out += _frame(_DATA, 0, stream_id, data)
 
     def reset_stream(self, stream_id: int, error_code: int = ErrorCodes.NO_ERROR) -> None:
-        """End a call at once.
-
-        Raises:
-            StreamClosedError: it has ended.
-        """
-        if self.streams.pop(stream_id, None) is None:
-            raise StreamClosedError(stream_id)
+        """End a call at once; grpclib asks first whether it has ended."""
+        del self.streams[stream_id]
         self._out += _frame(_RST_STREAM, 0, stream_id, _number(error_code))
 
     def acknowledge_received_data(self, size: int, stream_id: int) -> None:
@@ -207,7 +200,7 @@ class ServerConnection:
         events: list[Event] = []
         if self.state_machine.state is ConnectionState.CLOSED:
             return events
-        data = self._in + data if self._in else data
+        data = self._in + data
         try:
             self._in = data[self._receive_frames(data, events) :]
         except ViolationError as error:
