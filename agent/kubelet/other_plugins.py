@@ -7,7 +7,6 @@ for `observe`, which reads the plugin directory.
 from __future__ import annotations
 
 import os
-import socket
 import stat
 from collections.abc import Container, Iterable, Mapping, Set
 from pathlib import Path
@@ -17,6 +16,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from agent.kubelet.pods.checkpoint import record
+from agent.kubelet.transport.client import listens
 from agent.runtime.errors import some
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 SETTLED: Final = 1.0
 """Seconds after a list in which the kubelet takes it in."""
-
-_CONNECT_WITHIN: Final = 0.2  # seconds
 
 SocketId = tuple[int, int]
 """Inode, and time of its last change in ns."""
@@ -121,6 +119,14 @@ def observe(plugin_dir: Path, before: Observation, *, doubt: bool) -> Observatio
         doubt: try every socket, not only those that are new.
     """
     written, registered = record(plugin_dir)
+    sockets = other_sockets(plugin_dir)
+    tried = {it for it, identity in sockets.items() if doubt or before.sockets.get(it) != identity}
+    answering = {it for it in tried if listens(plugin_dir / it)}
+    return Observation(written, registered, sockets, frozenset(answering | (before.answering & sockets.keys() - tried)))
+
+
+def other_sockets(plugin_dir: Path) -> dict[str, SocketId]:
+    """The sockets of other plugins; ours lie in a directory below. Blocks."""
     sockets = {}
     try:
         with os.scandir(plugin_dir) as entries:
@@ -131,18 +137,4 @@ def observe(plugin_dir: Path, before: Observation, *, doubt: bool) -> Observatio
                         sockets[entry.name] = found.st_ino, found.st_ctime_ns
     except OSError:
         pass  # the directory is gone, or an entry is since this moment: the next look sees more
-    tried = {it for it, identity in sockets.items() if doubt or before.sockets.get(it) != identity}
-    answering = {it for it in tried if _answers(plugin_dir / it)}
-    return Observation(written, registered, sockets, frozenset(answering | (before.answering & sockets.keys() - tried)))
-
-
-def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as link:
-        link.settimeout(_CONNECT_WITHIN)
-        try:
-            link.connect(str(path))
-        except TimeoutError:
-            return True  # it is busy
-        except OSError:
-            return False
-    return True
+    return sockets

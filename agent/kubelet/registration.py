@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import socket
 import stat
 import time
 from collections import Counter
@@ -110,14 +109,6 @@ class Kubelet:
             log.warning(
                 "kubelet-silent", socket=str(self.socket), reason=_LINK, then="waiting until a kubelet makes its own"
             )
-
-    def listens(self) -> bool:
-        """Does a kubelet accept connections now? One that has ended, with the node perhaps, leaves its socket behind."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as tried:
-            try:
-                return tried.connect_ex(str(self.socket)) in (0, errno.EAGAIN)
-            except OSError:  # a path that is longer than any socket's
-                return False
 
     async def newer_than(self, generation: int) -> None:
         """Wait until a socket newer than this one has appeared."""

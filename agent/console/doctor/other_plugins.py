@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
-import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -12,13 +10,14 @@ from typing import Final
 from agent.config.templates import is_distinctive
 from agent.console.doctor.findings import Finding, Patient, failure, fine, warning
 from agent.console.views import Status
+from agent.kubelet.other_plugins import other_sockets
 from agent.kubelet.pods.checkpoint import record
+from agent.kubelet.transport.client import listens
 from agent.model import State
 from agent.runtime.errors import some
 from backends.base import PLACEHOLDER
 
 _NAME: Final = "other-plugins"
-_PATIENCE: Final = 1.0  # seconds for a connection
 MEND: Final = (
     "Remove the other plugin: its DaemonSet, or its static pod. Fairlead registers once more within seconds of its end."
 )
@@ -26,7 +25,8 @@ MEND: Final = (
 
 def sockets(patient: Patient) -> Iterator[Finding]:
     """Does another plugin serve beside us, under a name like that of a resource of ours?"""
-    others = sorted(path.name for path in _sockets(patient.config.agent.plugin_dir) if _answers(path))
+    directory = patient.config.agent.plugin_dir
+    others = sorted(name for name in other_sockets(directory) if listens(directory / name))
     resources = [resource.name for resource in patient.config.resources]
     alike = {name: like for name in resources if (like := [it for it in others if _is_like(it, name)])}
     for resource, names in alike.items():
@@ -69,26 +69,6 @@ def findings(different: Mapping[str, str]) -> Iterator[Finding]:
             "had and is gone.",
             MEND,
         )
-
-
-def _sockets(directory: Path) -> Iterator[Path]:
-    """Those of others: ours lie in a directory below."""
-    try:
-        for path in directory.iterdir():
-            if path.name != "kubelet.sock" and stat.S_ISSOCK(path.lstat().st_mode):
-                yield path
-    except OSError:
-        return  # the check of the directory says why
-
-
-def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as link:
-        link.settimeout(_PATIENCE)
-        try:
-            link.connect(str(path))
-        except OSError:
-            return False
-    return True
 
 
 def _is_like(socket_name: str, resource: str) -> bool:

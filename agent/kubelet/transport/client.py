@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
+from pathlib import Path
 from typing import Final, TypeVar
 
 import grpclib.client
@@ -46,6 +49,15 @@ class Channel(grpclib.client.Channel):
         """
         call = UnaryUnaryMethod[Encoded, T](self, method, Encoded, answer)
         return await asyncio.ensure_future(call(request, timeout=timeout))
+
+
+def listens(path: Path) -> bool:
+    """Does a process accept connections there now? One that has ended may have left its socket behind."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as tried:
+        try:
+            return tried.connect_ex(str(path)) in (0, errno.EAGAIN)  # EAGAIN: it is busy
+        except OSError:  # a path that is longer than any socket's
+            return False
 
 
 class FrameCounter:
