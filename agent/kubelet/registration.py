@@ -60,7 +60,7 @@ class UnreachableError(RegistrationError):
 
 
 class Kubelet:
-    """The kubelet's registration socket: is it there, is it a new one, and registering with it."""
+    """The kubelet's registration socket: notices a new one, and registers there."""
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
@@ -77,7 +77,7 @@ class Kubelet:
         self._silent_since: float | None = None
 
     def look(self) -> None:
-        """Something happened to the socket, or may have: is it another one, of a kubelet that has just started?
+        """Look whether the socket is another one, of a kubelet that has just started.
 
         A new one may have the old one's inode number (A6), but then it has another time.
         """
@@ -102,7 +102,7 @@ class Kubelet:
             scope.cancel()
 
     def _refuse_link(self) -> None:
-        """A kubelet makes a socket; the directory may be a link, where it lies on another disk."""
+        """Report a link in the place of the socket, once; the directory may be one, where it lies on another disk."""
         self._identity = None
         if self.complaint != _LINK:
             self.complaint = _LINK
@@ -117,7 +117,7 @@ class Kubelet:
 
     @contextmanager
     def until_restart(self) -> Iterator[None]:
-        """Cut the body off when another kubelet has started: what it does concerns the one before."""
+        """Cancel the body when another kubelet starts."""
         with anyio.CancelScope() as scope:
             self._attempts.add(scope)
             try:
@@ -151,7 +151,7 @@ class Kubelet:
         self._silent_since, self.complaint = None, ""
 
     def _note_silence(self, error: Exception) -> None:
-        """Say once, for all resources, that the kubelet does not answer."""
+        """Report once, for all resources, that the kubelet does not answer."""
         now = time.monotonic()
         self._silent_since = self._silent_since or now
         if now - self._silent_since >= _WORTH_SAYING and not self.complaint:
@@ -218,23 +218,23 @@ class Registrar:
         plugin.on_call = self._attention.set
 
     def renew(self) -> None:
-        """Register once more, when no Allocate is under way: the kubelet reads the plugin's options only then.
+        """Register once more, as soon as no Allocate is under way.
 
-        Also where it has lost the resource though the stream is open.
+        The kubelet reads the options only then, and takes back a resource that it has lost though the stream is open.
         """
         self._is_outdated = True
         self._attention.set()
 
     def give_up(self) -> None:
-        """Register no more: the resource is being handed over, and what is open is left to the kubelet and the standby."""
+        """Register no more, and leave the open stream as it is: the resource is being handed over."""
         self._is_given = True
 
     async def answered(self, relayed: Callable[[], int]) -> None:
-        """Wait until no Allocate is under way but those that another agent answers."""
+        """Wait until all Allocates are answered but those that were relayed to another agent."""
         await self._until_answered(lambda: self.plugin.allocating <= relayed())
 
     async def end_stream(self) -> None:
-        """End the stream; what the kubelet asks over its connection is answered on."""
+        """End the stream, and go on answering calls over its connection."""
         self.plugin.end_stream()
         if not await self._until(lambda: not self.plugin.streaming, _TRAILERS_WITHIN):
             self._server.reset_connections()  # a stream that ends later would make the kubelet drop the next one (A2)
@@ -248,7 +248,7 @@ class Registrar:
                 generation, most = self._kubelet.generation, _REFUSED_DELAY
                 try:
                     if not self._kubelet.generation:
-                        await self._listen()  # so that it takes no time later
+                        await self._listen()  # while nobody waits for it
                         await self._kubelet.newer_than(0)
                     self._kubelet.look()  # before connecting, so that its create event is no news afterwards
                     generation = self._kubelet.generation
@@ -278,7 +278,7 @@ class Registrar:
                 await self._server.shut_down(_STOP_PATIENCE)
 
     async def _stay(self) -> float:
-        """Registered: until the stream ends or the kubelet must be told once more; for how many seconds it was."""
+        """Stay registered until the stream ends or the resource must be registered again; the seconds that took."""
         began = time.monotonic()
         self._set_registered(True)
         try:
@@ -294,7 +294,7 @@ class Registrar:
 
     @property
     def _must_renew(self) -> bool:
-        """Does the kubelet know other options than the plugin has, or has it lost the client whose stream is open?
+        """Have the options changed, or did the kubelet lose the client whose stream is open?
 
         It took up a registration that we had given up, perhaps of our last run: the stream that we then refuse makes it
         drop the resource, and the one that is open keeps us from noticing (kubelet contract: A2).
@@ -302,7 +302,7 @@ class Registrar:
         return self._is_outdated or self.plugin.refused > self._refused
 
     async def _listen(self) -> None:
-        """Be serving before registering; also if somebody removed our socket meanwhile."""
+        """Make the socket where there is none, or where somebody removed it."""
         if self._server.is_reachable():
             return
         await self._end_streams()
@@ -340,7 +340,7 @@ class Registrar:
             pass  # as is meant
         finally:
             self.plugin.is_detaching = False
-        self._server.reset_connections()  # nobody uses what that has left
+        self._server.reset_connections()  # nobody uses them any more
         await predecessor.end(self.plugin.resource)
 
     async def _end_streams(self) -> None:
@@ -350,7 +350,7 @@ class Registrar:
             self._server.reset_connections()
 
     async def _until(self, reached: Callable[[], bool], within: float | None = None) -> bool:
-        """Wait for the calls to be so; False if they are not within so many seconds."""
+        """Wait until `reached` is true, looking at each of the plugin's calls; False after so many seconds."""
         try:
             with anyio.fail_after(within):
                 while not reached():
@@ -361,7 +361,7 @@ class Registrar:
         return True
 
     async def _until_answered(self, reached: Callable[[], bool], within: float | None = None) -> bool:
-        """The same, where the answer to an Allocate may bring it about."""
+        """The same, also looking whenever an Allocate is answered."""
         self.plugin.awaited += 1
         try:
             return await self._until(reached, within)
@@ -369,7 +369,7 @@ class Registrar:
             self.plugin.awaited -= 1
 
     async def _wait_to_retry(self, delay: float, most: float, generation: int) -> float:
-        """Wait a little longer each time; not at all once a new kubelet has started. The next delay."""
+        """Wait for so long, or until a new kubelet starts; returns the next delay."""
         try:
             with anyio.fail_after(delay):
                 await self._kubelet.newer_than(generation)

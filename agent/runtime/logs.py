@@ -102,7 +102,7 @@ def set_up(
 
 
 class _Noting:
-    """Tells `note` of a line before it is written, or not written."""
+    """Calls `note` for each line, and drops those below the level."""
 
     def __init__(self, note: Callable[[Mapping[str, Any]], None], level: int) -> None:
         self._note = note
@@ -140,7 +140,7 @@ def _printable(value: object) -> object:
 
 
 def _unfailing(level: int) -> type[structlog.typing.FilteringBoundLogger]:
-    """Loggers whose calls never raise: what is logged has happened, and must not fail because it is told."""
+    """Loggers whose calls never raise: no work may fail because it is logged."""
     filtering: Any = structlog.make_filtering_bound_logger(level)
 
     def proxy_to_logger(self: Any, name: str, event: str | None = None, **fields: Any) -> Any:
@@ -199,7 +199,7 @@ class _Output:
             self._stream.write(text + "\n")
             self._stream.flush()
         except (OSError, ValueError):
-            pass  # full disk, closed pipe, closed stream: there is nobody left to tell
+            pass  # full disk, closed pipe, closed stream: there is no other place to report it
 
     debug = info = warning = error = critical = exception = msg
 
@@ -219,7 +219,7 @@ class _Journal(_Output):
 
 
 def _is_journal(stream: Stream, environment: Mapping[str, str]) -> bool:
-    """Is it the one that systemd made for us, and has nobody redirected it (systemd.exec(5))?"""
+    """Is this stream the one that systemd connected to its journal (systemd.exec(5))?"""
     try:
         found = os.fstat(stream.fileno())
     except (OSError, ValueError):

@@ -53,11 +53,11 @@ class CheckpointEntry:
     """The plugin's answer, a ContainerAllocateResponse, as JSON has bytes."""
 
     def slots(self) -> frozenset[SlotKey]:
-        """The same as slots."""
+        """The slots that these IDs are."""
         return frozenset((self.resource, device_id) for device_id in self.ids)
 
     async def trace(self) -> Trace:
-        """What the container was given; nothing where that makes no sense."""
+        """The nodes and names that the container was given; none where the answer makes no sense."""
         try:
             answer = msgspec.json.decode(self.response, type=bytes | None) or b""
             nodes = await in_slices(path for node in messages(answer, 3) for path in strings(node, 2))
@@ -117,7 +117,7 @@ _decoder: Final = msgspec.json.Decoder(_File)
 
 
 def version(plugin_dir: Path) -> Version | None:
-    """Which writing of the file lies there now; None if there is none. The kernel knows it without the disk."""
+    """Identifies the file that lies there now; None if there is none. The kernel knows it without the disk."""
     try:
         found = (plugin_dir / FILE_NAME).lstat()
     except OSError:
@@ -166,9 +166,9 @@ def read(plugin_dir: Path) -> Checkpoint | None:
 
 
 def read_at_once(plugin_dir: Path) -> Checkpoint | None:
-    """The same, of what the kernel has in memory, as it has what the kubelet wrote a moment ago (RWF_NOWAIT, preadv2(2)).
+    """The same without a thread, which takes three times as long: of what the kernel has in memory (RWF_NOWAIT, preadv2(2)).
 
-    A thread would take three times as long.
+    The kernel has what the kubelet wrote a moment ago.
 
     Raises:
         BlockingIOError: it must be waited for, is long, or makes no sense: `read` it.
@@ -201,7 +201,7 @@ def record(plugin_dir: Path) -> tuple[float, Mapping[str, frozenset[str]]]:
 
 
 class CheckpointReader:
-    """Reads it, in a thread if it must be waited for, once for all who ask at the same time."""
+    """Reads the checkpoint, in a thread if it must wait for the disk; those who ask at the same time share a reading."""
 
     def __init__(self, plugin_dir: Path) -> None:
         self._plugin_dir = plugin_dir
@@ -237,7 +237,7 @@ class CheckpointReader:
             raise CheckpointError("reading it hangs") from None
 
     def is_unchanged(self) -> bool:
-        """Does the file that was read last still lie there?"""
+        """Is the file that lies there the one that was read last? The kubelet makes another one for each writing."""
         return self.last is not None and self.last.version == version(self._plugin_dir)
 
     def _read(self) -> Checkpoint | None:

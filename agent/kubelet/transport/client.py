@@ -26,13 +26,13 @@ T = TypeVar("T")
 
 
 class Channel(grpclib.client.Channel):
-    """A connection to the socket at `path`; it ends where the other side sends more than can be an answer."""
+    """A channel to the socket at `path`; it is closed where the other side sends more than an answer may have."""
 
     def __init__(self, path: str, most_bytes: int = MESSAGE_LIMIT) -> None:
         super().__init__(path=path, codec=Codec())
         self.most_bytes = most_bytes
         self.excess = ""
-        """What came too much of, in words: `more than 16 MiB`; empty if nothing did."""
+        """What the other side sent too much of: `more than 16 MiB`; empty if nothing."""
 
     def _protocol_factory(self) -> H2Protocol:
         return _Connection(super()._protocol_factory(), self)
@@ -42,7 +42,7 @@ class Channel(grpclib.client.Channel):
 
         The call is made in a task of its own. Where the connection is lost or the time is up, grpclib cancels the task that
         waits, turns that into an error, and never takes it back (`Task.uncancel`): every scope that this task is in would
-        take it for somebody's word from then on, and let the next cancellation of its own pass.
+        from then on take it for cancelled from outside, and not catch its own next cancellation.
 
         Raises:
             Exception: whatever grpclib raises.

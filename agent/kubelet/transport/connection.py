@@ -27,7 +27,7 @@ _BYTES_FOR_FRAME: Final = 1024  # that we sent: for these a client may send a fr
 
 
 class Allowance:
-    """How many frames a client may still send; time earns more, and so does what the client is sent."""
+    """How many frames a client may still send; it earns more with time, and with the bytes that it is sent."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -71,7 +71,7 @@ class Connection(H2Protocol):
         self._server.disconnected(self)
 
     def data_received(self, data: bytes) -> None:
-        """Read what one turn of the loop may, and the rest in others."""
+        """Read as many frames as one turn of the loop may, and the rest in the next turns."""
         was_behind, before = self._http2.is_behind, self._http2.frames
         super().data_received(data)
         if not self._allowance.take(self._http2.frames - before, self.transport.written):
