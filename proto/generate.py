@@ -13,7 +13,7 @@ from pathlib import Path
 from grpc_tools import protoc
 
 HERE = Path(__file__).resolve().parent
-TARGETS = {HERE / "kubelet": HERE.parent / "agent/kubelet/api", HERE / "fairlead": HERE.parent / "agent/console/api"}
+TARGETS = {HERE / "kubelet": HERE.parent / "agent/kubelet/api", HERE / "fairlead": HERE.parent / "tests/console/api"}
 
 
 def generate(sources: Path, target: Path) -> None:

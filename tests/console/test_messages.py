@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.console import requests, views
-from agent.console.api.fairlead.admin import v1
 from agent.console.messages import decode, encode
 from agent.kubelet.protobuf import MalformedError
+from tests.console.api.fairlead.admin import v1
 
 PAIRS: dict[Any, Any] = {
     views.Status: v1.StatusResponse,

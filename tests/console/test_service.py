@@ -14,13 +14,13 @@ from grpclib.const import Handler
 from grpclib.const import Status as Code
 from grpclib.exceptions import GRPCError
 
-from agent.console.api.fairlead.admin import v1
 from agent.console.client import Client, NoDaemonError, WrongNameError
 from agent.console.service import AdminService, served
 from agent.console.views import Drained, Event, Gift, History, Period, Reloaded, Undrained
 from agent.kubelet.transport.server import SocketServer
 from agent.kubelet.wire import Codec
 from agent.runtime.errors import ExitCode, FairleadError
+from tests.console.api.fairlead.admin import v1
 from tests.console.fakes import FakeDaemon, status
 from tests.wait import limit
 
