@@ -220,7 +220,8 @@ class PodClaims:
         seen = checkpoint, self._inventory.revision
         if seen != self._seen:
             await self._see_foreign(checkpoint)
-            await self._trace_again()
+            if self._traced_at != self._inventory.revision and (self._foreign or self._traces):
+                await self._trace_again()
             self._seen = seen
         held, listed_now = checkpoint.held.get(resource, frozenset()) if checkpoint else frozenset[str](), listed()
         slots = {(resource, device_id) for device_id in held}
@@ -340,8 +341,6 @@ class PodClaims:
 
     async def _trace_again(self) -> None:
         """Follow the noted answers again where devices have changed: they may lead to one that was not there."""
-        if self._traced_at == self._inventory.revision or not (self._foreign or self._traces):
-            return
         async with self._adopting:
             self._traced_at = self._inventory.revision
             await self._follow_foreign(self._foreign)
