@@ -60,7 +60,7 @@ class Connection(H2Protocol):
         self.transport = GatheringTransport(transport)
         http2 = cast("H2Connection", self._http2)
         self.connection = grpclib.protocol.Connection(http2, self.transport, config=self.config)
-        self.connection.flush()
+        # our greeting leaves with the answer to the client's, which comes at once (RFC 9113, 3.4): one write less
         self.connection.initialize()
         self.processor = EventsProcessor(self.handler, self.connection)
         self._server.connected(self)

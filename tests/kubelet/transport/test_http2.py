@@ -350,6 +350,22 @@ async def test_whoever_breaks_the_protocol_ends_its_own_connection_and_no_other(
     await client.echoes(1)
 
 
+async def test_our_settings_come_first_and_together_with_the_answer_to_the_clients(
+    connect: Callable[[], Client],
+) -> None:
+    client = connect()
+    await settled()
+    with pytest.raises(BlockingIOError):
+        client._sock.recv(1)
+    await client.send(HELLO)
+    first, second, third = await client.frame(), await client.frame(), await client.frame()
+    assert first is not None
+    assert (first.kind, first.flags) == (SETTINGS, 0)
+    assert second is not None
+    assert second.kind == WINDOW_UPDATE
+    assert third == Frame(SETTINGS, 1, 0, b"")
+
+
 async def test_a_request_without_a_path_is_reset_and_its_connection_goes_on(client: Client) -> None:
     await client.send(frame(HEADERS, 5, 1, Encoder().encode([(":method", "POST")])))
     assert (await client.reply(1))[1] == {"reset": str(PROTOCOL_ERROR)}
