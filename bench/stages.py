@@ -43,12 +43,12 @@ _WRAPPED: Final = (
     ("agent.daemon.node", "Node._commit", "inventory and health"),
     ("agent.kubelet.plugin", "Plugin.publish", "snapshots"),
     ("agent.kubelet.encoded_list", "EncodedList.message", "stream woken, what pods hold"),
-    ("agent.kubelet.transport.server", "_Connection.data_received", "loop woken"),
+    ("agent.kubelet.transport.connection", "Connection.data_received", "loop woken"),
     ("agent.kubelet.plugin", "Plugin._allocate", "HTTP/2 and grpclib in"),
     ("agent.kubelet.allocation", "Allocator.allocate", "request read"),
     ("agent.daemon.node", "Node.allocated", "slots and claims"),
     ("agent.kubelet.wire", "encode_allocate", "claim written, edits"),
-    ("agent.kubelet.transport.write_gathering", "GatheringTransport._send", "HTTP/2 and grpclib out"),
+    ("agent.kubelet.transport.gathering", "GatheringTransport._send", "HTTP/2 and grpclib out"),
 )
 """Module, function, and the stage that ends when it is called."""
 

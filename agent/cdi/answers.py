@@ -88,7 +88,7 @@ def first_id(backend: Backend[Any], resource: Resource[Any], device: Device) -> 
 
 
 def _device(backend: Backend[Any], resource: Resource[Any], grant: Grant) -> tuple[str, ContainerEdits] | None:
-    """What names a grant, and what it brings: the device itself, unless its IDs bring different things."""
+    """The name of a grant, and its edits: that of the device, unless its IDs bring different edits."""
     own = _alone(backend, resource, grant)
     if own is None:
         return None

@@ -33,7 +33,7 @@ class _Spec(msgspec.Struct):
 
 
 class Definitions:
-    """What the specifications of a host define; a file is read again when it is another. All of it blocks."""
+    """The devices that a host's specifications define; a file is read again when it has changed. All of it blocks."""
 
     def __init__(self, host: Host) -> None:
         self._host = host

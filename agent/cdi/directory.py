@@ -38,20 +38,20 @@ class Directory:
         self._record, self._lock = state_dir / RECORD, state_dir / _LOCK
 
     def recorded(self) -> frozenset[str]:
-        """The resources that have a specification of ours, or nearly had one.
+        """The resources that have a specification of ours, or had one begun.
 
         Raises:
-            OSError: nobody can tell.
+            OSError: the record cannot be read.
         """
         try:
             return frozenset(
                 msgspec.json.decode(files.read(self._record, _MOST_RECORDED, follow=False), type=list[str])
             )
-        except (FileNotFoundError, msgspec.MsgspecError):  # written by nobody but us, and whole: a strange one is none
+        except (FileNotFoundError, msgspec.MsgspecError):  # we write it whole: what cannot be read is not ours
             return frozenset()
 
     def update(self, resource: str, change: Callable[[Devices], Devices], *, every: bool = False) -> bool:
-        """Make another of a resource's specification, and write it where it says something else; is there one then?
+        """Change a resource's specification, and write it if that changed anything; True if there is one now.
 
         Args:
             resource: its name.
@@ -59,7 +59,7 @@ class Directory:
             every: look up every node again, not only those of devices that `change` adds or replaces.
 
         Raises:
-            OSError: it cannot be written, and says what it said; or the file is somebody else's.
+            OSError: it cannot be written and stays as it was, or the file is not ours.
         """
         path, kind = self._host.local(names.file(resource)), names.kind(resource)
         with self._alone():
@@ -76,10 +76,10 @@ class Directory:
         return bool(after)
 
     def remove(self, resource: str) -> bool:
-        """Remove a resource's specification, and what a write that was cut off left of it; was it there?
+        """Remove a resource's specification, and what a write that was cut off left; True if it was there.
 
         Raises:
-            OSError: it is there still; or the file is somebody else's.
+            OSError: it cannot be removed, or the file is not ours.
         """
         with self._alone():
             return self._remove(resource)
@@ -94,7 +94,7 @@ class Directory:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Be the only one who writes: an agent that has handed the node over may hang in a write of its own."""
+        """Hold the lock for writing: an agent that has handed the node over may still hang in a write."""
         self._lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = files.open_ours(self._lock)
         try:

@@ -27,7 +27,7 @@ _FOR_ALL: Final = "=all"
 
 
 class ForeignNames:
-    """The names in backends' answers."""
+    """Checks the CDI names in backends' answers."""
 
     def __init__(self, host: Host, problems: Problems) -> None:
         self._definitions = Definitions(host)
@@ -36,10 +36,10 @@ class ForeignNames:
         self._workers = Workers("cdi definitions")
 
     async def checked(self, resource: Resource[Any], edits: ContainerEdits) -> ContainerEdits:
-        """What a backend answers, without the names that no specification defines.
+        """A backend's answer without the names that no specification defines.
 
         Raises:
-            AllocationRefused: it is not worth anything without one of them, or nobody can tell.
+            AllocationRefused: one of them is the pod's own device, or the specifications cannot be read.
         """
         if not (wanted := _named(edits)):
             return edits
@@ -62,7 +62,7 @@ class ForeignNames:
         return _without(edits, undefined) if undefined else edits
 
     def _tell(self, resource: str, name: str, *, is_there: bool) -> None:
-        """Report a name that is left out, and that it is not any more."""
+        """Report a name that is left out, and when it is defined again."""
         if is_there:
             if (trouble := self._left_out.pop(name, None)) is not None:
                 trouble.healed()

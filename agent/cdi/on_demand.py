@@ -21,7 +21,7 @@ RECORD: Final = "cdi.json"
 
 
 class Cdi:
-    """What the rest of the daemon knows of CDI."""
+    """The door to CDI for the rest of the daemon."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Cdi:
         return ForeignNames(self._host, self._problems)
 
     async def answer(self, resource: Resource[Any], grants: Sequence[Grant], edits: ContainerEdits) -> ContainerEdits:
-        """What the kubelet is told in the place of a backend's edits; all that it names is on disk then.
+        """The answer to the kubelet for a backend's edits, once all that it names is on disk.
 
         Raises:
             AllocationRefused: something cannot be written, or is defined nowhere.

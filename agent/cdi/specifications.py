@@ -38,7 +38,7 @@ log = structlog.get_logger()
 
 
 class Specifications:
-    """Those of all resources."""
+    """The specifications of all resources."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Specifications:
     # --- an Allocate ---
 
     async def answer(self, resource: Resource[Any], grants: Sequence[Grant], edits: ContainerEdits) -> ContainerEdits:
-        """What the kubelet is told, once the specification says what that names.
+        """The answer to the kubelet, once the specification has what it names.
 
         Raises:
             AllocationRefused: it cannot be written.
@@ -79,7 +79,7 @@ class Specifications:
                 await self._update(resource.name, lambda before: {**before, **needed})
         except (OSError, NoWorkerError, TimeoutError) as error:
             why = self._report(resource.name, error)
-            self.changed([resource.name])  # that is what tries again
+            self.changed([resource.name])  # it is tried again
             if resource.spec.edits == "both":
                 return edits
             raise AllocationRefused(
@@ -102,7 +102,7 @@ class Specifications:
         return name in self._written or (resource is not None and resource.spec.edits != "inline")
 
     async def run(self) -> None:
-        """Keep them in step, for ever; those of an earlier run that nobody wants any more go first. At the end all stay."""
+        """Keep them in step for ever; first, remove those of an earlier run that no resource needs. At the end all stay."""
         try:
             async with self._turn:
                 self._written |= await self._workers.start(self._directory.recorded)
@@ -119,7 +119,7 @@ class Specifications:
             self._workers.close()
 
     def _removed(self, path: Path, change: Change) -> None:
-        """Something happened in the directory; what is gone is written again."""
+        """Write specifications again that somebody removed."""
         if change is Change.REMOVED:
             gone = [
                 it for it in self._written if self._host.local(names.file(it)) in (path, path / names.file(it).name)
@@ -127,7 +127,7 @@ class Specifications:
             self.changed(gone)
 
     async def _try(self, name: str) -> None:
-        """Write one that is stale; if it cannot be written, it stays so."""
+        """Write a stale one; it stays stale if it cannot be written."""
         self._stale.discard(name)
         try:
             async with self._turn:
@@ -135,11 +135,11 @@ class Specifications:
         except (OSError, NoWorkerError) as error:
             self._report(name, error)
             self._stale.add(name)
-        except Exception:  # anyone's code; an Allocate asks it again, and refuses
+        except Exception:  # a backend's; an Allocate asks it again, and refuses
             log.exception("backend-failed", backend=self._inventory.kind(name), call="edits", resource=name)
 
     async def _refresh(self, name: str) -> None:
-        """Have a specification say what there is, and what pods may still name.
+        """Write a specification of the devices that there are, and of those that pods may still name.
 
         Raises:
             OSError: it cannot be written.
@@ -166,7 +166,7 @@ class Specifications:
     def _kept_for_pods(
         self, resource: Resource[Any] | None, slots: Mapping[str, Slot], claims: Iterable[str]
     ) -> Callable[[str], bool]:
-        """May a pod have been given this name? Of one whose device is gone nobody can tell which it was."""
+        """Tells whether a pod may have been given a name; any name, where a claim's device is gone."""
         theirs: set[str] = set()
         firsts: dict[int, str] = {}  # of a device with a thousand IDs told once
         for device_id in claims:
@@ -181,7 +181,7 @@ class Specifications:
     # --- the disk ---
 
     async def _update(self, name: str, change: Callable[[Devices], Devices], *, every: bool = False) -> None:
-        """Write a specification in the thread; whoever calls this has the turn.
+        """Write a specification in the thread; the caller holds `_turn`.
 
         Raises:
             OSError: it cannot be written.
@@ -195,7 +195,7 @@ class Specifications:
             trouble.healed()
 
     def _report(self, name: str, error: Exception) -> str:
-        """Report what keeps a specification from being written; the reason."""
+        """Report why a specification is not written; returns the reason."""
         if name not in self._troubles:
             self._troubles[name] = self._problems.trouble(
                 "cdi",

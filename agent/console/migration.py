@@ -62,7 +62,7 @@ async def holders(inventory: Inventory, plugin_dir: Path, pod_resources: Path) -
         unread.append(f"{error}.")
     names: dict[tuple[str, str, str], str] = {}
     try:
-        for it in (await list_pods(pod_resources, _PATIENCE)).entries:
+        for it in await list_pods(pod_resources, _PATIENCE):
             names.update({(it.resource, device_id, it.container): f"{it.namespace}/{it.pod}" for device_id in it.ids})
     except PodResourcesError as error:
         unread.append(f"{error}: pods are shown by their UIDs, and some may have ended.")

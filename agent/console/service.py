@@ -25,7 +25,7 @@ from agent.console.admin_protocol import SERVICE, Codec, DeviceRequest, DrainReq
 from agent.console.control import Control, NoSuchDeviceError, RefusedError
 from agent.console.views import Event
 from agent.kubelet.lock import exclusive
-from agent.kubelet.transport.server import SocketServer
+from agent.kubelet.transport.server import SocketServer, refusal
 from agent.runtime.supervision.problems import Problems
 
 _LOOK_AGAIN: Final = 2.0  # seconds between two looks whether the socket is still there
@@ -71,9 +71,9 @@ class AdminService:
                 answer = call(request)
                 view = await answer if isawaitable(answer) else answer
             except NoSuchDeviceError as error:
-                raise GRPCError(Status.NOT_FOUND, str(error)) from error
+                raise refusal(Status.NOT_FOUND, str(error)) from error
             except RefusedError as error:
-                raise GRPCError(Status.FAILED_PRECONDITION, str(error)) from error
+                raise refusal(Status.FAILED_PRECONDITION, str(error)) from error
             await stream.send_message(view)
 
         return handle
@@ -83,7 +83,7 @@ class AdminService:
         try:
             request = await stream.recv_message()
         except Exception as error:
-            raise GRPCError(Status.INVALID_ARGUMENT, f"malformed request: {error}") from error
+            raise refusal(Status.INVALID_ARGUMENT, f"malformed request: {error}") from error
         if request is None:
             raise GRPCError(Status.INVALID_ARGUMENT, "the request has no message")
         return request

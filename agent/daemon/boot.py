@@ -7,6 +7,7 @@ longer to make its devices. systemd starts the kubelet once this service is read
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import anyio
@@ -15,7 +16,7 @@ import structlog
 from agent.claims.ledger import Ledger, names_of
 from agent.health.judgement import DRAINED
 from agent.inventory.inventory import Inventory
-from agent.kubelet.registration import Kubelet
+from agent.kubelet.transport.client import listens
 from agent.model import SlotKey
 
 _STEP: Final = 0.1  # seconds between two looks; nobody else waits
@@ -24,15 +25,15 @@ log = structlog.get_logger()
 
 
 async def wait_for_held(
-    ledger: Ledger, inventory: Inventory, kubelet: Kubelet, at_most: float, tell: Callable[[str], None]
+    ledger: Ledger, inventory: Inventory, kubelet: Path, at_most: float, tell: Callable[[str], None]
 ) -> None:
-    """Wait until every device that a pod had is there and Healthy, or a kubelet listens; `tell` is told for what."""
+    """Wait until every device that a pod had is there and Healthy, or one listens at the socket `kubelet`; `tell` is told for what."""
     awaited = _absent(ledger, inventory)
-    if not awaited or kubelet.listens():
+    if not awaited or listens(kubelet):
         return
     log.info("boot-waits", slots=names_of(awaited), then=f"the kubelet waits for this service, {at_most:g} s at most")
     with anyio.move_on_after(at_most):
-        while awaited and not kubelet.listens():
+        while awaited and not listens(kubelet):
             tell(f"devices that pods had before the boot: {', '.join(names_of(awaited))}")
             await anyio.sleep(_STEP)
             awaited = _absent(ledger, inventory)

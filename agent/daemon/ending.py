@@ -1,6 +1,6 @@
-"""Ends the daemon: at once where nobody else is there, else once another Fairlead serves the node in its place.
+"""Ends the daemon: at once where no standby is there, else once the standby serves the node.
 
-That is a standby; or a successor that is started for it, of what is installed now: how a package is updated without a gap.
+`replace` starts a successor of the installed version and hands the node to it: a package is updated without a gap.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _READY_WITHIN: Final = 30.0
 """Seconds in which it has looked at the hardware; a backend that is slow is waited for no longer at a start either."""
 
 _STEP: Final = 0.05  # seconds between two looks whether it has ended
-_REPLY: Final = 0.1  # seconds in which the answer to who asked has left
+_REPLY: Final = 0.1  # seconds for the answer to leave
 
 log = structlog.get_logger()
 
 
 class Ending:
-    """The end of the running agent."""
+    """Decides when the running agent ends."""
 
     def __init__(self, node: Node, serving: Serving, notifier: Notifier) -> None:
         self._node, self._serving, self._notifier = node, serving, notifier
@@ -44,7 +44,7 @@ class Ending:
 
     @contextmanager
     def waited_for(self) -> Iterator[None]:
-        """Cut the body off at SIGTERM or SIGINT, or when another agent serves."""
+        """Cancel the body at SIGTERM or SIGINT, or when another agent serves."""
         with self._scope:
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, self._stop, number)
@@ -63,7 +63,7 @@ class Ending:
         self._scope.cancel()
 
     async def _leave(self) -> None:
-        """End once a standby serves in our place, or none is there any more."""
+        """End once a standby serves the node, or none is there any more."""
         with anyio.move_on_after(LEAVE):
             standbys = self._serving.standbys
             while await standbys.come() and not await self._serving.hand_over():
@@ -72,7 +72,7 @@ class Ending:
         self._end()
 
     async def replace(self) -> HandedOver:
-        """Have a new process, with our command line and environment, serve the node, and end.
+        """Start a new process with our command line and environment, hand the node to it, and end.
 
         Raises:
             RefusedError: it cannot be, and this agent serves on; the sentence says why.
@@ -116,7 +116,7 @@ def _spawn() -> int:
 
 
 async def _ready(serving: Serving, pid: int) -> str:
-    """Wait until it stands by; its process ID and version."""
+    """Wait until the new process stands by; returns its process ID and version."""
     try:
         with anyio.fail_after(_READY_WITHIN):
             while (standby := serving.standbys.ready(pid)) is None:

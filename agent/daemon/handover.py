@@ -17,16 +17,16 @@ from agent.kubelet.handover import Relay, Standby
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.registration import Registrar
 
-_UNDER_WAY: Final = 5.0  # seconds for Allocates that had begun; one that takes longer is the pod's loss, as at any stop
+_UNDER_WAY: Final = 5.0  # seconds for Allocates that had begun; a longer one fails its pod, as at any stop
 _TAKES_WITHIN: Final = 2.0  # seconds in which one that lives has the lock
 _AT_MOST: Final = 15.0  # seconds in which it has taken all
-_LINGER: Final = 0.3  # seconds for what the kubelet has sent us before it knew better
+_LINGER: Final = 0.3  # seconds for calls that the kubelet sent us before it knew of the standby
 
 log = structlog.get_logger()
 
 
 class Giver:
-    """One hand-over, from its beginning to its end."""
+    """One hand-over of the node to a standby."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Giver:
     async def give(self, standby: Standby) -> bool:
         """Hand everything over; False if the standby was lost meanwhile, or hangs.
 
-        One that has the lock and takes too long with the rest is left to it: all that we could do is wait for the lock.
+        A standby that has the lock may take long with the rest: without the lock we could not serve on.
         """
         log.info("handing-over", standby=standby.who, resources=sorted(self._registrars))
         self._relay.on_wait = lambda name: self._plugins[name].on_call()
@@ -80,7 +80,7 @@ class Giver:
                 await registrar.answered(partial(self._relay.waiting.__getitem__, name))
 
     async def _answer(self, standby: Standby) -> bool:
-        """Do as the standby says, until all is its, or all has been said; False if it is lost."""
+        """End the streams that the standby names, until it has all or the time is up; False if it is lost."""
         word, resource = "", ""
         with anyio.move_on_after(_TAKES_WITHIN):
             word, resource = await standby.words.get()

@@ -46,7 +46,7 @@ class _ReplacedError(Exception):
 
 
 class Serving:
-    """The plugin directory, our sockets in it, and whoever is behind each of them."""
+    """The plugin directory, its lock, and the server and registration of each resource."""
 
     def __init__(
         self,
@@ -84,7 +84,6 @@ class Serving:
         self._directory = DirectoryWatch(self._directory_changed, self.kubelet.look, beat, problems)
         self._ours = plugin_dir / limits.SOCKET_DIRECTORY
         self._directory.watch(frozenset({plugin_dir, self._ours}))
-        self._lock_news = asyncio.Event()
         self._directory_news = asyncio.Event()
         self._names: tuple[str, ...] = ()
         self._names_changed = asyncio.Event()
@@ -102,7 +101,7 @@ class Serving:
 
     @property
     def waiting_for(self) -> str:
-        """What keeps everything from being served, as systemd is told; empty if nothing does."""
+        """Why nothing is served, as systemd is told; empty if nothing keeps it from being served."""
         if self.is_standing_by:
             return f"standing by: process {self._owner} serves this node, and hands it over when it is told to end"
         if self._awaited:
@@ -115,23 +114,23 @@ class Serving:
 
     @property
     def is_standing_by(self) -> bool:
-        """Are we ready to take over from an agent that knows of us?"""
+        """Does another agent serve the node, and know that this one is ready to take over?"""
         return bool(self._awaited) and self.predecessor.knows_us
 
     @property
     def status(self) -> str:
-        """What we are at, as systemd is told."""
+        """What the daemon is doing, as systemd is told."""
         if self._awaited or not self.kubelet.generation:
             return self.waiting_for
         registered = sum(registrar.registered for registrar in self.registrars.values())
         return f"{registered} of {len(self.registrars)} resources registered"
 
     def list_of(self, name: str) -> Snapshot | None:
-        """The resource's list as it was published last."""
+        """The list of a resource that was published last."""
         return self._lists.get(name)
 
     def publish(self, snapshot: Snapshot, since: float | None = None) -> Snapshot | None:
-        """A resource's list is this from now on, because of an event at that time, if that is known; the one before."""
+        """Send this list to the kubelet, and return the one before; `since` is when the event came that caused it."""
         before = self._lists.get(snapshot.resource)
         self._lists[snapshot.resource] = snapshot
         if (plugin := self.plugins.get(snapshot.resource)) is not None:
@@ -145,16 +144,16 @@ class Serving:
             self._names_changed.set()
 
     def configure(self, names: Iterable[str]) -> None:
-        """These resources have another configuration: the kubelet reads the options of those again that are others now."""
+        """Take over the new configuration of these resources; where their options differ, register them again."""
         for name in names:
-            if (plugin := self.plugins.get(name)) is not None and plugin.ask(*self._factory.hooks(name)):
+            if (plugin := self.plugins.get(name)) is not None and plugin.set_hooks(*self._factory.hooks(name)):
                 log.info("options-changed", resource=name)
                 self.registrars[name].renew()
 
     # --- parts that run ---
 
     async def watch(self) -> None:
-        """See the kubelet's socket appear, for ever; also where no event tells of it."""
+        """Watch for the kubelet's socket, for ever; also where no event tells of it."""
         async with anyio.create_task_group() as tasks:
             await tasks.start(self._directory.run)
             while True:
@@ -162,7 +161,7 @@ class Serving:
                 await anyio.sleep(POLL)
 
     async def run(self) -> None:
-        """Serve every resource, in our directory, as the only agent there; in another one once it was made again."""
+        """Serve every resource, as the only agent; start over where the plugin directory was replaced."""
         while True:
             try:
                 await self._run()
@@ -198,7 +197,7 @@ class Serving:
                         tasks.start_soon(self._tell_when_all_are_registered)
                     while True:
                         self._names_changed.clear()
-                        if not self._is_giving:  # else it is the other's to decide
+                        if not self._is_giving:  # else the standby decides
                             self._follow_names(tasks)
                         if is_back:  # the kubelet was told of them by the standby that was lost, or by us
                             for plugin in self.plugins.values():
@@ -213,7 +212,7 @@ class Serving:
     # --- from one agent to the next ---
 
     async def _act(self, *, task_status: TaskStatus[None]) -> None:
-        """Do what only one agent of a node may do, until it is another's."""
+        """Run what only one agent of a node may do, until the node is handed over."""
         async with self._acts:
             with anyio.CancelScope() as self._acting:
                 task_status.started()
@@ -225,7 +224,7 @@ class Serving:
             self._lock.release()
 
     async def hand_over(self, pid: int | None = None) -> bool:
-        """Give everything to the first standby that is ready, or that process; False if it was lost, and we serve on."""
+        """Hand the node to the first standby that is ready, or to that process; False if it was lost: we serve on."""
         async with self._giving:  # a command and a signal may both ask for it
             if self._is_giving:
                 return True
@@ -241,7 +240,7 @@ class Serving:
             return False
 
     async def _tell_when_all_are_registered(self) -> None:
-        """The agent before us waits for that; not for what the kubelet refuses."""
+        """Tell the agent before us once all resources are registered, or after `_TAKEN_WITHIN` seconds."""
         with anyio.move_on_after(_TAKEN_WITHIN):
             while not all(registrar.registered for registrar in self.registrars.values()):
                 self._reported.clear()
@@ -251,22 +250,22 @@ class Serving:
     # --- the directory ---
 
     async def _mind_lock(self, lock: Path, ours: tuple[int, int] | None) -> None:
-        """See that the lock is the one that we have: in a directory that was made again, another agent may have another.
+        """Watch that the lock file is the one that we hold: in a directory that was made again, another agent may hold another.
 
-        As long as there is no kubelet's socket, the streams that are open are all that pods can be given devices by.
+        Without a socket of the kubelet nothing is given up: pods get devices by the open streams alone.
 
         Raises:
-            _ReplacedError: it is not.
+            _ReplacedError: it is another file, or gone.
         """
         while identity(lock) == ours or not self.kubelet.socket.exists():
-            self._lock_news.clear()
+            self._directory_news.clear()
             with anyio.move_on_after(POLL):
-                await self._lock_news.wait()
+                await self._directory_news.wait()
         raise _ReplacedError
 
     @asynccontextmanager
     async def _alone(self, lock: Path) -> AsyncIterator[Lock]:
-        """Be the only agent there."""
+        """Hold the lock: be the only agent of this directory."""
 
         def wait(pid: str) -> None:
             log.warning("another-agent-runs", file=str(lock), pid=pid, then="waiting until it is gone")
@@ -286,8 +285,8 @@ class Serving:
             raise
 
     def _directory_changed(self, path: Path, change: Change) -> None:
-        self._directory_news.set()
-        self._lock_news.set()
+        if path in (self._plugin_dir, self._ours, self._ours / "lock"):
+            self._directory_news.set()
         if self._plugin_dir in (path, path.parent):
             self.lost_resources.changed(path)
         if path == self.kubelet.socket and change is Change.CREATED:
@@ -295,8 +294,7 @@ class Serving:
 
     async def _make_directory(self) -> Path:
         """Wait for the plugin directory and make ours in it."""
-        ours = self._plugin_dir / limits.SOCKET_DIRECTORY
-        complaint = ""
+        ours, complaint = self._ours, ""
         while True:
             self._directory_news.clear()
             try:
@@ -319,15 +317,14 @@ class Serving:
                 await self._directory_news.wait()
 
     def _endpoint(self, name: str) -> str:
-        """The resource's socket, relative to the plugin directory."""
-        ours = self._plugin_dir / limits.SOCKET_DIRECTORY
-        room = limits.SOCKET_PATH_LIMIT - len(os.fsencode(ours)) - 1
+        """The path of a resource's socket, relative to the plugin directory."""
+        room = limits.SOCKET_PATH_LIMIT - len(os.fsencode(self._ours)) - 1
         return f"{limits.SOCKET_DIRECTORY}/{limits.socket_name(name, room)}"
 
     # --- the servers ---
 
     def _follow_names(self, tasks: TaskGroup) -> None:
-        """Have a server for each wanted name, and for no other."""
+        """Start a server for each wanted name that has none, and stop those of other names."""
         for name in self.registrars.keys() - set(self._names):
             self._scopes.pop(name).cancel()
             self._leaving.add(name)
@@ -356,11 +353,12 @@ class Serving:
         self._names_changed.set()
 
     def wait_for(self, what: str) -> None:
-        """Everything waits for this; for nothing, if it is empty."""
+        """Note what the start waits for, and tell systemd; empty: nothing."""
         self._awaited = what
         self._notifier.status(self.waiting_for)
 
     def _report(self) -> None:
-        """Tell systemd what we are at."""
-        self._notifier.status(self.status)
+        """Tell systemd, where it asks, how many resources are registered."""
+        if self._notifier.address is not None:
+            self._notifier.status(self.status)
         self._reported.set()

@@ -1,4 +1,4 @@
-"""Does what only the one agent of a node may do: keeps the state, ends claims and undoes them, acts before any pod asks."""
+"""Runs what only one agent of a node may run: writes the state, ends claims, undoes what was done for pods, prepares hardware."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class SoleAgent(Struct, frozen=True):
     problems: Problems
 
     async def catch_up(self) -> None:
-        """Learn what the agent before us gave, and was told, while we waited for it to go."""
+        """Read what the agent before us gave to pods, and was told, while we waited for its lock."""
         await self.node.restore()
         with anyio.move_on_after(discovery_runner.SETTLE):
             await self.node.pod_claims.ask()
 
     async def run(self) -> None:
-        """Do all of it, until cancelled: then another agent may."""
+        """Run all of it until cancelled; then another agent may."""
         node, keeper = self.node, self.node.keeper
         parts: dict[str, Callable[[], Awaitable[None]]] = {
             "claims": node.pod_claims.run,

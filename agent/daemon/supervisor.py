@@ -230,7 +230,7 @@ class Agent:
         await self._discovery.settle(self._pod_claims)
         self.node.ready(self.discoverers)
         at_most, awaits = self.config.agent.boot_wait, self._serving.wait_for
-        await wait_for_held(self.node.ledger, self.inventory, self._serving.kubelet, at_most, awaits)
+        await wait_for_held(self.node.ledger, self.inventory, self._serving.kubelet.socket, at_most, awaits)
         self._list_warnings.tell_of_selectors(self.config.resources)
 
 

@@ -26,7 +26,7 @@ log = structlog.get_logger()
 
 
 class Discovery(Protocol):
-    """Whatever looks at the node."""
+    """The part of the daemon that scans."""
 
     async def look_at(self, kind: str, units: Set[str]) -> None:
         """Look at these units of a backend once more."""
@@ -36,7 +36,7 @@ class Discovery(Protocol):
 
 
 class Adopter:
-    """The devices of those backends that adopt any."""
+    """Calls `adopt` for the devices of resources whose backend adopts devices."""
 
     def __init__(
         self, backends: Mapping[str, Backend[Any]], inventory: Inventory, reconciler: Reconciler, discovery: Discovery
@@ -45,15 +45,15 @@ class Adopter:
         self._wanting: dict[str, Resource[Any]] = {}
         self._backends, self._inventory = backends, inventory
         self._reconciler, self._discovery = reconciler, discovery
-        self._devices: dict[SlotKey, Device] = {}  # in the lists, as they are or are being made ready
+        self._devices: dict[SlotKey, Device] = {}  # those in the lists, adopted or being adopted
 
     async def adopt_what_is_new(self) -> None:
-        """Adopt for all resources, once every backend has looked: until then, nobody knows what is another's."""
+        """Adopt for all resources, once every backend has scanned: only then is it known which device is whose."""
         await self._discovery.looked()
         self.configure(self._inventory.selection.in_force())
 
     def configure(self, resources: Iterable[Resource[Any]]) -> None:
-        """These are the resources now: whatever is listed by one that is new or another is adopted."""
+        """Take these as the resources in force, and adopt all devices of those that are new or have changed."""
         before = self._wanting
         self._wanting = {r.name: r for r in resources if _adopts(self._backends[r.spec.backend], r)}
         anew = {name for name, resource in self._wanting.items() if resource != before.get(name)}
@@ -64,7 +64,7 @@ class Adopter:
                 self._note((name, device_id), listed.device)
 
     def listed(self, snapshot: Snapshot) -> None:
-        """A resource's list is this from now on."""
+        """Adopt the devices that are new in this list, and forget those that left it."""
         if snapshot.resource not in self._wanting:
             return
         changed = snapshot.changed
@@ -76,7 +76,7 @@ class Adopter:
         return snapshot.slots.keys() | {device_id for name, device_id in self._devices if name == snapshot.resource}
 
     def _note(self, slot: SlotKey, device: Device | None) -> None:
-        """This slot has this device now, or none."""
+        """Note that this slot has this device now, or none; adopt it if it is another one."""
         if device == self._devices.get(slot):
             return
         if device is None:
@@ -100,10 +100,10 @@ class Adopter:
             Exception: it could not be made ready.
         """
         kind = resource.spec.backend
-        # what comes back is adopted each time: that must not excuse its going again
+        # no move of ours: hardware that goes again after each `adopt` must count as flapping
         async with self._reconciler.turns.take_within(ADOPT_DEADLINE, device.hardware, moves=False) as turn:
             if self._devices.get(slot) is not device or self._wanting.get(slot[0]) != resource:
-                return True  # it is gone, or another, since its turn was waited for
+                return True  # it is gone, or another one, since we waited for the turn
             acted = await turn.run(workers, partial(self._backends[kind].adopt, resource, device))
         if acted:
             await self._discovery.look_at(kind, {device.unit})

@@ -50,7 +50,7 @@ class Kind(Struct, frozen=True):
 
 
 class Jobs:
-    """Sends backends on jobs."""
+    """Makes jobs, and keeps the threads for them."""
 
     def __init__(self, turns: HardwareQueue, look: Look) -> None:
         self.turns = turns
@@ -64,7 +64,7 @@ class Jobs:
 
     @asynccontextmanager
     async def job(self, kind: Kind, resource: Resource[Any], ids: Iterable[str]) -> AsyncIterator[Job]:
-        """Do the body in time; any failure of it is a refusal.
+        """Run the body within the deadline; any failure of it becomes a refusal.
 
         Raises:
             AllocationRefused: with a sentence for the pod's owner.
@@ -96,7 +96,7 @@ class Jobs:
 
 
 class Job:
-    """One job, which knows what it waits for."""
+    """One job; `awaited` says what it waits for."""
 
     _TURN: Final = "an earlier call for the same hardware has not ended"
     _ROOM: Final = "as much as can be done at a time is being done for other pods, and has not ended"
@@ -111,7 +111,7 @@ class Job:
 
     @asynccontextmanager
     async def turn(self, things: Set[Hashable]) -> AsyncIterator[Turn]:
-        """Be the only one who acts on these."""
+        """Hold the turn for these things: nothing else acts on them meanwhile."""
         self.awaited = self._TURN
         async with self._jobs.turns.take(things) as turn:
             yield turn
@@ -124,7 +124,7 @@ class Job:
             return await turn.run(self._jobs.workers(self._backend), call)
 
     async def look(self, devices: Iterable[Device]) -> None:
-        """Look at these again, so that what is known of them is true now.
+        """Look at these devices again, so that their health is that of now.
 
         Hardware that is just being made ready may be half there for a moment, and a refused pod fails for good (A4).
 

@@ -28,7 +28,7 @@ LASTS: Final = 60.0
 
 
 class HangsError(Exception):
-    """What was to be done in a turn has taken too long, or waiting for that turn has."""
+    """A job, or the wait for its turn, has taken too long."""
 
 
 class Turn:
@@ -39,11 +39,11 @@ class Turn:
 
     @property
     def acts(self) -> bool:
-        """Has it been used?"""
+        """Was a call made in it?"""
         return self._call is not None
 
     async def run(self, workers: Workers, call: Callable[[], T]) -> T:
-        """Make one blocking call in a thread; who gives up waiting for it leaves the turn to it.
+        """Make one blocking call in a thread; if the caller is cancelled, the call keeps the turn.
 
         Raises:
             NoWorkerError: all threads are busy.
@@ -54,23 +54,23 @@ class Turn:
         return job.result()
 
     def when_over(self, then: Callable[[], None]) -> None:
-        """Call this once nothing acts any more."""
+        """Call `then` once the call in this turn has returned; at once where none was made."""
 
         def is_back(job: asyncio.Future[Any]) -> None:
             if not job.cancelled():
-                job.exception()  # whatever it was; asyncio complains of one that nobody read
+                job.exception()  # reads the error, of which asyncio would complain otherwise
             then()
 
         if self._call is None:
             then()
         elif self._call.done():
-            is_back(self._call)  # who waited may have given up in the very turn in which it failed
+            is_back(self._call)  # the caller may have been cancelled in the very turn in which it failed
         else:
             self._call.add_done_callback(is_back)
 
 
 class HardwareQueue:
-    """Who may act on which hardware now."""
+    """Gives turns: at most one for each piece of hardware."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -81,22 +81,22 @@ class HardwareQueue:
 
     @property
     def busy(self) -> bool:
-        """Does anybody act on anything?"""
+        """Is any turn taken?"""
         return bool(self._taken)
 
     def have_effects(self) -> bool:
-        """May hardware that goes or comes do so because of an act of ours?"""
+        """May hardware go or come now because of a call of ours, which runs or ended a moment ago?"""
         now = self._clock()
         acting = any(turn.acts and now - began < LASTS for turn, began in self._began.items())
         return acting or now - self._ended < LINGERS
 
     def is_taken(self, things: Set[Hashable]) -> bool:
-        """Does anybody act on any of these?"""
+        """Is the turn for any of these taken?"""
         return not self._taken.isdisjoint(things)
 
     @asynccontextmanager
     async def take(self, things: Set[Hashable], *, moves: bool = True) -> AsyncIterator[Turn]:
-        """Wait until nobody acts on any of these, and keep others from it.
+        """Wait until no turn for any of these is taken, and take it.
 
         Args:
             things: what is acted on.
@@ -115,7 +115,7 @@ class HardwareQueue:
 
     @asynccontextmanager
     async def take_within(self, seconds: float, things: Set[Hashable], *, moves: bool = True) -> AsyncIterator[Turn]:
-        """The same, for so many seconds with the wait.
+        """The same, for so many seconds, the wait included.
 
         Raises:
             HangsError: they were not enough.

@@ -31,7 +31,7 @@ _EXPLAINED: Final = AllocationRefused, NotReady, NoWorkerError, HangsError
 
 
 class Want(Struct, frozen=True):
-    """Something that is to be so."""
+    """Work that is wanted."""
 
     lane: str
     """Whose threads it takes: `release vfio`."""
@@ -42,7 +42,7 @@ class Want(Struct, frozen=True):
 
 
 class _Case(Struct, eq=False):
-    """A want that is not so yet."""
+    """A want that is not done yet."""
 
     want: Want
     delay: float
@@ -63,7 +63,7 @@ class _Lane(Struct):
 
 
 class Reconciler:
-    """What is wanted of hardware, and tried until it is so."""
+    """Tries the work that is wanted until it is done."""
 
     def __init__(self, turns: HardwareQueue, problems: Problems | None = None) -> None:
         self.turns = turns
@@ -78,7 +78,7 @@ class Reconciler:
         self._changed = asyncio.Event()
 
     def want(self, key: Hashable, want: Want) -> None:
-        """From now on this is wanted, in the place of what was before: it is tried at once."""
+        """Want this, in the place of what the key wanted before; it is tried at once."""
         case = self._cases.get(key)
         if case is None:
             case = self._cases[key] = _Case(want, RETRY_FIRST)
@@ -88,12 +88,12 @@ class Reconciler:
         self._changed.set()
 
     def drop(self, key: Hashable) -> None:
-        """This is not wanted any more."""
+        """Forget what the key wanted."""
         self._cases.pop(key, None)
         self._heal(key)
 
     async def run(self) -> None:
-        """Try what is wanted, and what comes to it, until cancelled; only where no other agent serves the node."""
+        """Try what is wanted, now and later, until cancelled; only where no other agent serves the node."""
         try:
             async with anyio.create_task_group() as tasks:
                 while True:
@@ -105,7 +105,7 @@ class Reconciler:
                 lane.workers.close()
 
     def _begin(self, tasks: TaskGroup) -> float:
-        """Try what is due; the seconds until something else is."""
+        """Start what is due; returns the seconds until something else is."""
         now, following = asyncio.get_running_loop().time(), math.inf
         for lane in self._lanes.values():
             while lane.queue and lane.acting < LIMIT:
@@ -122,7 +122,7 @@ class Reconciler:
                     tasks.start_soon(self._try, key, case, lane)
             if not (lane.queue or lane.acting):
                 lane.workers.close()
-                lane.trouble.healed()  # nothing waits, whatever hangs there still
+                lane.trouble.healed()  # nothing waits for its threads, even if a call still hangs
         return following - now
 
     async def _try(self, key: Hashable, case: _Case, lane: _Lane) -> None:
@@ -155,7 +155,7 @@ class Reconciler:
         self._enqueue(key, case)
 
     def _enqueue(self, key: Hashable, case: _Case) -> None:
-        """Have it tried when its time comes."""
+        """Put it into its lane's queue."""
         if case.at >= case.queued or case.under_way:
             return
         case.queued = case.at

@@ -26,7 +26,7 @@ RELEASE_DEADLINE: Final = 30.0
 
 
 class Releaser:
-    """What has to be undone yet; calls `release`."""
+    """Keeps the ended claims that are not undone yet, and calls `release` for them."""
 
     def __init__(
         self,
@@ -47,11 +47,11 @@ class Releaser:
         self._groups: dict[SlotKey, frozenset[SlotKey]] = {}  # pending → what is undone in one call with it
 
     def pending(self) -> tuple[Held, ...]:
-        """What must outlive our end: the claims that are over and not undone."""
+        """The claims that have ended and are not undone yet, which must outlive the process."""
         return tuple(self._pending.values())
 
     def add(self, ended: Iterable[Held]) -> None:
-        """Nobody holds these any more."""
+        """Undo these claims, which have ended."""
         undoable = [held for held in ended if self._undoes(held.backend)]
         self._pending.update((held.slot, held) for held in undoable)
         for kind, slots in _together(held for held in undoable if held.slot not in self._groups):
@@ -60,12 +60,12 @@ class Releaser:
             self._reconciler.want(("release", slots), Want(f"release {kind}", attempt, trouble))
 
     def _undoes(self, kind: str) -> bool:
-        """Has the backend anything to undo? Of one that is not made yet it will be seen."""
+        """Does the backend undo anything? A backend that is not made yet may."""
         backend = self._backends.get(kind) or self._unconfigured.get(kind)
         return backend is None or type(backend).release is not Backend.release
 
     async def _undo(self, kind: str, slots: frozenset[SlotKey], workers: Workers) -> bool:
-        """Undo what is pending of these.
+        """Undo those of these claims that are still pending.
 
         Raises:
             Exception: it did not work.
@@ -118,7 +118,7 @@ def _together(ended: Iterable[Held]) -> list[tuple[str, frozenset[SlotKey]]]:
     pieces = []
     while left:
         piece = [left.popitem()[1]]
-        for held in piece:  # which grows meanwhile
+        for held in piece:  # it grows meanwhile
             for thing in held.things:
                 piece += [o for o in beside.pop((held.backend, thing), ()) if left.pop(o.slot, None) is not None]
         pieces.append((piece[0].backend, frozenset(held.slot for held in piece)))

@@ -29,7 +29,7 @@ log = structlog.get_logger()
 
 
 class Resumer:
-    """The claims that were there before us."""
+    """Calls `claim` again for the claims that an earlier run had recorded."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Resumer:
             ledger: who holds what.
             reconciler: tries until it works.
             look: looks at units of a backend once more.
-            pods: that have a slot, as far as the kubelet has said. We remember pods that went while we were away, too.
+            pods: that have a slot, by the kubelet's last answer. The ledger may still have pods that ended while no agent ran.
         """
         self._backends = backends
         self._inventory = inventory
@@ -58,7 +58,7 @@ class Resumer:
         self._pods = pods
 
     async def resume(self) -> None:
-        """Have each of them made ready, or wait until it is over; once all backends have looked."""
+        """Try each of them until it works or its claim ends; to be called once all backends have scanned."""
         async for batch in in_batches(self._ledger.held()):
             for held in batch:
                 if self._may_need_claim(held):
@@ -66,7 +66,7 @@ class Resumer:
                     self._reconciler.want(_key(held), Want(f"resume {held.backend}", attempt, trouble))
 
     def over(self, ended: Iterable[Held]) -> None:
-        """No pod has these any more: nothing is to be made ready, whatever failed."""
+        """Stop trying for these claims, which have ended."""
         for held in ended:
             self._reconciler.drop(_key(held))
 
@@ -92,14 +92,14 @@ class Resumer:
             return True
 
     def _needs_claim(self, held: Held) -> Resource[Any] | None:
-        """Its resource, if the backend has anything to do for a pod that has it; what another plugin gave, that made ready."""
+        """The resource of a claim if its backend has `claim`; None for what another plugin gave, and made ready."""
         resource = self._inventory.resource(held.resource)
         if resource is None or resource.spec.backend != held.backend or held.traced:
             return None
         return resource if backend_answers.needs_claim(self._backends[held.backend], resource) else None
 
     async def _claim(self, held: Held, workers: Workers) -> bool:
-        """Make it ready, if that is the backend's to do, and see what came of it; not yet if pod or device are not there.
+        """Call `claim` and look at the device; False if the pod or the device is not there yet.
 
         Raises:
             Exception: it could not be made ready.
@@ -112,7 +112,7 @@ class Resumer:
             if device is None or not self._pods(held.slot):
                 return False
             if self._ledger.of(held.slot) != held or self._inventory.resource(held.resource) != resource:
-                return False  # another since we wait
+                return False  # it has changed since we waited
             call = partial(self._backends[kind].claim, resource, [Grant(held.id, device)])
             await turn.run(workers, call)
         await self._look(kind, {device.unit})
@@ -122,7 +122,7 @@ class Resumer:
         return True
 
     def _device(self, held: Held) -> Device | None:
-        """What the pod was given, as it is now; the claim must name its hardware, so that nobody else acts on that."""
+        """The device that the pod was given, as it is now; None if the claim does not name its hardware."""
         slot = self._inventory.slot(*held.slot)
         if slot is None or slot.device is None or slot.health.reason == REPLACED:
             return None

@@ -84,7 +84,7 @@ class Allocator:
         given = [Held(name, it.id, kind, it.device.hardware, it.device.identity) for it in grants]
         await self._record(given)
         ready = None
-        while (now := self._configured(name)) != ready:  # a reload may make it another whenever we wait
+        while (now := self._configured(name)) != ready:  # a reload may have changed it while we waited
             if now.spec.backend != kind:
                 raise AllocationRefused(f"{name} is of other devices since a moment ago. Create the pod again.")
             await self._make_ready(now, grants, given)
@@ -128,14 +128,14 @@ class Allocator:
         return now
 
     def _refuse_exchanged(self, name: str, grants: Sequence[Grant]) -> None:
-        """Refuse where there are other devices by now; how they are is seen once they have been made ready."""
+        """Refuse where a device was exchanged for another; its health is looked at after `claim`."""
         for grant in grants:
             slot = self._inventory.slot(name, grant.id)
             if slot is not None and slot.device is not None:
                 _refuse_another(name, grant, slot.device)
 
     async def _make_ready(self, resource: Resource[Any], grants: Sequence[Grant], given: Sequence[Held]) -> None:
-        """Run the backend's `claim`, if it has any, once nothing else acts on the hardware, and see what it did."""
+        """Run the backend's `claim`, if it has one, once nothing else acts on the hardware; then look at the devices."""
         backend = self._backends[resource.spec.backend]
         with _blaming("needs_claim", resource, grants):
             needs_claim = backend_answers.needs_claim(backend, resource)
@@ -155,7 +155,7 @@ class Allocator:
 
 @contextmanager
 def _blaming(call: str, resource: Resource[Any], grants: Sequence[Grant]) -> Iterator[None]:
-    """Make whatever a call of the backend on the event loop raises a refusal, with a sentence for the pod's owner."""
+    """Turn what a backend's call on the event loop raises into a refusal with a sentence for the pod's owner."""
     try:
         yield
     except AllocationRefused:

@@ -22,7 +22,7 @@ class EncodedList:
         self._message: wire.Encoded | None = None
 
     def apply(self, snapshot: Snapshot) -> None:
-        """Take over what the snapshot changed."""
+        """Note which IDs this snapshot has changed."""
         self._message = None
         slots = snapshot.slots
         changed: Set[str] | None = snapshot.changed
@@ -33,7 +33,7 @@ class EncodedList:
         self._changed |= changed
 
     def encode(self, most: int | None = None) -> bool:
-        """Encode so many of the IDs that changed, or all; were these all?"""
+        """Encode `most` of the IDs that changed, or all of them; True if none is left."""
         if most is None or len(self._changed) <= most:
             changed, self._changed = self._changed, set()
         else:

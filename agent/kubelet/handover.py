@@ -25,15 +25,13 @@ from typing import Final
 import anyio
 import msgspec
 import structlog
-from grpclib.client import UnaryUnaryMethod
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 from msgspec import Struct
 
 from agent.kubelet import wire
 from agent.kubelet.lock import identity
-from agent.kubelet.transport.calling import apart
+from agent.kubelet.transport.client import Channel
 from agent.kubelet.transport.server import listen
-from agent.kubelet.transport.write_gathering import GatheringChannel
 from backends.base import AllocationRefused
 
 SOCKET: Final = "handover"
@@ -48,7 +46,7 @@ log = structlog.get_logger()
 
 
 class StandbyLostError(Exception):
-    """The standby is gone, and what the kubelet asks is ours to answer again."""
+    """The standby is gone: this agent has to answer the kubelet's calls again."""
 
 
 # --- of the agent that serves ---
@@ -71,12 +69,12 @@ class Standby(Struct, eq=False):
         return int(number) if number.isdecimal() else 0
 
     def say(self, *words: str) -> None:
-        """Tell it; one that is gone is noticed by what it no longer says."""
+        """Send a line; nothing happens where it is gone."""
         _say(self.writer, *words)
 
 
 class Standbys:
-    """Those that have connected; one after the other may be told to take over."""
+    """The agents that have connected to take over."""
 
     def __init__(self) -> None:
         self._connected: dict[Standby, None] = {}
@@ -88,24 +86,24 @@ class Standbys:
         return bool(self._connected)
 
     async def come(self) -> bool:
-        """Has one connected, or does one within the time that it takes to be started again?"""
+        """Has one connected, or does one within `_COMES_WITHIN` seconds?"""
         with anyio.move_on_after(_COMES_WITHIN):
             while not self._connected:
                 await self.changed()
         return self.any
 
     def ready(self, pid: int | None = None) -> Standby | None:
-        """The first that is ready, or the one with that process ID, if it is."""
+        """The first that is ready, or the one with that process ID if it is ready."""
         return next((one for one in self._connected if one.who and pid in (None, one.pid)), None)
 
     async def changed(self) -> None:
-        """Wait until one has come, is ready, or has gone."""
+        """Wait until one connects, becomes ready, or goes."""
         self._changed.clear()
         await self._changed.wait()
 
     @asynccontextmanager
     async def listening(self, directory: Path) -> AsyncIterator[None]:
-        """Let them connect meanwhile.
+        """Listen for them while in this context.
 
         Raises:
             OSError: no socket can be made there.
@@ -143,25 +141,25 @@ class Standbys:
 
 
 class Relay:
-    """Asks the standby's servers what the kubelet asks us, from the moment on that they are in our servers' place."""
+    """Passes the kubelet's calls on to the standby's servers, once they are in the place of ours."""
 
     def __init__(self, path: Callable[[str], Path]) -> None:
         """Prepare; `path` is that of a resource's socket."""
         self._path = path
         self._is_there: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
-        self._channels: dict[str, GatheringChannel] = {}
+        self._channels: dict[str, Channel] = {}
         self._is_lost = False
         self.on_wait: Callable[[str], None] = lambda _: None
-        """Told of each call that is not ours to answer any more."""
+        """Called with the resource of each call that is passed on."""
         self.waiting: Counter[str] = Counter()
-        """How many of the kubelet's calls are being answered, by resource."""
+        """How many calls are being passed on, by resource."""
 
     def is_there(self, resource: str) -> None:
         """The standby serves this resource."""
         self._is_there[resource].set()
 
     def close(self) -> None:
-        """It is gone, or all is done."""
+        """Fail the calls that still wait: the standby is gone, or all is handed over."""
         self._is_lost = True
         for event in self._is_there.values():
             event.set()
@@ -178,7 +176,7 @@ class Relay:
         return await self._ask(resource, "Allocate", wire.encode_allocate_call(ids))
 
     async def pre_start(self, resource: str, ids: Sequence[str]) -> None:
-        """See that a container may start with these IDs.
+        """Ask whether a container may start with these IDs.
 
         Raises:
             AllocationRefused: with the standby's sentence for the pod's owner.
@@ -195,11 +193,8 @@ class Relay:
             if self._is_lost:
                 raise StandbyLostError
             if (channel := self._channels.get(resource)) is None:
-                channel = GatheringChannel(path=str(self._path(resource)), codec=wire.Codec())
-                self._channels[resource] = channel
-            path = wire.PLUGIN_SERVICE + method
-            call = UnaryUnaryMethod[wire.Encoded, wire.Encoded](channel, path, wire.Encoded, wire.Encoded)
-            return await apart(call(request))
+                channel = self._channels[resource] = Channel(str(self._path(resource)))
+            return await channel.call(wire.PLUGIN_SERVICE + method, request, wire.Encoded)
         except GRPCError as error:
             raise AllocationRefused(error.message or error.status.name) from None
         except (OSError, StreamTerminatedError, *wire.SENSELESS) as error:
@@ -212,7 +207,7 @@ class Relay:
 
 
 class Predecessor:
-    """The agent that serves the node before us, as long as it is there."""
+    """The connection to the agent that serves the node before us."""
 
     def __init__(self, directory: Path, introduce: Callable[[], str]) -> None:
         """Prepare; `directory` is that of the sockets, and `introduce` tells our process and version."""
@@ -228,7 +223,7 @@ class Predecessor:
         self._gone.set()
 
     async def run(self) -> None:
-        """Stay connected with whoever serves, until we do."""
+        """Stay connected with the agent that serves, until we do."""
         while not self._is_over:
             with suppress(OSError):
                 await self._listen_to(*await asyncio.open_unix_connection(str(self._path)))
@@ -237,7 +232,7 @@ class Predecessor:
 
     @property
     def knows_us(self) -> bool:
-        """Is there one, and has it been told that we are ready?"""
+        """Is there one, and does it know that we are ready?"""
         return self._is_ready and self._writer is not None
 
     async def lasts(self) -> bool:
@@ -250,7 +245,7 @@ class Predecessor:
         await self._gone.wait()
 
     async def decided(self) -> None:
-        """We have its lock, and are who serves: wait until it gives, or has gone; not for one that hangs."""
+        """Having its lock, wait until it hands over or is gone, `_SAYS_WITHIN` seconds at most; then tell it that we take."""
         self._is_over = True
         with anyio.move_on_after(_SAYS_WITHIN):
             while not (self.gives or self._gone.is_set()):
@@ -260,7 +255,7 @@ class Predecessor:
             self._say("taking")
 
     async def wait(self, seconds: float) -> None:
-        """Wait for its lock: until it gives it to us, or is gone; so many seconds where it does not know us, or has given it."""
+        """Wait until it lets its lock go or is gone; so many seconds where it does not know us, or has let it go."""
         with anyio.move_on_after(None if self.knows_us and not self.gives else seconds):
             while True:
                 self._news.clear()
@@ -291,13 +286,13 @@ class Predecessor:
             self._news.set()
 
     def ready(self) -> None:
-        """We have looked at the hardware."""
+        """Tell it that we have looked at the hardware, now and whenever we connect anew."""
         self._is_ready = True
         if self._writer is not None:
             self._say("ready", self._introduce())
 
     async def end(self, resource: str) -> None:
-        """Have its stream end, and wait until the kubelet has seen that."""
+        """Have it end a resource's stream, and wait until the kubelet has seen that."""
         self._say("end", resource)
         if self.gives:
             with anyio.move_on_after(_SAYS_WITHIN):
@@ -305,7 +300,7 @@ class Predecessor:
         await asyncio.sleep(_SEEN_BY_KUBELET)
 
     def done(self) -> None:
-        """The kubelet listens to us for all that there is."""
+        """Tell it that all resources are registered: it may end."""
         self._say("done")
 
     def _say(self, *words: str) -> None:
@@ -321,7 +316,7 @@ def _say(writer: asyncio.StreamWriter, *words: str) -> None:
 
 
 async def _words(reader: asyncio.StreamReader) -> AsyncIterator[tuple[str, str]]:
-    """Each line's first word and its rest, until the other side is gone; one that is longer than any breaks off."""
+    """The first word and the rest of each line, until the other side is gone or sends a line that is too long."""
     with suppress(OSError, ValueError):
         while line := await reader.readline():
             word, _, what = line.decode(errors="replace").strip().partition(" ")

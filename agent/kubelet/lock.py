@@ -27,7 +27,7 @@ class Lock(Struct, frozen=True):
     """Did another process have it before?"""
 
     def release(self) -> None:
-        """Let another have it now."""
+        """Let another process have it."""
         fcntl.flock(self.fd, fcntl.LOCK_UN)
 
 
@@ -35,7 +35,7 @@ class Lock(Struct, frozen=True):
 async def exclusive(
     path: Path, waits_for: Callable[[str], None], released: Callable[[float], Awaitable[None]] = asyncio.sleep
 ) -> AsyncIterator[Lock]:
-    """Hold the lock file while in this context, or until it is released; waits as long as another process holds it.
+    """Hold the lock file while in this context, or until it is released; waits while another process holds it.
 
     `waits_for` is told that process's ID, once; `released` waits so many seconds, or less where it knows that the lock is
     free. The file is left behind: whoever waits for it has it open.
@@ -93,7 +93,7 @@ def _is_at(fd: int, path: Path) -> bool:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Remove the sockets of an agent that was killed; to be called by whoever has the lock, which says that it is gone."""
+    """Remove the sockets of an agent that was killed; only who holds the lock may call this."""
     for path in directory.iterdir():
         if path.name != "lock" and path.is_socket():
             path.unlink(missing_ok=True)

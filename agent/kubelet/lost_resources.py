@@ -51,7 +51,7 @@ log = structlog.get_logger()
 
 
 class _Tried(Struct, frozen=True):
-    """A resource was registered once more, and the kubelet has none of it so far."""
+    """A resource that was registered once more, and of which the kubelet still has no device."""
 
     delay: float
     again: float
@@ -59,7 +59,7 @@ class _Tried(Struct, frozen=True):
 
 
 class LostResources:
-    """Compares what the kubelet has, and would give to pods, with what it was told."""
+    """Compares the devices that the kubelet has, and would give to pods, with those of our lists."""
 
     def __init__(
         self,
@@ -84,6 +84,8 @@ class LostResources:
         self._tried: dict[str, _Tried] = {}
         self._overtaken: dict[str, int] = {}  # resource → how many Allocates had come when it was
         self._observed = Observation()
+        self._doubtful: set[str] = set()
+        """The resources of which the last look came too early to tell whose devices the kubelet has."""
         self._looked = 0.0
         self._moved: dict[str, float] = {}  # socket → when it came or went last, since the last look
         self._doubts: dict[str, tuple[float, str]] = {}
@@ -93,7 +95,7 @@ class LostResources:
         self._is_told = False  # of what happens in the plugin directory
 
     def changed(self, path: Path) -> None:
-        """Something happened to this entry of the plugin directory; to itself, when it begins to be watched."""
+        """Note an event of this entry of the plugin directory, or that the directory itself is watched now."""
         if path.suffix == ".sock" and path.name != "kubelet.sock":
             self._moved[path.name] = self._clock()
             self._sign.set()
@@ -135,6 +137,7 @@ class LostResources:
             await self._look_at_all(registered)
         finally:
             self._is_looking = False
+            self._doubtful = {name for name, it in self.registrars.items() if self._is_doubtful(it)}
         await self._look_for_lost()
 
     async def _look_at_all(self, registered: Sequence[Registrar]) -> None:
@@ -149,7 +152,10 @@ class LostResources:
                 self._renew(registrar, doubt[1])
 
     async def _look_at_directory(self, sent: Sequence[float]) -> float:
-        """When another plugin ended, as far as that is news; 0.0 if none did. `sent` is when our last lists were."""
+        """Look at the directory; returns when another plugin ended since the last look, or 0.0.
+
+        `sent` is when our last lists were sent.
+        """
         before, since, self._looked = self._observed, self._looked, self._clock()
         moved, self._moved = self._moved, {}
         try:
@@ -157,7 +163,7 @@ class LostResources:
                 job = partial(observe, self._plugin_dir, before, doubt=max(sent) >= since)
                 self._observed = await self._workers.start(job)
         except (TimeoutError, NoWorkerError):
-            return 0.0  # the witnesses read there too, and say so
+            return 0.0  # `PodClaims` reads there too, and reports it
         names = ended(before, self._observed) | (moved.keys() - self._observed.sockets.keys())
         over = max((moved.get(name, since) for name in names), default=0.0)
         for registrar in self._registered():
@@ -168,61 +174,60 @@ class LostResources:
     # --- another plugin that serves ---
 
     def suspect(self, resource: str, held: Set[str]) -> None:
-        """Pods have these, which were never ours to give: another plugin has registered the name since our first list.
+        """Note that pods hold IDs that were never ours: another plugin has registered the name since our first list.
 
-        A list of ours that goes out now may hide it: within milliseconds of its registration nothing else betrays it.
+        Within milliseconds of its registration nothing else betrays it, and a list of ours that goes out now may hide it.
         """
         registrar = self.registrars.get(resource)
-        if registrar is not None and (offer := self._offer_of(registrar)) and offer.lacks(held):
+        if registrar and registrar.registered and (offer := self._offer_of(registrar)) and offer.lacks(held):
             self._doubts.setdefault(resource, (self._clock(), _STRANGERS))
             self._sign.set()
 
     async def before_list(self, resource: str) -> None:
         """Find out whether another plugin has the name by now: a list that was sent then would hide it.
 
-        Only where something may have happened in the plugin directory since the last look, or that came too early to tell. A
-        list waits for the kubelet to take in our first one, where its record has what was never ours: by `SETTLED` after
-        that it is another plugin's.
+        The kubelet's record is read only where the plugin directory may have changed since the last look, or where that came
+        too early to tell. Where the record has IDs that were never ours, the list waits until the kubelet has taken in our
+        first one, `SETTLED` seconds at most: IDs that are there afterwards are another plugin's.
         """
+        if not (self._sign.is_set() or self._is_looking or not self._is_told or resource in self._doubtful):
+            return
         registrar = self.registrars.get(resource)
         if registrar is None or not registrar.registered or resource in self._overtaken:
             return
-        if not (self._sign.is_set() or self._is_open(registrar)):
-            return
         while await self._has_record():
             self._compare(registrar)
-            if resource in self._overtaken or (offer := self._offer_of(registrar)) is None:
+            if resource in self._overtaken or not registrar.registered:
                 return
-            if not is_doubtful(offer, self._observed, resource):
+            if not self._is_doubtful(registrar):
+                self._doubtful.discard(resource)
                 return
             await asyncio.sleep(_RECORD_COMES)
 
-    def _is_open(self, registrar: Registrar) -> bool:
-        """Did the last look come too early to tell whose devices the kubelet has, or not end; are we told of nothing yet?"""
-        if self._is_looking or not self._is_told:
-            return True
+    def _is_doubtful(self, registrar: Registrar) -> bool:
+        """Was the kubelet's record written after our first list, and has it IDs that were never ours?"""
         offer = self._offer_of(registrar)
         return offer is not None and is_doubtful(offer, self._observed, registrar.plugin.resource)
 
     async def _has_record(self) -> bool:
-        """Read what the kubelet has registered; False if that cannot be told in time."""
+        """Read the kubelet's record; False if that takes too long."""
         try:
             async with patience.timeout(_LIST_WAITS):
                 written, registered = await self._workers.start(partial(record, self._plugin_dir))
         except (TimeoutError, NoWorkerError):
-            return False  # the witnesses read there too, and say so
+            return False  # `PodClaims` reads there too, and reports it
         self._observed = replace(self._observed, written=written, registered=registered)
         return True
 
     def _offer_of(self, registrar: Registrar) -> Offer | None:
-        """What the kubelet has been told of a registered resource, in seconds since 1970."""
-        offer = registrar.plugin.offer if registrar.registered else None
+        """What the kubelet was told of a resource, with times in seconds since 1970."""
+        offer = registrar.plugin.offer
         return offer and offer.on_wall_clock(self._wall() - self._clock())
 
     def _compare(self, registrar: Registrar) -> None:
-        """Say that another plugin has the name, or has it no more."""
+        """Report that another plugin has the name, or has it no more."""
         plugin, name = registrar.plugin, registrar.plugin.resource
-        if (offer := self._offer_of(registrar)) is None:
+        if not registrar.registered or (offer := self._offer_of(registrar)) is None:
             return
         theirs = strange(offer, self._observed, name, self._wall())
         if theirs is not None and name not in self._overtaken:
@@ -246,12 +251,12 @@ class LostResources:
             allocatable = await list_allocatable(self._socket, _DEADLINE)
         except PodResourcesError:
             self._doubts.clear()
-            return  # the witnesses ask there too, and say so; and kubelets before 1.23 do not know the call
+            return  # `PodClaims` asks there too, and reports it; kubelets before 1.23 do not know the call
         now = {it.plugin.resource: it.plugin.sent_at for it in self._registered() if it.plugin.offers}
         known = {name for name, sent_at in asked.items() if now.get(name) == sent_at}
         self._doubts = {name: doubt for name, doubt in self._doubts.items() if name in now.keys() - known}
-        lost = known - allocatable.resources
-        self._tried = {name: tried for name, tried in self._tried.items() if name not in allocatable.resources}
+        lost = known - allocatable
+        self._tried = {name: tried for name, tried in self._tried.items() if name not in allocatable}
         for name in sorted(lost):
             self._renew(self.registrars[name], _LOST)
 

@@ -1,4 +1,4 @@
-"""What betrays that another plugin has registered a name of ours: the kubelet's record, and sockets that come and go.
+"""Tells from the kubelet's record, and from sockets that come and go, that another plugin has registered a name of ours.
 
 The kubelet listens to the plugin that registered a name last, and tells no other (kubelet contract: A2, A9.1). Pure but
 for `observe`, which reads the plugin directory.
@@ -7,7 +7,6 @@ for `observe`, which reads the plugin directory.
 from __future__ import annotations
 
 import os
-import socket
 import stat
 from collections.abc import Container, Iterable, Mapping, Set
 from pathlib import Path
@@ -17,6 +16,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from agent.kubelet.pods.checkpoint import record
+from agent.kubelet.transport.client import listens
 from agent.runtime.errors import some
 
 if TYPE_CHECKING:
@@ -25,19 +25,17 @@ if TYPE_CHECKING:
 SETTLED: Final = 1.0
 """Seconds after a list in which the kubelet takes it in."""
 
-_CONNECT_WITHIN: Final = 0.2  # seconds
-
 SocketId = tuple[int, int]
 """Inode, and time of its last change in ns."""
 
 
 class Offer(Struct, frozen=True):
-    """What a resource's open stream has told the kubelet; asked before each list, so that nothing is counted in vain."""
+    """What a resource's open stream has told the kubelet."""
 
     slots: Mapping[str, Slot]
     """Of the last list."""
     former: Container[str]
-    """IDs that others had."""
+    """IDs that earlier lists had."""
     began: float
     """When its first list was sent, in seconds on some clock."""
     sent: float
@@ -49,7 +47,7 @@ class Offer(Struct, frozen=True):
         return frozenset(device_id for device_id, slot in self.slots.items() if slot.health.offered)
 
     def lacks(self, ids: Set[str]) -> bool:
-        """Is one of these none that the kubelet may know from us?"""
+        """Is one of these IDs in no list of the stream?"""
         return any(device_id not in self.former for device_id in ids - self.slots.keys())
 
     def on_wall_clock(self, ahead: float) -> Offer:
@@ -71,9 +69,9 @@ class Observation(Struct, frozen=True):
 
 
 def strange(offer: Offer, observed: Observation, resource: str, now: float) -> frozenset[str] | None:
-    """The kubelet's IDs of a resource if another plugin told it of them, after we told it of ours; None if it has ours.
+    """The IDs that the kubelet has of a resource if another plugin's list came after ours; None if it has ours.
 
-    Its record is believed only where it was written after our list: with a full disk it is an old one.
+    A record that was written before our list tells nothing: with a full disk it stays an old one.
     """
     theirs = observed.registered.get(resource)
     if theirs is None:
@@ -86,12 +84,12 @@ def strange(offer: Offer, observed: Observation, resource: str, now: float) -> f
 
 
 def is_doubtful(offer: Offer, observed: Observation, resource: str) -> bool:
-    """Has the kubelet, since our first list, written IDs that were never ours? As yet that list may be what it takes in."""
+    """Has the kubelet, since our first list, written IDs that were never ours? It may not have taken in that list yet."""
     return observed.written > offer.began and offer.lacks(observed.registered.get(resource, frozenset()))
 
 
 def ended(before: Observation, now: Observation) -> frozenset[str]:
-    """The plugins that have ended between two observations: their sockets are gone, are others, or answer no more."""
+    """The plugins that ended between two observations: their sockets are gone, are others, or do not answer now."""
     return frozenset(
         name
         for name, identity in before.sockets.items()
@@ -100,7 +98,7 @@ def ended(before: Observation, now: Observation) -> frozenset[str]:
 
 
 def sentence(observed: Observation, offer: Offer, theirs: Iterable[str]) -> str:
-    """Who has a name of ours, as far as can be told."""
+    """The sentence that says which plugin has a name of ours."""
     later = [name for name, (_, changed) in observed.sockets.items() if changed / 1e9 > offer.began]
     names = sorted(later or observed.sockets)
     whose = "whose socket is not in the plugin directory"
@@ -121,6 +119,14 @@ def observe(plugin_dir: Path, before: Observation, *, doubt: bool) -> Observatio
         doubt: try every socket, not only those that are new.
     """
     written, registered = record(plugin_dir)
+    sockets = other_sockets(plugin_dir)
+    tried = {it for it, identity in sockets.items() if doubt or before.sockets.get(it) != identity}
+    answering = {it for it in tried if listens(plugin_dir / it)}
+    return Observation(written, registered, sockets, frozenset(answering | (before.answering & sockets.keys() - tried)))
+
+
+def other_sockets(plugin_dir: Path) -> dict[str, SocketId]:
+    """The sockets of other plugins; ours lie in a directory below. Blocks."""
     sockets = {}
     try:
         with os.scandir(plugin_dir) as entries:
@@ -131,18 +137,4 @@ def observe(plugin_dir: Path, before: Observation, *, doubt: bool) -> Observatio
                         sockets[entry.name] = found.st_ino, found.st_ctime_ns
     except OSError:
         pass  # the directory is gone, or an entry is since this moment: the next look sees more
-    tried = {it for it, identity in sockets.items() if doubt or before.sockets.get(it) != identity}
-    answering = {it for it in tried if _answers(plugin_dir / it)}
-    return Observation(written, registered, sockets, frozenset(answering | (before.answering & sockets.keys() - tried)))
-
-
-def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as link:
-        link.settimeout(_CONNECT_WITHIN)
-        try:
-            link.connect(str(path))
-        except TimeoutError:
-            return True  # it is busy
-        except OSError:
-            return False
-    return True
+    return sockets

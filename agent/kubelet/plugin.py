@@ -25,6 +25,7 @@ from agent.kubelet.encoded_list import EncodedList
 from agent.kubelet.handover import StandbyLostError
 from agent.kubelet.other_plugins import Offer
 from agent.kubelet.preference import Prefer, plain
+from agent.kubelet.transport.server import refusal
 from agent.runtime.counts import Counts
 from agent.runtime.errors import brief_list
 from agent.runtime.pacing import Credit
@@ -94,17 +95,19 @@ class Plugin:
         self.streams = 0
         """How many streams have been opened so far."""
         self.refused = 0
-        """How many were asked for while one was open or about to end, and refused."""
+        """How many were refused, because one was open or about to end."""
         self.allocating = 0
         """How many Allocates are under way."""
+        self.awaited = 0
+        """How many parts of the daemon wait until one is answered."""
         self.asked = 0
-        """How many have come for what the kubelet was told of: who asks for anything else is not the kubelet."""
+        """How many Allocates have come for IDs of our lists: for others only somebody else than the kubelet asks."""
         self.relay: Relay | None = None
-        """Who is asked instead of us, while the resource is handed over."""
+        """Passes calls on to the standby while the resource is handed over."""
         self.is_detaching = False
-        """Is the options' call to fail, so that the kubelet forgets the client before us (kubelet contract: A2)?"""
+        """Makes the options' call fail: the kubelet then forgets the client before us (kubelet contract: A2)."""
         self.on_call: Callable[[], None] = lambda: None
-        """Called when a stream has opened or ended, or was refused, and when an Allocate has been answered."""
+        """Called when a stream has opened or ended, or was refused, and when an Allocate that is awaited was answered."""
         self._counts = counts or Counts()
         self._allocate_ids = allocate
         self._prefer_ids = prefer
@@ -139,37 +142,37 @@ class Plugin:
 
     @property
     def offers(self) -> bool:
-        """Was the last list that was sent one with healthy devices?"""
+        """Did the last list that was sent have healthy devices?"""
         return any(slot.health.offered for slot in self._sent.values())
 
     @property
     def offer(self) -> Offer | None:
-        """What the open stream has told the kubelet; None as long as it is nothing."""
+        """What the open stream has told the kubelet; None before its first list."""
         if not self.began:
             return None
         return Offer(self._sent, self._former, self.began, self.sent_at)
 
-    def silence(self, silent: bool) -> None:  # what it says is its name
-        """Send no list until told otherwise or a new stream opens; then send the list, whether it changed or not."""
+    def silence(self, silent: bool) -> None:
+        """Send no list until this is called with False or a stream opens; then send the list, changed or not."""
         self._sends_again = self._is_silent and not silent
         self._is_silent = silent
         self._news.set()
 
-    def ask(self, prefer: Prefer | None, pre_start: PreStart | None) -> bool:
-        """From now on answer with these; has the kubelet to be told, because it asks for something else now?"""
+    def set_hooks(self, prefer: Prefer | None, pre_start: PreStart | None) -> bool:
+        """Answer with these from now on; True if the options differ, so that the kubelet has to read them again."""
         before = self.options
         self._prefer_ids, self._check_start = prefer, pre_start
         return self.options != before
 
     def publish(self, snapshot: Snapshot, since: float | None = None) -> None:
-        """The resource's list is this from now on, because of an event at that monotonic time, if that is known."""
+        """Send this list to the kubelet; `since` is the monotonic time of the event that caused it, where one did."""
         self._since = since if self._since is None else self._since
         self._list.apply(snapshot)
         self._snapshot = snapshot
         self._news.set()
 
     def end_stream(self) -> None:
-        """Let the open stream return normally, with trailers; no other is accepted until `reopen`."""
+        """End the open stream with trailers, and accept no other until `reopen`."""
         self._ending.set()
         self._news.set()
 
@@ -178,7 +181,7 @@ class Plugin:
         self._ending.clear()
 
     def assume_told(self) -> None:
-        """The kubelet was told of these devices by the agent before us: it asks for them before a stream of ours is open."""
+        """Take the list for one that the kubelet has: the agent before us sent it, and pods are given its IDs already."""
         if self._snapshot is not None and not self._sent:
             self._sent = self._snapshot.slots
 
@@ -238,7 +241,9 @@ class Plugin:
             else:
                 while not self._list.encode(_AT_ONCE):  # noqa: ASYNC110  # others have their turn meanwhile
                     await asyncio.sleep(0)
-                snapshot = await self._confirmed(snapshot)
+                if self._confirm is not None:
+                    await self._confirm(self.resource, lambda: self._snapshot.slots if self._snapshot else {})
+                    snapshot = self._snapshot or snapshot  # by now there may be a later one, with what is held
                 if self._ending.is_set() or self._is_silent:
                     continue
                 self._sends_again = False
@@ -248,7 +253,8 @@ class Plugin:
                 left = self._list.take_left()
                 since, self._since = self._since, None
                 await stream.send_message(self._list.message())
-                self._note_left(left, snapshot.slots)
+                if left or self._left:
+                    self._note_left(left, snapshot.slots)
                 self._sent, self._sending = snapshot.slots, None
                 self.sent_at = time.monotonic()
                 self._counts.updates += 1
@@ -258,23 +264,14 @@ class Plugin:
                 credit.spend(self.sent_at)
                 sent = snapshot
 
-    async def _confirmed(self, snapshot: Snapshot) -> Snapshot:
-        """The list to send: by now there may be a later one, with what is known to be held since."""
-        if self._confirm is None:
-            return snapshot
-        await self._confirm(self.resource, lambda: (self._snapshot or snapshot).slots)
-        return self._snapshot or snapshot
-
     async def _pause(self, seconds: float) -> None:
-        """Let changes gather; cut short when the stream is to end."""
+        """Let changes gather for so long, or until the stream is to end."""
         with anyio.move_on_after(seconds):
             await self._ending.wait()
 
     def _note_left(self, left: Set[str], slots: Mapping[str, Slot]) -> None:
-        """Remember what the list that has just been sent lacks, and forget what is long past."""
+        """Remember the IDs that the list which was just sent lacks, and when; forget those that left long ago."""
         gone = [device_id for device_id in left if device_id in self._sent and device_id not in slots]
-        if not (gone or self._left):
-            return
         if not self._ticking:
             self._running, self._missed = Running(time.monotonic()), 0.0
         now = self._let_pass()
@@ -292,7 +289,7 @@ class Plugin:
         self._ticking = bool(self._left)
 
     def _let_pass(self) -> float:
-        """Forget what left long ago; where we did not run, the kubelet hardly did: that time does not count. The time."""
+        """Forget the IDs that left long ago, and return the time; time in which this process stood still does not count."""
         before, now = self._missed, time.monotonic()
         self._missed = self._running.missed(now)
         missed = self._missed - before
@@ -300,7 +297,7 @@ class Plugin:
         return now
 
     def _was_told(self, device_id: str) -> bool:
-        """Is this ID in all the lists that the kubelet may be at, and in the one under way (kubelet contract: A7.1)?"""
+        """Is this ID in every list that the kubelet may be reading, and in the one being sent (kubelet contract: A7.1)?"""
         if self._left:
             self._let_pass()
         return (
@@ -320,16 +317,17 @@ class Plugin:
         finally:
             self._counts.allocating.observe(time.monotonic() - began)
             self.allocating -= 1
-            self.on_call()
+            if self.awaited:
+                self.on_call()
 
     def _tell_allocated(self, call: wire.AllocateCall) -> None:
         for ids in call.containers:
             log.info("allocated", resource=self.resource, ids=sorted(set(ids)))
 
     async def _until_back(self, ids: Sequence[str]) -> None:
-        """Wait until those of these IDs that are in the list again have been so for long enough to be given out.
+        """Wait until the IDs that are back in the list have been there for `REMEMBERED` seconds.
 
-        One that leaves the list meanwhile is not waited for again.
+        An ID that leaves the list meanwhile is not waited for.
         """
         until = max((self._left[one] + REMEMBERED for one in ids if one in self._left and one in self._sent), default=0)
         until -= self._missed
@@ -338,16 +336,17 @@ class Plugin:
             self._let_pass()
 
     async def _give(self, ids: Sequence[str]) -> wire.Encoded:
-        await self._until_back(ids)
+        if self._left:
+            await self._until_back(ids)
         try:
             if self.relay is not None:
                 with suppress(StandbyLostError):
                     return await self.relay.allocate(self.resource, ids)
             given = await self._allocate_ids(self.resource, ids, self._was_told)
-        except AllocationRefused as refusal:
+        except AllocationRefused as refused:
             self._counts.allocations[self.resource, "refused"] += 1
-            log.warning("allocation-refused", resource=self.resource, ids=brief_list(ids), reason=refusal.sentence)
-            raise GRPCError(Status.FAILED_PRECONDITION, refusal.sentence) from None
+            log.warning("allocation-refused", resource=self.resource, ids=brief_list(ids), reason=refused.sentence)
+            raise refusal(Status.FAILED_PRECONDITION, refused.sentence) from None
         self._counts.allocations[self.resource, "granted"] += 1
         return given
 
@@ -365,8 +364,8 @@ class Plugin:
         if self._check_start is not None:
             try:
                 await self._let_start(self._check_start, call.ids)
-            except AllocationRefused as refusal:
-                raise GRPCError(Status.FAILED_PRECONDITION, refusal.sentence) from None
+            except AllocationRefused as refused:
+                raise refusal(Status.FAILED_PRECONDITION, refused.sentence) from None
         await stream.send_message(wire.Encoded())  # PreStartContainerResponse has no fields
 
     async def _let_start(self, check: PreStart, ids: Sequence[str]) -> None:
@@ -378,7 +377,7 @@ class Plugin:
 
 
 async def _receive(stream: Stream[Any, Any]) -> Any:
-    """The call's message; malformed bytes are the caller's error and end this call alone."""
+    """The message of a call; malformed bytes end this call alone."""
     try:
         message = await stream.recv_message()
     except wire.SENSELESS as error:

@@ -1,4 +1,4 @@
-"""Makes the device plugin service of a resource, of the parts that answer for all resources."""
+"""Makes the device plugin service of a resource."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class PluginFactory(Struct, frozen=True):
         return Plugin(name, self.allocator.allocate, *self.hooks(name), confirm=self._confirm, counts=self.counts)
 
     def hooks(self, name: str) -> tuple[Prefer | None, PreStart | None]:
-        """What answers the calls that the kubelet makes only where the resource asks for them, as it is configured now."""
+        """What answers the calls that a resource may ask the kubelet for, as it is configured now."""
         return self.preferences.of(name), self.starter.of(name)
 
     async def _confirm(self, resource: str, listed: Callable[[], Container[str]]) -> None:
-        """Learn what is to be known before a list is sent."""
+        """Find out before a list is sent whether the name is still ours, and what pods hold."""
         await self.lost_resources.before_list(resource)
         if strangers := await self.pod_claims.confirm(resource, listed):
             self.lost_resources.suspect(resource, strangers)

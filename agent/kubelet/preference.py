@@ -26,7 +26,7 @@ log = structlog.get_logger()
 
 
 def plain(request: PreferredRequest) -> tuple[str, ...]:
-    """What must be, then the first ones: for resources of which all devices are alike."""
+    """Those that must be included, then the first ones: for resources whose devices are all alike."""
     return choose({}, (), "spread", request.available, request.must_include, request.size)
 
 
@@ -55,7 +55,7 @@ class Preferences:
         return (lambda request: self._choose(name, request)) if matters else None
 
     async def _choose(self, name: str, request: PreferredRequest) -> tuple[str, ...]:
-        """In a thread: 1,000 devices take up to 50 ms."""
+        """Choose in a thread: 1,000 devices take up to 50 ms."""
         resource = self._inventory.resource(name)
         if resource is None:
             return plain(request)  # it retires

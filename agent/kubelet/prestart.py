@@ -26,7 +26,7 @@ from backends.base import AllocationRefused, Backend, Device, Grant, Resource
 PRE_START_DEADLINE: Final = 27.0
 """Seconds that all of it may take; the kubelet waits 30 (A4), and then nobody reads our sentence."""
 
-_SAID: Final = 10_000  # slots whose refusals are remembered; others may be told twice
+_SAID: Final = 10_000  # slots whose refusals are remembered; those of others may be logged twice
 _AGAIN: Final = "The start is tried again by itself"
 _CHECK: Final = Kind("probe", "could not be looked at before the container's start", _AGAIN, PRE_START_DEADLINE)
 _RESET: Final = Kind("prepare", "could not be reset before the container's start", _AGAIN, PRE_START_DEADLINE, True)
@@ -35,17 +35,17 @@ log = structlog.get_logger()
 
 
 class Node(Protocol):
-    """What knows the health of hardware."""
+    """The part of the daemon that knows the health of hardware."""
 
     def to_holder(self, hardware: str, *, reset: bool) -> Health:
-        """How this hardware is to the pod that has it, or would be once we have reset it."""
+        """The health of this hardware for the pod that has it, or what it would be after a reset of ours."""
 
     def was_reset(self, hardware: Set[str]) -> None:
-        """We have reset this hardware."""
+        """Note that we have reset this hardware."""
 
 
 class Starter:
-    """Says whether containers may start."""
+    """Decides whether containers may start."""
 
     def __init__(
         self,
@@ -72,18 +72,18 @@ class Starter:
         self._said: dict[SlotKey, str] = {}
 
     def of(self, name: str) -> PreStart | None:
-        """What a container's start has to pass for this resource; None where nothing is to be done."""
+        """The check before each start of a container; None where the resource asks for none."""
         resource = self._inventory.resource(name)
         return None if resource is None or resource.spec.pre_start == "none" else self.start
 
     async def start(self, name: str, ids: Sequence[str]) -> None:
-        """A container that was given these IDs is about to start.
+        """Look at the devices, and reset them where that is asked for, before a container with these IDs starts.
 
         Raises:
             AllocationRefused: it must not; the sentence is for the pod's owner.
         """
         if (resource := self._inventory.resource(name)) is None:
-            return  # it retires: nobody can say any more what was to be done, and its pods may go on
+            return  # the resource retires: its configuration is gone, and its pods may go on
         slots = [(name, device_id) for device_id in sorted(set(ids))]
         try:
             await self._make_sure(resource, slots)
@@ -103,7 +103,7 @@ class Starter:
                 self._check(slot, unseen)
 
     async def _look(self, job: Job, resource: Resource[Any], slots: Sequence[SlotKey]) -> Mapping[str, Health]:
-        """Look at the devices, and at those that they are put together of; of these, what cannot be looked at.
+        """Look at the devices and at their parts; returns the hardware of parts that cannot be looked at.
 
         Raises:
             AllocationRefused: a device is gone.
@@ -137,7 +137,7 @@ class Starter:
         return found.device
 
     def _check(self, slot: SlotKey, unseen: Mapping[str, Health], *, before_reset: bool = False) -> Device:
-        """The device, fit for use, or what a reset may make fit; what cannot be looked at is not.
+        """The device, if it is fit for use, or if a reset may make it fit.
 
         Raises:
             AllocationRefused: it is not.
@@ -163,7 +163,7 @@ class Starter:
         self._node.was_reset(done)
 
     def _refuse_to_disturb(self, slots: Sequence[SlotKey], hardware: Set[str]) -> None:
-        """Refuse where another slot has some of this hardware, or a device that is a part of it."""
+        """Refuse where another claim has some of this hardware, or a device that depends on it."""
         for held in self._ledger.held():
             other = self._inventory.slot(*held.slot)
             depends = other.device.depends if other and other.device else frozenset[str]()
@@ -174,7 +174,7 @@ class Starter:
                 )
 
     def _say(self, slots: Sequence[SlotKey], refusal: str) -> None:
-        """Tell the log once why a container does not start, however often that is tried, and when it does."""
+        """Log once why a container does not start, however often that is tried, and log when it starts."""
         if all(self._said.get(slot, "") == refusal for slot in slots):
             return
         if len(self._said) > _SAID:

@@ -52,12 +52,18 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """
     at, end = 0, len(data)
     while at < end:
-        key, at = read_varint(data, at)
+        if data[at] < 0x80:  # as mostly
+            key, at = data[at], at + 1
+        else:
+            key, at = read_varint(data, at)
         kind, number = key & 7, key >> 3
         if not number:
             raise MalformedError("there is no field number 0")
         if kind == BYTES:
-            size, at = read_varint(data, at)
+            if at < end and data[at] < 0x80:  # as mostly
+                size, at = data[at], at + 1
+            else:
+                size, at = read_varint(data, at)
             if at + size > end:
                 raise MalformedError("the message ends within a field")
             yield number, data[at : at + size]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import socket
 import stat
 import time
 from collections import Counter
@@ -21,16 +20,15 @@ from typing import Final
 
 import anyio
 import structlog
-from grpclib.client import Channel, UnaryUnaryMethod
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from agent.kubelet import wire
 from agent.kubelet.handover import Predecessor
 from agent.kubelet.plugin import Plugin
-from agent.kubelet.transport.calling import apart
+from agent.kubelet.transport.client import Channel
 from agent.kubelet.transport.server import SocketServer
-from agent.kubelet.transport.write_gathering import GatheringChannel
 from agent.runtime.counts import Counts
+from agent.runtime.errors import words
 
 API_VERSION: Final = "v1beta1"  # the only one a kubelet accepts (A1)
 
@@ -62,7 +60,7 @@ class UnreachableError(RegistrationError):
 
 
 class Kubelet:
-    """The kubelet's registration socket: is it there, is it a new one, and registering with it."""
+    """The kubelet's registration socket: notices a new one, and registers there."""
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
@@ -79,7 +77,7 @@ class Kubelet:
         self._silent_since: float | None = None
 
     def look(self) -> None:
-        """Something happened to the socket, or may have: is it another one, of a kubelet that has just started?
+        """Look whether the socket is another one, of a kubelet that has just started.
 
         A new one may have the old one's inode number (A6), but then it has another time.
         """
@@ -104,21 +102,13 @@ class Kubelet:
             scope.cancel()
 
     def _refuse_link(self) -> None:
-        """A kubelet makes a socket; the directory may be a link, where it lies on another disk."""
+        """Report a link in the place of the socket, once; the directory may be one, where it lies on another disk."""
         self._identity = None
         if self.complaint != _LINK:
             self.complaint = _LINK
             log.warning(
                 "kubelet-silent", socket=str(self.socket), reason=_LINK, then="waiting until a kubelet makes its own"
             )
-
-    def listens(self) -> bool:
-        """Does a kubelet accept connections now? One that has ended, with the node perhaps, leaves its socket behind."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as tried:
-            try:
-                return tried.connect_ex(str(self.socket)) in (0, errno.EAGAIN)
-            except OSError:  # a path that is longer than any socket's
-                return False
 
     async def newer_than(self, generation: int) -> None:
         """Wait until a socket newer than this one has appeared."""
@@ -127,7 +117,7 @@ class Kubelet:
 
     @contextmanager
     def until_restart(self) -> Iterator[None]:
-        """Cut the body off when another kubelet has started: what it does concerns the one before."""
+        """Cancel the body when another kubelet starts."""
         with anyio.CancelScope() as scope:
             self._attempts.add(scope)
             try:
@@ -150,23 +140,22 @@ class Kubelet:
         request = wire.encode_register(API_VERSION, endpoint, resource, options)
         try:
             async with self._turns, self._connection() as channel:
-                call = UnaryUnaryMethod[wire.Encoded, wire.EmptyCall](channel, _REGISTER, wire.Encoded, wire.EmptyCall)
-                await apart(call(request, timeout=_REGISTER_DEADLINE))
+                await channel.call(_REGISTER, request, wire.EmptyCall, _REGISTER_DEADLINE)
         except GRPCError as error:
             raise RegistrationError(f"the kubelet refused: {error.message or error.status.name}") from None
         except wire.SENSELESS as error:
             raise RegistrationError(f"the kubelet's answer makes no sense: {error}") from None
         except (OSError, StreamTerminatedError, ProtocolError, AttributeError) as error:  # grpclib's: lost when made
             self._note_silence(error)
-            raise UnreachableError(f"the kubelet does not answer on {self.socket}: {_words(error)}") from None
+            raise UnreachableError(f"the kubelet does not answer on {self.socket}: {words(error)}") from None
         self._silent_since, self.complaint = None, ""
 
     def _note_silence(self, error: Exception) -> None:
-        """Say once, for all resources, that the kubelet does not answer."""
+        """Report once, for all resources, that the kubelet does not answer."""
         now = time.monotonic()
         self._silent_since = self._silent_since or now
         if now - self._silent_since >= _WORTH_SAYING and not self.complaint:
-            self.complaint = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else _words(error)
+            self.complaint = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else words(error)
             log.warning(
                 "kubelet-silent", socket=str(self.socket), reason=self.complaint, then="trying again until it does"
             )
@@ -174,7 +163,7 @@ class Kubelet:
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Channel]:
         """One connection to this kubelet for all registrations under way; closed when the last is done."""
-        channel = self._channel = self._channel or GatheringChannel(path=str(self.socket), codec=wire.Codec())
+        channel = self._channel = self._channel or Channel(str(self.socket))
         self._users[channel] += 1
         try:
             yield channel
@@ -229,26 +218,27 @@ class Registrar:
         plugin.on_call = self._attention.set
 
     def renew(self) -> None:
-        """Register once more, when no Allocate is under way: the kubelet reads the plugin's options only then.
+        """Register once more, as soon as no Allocate is under way.
 
-        Also where it has lost the resource though the stream is open.
+        The kubelet reads the options only then, and takes back a resource that it has lost though the stream is open.
         """
         self._is_outdated = True
         self._attention.set()
 
     def give_up(self) -> None:
-        """Register no more: the resource is being handed over, and what is open is left to the kubelet and the standby."""
+        """Register no more, and leave the open stream as it is: the resource is being handed over."""
         self._is_given = True
 
     async def answered(self, relayed: Callable[[], int]) -> None:
-        """Wait until no Allocate is under way but those that another agent answers."""
-        await self._until(lambda: self.plugin.allocating <= relayed())
+        """Wait until all Allocates are answered but those that were relayed to another agent."""
+        await self._until_answered(lambda: self.plugin.allocating <= relayed())
 
     async def end_stream(self) -> None:
-        """End the stream; what the kubelet asks over its connection is answered on."""
+        """End the stream, and go on answering calls over its connection."""
         self.plugin.end_stream()
         if not await self._until(lambda: not self.plugin.streaming, _TRAILERS_WITHIN):
             self._server.reset_connections()  # a stream that ends later would make the kubelet drop the next one (A2)
+            await self._until(lambda: not self.plugin.streaming, _TRAILERS_WITHIN)
 
     async def run(self) -> None:
         """Serve and stay registered until cancelled; then end the stream and remove the socket."""
@@ -257,8 +247,9 @@ class Registrar:
             while not self._is_given:
                 generation, most = self._kubelet.generation, _REFUSED_DELAY
                 try:
-                    await self._listen()
-                    await self._kubelet.newer_than(0)
+                    if not self._kubelet.generation:
+                        await self._listen()  # while nobody waits for it
+                        await self._kubelet.newer_than(0)
                     self._kubelet.look()  # before connecting, so that its create event is no news afterwards
                     generation = self._kubelet.generation
                     with self._kubelet.until_restart():
@@ -270,7 +261,7 @@ class Registrar:
                     most = _UNREACHABLE_DELAY  # the kubelet's own complaint, said once for all resources
                 except (RegistrationError, OSError) as error:
                     self._count("refused")
-                    if (complaint := _words(error)) != self.complaint:  # said once, not at every try
+                    if (complaint := words(error)) != self.complaint:  # said once, not at every try
                         self.complaint = complaint
                         log.warning("not-registered", resource=self.plugin.resource, reason=complaint)
                 delay = await self._wait_to_retry(min(delay, most), most, generation)
@@ -278,7 +269,7 @@ class Registrar:
         finally:
             with anyio.CancelScope(shield=True):
                 # a kubelet closes the connection when the stream ends, and an Allocate under way fails its pod for good
-                await self._until(lambda: not self.plugin.allocating, _ALLOCATE_PATIENCE)
+                await self._until_answered(lambda: not self.plugin.allocating, _ALLOCATE_PATIENCE)
                 is_forgotten = self._is_given and not self.plugin.streaming  # the kubelet closes no such connection
                 self.plugin.end_stream()
                 if await self._until(lambda: not self.plugin.streaming, _STOP_PATIENCE) and not is_forgotten:
@@ -287,11 +278,12 @@ class Registrar:
                 await self._server.shut_down(_STOP_PATIENCE)
 
     async def _stay(self) -> float:
-        """Registered: until the stream ends or the kubelet must be told once more; for how many seconds it was."""
+        """Stay registered until the stream ends or the resource must be registered again; the seconds that took."""
         began = time.monotonic()
         self._set_registered(True)
         try:
-            await self._until(lambda: not self.plugin.streaming or (self._must_renew and not self.plugin.allocating))
+            await self._until(lambda: not self.plugin.streaming or self._must_renew)
+            await self._until_answered(lambda: not self.plugin.streaming or not self.plugin.allocating)
         finally:
             self._set_registered(False)
         if not self.plugin.streaming:
@@ -302,7 +294,7 @@ class Registrar:
 
     @property
     def _must_renew(self) -> bool:
-        """Does the kubelet know other options than the plugin has, or has it lost the client whose stream is open?
+        """Have the options changed, or did the kubelet lose the client whose stream is open?
 
         It took up a registration that we had given up, perhaps of our last run: the stream that we then refuse makes it
         drop the resource, and the one that is open keeps us from noticing (kubelet contract: A2).
@@ -310,7 +302,7 @@ class Registrar:
         return self._is_outdated or self.plugin.refused > self._refused
 
     async def _listen(self) -> None:
-        """Be serving before registering; also if somebody removed our socket meanwhile."""
+        """Make the socket where there is none, or where somebody removed it."""
         if self._server.is_reachable():
             return
         await self._end_streams()
@@ -348,18 +340,19 @@ class Registrar:
             pass  # as is meant
         finally:
             self.plugin.is_detaching = False
-        self._server.reset_connections()  # nobody uses what that has left
+        self._server.reset_connections()  # nobody uses them any more
         await predecessor.end(self.plugin.resource)
 
     async def _end_streams(self) -> None:
         """End the old stream and see the kubelet close its connection (A2)."""
         await self.end_stream()
-        await self._until(lambda: not self.plugin.streaming, _TRAILERS_WITHIN)
         if not await self._server.wait_disconnected(_CLOSED_WITHIN):
             self._server.reset_connections()
 
     async def _until(self, reached: Callable[[], bool], within: float | None = None) -> bool:
-        """Wait for the calls to be so; False if they are not within so many seconds."""
+        """Wait until `reached` is true, looking at each of the plugin's calls; False after so many seconds."""
+        if reached():
+            return True
         try:
             with anyio.fail_after(within):
                 while not reached():
@@ -369,8 +362,16 @@ class Registrar:
             return reached()  # where this process stood still, both have come by now
         return True
 
+    async def _until_answered(self, reached: Callable[[], bool], within: float | None = None) -> bool:
+        """The same, also looking whenever an Allocate is answered."""
+        self.plugin.awaited += 1
+        try:
+            return await self._until(reached, within)
+        finally:
+            self.plugin.awaited -= 1
+
     async def _wait_to_retry(self, delay: float, most: float, generation: int) -> float:
-        """Wait a little longer each time; not at all once a new kubelet has started. The next delay."""
+        """Wait for so long, or until a new kubelet starts; returns the next delay."""
         try:
             with anyio.fail_after(delay):
                 await self._kubelet.newer_than(generation)
@@ -388,7 +389,3 @@ class Registrar:
 
     def _count(self, result: str) -> None:
         self._counts.registrations[self.plugin.resource, result] += 1
-
-
-def _words(error: BaseException) -> str:
-    return str(error) or type(error).__name__

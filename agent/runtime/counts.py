@@ -17,7 +17,7 @@ BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2
 
 
 class Histogram:
-    """How often something took how long."""
+    """Counts of durations, by length."""
 
     __slots__ = ("buckets", "total")
 
@@ -28,13 +28,13 @@ class Histogram:
         """Seconds, of all of them."""
 
     def observe(self, seconds: float) -> None:
-        """It took so long, once more."""
+        """Count one that took so many seconds."""
         self.buckets[bisect_left(BOUNDS, seconds)] += 1
         self.total += seconds
 
 
 class Counts(Struct):
-    """Everything since the start of the process. Whoever does a thing counts it."""
+    """All counts since the start of the process; each part of the daemon counts what it does."""
 
     transitions: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Devices that changed their state, by (resource, reason); without a reason, the state in small letters."""

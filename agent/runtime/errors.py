@@ -52,13 +52,13 @@ def unknown(what: str, name: str, known: Iterable[str], others: Iterable[str] = 
 
 
 def _around(name: str, ordered: Sequence[str]) -> Sequence[str]:
-    """Of too many names, those that a name would stand among."""
+    """The names around the place where `name` would stand; all, where they are few."""
     place = bisect.bisect(ordered, name)
     return ordered[max(0, place - _COMPARED // 2) : place + _COMPARED // 2] if len(ordered) > _COMPARED else ordered
 
 
 def brief(text: str, most: int = _LONGEST) -> str:
-    """The text, without the rest of one that is longer than anybody reads: others may have written it."""
+    """The text, cut to `most` characters: others wrote it, and it may have a megabyte."""
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
 
 
@@ -75,7 +75,7 @@ def some(names: Sequence[str], most: int = _SOME) -> str:
 
 
 def words(error: BaseException) -> str:
-    """What an error says of itself, the system's without its number; one that says nothing is shown as it is."""
+    """The text of an error; without the number, where it is the system's; its `repr`, where it has no text."""
     if isinstance(error, OSError) and error.strerror:
         about = f": {os.fsdecode(error.filename)}" if isinstance(error.filename, str | bytes) else ""
         return f"{error.strerror}{about}"

@@ -1,7 +1,7 @@
 """Writes lines to a stream in a thread: adding a line never waits and never fails.
 
-What nobody reads blocks its writer once the pipe is full, and journald stands still while its disk does. At most `LINES`
-wait here. Those beyond are lost, counted, and told of once there is room again.
+A pipe that nobody reads blocks its writer once it is full, and journald hangs while its disk does. At most `LINES` wait here;
+lines beyond are lost and counted, and their number is logged once there is room again.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class QueuedLines:
         self._busy = False
         self._untold = 0
         self.lost = 0
-        """Lines that nobody will ever see."""
+        """Lines that were lost, in all."""
         self.when_room: Callable[[int], None] = lambda _lost: None
         """Called by the thread with the number of lines lost since it was called last, once there is room again."""
 
     def write(self, text: str) -> int:
         """Add a line; it is lost where too many wait."""
         with self._changed:
-            if len(self._lines) >= self._limit or not self._has_thread():
+            if len(self._lines) >= self._limit or (self._thread is None and not self._start()):
                 self.lost += 1
                 self._untold += 1
             else:
@@ -67,15 +67,14 @@ class QueuedLines:
             while (self._lines or self._busy) and (left := end - time.monotonic()) > 0:
                 self._changed.wait(left)
 
-    def _has_thread(self) -> bool:
-        """Is there a thread that writes? If the system has none to give now, it may have one for the next line."""
-        if self._thread is None:
-            thread = threading.Thread(target=self._serve, name="log", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:
-                return False
-            self._thread = thread
+    def _start(self) -> bool:
+        """Start the thread that writes; False if the system has none to give now, and perhaps has one for the next line."""
+        thread = threading.Thread(target=self._serve, name="log", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return False
+        self._thread = thread
         return True
 
     def _serve(self) -> None:
@@ -97,8 +96,8 @@ class QueuedLines:
         while data:
             try:
                 data = data[os.write(self._file, data) :]
-            except BlockingIOError:  # whoever shares the stream has made it so
+            except BlockingIOError:  # another process that shares the stream made it non-blocking
                 select.select([], [self._file], [], _LOOK_AGAIN)
             except OSError:
-                self.lost += 1  # a full disk, a closed pipe: nobody is left to tell
+                self.lost += 1  # a full disk, a closed pipe: there is no other place to report it
                 return

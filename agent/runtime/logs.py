@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partialmethod
 from typing import Any, Final, Literal, Protocol, TextIO
@@ -39,6 +39,8 @@ with _without_rich():
     import structlog
 
 Level = Literal["debug", "info", "warning", "error"]
+
+_Render = Callable[[Any, str, structlog.typing.EventDict], str | bytes]
 
 _PRIORITIES: Final[Mapping[str, int]] = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 """What syslog(3), and with it the journal, calls our levels (sd-daemon(3): a line may start with `<N>`)."""
@@ -83,21 +85,13 @@ def set_up(
     """
     stream = stream or sys.stderr
     output = _Journal(stream) if _is_journal(stream, environment) else _Output(stream)
-    last: list[Any]
-    if stream.isatty():
-        colors = not environment.get("NO_COLOR")
-        last = [
-            _escaped,
-            structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_escaped_traceback),
-        ]
-    else:
-        last = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_json)]
+    render = _for_a_terminal(colors=not environment.get("NO_COLOR")) if stream.isatty() else _as_json
     structlog.configure(
         processors=[
             *([_Noting(note, _NUMBERS[level])] if note else []),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            _Rendering(last),
+            _as_far_as_possible(render),
         ],
         wrapper_class=_unfailing(min(_NUMBERS[level], logging.INFO) if note else _NUMBERS[level]),
         logger_factory=lambda *_: output,
@@ -108,7 +102,7 @@ def set_up(
 
 
 class _Noting:
-    """Tells somebody of a line before it is written, or not written."""
+    """Calls `note` for each line, and drops those below the level."""
 
     def __init__(self, note: Callable[[Mapping[str, Any]], None], level: int) -> None:
         self._note = note
@@ -127,13 +121,13 @@ class _Noting:
         return line
 
 
-def _escaped(_logger: object, _name: str, line: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """For a terminal, on which what devices are called is to do nothing."""
-    return {key: _printable(value) for key, value in line.items()}
+def _for_a_terminal(*, colors: bool) -> _Render:
+    """Makes readable lines; what devices are called does nothing to the terminal."""
+    render = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_escaped_traceback)
+    return lambda logger, name, line: render(logger, name, {key: _printable(it) for key, it in line.items()})
 
 
 def _escaped_traceback(output: TextIO, error: Any) -> None:
-    """The same for what an exception says."""
     lines = io.StringIO()
     structlog.dev.plain_traceback(lines, error)
     output.write(printable_lines(lines.getvalue()))
@@ -146,7 +140,7 @@ def _printable(value: object) -> object:
 
 
 def _unfailing(level: int) -> type[structlog.typing.FilteringBoundLogger]:
-    """Loggers whose calls never raise: what is logged has happened, and must not fail because it is told."""
+    """Loggers whose calls never raise: no work may fail because it is logged."""
     filtering: Any = structlog.make_filtering_bound_logger(level)
 
     def proxy_to_logger(self: Any, name: str, event: str | None = None, **fields: Any) -> Any:
@@ -159,23 +153,16 @@ def _unfailing(level: int) -> type[structlog.typing.FilteringBoundLogger]:
     return unfailing
 
 
-class _Rendering:
-    """Makes a line of an event; where that fails, of what of it can be shown."""
+def _as_far_as_possible(render: _Render) -> _Render:
+    """The same; where rendering fails, a line of what can be shown."""
 
-    def __init__(self, processors: Sequence[Any]) -> None:
-        self._processors = processors
-
-    def __call__(self, logger: object, name: str, line: structlog.typing.EventDict) -> Any:
-        whole = dict(line)
+    def rendered(logger: Any, name: str, line: structlog.typing.EventDict) -> str | bytes:
         try:
-            return self._render(logger, name, line)
+            return render(logger, name, line)
         except Exception:  # noqa: BLE001  # whatever a field does when it is shown
-            return self._render(logger, name, _plain(whole))
+            return render(logger, name, _plain(line))
 
-    def _render(self, logger: object, name: str, line: Any) -> Any:
-        for processor in self._processors:
-            line = processor(logger, name, line)
-        return line
+    return rendered
 
 
 def _plain(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,11 +179,12 @@ def _shown(value: Any) -> Any:
         return f"<{type(value).__name__} that cannot be shown>"
 
 
-def _json(event: dict[str, Any], **_: Any) -> bytes:
+def _as_json(logger: Any, name: str, line: structlog.typing.EventDict) -> bytes:
+    line = structlog.processors.format_exc_info(logger, name, line)
     try:
-        return msgspec.json.encode(event, enc_hook=str)
+        return msgspec.json.encode(line, enc_hook=str)
     except (UnicodeEncodeError, OverflowError):  # a file name, in some error, that is no text; a number beyond 64 bits
-        return json.dumps(event, default=str).encode()
+        return json.dumps(line, default=str).encode()
 
 
 class _Output:
@@ -211,7 +199,7 @@ class _Output:
             self._stream.write(text + "\n")
             self._stream.flush()
         except (OSError, ValueError):
-            pass  # full disk, closed pipe, closed stream: there is nobody left to tell
+            pass  # full disk, closed pipe, closed stream: there is no other place to report it
 
     debug = info = warning = error = critical = exception = msg
 
@@ -231,7 +219,7 @@ class _Journal(_Output):
 
 
 def _is_journal(stream: Stream, environment: Mapping[str, str]) -> bool:
-    """Is it the one that systemd made for us, and has nobody redirected it (systemd.exec(5))?"""
+    """Is this stream the one that systemd connected to its journal (systemd.exec(5))?"""
     try:
         found = os.fstat(stream.fileno())
     except (OSError, ValueError):

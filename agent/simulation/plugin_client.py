@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
-import betterproto
 from grpclib.client import Channel, UnaryStreamMethod, UnaryUnaryMethod
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
@@ -224,7 +223,7 @@ class PluginClient:
             raise PluginError(_rpc_error(Status.DEADLINE_EXCEEDED, "context deadline exceeded")) from None
 
     async def _call(
-        self, method: str, request: betterproto.Message, reply_type: type[_Reply], deadline: float | None = None
+        self, method: str, request: object, reply_type: type[_Reply], deadline: float | None = None
     ) -> _Reply:
         try:
             reply: _Reply = await self._method(UnaryUnaryMethod, method, type(request), reply_type)(

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from grpclib.const import Status
-from grpclib.exceptions import GRPCError
 
 from agent.kubelet.api.v1beta1 import Empty, RegisterRequest, RegistrationBase
+from agent.kubelet.transport.server import refusal
 from agent.simulation.background_tasks import Background
 from agent.simulation.changes import Change, Feed, Kind
 from agent.simulation.plugin_client import PluginError
@@ -77,7 +77,7 @@ class Registration(RegistrationBase):
             await self._register(register_request)
         except PluginError as error:
             self._feed.publish(Change(Kind.REFUSED, register_request.resource_name, str(error)))
-            raise GRPCError(Status.UNKNOWN, str(error)) from None
+            raise refusal(Status.UNKNOWN, str(error)) from None
         self._feed.publish(Change(Kind.REGISTERED, register_request.resource_name))
         return Empty()
 

@@ -27,7 +27,7 @@ from agent.kubelet.api.v1beta1 import ContainerAllocateResponse, DeviceSpec
 from agent.kubelet.pods import checkpoint, pod_claims
 from agent.kubelet.pods.checkpoint import Checkpoint, CheckpointEntry
 from agent.kubelet.pods.pod_claims import PodClaims
-from agent.kubelet.wire import PodDevices, PodList
+from agent.kubelet.wire import PodDevices
 from agent.model import HEALTHY, Health, Held, State
 from backends.base import Device, HostPath, Node, Resource
 from tests.fakes import KIND, Sharing, device, held, reconfigure, resource
@@ -98,8 +98,8 @@ class Kubelet:
     def free(self, name: str) -> list[str]:
         return sorted(self.lists.get(name, frozenset()) - self.held(name))
 
-    async def list_pods(self, *_: object) -> PodList:
-        return PodList(tuple(PodDevices("default", uid, "c", it.resource, it.ids) for uid, it in self.pods.items()))
+    async def list_pods(self, *_: object) -> list[PodDevices]:
+        return [PodDevices("default", uid, "c", it.resource, it.ids) for uid, it in self.pods.items()]
 
 
 class Daemon:

@@ -12,8 +12,10 @@ from typing import Final
 
 from tests.e2e.node import Node, chardev
 from tests.e2e.process import AgentProcess
+from tests.kubelet.transport.frames import PREFACE, SETTINGS, Frame
 from tests.wait import limit
 
+HELLO: Final = PREFACE + bytes(Frame(SETTINGS, 0, 0, b""))
 ASKED: Final = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
@@ -52,7 +54,8 @@ async def test_connections_that_wait_are_told_of_once_and_are_served_later(node:
         (plugin,) = (path for path in node.sockets.iterdir() if path.suffix == ".sock")
         with no_descriptors(agent):
             waiting = [connected(path) for path in (plugin, node.admin, node.http)]
-            waiting[-1].send(ASKED)
+            for sock, greeting in zip(waiting, (HELLO, HELLO, ASKED), strict=True):
+                sock.send(greeting)
             line = await agent.says("connections-wait")
             assert line["reason"] == "Too many open files"
         for sock in waiting:

@@ -98,14 +98,13 @@ async def test_an_injected_uevent_alone_reaches_the_kubelet(node: Node) -> None:
 
 
 SENT = """
-import time
 import structlog
-from agent.kubelet.plugin import Plugin
-note = Plugin._note_left
-def sent(self, left, slots):
-    structlog.get_logger().info("sent", at=time.monotonic())
-    note(self, left, slots)
-Plugin._note_left = sent
+from agent.kubelet import plugin
+class Told(plugin.Credit):
+    def spend(self, now):
+        structlog.get_logger().info("sent", at=now)
+        super().spend(now)
+plugin.Credit = Told
 """  # says by its own clock when it has sent a list
 
 

@@ -17,7 +17,6 @@ from agent.kubelet.other_plugins import SETTLED, Observation
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.pods.podresources import PodResourcesError
 from agent.kubelet.registration import Kubelet
-from agent.kubelet.wire import Allocatable
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
 from tests.background import running as background
 from tests.kubelet.plugins import TOY, Lists, nothing, served
@@ -112,10 +111,10 @@ async def test_a_list_that_is_under_way_or_empty_and_a_resource_that_waits_prove
 ) -> None:
     asked = 0
 
-    async def none(*_: object) -> Allocatable:
+    async def none(*_: object) -> frozenset[str]:
         nonlocal asked
         asked += 1
-        return Allocatable(frozenset())
+        return frozenset()
 
     monkeypatch.setattr(lost_resources, "list_allocatable", none)
     async with running(node) as agent:
@@ -141,9 +140,9 @@ async def test_a_list_that_was_sent_while_the_kubelet_answered_proves_nothing(
         clock = Clock(agent)
         clock.now = clock.start + INTERVAL
 
-        async def late(*_: object) -> Allocatable:
+        async def late(*_: object) -> frozenset[str]:
             agent.plugin.sent_at += 1
-            return Allocatable(frozenset())
+            return frozenset()
 
         monkeypatch.setattr(lost_resources, "list_allocatable", late)
         await looking(agent, node, clock).look()
@@ -158,9 +157,9 @@ async def test_a_list_that_was_sent_while_the_kubelet_answered_after_another_plu
         clock = Clock(agent)
         clock.now = clock.start + INTERVAL
 
-        async def late(*_: object) -> Allocatable:
+        async def late(*_: object) -> frozenset[str]:
             agent.plugin.sent_at = clock.now
-            return Allocatable(frozenset({TOY}))
+            return frozenset({TOY})
 
         monkeypatch.setattr(lost_resources, "list_allocatable", late)
         looks = looking(agent, node, clock)
@@ -222,7 +221,7 @@ async def test_a_list_does_not_go_out_beside_a_look_that_has_not_ended(
 async def test_a_kubelet_that_does_not_say_what_it_offers_is_not_troubled(
     node: SimulatedKubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def refused(*_: object) -> Allocatable:
+    async def refused(*_: object) -> frozenset[str]:
         raise PodResourcesError("it does not serve podresources v1")
 
     monkeypatch.setattr(lost_resources, "list_allocatable", refused)
@@ -238,8 +237,8 @@ async def test_what_is_lost_again_and_again_is_registered_less_and_less_often(
     """Another plugin that has the name and no device, for one; the two must not take turns every minute."""
     offered: frozenset[str] = frozenset()
 
-    async def said(*_: object) -> Allocatable:
-        return Allocatable(offered)
+    async def said(*_: object) -> frozenset[str]:
+        return offered
 
     monkeypatch.setattr(lost_resources, "list_allocatable", said)
     async with running(node) as agent:

@@ -727,7 +727,7 @@ async def test_options_that_changed_are_told_by_one_more_registration_of_that_re
     async with running(node, TOY, "example.com/other") as agent:
         await stays_well(node, agent)
         for prefer in (None, plainly, plainly, None):
-            if agent.plugin.ask(prefer, None):
+            if agent.plugin.set_hooks(prefer, None):
                 agent.registrar.renew()
                 await until(lambda: not agent.registrar.registered)
             await stays_well(node, agent)

@@ -10,8 +10,9 @@ from typing import Final
 from agent.config.templates import is_distinctive
 from agent.console.doctor.findings import Finding, Patient, failure, fine, warning
 from agent.console.views import Status
-from agent.kubelet.other_plugins import Observation, observe
+from agent.kubelet.other_plugins import other_sockets
 from agent.kubelet.pods.checkpoint import record
+from agent.kubelet.transport.client import listens
 from agent.model import State
 from agent.runtime.errors import some
 from backends.base import PLACEHOLDER
@@ -23,7 +24,8 @@ MEND: Final = (
 
 def sockets(patient: Patient) -> Iterator[Finding]:
     """Does another plugin serve beside us, under a name like that of a resource of ours?"""
-    others = sorted(observe(patient.config.agent.plugin_dir, Observation(), doubt=True).answering)
+    directory = patient.config.agent.plugin_dir
+    others = sorted(name for name in other_sockets(directory) if listens(directory / name))
     resources = [resource.name for resource in patient.config.resources]
     alike = {name: like for name in resources if (like := [it for it in others if _is_like(it, name)])}
     for resource, names in alike.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field  # noqa: TID251  # it compares by some of its fields
 from pathlib import Path
@@ -53,11 +53,11 @@ class CheckpointEntry:
     """The plugin's answer, a ContainerAllocateResponse, as JSON has bytes."""
 
     def slots(self) -> frozenset[SlotKey]:
-        """The same as slots."""
+        """The slots that these IDs are."""
         return frozenset((self.resource, device_id) for device_id in self.ids)
 
     async def trace(self) -> Trace:
-        """What the container was given; nothing where that makes no sense."""
+        """The nodes and names that the container was given; none where the answer makes no sense."""
         try:
             answer = msgspec.json.decode(self.response, type=bytes | None) or b""
             nodes = await in_slices(path for node in messages(answer, 3) for path in strings(node, 2))
@@ -74,7 +74,7 @@ class Checkpoint(Struct, frozen=True):
 
     version: Version
     entries: tuple[CheckpointEntry, ...]
-    held: Mapping[str, frozenset[str]]
+    held: Mapping[str, Set[str]]
     """Resource → the IDs that containers have."""
 
 
@@ -94,11 +94,6 @@ class _Entry(msgspec.Struct, rename="pascal"):
         if isinstance(self.device_ids, dict):
             return tuple(sorted({id_ for ids in self.device_ids.values() for id_ in ids or ()}))
         return tuple(sorted(self.device_ids or ()))
-
-    def count(self) -> int:
-        """At least as many as there are."""
-        by_node = self.device_ids.values() if isinstance(self.device_ids, dict) else (self.device_ids,)
-        return sum(len(ids or ()) for ids in by_node)
 
 
 class _Data(msgspec.Struct, rename="pascal"):
@@ -122,7 +117,7 @@ _decoder: Final = msgspec.json.Decoder(_File)
 
 
 def version(plugin_dir: Path) -> Version | None:
-    """Which writing of the file lies there now; None if there is none. The kernel knows it without the disk."""
+    """Identifies the file that lies there now; None if there is none. The kernel knows it without the disk."""
     try:
         found = (plugin_dir / FILE_NAME).lstat()
     except OSError:
@@ -130,19 +125,22 @@ def version(plugin_dir: Path) -> Version | None:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def parse(data: bytes) -> tuple[CheckpointEntry, ...]:
-    """The entries of a checkpoint file.
+def parse(data: bytes, version: Version) -> Checkpoint:
+    """What a checkpoint file says.
 
     Raises:
         msgspec.MsgspecError: it is no JSON, of another shape, or says more than can be.
     """
-    found = _decoder.decode(data).data.pod_device_entries or ()
-    if (count := max(len(found), sum(entry.count() for entry in found))) > _MOST_IDS:
-        raise msgspec.ValidationError(f"it says that pods have {count} devices, and {_MOST_IDS} is the most")
-    return tuple(
+    found = tuple(
         CheckpointEntry(entry.pod_uid, entry.container_name, entry.resource_name, entry.ids(), bytes(entry.alloc_resp))
-        for entry in found
+        for entry in _decoder.decode(data).data.pod_device_entries or ()
     )
+    if (count := max(len(found), sum(len(entry.ids) for entry in found))) > _MOST_IDS:
+        raise msgspec.ValidationError(f"it says that pods have {count} devices, and {_MOST_IDS} is the most")
+    held: defaultdict[str, set[str]] = defaultdict(set)
+    for entry in found:
+        held[entry.resource].update(entry.ids)
+    return Checkpoint(version, found, held)
 
 
 def read(plugin_dir: Path) -> Checkpoint | None:
@@ -160,18 +158,17 @@ def read(plugin_dir: Path) -> Checkpoint | None:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}; Fairlead needs to read it as root") from error
     try:
-        entries = parse(data)
+        return parse(data, (found.st_ino, found.st_mtime_ns, found.st_size))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CheckpointError(
             f"{path} is damaged: {error}; the kubelet writes it anew with the next list of devices"
         ) from error
-    return Checkpoint((found.st_ino, found.st_mtime_ns, found.st_size), entries, _held(entries))
 
 
 def read_at_once(plugin_dir: Path) -> Checkpoint | None:
-    """The same, of what the kernel has in memory, as it has what the kubelet wrote a moment ago (RWF_NOWAIT, preadv2(2)).
+    """The same without a thread, which takes three times as long: of what the kernel has in memory (RWF_NOWAIT, preadv2(2)).
 
-    A thread would take three times as long.
+    The kernel has what the kubelet wrote a moment ago.
 
     Raises:
         BlockingIOError: it must be waited for, is long, or makes no sense: `read` it.
@@ -180,20 +177,12 @@ def read_at_once(plugin_dir: Path) -> Checkpoint | None:
         with files.opened(plugin_dir / FILE_NAME, follow=False) as (file, found):
             data = bytearray(min(found.st_size, _AT_ONCE_BYTES) + 1)
             if os.preadv(file, [data], 0, os.RWF_NOWAIT) == found.st_size == len(data) - 1:
-                entries = parse(bytes(data[:-1]))
-                return Checkpoint((found.st_ino, found.st_mtime_ns, found.st_size), entries, _held(entries))
+                return parse(bytes(data[:-1]), (found.st_ino, found.st_mtime_ns, found.st_size))
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         pass  # in a thread it can be waited for, and its fault said
     raise BlockingIOError
-
-
-def _held(entries: Iterable[CheckpointEntry]) -> Mapping[str, frozenset[str]]:
-    held: defaultdict[str, set[str]] = defaultdict(set)
-    for entry in entries:
-        held[entry.resource].update(entry.ids)
-    return {resource: frozenset(ids) for resource, ids in held.items()}
 
 
 def record(plugin_dir: Path) -> tuple[float, Mapping[str, frozenset[str]]]:
@@ -212,47 +201,44 @@ def record(plugin_dir: Path) -> tuple[float, Mapping[str, frozenset[str]]]:
 
 
 class CheckpointReader:
-    """Reads it, in a thread if it must be waited for, once for all who ask at the same time."""
+    """Reads the checkpoint, in a thread if it must wait for the disk; those who ask at the same time share a reading."""
 
     def __init__(self, plugin_dir: Path) -> None:
         self._plugin_dir = plugin_dir
         self._workers = Workers("checkpoint", limit=2)
         self._reading = asyncio.Lock()
         self._begun = 0
-        self._last: tuple[int, Checkpoint | None] = 0, None  # number of the reading, what it read
+        self._read_last = 0  # the number of the reading
+        self.last: Checkpoint | None = None
+        """What it read."""
         self.under_way = 0
         """Readings that have not come to their end; of a disk that hangs, those that nobody waits for any more, too."""
 
-    @property
-    def last(self) -> Checkpoint | None:
-        """What was read last."""
-        return self._last[1]
-
-    async def read(self) -> Checkpoint | None:
-        """The checkpoint as it lies there after this call began; None if there is none.
+    async def read(self, within: float | None = None) -> Checkpoint | None:
+        """The checkpoint as it lies there after this call began; None if there is none. It waits so many seconds at most.
 
         Raises:
             CheckpointError: it cannot be read, is damaged, or the reading hangs.
         """
         if not self._reading.locked():
             with suppress(BlockingIOError):
-                self._last = self._begun + 1, read_at_once(self._plugin_dir)
-                self._begun += 1
-                return self._last[1]
+                self.last = read_at_once(self._plugin_dir)
+                self._begun = self._read_last = self._begun + 1
+                return self.last
         wanted = self._begun + 1  # the next to begin; the one under way may have seen the file before
-        async with self._reading:
-            number, found = self._last
-            if number >= wanted:
-                return found
-            self._begun += 1
-            number = self._begun
-            try:
-                async with patience.timeout(_DEADLINE):
-                    found = await self._workers.start(self._read)
-            except (TimeoutError, NoWorkerError):
-                raise CheckpointError("reading it hangs") from None
-            self._last = number, found
-            return found
+        try:
+            async with patience.timeout(_DEADLINE if within is None else within), self._reading:
+                if self._read_last < wanted:
+                    self._begun = number = self._begun + 1
+                    self.last = await self._workers.start(self._read)
+                    self._read_last = number
+                return self.last
+        except (TimeoutError, NoWorkerError):
+            raise CheckpointError("reading it hangs") from None
+
+    def is_unchanged(self) -> bool:
+        """Is the file that lies there the one that was read last? The kubelet makes another one for each writing."""
+        return self.last is not None and self.last.version == version(self._plugin_dir)
 
     def _read(self) -> Checkpoint | None:
         self.under_way += 1

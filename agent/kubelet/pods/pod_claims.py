@@ -26,7 +26,7 @@ from agent.claims.ledger import Ledger, Pods, names_of
 from agent.inventory.inventory import Inventory
 from agent.kubelet.pods.checkpoint import Checkpoint, CheckpointEntry, CheckpointError, CheckpointReader, Version
 from agent.kubelet.pods.podresources import PodResourcesError, list_pods
-from agent.kubelet.wire import PodDevices, PodList
+from agent.kubelet.wire import PodDevices
 from agent.model import Held, SlotKey
 from agent.runtime import patience
 from agent.runtime.chunked_work import in_batches, in_slices
@@ -47,26 +47,26 @@ log = structlog.get_logger()
 
 
 class Node(Protocol):
-    """What is told of claims."""
+    """The part of the daemon that hears of claims."""
 
     def adopted(self, held: Sequence[Held]) -> None:
-        """Only the kubelet remembered these, and the ledger has them now; `claims_settled` follows."""
+        """The ledger took these claims from the kubelet; `claims_settled` follows."""
 
     def released(self, ended: Sequence[Held]) -> None:
-        """Both witnesses leave these out, and the ledger has dropped them; `claims_settled` follows."""
+        """The ledger dropped these claims, which neither witness has; `claims_settled` follows."""
 
     def claims_settled(self) -> None:
-        """All that an answer changed has been told."""
+        """`adopted` and `released` were called for all that an answer changed."""
 
     def claims_asked(self) -> None:
-        """Both witnesses have been asked."""
+        """Podresources and the checkpoint were asked."""
 
     def resend(self, resource: str) -> None:
         """Send this resource's list again: the kubelet writes its checkpoint then."""
 
 
 class PodClaims:
-    """Keeps the ledger true to what the kubelet says."""
+    """Keeps the ledger in step with podresources and the checkpoint."""
 
     def __init__(
         self,
@@ -96,6 +96,10 @@ class PodClaims:
         self._traces: dict[SlotKey, Answer] = {}
         """Of claims whose hardware is not known."""
         self._traced_at = -1  # the inventory's revision
+        self._seen: tuple[Checkpoint | None, int] = (
+            None,
+            -1,
+        )  # the checkpoint that a list was held against, and that revision
         self._foreign: dict[tuple[str, tuple[str, ...]], tuple[bytes, Trace]] = {}
         """Of resources that are not ours: the last answer for these IDs, and what the container got."""
         self._clock = clock
@@ -111,11 +115,11 @@ class PodClaims:
         """Which containers have what, as the kubelet said last."""
 
     def pods(self, slot: SlotKey) -> list[str]:
-        """The pods that have it, as `namespace/name`, as far as the kubelet has said."""
+        """The pods that have this slot, as `namespace/name`, by the kubelet's last answer."""
         return [f"{it.namespace}/{it.pod}" for it in self.holders.get(slot, ())]
 
     def uids(self, resource: str) -> Mapping[tuple[str, str], str]:
-        """Container's name and ID of a resource → the UID of the pod, which only the checkpoint tells; none of several."""
+        """(Container, device ID) → the UID of its pod, from the checkpoint; empty where several pods have it."""
         checkpoint = self._checkpoint.last
         uids: dict[tuple[str, str], str] = {}
         for it in checkpoint.entries if checkpoint else ():
@@ -125,11 +129,11 @@ class PodClaims:
         return uids
 
     def allocated(self) -> None:
-        """An Allocate was answered: ask soon."""
+        """Ask soon: an Allocate was answered."""
         self._allocated.set()
 
     def close(self) -> None:
-        """Let the threads end; others are made if there is more to ask."""
+        """End the idle threads; more are made where there is more to ask."""
         self._checkpoint.close()
 
     async def run(self) -> None:
@@ -158,7 +162,7 @@ class PodClaims:
     async def _round(self) -> None:
         try:
             await self._ask()
-        finally:  # who does not answer is not asked once more by each first list
+        finally:  # a witness that does not answer is not asked again by each first list
             self._asked_about = frozenset(self._inventory.names())
             self._node.claims_asked()
 
@@ -178,7 +182,7 @@ class PodClaims:
         self._have_written(checkpoint.version if checkpoint else None)
 
     def _have_written(self, version: Version | None) -> None:
-        """Send the lists again that a claim's end waits for; this checkpoint lies there now."""
+        """Send lists again where the end of a claim waits for a newer checkpoint than this one."""
         resources, before = self._ledger.awaiting_checkpoint(self._clock()), self._resent_at
         self._resent_at = (version,) if resources else None
         self._pause = min(self._pause * 2, IDLE) if resources and before == (version,) else _WHILE_ENDING
@@ -188,31 +192,37 @@ class PodClaims:
             self._node.resend(resource)
 
     async def confirm(self, resource: str, listed: Callable[[], Container[str]]) -> frozenset[str]:
-        """Take in what pods hold of a resource, as the checkpoint of this moment says, and we do not know.
+        """Adopt what pods hold of a resource by the checkpoint of this moment, before a list of it is sent.
 
-        The list that is due may lack it, or offer its hardware under another ID.
+        The list may lack such a device, or offer its hardware under another ID.
 
         Args:
             resource: of ours.
             listed: the IDs of the list, as it is when called.
 
         Returns:
-            the IDs that pods hold, and that neither we have given nor the list has.
+            the IDs that pods hold, that we did not give and that the list lacks.
         """
         if resource not in self._asked_about:
             with suppress(TimeoutError):
                 async with patience.timeout(_FIRST_LIST_WAITS):
                     await self._ask_about(resource)
-        if self._checkpoint.under_way and self._silent[_CHECKPOINT].lasts:
-            return frozenset()  # it hangs, as has been said
-        try:
-            async with patience.timeout(_LIST_WAITS):
-                checkpoint = await self._checkpoint.read()
-        except (TimeoutError, CheckpointError) as error:
-            self._silent[_CHECKPOINT].report_once(str(error) or "reading it hangs")
-            return frozenset()
-        await self._see_foreign(checkpoint)
-        await self._trace_again()
+        if self._checkpoint.is_unchanged():
+            checkpoint = self._checkpoint.last
+        elif self._checkpoint.under_way and self._silent[_CHECKPOINT].lasts:
+            return frozenset()  # it hangs, which was reported
+        else:
+            try:
+                checkpoint = await self._checkpoint.read(_LIST_WAITS)
+            except CheckpointError as error:
+                self._silent[_CHECKPOINT].report_once(str(error))
+                return frozenset()
+        seen = checkpoint, self._inventory.revision
+        if seen != self._seen:
+            await self._see_foreign(checkpoint)
+            if self._traced_at != self._inventory.revision and (self._foreign or self._traces):
+                await self._trace_again()
+            self._seen = seen
         held, listed_now = checkpoint.held.get(resource, frozenset()) if checkpoint else frozenset[str](), listed()
         slots = {(resource, device_id) for device_id in held}
         strangers = frozenset(it[1] for it in slots if it[1] not in listed_now and not self._ledger.has(it))
@@ -245,13 +255,13 @@ class PodClaims:
                 if ended := self._ledger.checkpoint(present, version, batch):
                     self._node.released(ended)
                     over += ended
-        finally:  # also of a part: a first list does not wait for all of it for ever
+        finally:  # a first list that stops waiting cancels this: what was done so far counts
             if over:
                 log.info("claims-ended", count=len(over), slots=names_of(held.slot for held in over))
                 self._node.claims_settled()
 
     async def _adopt(self, present: set[SlotKey], checkpoint: Checkpoint | None = None) -> None:
-        """Take in claims that we do not know: our own state was lost, or another plugin's pods are still there."""
+        """Adopt claims that the ledger lacks: our state was lost, or pods of another plugin are still there."""
         async with self._adopting:
             await self._note_traces(checkpoint)
             await self._take_in(present)
@@ -273,7 +283,7 @@ class PodClaims:
             self._settle(news)
 
     async def _see_foreign(self, checkpoint: Checkpoint | None) -> None:
-        """Take in what pods have of our hardware through resources that are not ours; each answer is followed once."""
+        """Adopt what pods have of our hardware through other resources; each answer is followed once."""
         if checkpoint is None:
             return
         async with self._adopting:
@@ -310,7 +320,7 @@ class PodClaims:
             self._node.claims_settled()
 
     async def _note_traces(self, checkpoint: Checkpoint | None) -> None:
-        """Note what pods got whose devices are not known by their IDs."""
+        """Note what pods were given under IDs whose devices are not known."""
         bare: defaultdict[SlotKey, list[CheckpointEntry]] = defaultdict(list)
         for entry in checkpoint.entries if checkpoint else ():
             if self._inventory.kind(entry.resource) is not None:
@@ -326,13 +336,11 @@ class PodClaims:
                     self._traces[slot] = traced[key]
 
     def _is_bare(self, slot: SlotKey) -> bool:
-        """Is nothing known of the hardware that a pod has under this ID?"""
+        """Is the hardware that a pod has under this ID unknown?"""
         return self._ledger.is_bare(slot) and self._inventory.device(slot) is None
 
     async def _trace_again(self) -> None:
-        """Other devices are there: what a pod holds of an earlier plugin may be among them."""
-        if self._traced_at == self._inventory.revision or not (self._foreign or self._traces):
-            return
+        """Follow the noted answers again where devices have changed: they may lead to one that was not there."""
         async with self._adopting:
             self._traced_at = self._inventory.revision
             await self._follow_foreign(self._foreign)
@@ -373,9 +381,9 @@ async def _answer(pods: Pods, entries: Sequence[CheckpointEntry]) -> Answer:
     return Answer(pods, trace, slots, len(entries))
 
 
-def _holders(pods: PodList) -> dict[SlotKey, tuple[PodDevices, ...]]:
+def _holders(pods: Iterable[PodDevices]) -> dict[SlotKey, tuple[PodDevices, ...]]:
     holders: defaultdict[SlotKey, tuple[PodDevices, ...]] = defaultdict(tuple)
-    for entry in pods.entries:
+    for entry in pods:
         for device_id in entry.ids:
             holders[entry.resource, device_id] += (entry,)
     return dict(holders)

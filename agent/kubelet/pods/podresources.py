@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, TypeVar
 
-from grpclib.client import UnaryUnaryMethod
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
-from agent.kubelet.transport.calling import apart
-from agent.kubelet.transport.write_gathering import GatheringChannel
-from agent.kubelet.wire import SENSELESS, Allocatable, Codec, Encoded, PodList, allocatable_names, pod_devices
+from agent.kubelet.transport.client import Channel
+from agent.kubelet.wire import SENSELESS, Encoded, PodDevices, allocatable_names, pod_devices
 from agent.runtime.chunked_work import in_slices
 
 MOST_BYTES: Final = 16 << 20
@@ -26,7 +24,7 @@ class PodResourcesError(Exception):
     """The kubelet did not say which devices its pods hold, or could; the message says why."""
 
 
-async def list_pods(socket: Path, timeout: float) -> PodList:  # noqa: ASYNC109  # of the call, told to the kubelet
+async def list_pods(socket: Path, timeout: float) -> list[PodDevices]:  # noqa: ASYNC109  # of the call, told to the kubelet
     """The devices that the containers of active pods hold; absence from one list proves nothing (A5).
 
     Each call has a connection of its own: it is asked every minute or so, and a kubelet restarts in between.
@@ -38,16 +36,16 @@ async def list_pods(socket: Path, timeout: float) -> PodList:  # noqa: ASYNC109 
     Raises:
         PodResourcesError: no kubelet, no answer in time, or none that makes sense.
     """
-    return PodList(tuple(await _ask(socket, "List", pod_devices, timeout)))
+    return await _ask(socket, "List", pod_devices, timeout)
 
 
-async def list_allocatable(socket: Path, timeout: float) -> Allocatable:  # noqa: ASYNC109  # as above
+async def list_allocatable(socket: Path, timeout: float) -> frozenset[str]:  # noqa: ASYNC109  # as above
     """Which resources have devices that the kubelet would give to a pod.
 
     Raises:
         PodResourcesError: as above, or the kubelet is older than 1.23.
     """
-    return Allocatable(frozenset(await _ask(socket, "GetAllocatableResources", allocatable_names, timeout)))
+    return frozenset(await _ask(socket, "GetAllocatableResources", allocatable_names, timeout))
 
 
 async def _ask(
@@ -58,10 +56,11 @@ async def _ask(
 ) -> list[_Part]:
     if socket.is_symlink():  # noqa: ASYNC240  # it waits for no disk
         raise PodResourcesError(f"{socket} is a symbolic link, which no kubelet makes: it is not followed; remove it")
-    channel = GatheringChannel(path=str(socket), codec=Codec(), most_bytes=MOST_BYTES)
+    channel = Channel(str(socket), most_bytes=MOST_BYTES)
     try:
-        call = UnaryUnaryMethod[Encoded, Encoded](channel, f"/v1.PodResourcesLister/{method}", Encoded, Encoded)
-        return await in_slices(read(await apart(call(Encoded(), timeout=timeout))))  # neither request has fields
+        request = Encoded()  # neither has fields
+        answer = await channel.call(f"/v1.PodResourcesLister/{method}", request, Encoded, timeout)
+        return await in_slices(read(answer))
     except GRPCError as error:
         if error.status is Status.DEADLINE_EXCEEDED:  # it knows our deadline, and may see it pass a moment before us
             raise PodResourcesError(_silence(socket, timeout)) from error

@@ -1,1 +1,1 @@
-"""HTTP/2 on unix sockets as a kubelet speaks it: servers, bounds on what a client may send, calls that outlive who waits."""
+"""gRPC on unix sockets: servers, clients, and bounds on what the other side may send."""

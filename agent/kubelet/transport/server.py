@@ -13,40 +13,32 @@ import os
 import socket
 import stat
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import structlog
+from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from grpclib.protocol import H2Protocol
 from grpclib.server import Server
-from h2.errors import ErrorCodes
-from h2.events import DataReceived
-from h2.exceptions import ProtocolError
 
-from agent.kubelet.transport.flood import PER_TURN, Allowance, FrameCutter
-from agent.kubelet.transport.http2.protocol import ServerProtocol
+from agent.kubelet.transport.connection import Connection
 from agent.kubelet.wire import Codec
 from agent.runtime.errors import brief
-from agent.runtime.limits import MESSAGE_LIMIT, SOCKET_PATH_LIMIT
+from agent.runtime.limits import SOCKET_PATH_LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterator
+    from collections.abc import Collection
 
     from grpclib._typing import IServable
     from grpclib.encoding.base import CodecBase
-    from grpclib.server import Stream
-
-    _Call = Callable[[Stream[Any, Any]], Awaitable[None]]
 
 _CLOSE_TIMEOUT: Final = 0.2  # seconds in which a connection's last bytes must have left
 _BACKLOG: Final = 64
 _SENTENCE: Final = 2000
-"""Characters of a refusal. hpack takes a minute for a megabyte of them, and a request may name a device as long as that."""
+"""Characters of a refusal: hpack takes a minute for a megabyte of them, and a request may name a device as long as that."""
 
-_REQUEST_BYTES: Final = 5 + MESSAGE_LIMIT
 _ACCEPT_TURNS: Final = 4  # of the event loop, from a connection's arrival to its transport
 
 log = structlog.get_logger()
@@ -105,92 +97,9 @@ def _set_mode(path: Path, mode: int) -> _FileId:
         os.close(file)
 
 
-def _identify(path: Path) -> _FileId:
-    found = path.lstat()
-    return found.st_dev, found.st_ino
-
-
-class _Connection(ServerProtocol):
-    """One client's connection; tells its server when it is made and lost.
-
-    What the client sends is bounded: frames in all and in one turn of the loop, and the bytes of a request.
-    """
-
-    def __init__(self, prepared: H2Protocol, server: SocketServer) -> None:
-        super().__init__(prepared)
-        self._server = server
-        self._cutter, self._allowance = FrameCutter(), Allowance()
-        self._pieces: Iterator[tuple[bytes, int]] = iter(())
-        self._is_busy = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self.transport.on_write = self._allowance.sent
-        self.processor.processors[DataReceived] = self._take_data
-        self._server.connected(self)
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        super().connection_lost(exc)
-        self._server.disconnected(self)
-
-    def data_received(self, data: bytes) -> None:
-        pieces = self._cutter.cut(data)
-        self._pieces = chain(self._pieces, pieces) if self._is_busy else pieces
-        if not self._is_busy:
-            self._read()
-
-    def _read(self) -> None:
-        """Take in what one turn of the loop may, and the rest in others."""
-        for data, frames in self._pieces:
-            if self.transport.is_closing():
-                return
-            if not self._allowance.take(frames):
-                self._server.flooded(self)
-                return
-            super().data_received(data)
-            if frames == PER_TURN:
-                if not self._is_busy:
-                    self._is_busy = True
-                    self.transport.pause_reading()
-                asyncio.get_running_loop().call_soon(self._read)
-                return
-        if self._is_busy:
-            self._is_busy = False
-            if not self.transport.is_closing():
-                self.transport.resume_reading()
-
-    def _take_data(self, event: DataReceived) -> None:
-        """A request goes on; one that is longer than any may be ends with its stream."""
-        stream = self.processor.streams.get(event.stream_id)
-        self.processor.process_data_received(event)
-        if stream is not None and stream.data_received > _REQUEST_BYTES and stream.closable:
-            stream.reset_nowait(ErrorCodes.ENHANCE_YOUR_CALM)
-            self.processor.handler.cancel(stream)
-
-    def say_goodbye(self) -> None:
-        """GOAWAY and close; the transport still sends what it holds."""
-        if self.connection.is_closing():
-            return
-        try:
-            self.connection._connection.close_connection()  # GOAWAY, NO_ERROR
-            self.connection.flush()
-        except ProtocolError:
-            pass  # the other side closed the connection in this moment
-        self.connection.close()
-
-
-def _refusing_briefly(call: _Call) -> _Call:
-    """The same call; a refusal that repeats what was asked is cut to what fits into a header."""
-
-    async def briefly(stream: Stream[Any, Any]) -> None:
-        try:
-            await call(stream)
-        except GRPCError as error:
-            if error.message is None or len(error.message) <= _SENTENCE:
-                raise
-            raise GRPCError(error.status, brief(error.message, _SENTENCE)) from error
-
-    return briefly
+def refusal(status: Status, sentence: str) -> GRPCError:
+    """What a call raises to end with this sentence, which is cut to what fits into a header."""
+    return GRPCError(status, brief(sentence, _SENTENCE))
 
 
 class SocketServer(Server):
@@ -201,28 +110,27 @@ class SocketServer(Server):
 
     def __init__(self, handlers: Collection[IServable], path: Path, codec: CodecBase | None = None) -> None:
         super().__init__(handlers, codec=codec or Codec())
-        self._mapping = {name: it._replace(func=_refusing_briefly(it.func)) for name, it in self._mapping.items()}
         self.path = path
-        self._connections: set[_Connection] = set()
+        self._connections: set[Connection] = set()
         self._disconnected = asyncio.Event()
         self._made: _FileId | None = None
 
     def _protocol_factory(self) -> H2Protocol:
-        return _Connection(super()._protocol_factory(), self)
+        return Connection(super()._protocol_factory(), self)
 
-    def connected(self, connection: _Connection) -> None:
-        """A client has connected; one that was accepted just before we stopped is turned away."""
+    def connected(self, connection: Connection) -> None:
+        """Note a client's connection; one that was accepted just before we stopped is turned away."""
         self._connections.add(connection)
         if self._server is None:
             connection.transport.abort()
 
-    def flooded(self, connection: _Connection) -> None:
-        """A client sends more frames than any use of it needs: its connection ends."""
+    def flooded(self, connection: Connection) -> None:
+        """Break the connection of a client that sends more frames than any use of it needs."""
         log.warning("connection-flooded", socket=str(self.path), then="its connection was broken")
         connection.transport.abort()
 
-    def disconnected(self, connection: _Connection) -> None:
-        """A client's connection is gone."""
+    def disconnected(self, connection: Connection) -> None:
+        """Forget a client's connection, which is lost."""
         self._connections.discard(connection)
         if not self._connections:
             self._disconnected.set()
@@ -245,9 +153,10 @@ class SocketServer(Server):
     def is_reachable(self) -> bool:
         """Is the socket at our path still the one we made?"""
         try:
-            return _identify(self.path) == self._made
+            found = self.path.lstat()
         except OSError:
             return False
+        return (found.st_dev, found.st_ino) == self._made
 
     def _remove_socket(self) -> None:
         if self.is_reachable():

@@ -24,7 +24,7 @@ log = structlog.get_logger()
 async def supervise(
     part: str, run: Callable[[], Awaitable[None]], pulse: Pulse | None = None, problems: Problems | None = None
 ) -> None:
-    """Run a part for ever; its end is no end, its failure is its own. `pulse` is told of each, and `problems` of what fails.
+    """Run a part for ever, and again when it ends or fails. `pulse` hears of each failure, and so does `problems`.
 
     Cancellation, and whatever else is no `Exception`, goes through.
     """
@@ -37,10 +37,10 @@ async def supervise(
         try:
             await run()
             failure = "it ended, which it should not"
-        except Exception as error:  # the purpose of this function; an ExceptionGroup too
+        except Exception as error:  # of any part, whatever it is; an ExceptionGroup too
             failure, ours = _words(error), not _is_systems(error)
             if ours and not trouble.is_known(failure):
-                log.exception("part-failed", part=part)  # where it came from matters
+                log.exception("part-failed", part=part)  # with its traceback
         if time.monotonic() - began >= _SETTLED_AFTER:
             delay = _FIRST_DELAY
             trouble.healed()
@@ -52,7 +52,7 @@ async def supervise(
 
 
 def _is_systems(error: BaseException) -> bool:
-    """Is it what the system refuses, and not an error of ours?"""
+    """Is it an error of the system alone, and none of ours?"""
     if isinstance(error, BaseExceptionGroup):
         return all(_is_systems(inner) for inner in error.exceptions)
     return isinstance(error, OSError)

@@ -19,7 +19,7 @@ AGAIN: Final = 1.0
 
 _ENOUGH: Final = 1 << 20  # descriptors, where the hard limit is none
 _SPARE: Final = 4  # descriptors that one look at a unit needs at the same time
-_OVER: Final = 60.0  # seconds without a failed try, after which another one is told
+_OVER: Final = 60.0  # seconds without a failed try after which the next one is reported again
 
 
 # --- files that are read ---
@@ -34,10 +34,10 @@ def raise_limits() -> None:
 
 
 def check() -> None:
-    """Let nothing bad be believed that was seen while this process could not look.
+    """Check that this process can open files: what was read while it could not is not to be believed.
 
     Raises:
-        ShortageError: it cannot now.
+        ShortageError: it cannot.
     """
     spare: list[int] = []
     try:
@@ -53,7 +53,7 @@ def check() -> None:
 
 
 class Shortage:
-    """Reports connections that wait, as long as they do."""
+    """Reports that connections wait."""
 
     def __init__(self, problems: Problems) -> None:
         self._waiting = problems.trouble(
@@ -62,7 +62,7 @@ class Shortage:
         )  # fmt: skip
 
     def tell(self, error: BaseException) -> None:
-        """A connection could not be accepted."""
+        """Report that a connection could not be accepted."""
         self._waiting.report_once((isinstance(error, OSError) and error.strerror) or str(error))
 
     def handle(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

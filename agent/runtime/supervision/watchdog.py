@@ -41,7 +41,7 @@ async def beating(wait: Callable[[], Awaitable[_Result]], beat: Callable[[], Non
 
 
 class Pulse:
-    """The life of one part, as it shows it itself and as who starts it again does."""
+    """The signs of life and the failures of one part."""
 
     def __init__(self, part: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.part = part
@@ -52,12 +52,12 @@ class Pulse:
         self._failed = 0.0
 
     def beat(self) -> None:
-        """It turns."""
+        """Show a sign of life."""
         self._last = self._clock()
         self._due = self._last + SILENCE
 
     def failed(self, delay: float, *, ours: bool) -> None:
-        """It failed, and is started again after so many seconds.
+        """Note that it failed and is started again after so many seconds.
 
         Args:
             delay: until then nothing is heard of it.
@@ -71,7 +71,7 @@ class Pulse:
         self._failed = self._last
 
     def stood_still(self, seconds: float) -> None:
-        """For so long the whole process did not run: it was stopped, or its machine was. Nothing could be heard of it."""
+        """Leave out so many seconds, in which the whole process did not run: it was stopped, or its machine was."""
         self._due += seconds
         self._failed += seconds
         if self._failing_since is not None:
@@ -91,7 +91,7 @@ class Pulse:
 
 
 class Watchdog:
-    """Looks at every pulse, and at its own turns of the event loop."""
+    """Checks every pulse, and that the event loop turns."""
 
     def __init__(
         self, notifier: Notifier, clock: Callable[[], float] = time.monotonic, problems: Problems | None = None,
@@ -111,15 +111,15 @@ class Watchdog:
         )  # fmt: skip
 
     def pulse(self, part: str) -> Pulse:
-        """A part that has to show signs of life from now on."""
+        """The pulse of a part, which has to show signs of life from now on."""
         pulse = Pulse(part, self._clock)
         self._pulses.append(pulse)
         return pulse
 
     def alive(self) -> str:
-        """Empty while all is alive, else what is not, in one sentence; any thread may ask."""
+        """What is not alive, in one sentence; empty while all is. Any thread may ask."""
         if threading.get_ident() == self._thread:
-            self._turn()  # who asks may be faster than the look that is due
+            self._turn()  # the look that is due may come later than this
         stalled = self._clock() - self._turned
         if stalled > self._interval + SILENCE:
             return f"the event loop has not turned for {stalled:.0f} s"
@@ -135,7 +135,7 @@ class Watchdog:
             self._lateness(max(0.0, self._clock() - due))
 
     def look(self) -> None:
-        """Feed it if all is alive; say once what is not."""
+        """Feed systemd's watchdog if all is alive; else report once what is not."""
         self._turn()
         if not (complaint := self.alive()):
             self._notifier.feed()
@@ -144,7 +144,7 @@ class Watchdog:
             self._dead.report_once(complaint)
 
     def _turn(self) -> None:
-        """The event loop turns; what it missed because the process stood still is held against no part of it."""
+        """Note that the event loop turns; time in which the process stood still counts against no part."""
         now = self._clock()
         if (late := now - self._turned - self._interval) > _LATE:
             for pulse in self._pulses:

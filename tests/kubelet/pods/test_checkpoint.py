@@ -30,7 +30,7 @@ WRITTEN = {
 
 
 def test_both_ways_to_write_device_ids_are_read() -> None:
-    assert parse(json.dumps(WRITTEN).encode()) == (
+    assert parse(json.dumps(WRITTEN).encode(), (1, 1, 1)).entries == (
         CheckpointEntry("0f2c", "main", "nvidia.com/gpu", ("a", "b", "c")),
         CheckpointEntry("77", "old", "x/y", ("1", "2")),
         CheckpointEntry("78", "none", "x/y", ()),
@@ -38,7 +38,7 @@ def test_both_ways_to_write_device_ids_are_read() -> None:
 
 
 def test_a_kubelet_without_pods_has_no_entries() -> None:
-    assert parse(b'{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}') == ()
+    assert parse(b'{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}', (1, 1, 1)).entries == ()
 
 
 def test_no_file_is_no_checkpoint(tmp_path: Path) -> None:

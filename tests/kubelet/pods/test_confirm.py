@@ -206,6 +206,37 @@ async def test_a_reading_that_hangs_holds_up_one_list_and_no_other(
     assert house.ids == ["a"]
 
 
+async def test_a_checkpoint_is_read_again_only_when_the_kubelet_has_written_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings: list[Checkpoint | None] = []
+    original = checkpoint.read_at_once
+
+    def counted(directory: Path) -> Checkpoint | None:
+        readings.append(original(directory))
+        return readings[-1]
+
+    monkeypatch.setattr(checkpoint, "read_at_once", counted)
+    write(tmp_path, pod="a")
+    house = House(tmp_path)
+    await house.witnesses.ask()
+    for _ in range(2):
+        await house.confirm()
+    assert (len(readings), house.ids) == (1, ["a"])
+    write(tmp_path, pod="b")
+    await house.confirm()
+    house.witnesses.close()
+    assert (len(readings), house.ids) == (2, ["a", "b"])
+
+
+def write(directory: Path, pod: str) -> None:
+    """Write a checkpoint as the kubelet does: beside the old one, and then in its place."""
+    entry = {"PodUID": pod, "ContainerName": "main", "ResourceName": TOY, "DeviceIDs": {"-1": [pod]}, "AllocResp": None}
+    fresh = directory / "fresh"
+    fresh.write_bytes(msgspec.json.encode({"Data": {"PodDeviceEntries": [entry]}, "Checksum": 1}))
+    fresh.rename(directory / checkpoint.FILE_NAME)
+
+
 async def test_first_lists_of_many_resources_cost_one_question(tmp_path: Path, readings: Readings) -> None:
     house = House(tmp_path)
     asked = 0

@@ -22,7 +22,7 @@ from agent.kubelet.api.v1 import (
 from agent.kubelet.pods import podresources
 from agent.kubelet.pods.podresources import PodResourcesError, list_pods
 from agent.kubelet.transport.server import SocketServer
-from agent.kubelet.wire import Encoded, PodDevices, PodList
+from agent.kubelet.wire import Encoded, PodDevices
 from tests.kubelet.transport.test_floods import EMPTY_DATA, PING, UNKNOWN
 from tests.wait import PATIENCE, at_once, limit, pass_time
 
@@ -71,19 +71,17 @@ async def test_every_container_of_every_pod_is_listed(tmp_path: Path) -> None:
         ]
     )
     async with kubelet(path, sends(reply)) as server:
-        assert await list_pods(path, 5) == PodList(
-            (
-                PodDevices("default", "one", "main", "nvidia.com/gpu", ("a", "b")),
-                PodDevices("default", "one", "main", "x/nic", ("n",)),
-                PodDevices("kube-system", "two", "main", "x/nic", ("n",)),
-            )
-        )
+        assert await list_pods(path, 5) == [
+            PodDevices("default", "one", "main", "nvidia.com/gpu", ("a", "b")),
+            PodDevices("default", "one", "main", "x/nic", ("n",)),
+            PodDevices("kube-system", "two", "main", "x/nic", ("n",)),
+        ]
         assert await server.wait_disconnected(PATIENCE)
 
 
 async def test_a_kubelet_without_pods_lists_nothing(tmp_path: Path) -> None:
     async with kubelet(tmp_path / "s", sends(ListPodResourcesResponse())):
-        assert await list_pods(tmp_path / "s", 5) == PodList(())
+        assert await list_pods(tmp_path / "s", 5) == []
 
 
 async def test_no_kubelet_is_told_in_a_sentence(tmp_path: Path) -> None:

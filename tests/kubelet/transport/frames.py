@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from h2.events import Event
 from hpack import Encoder
+
+from agent.kubelet.transport.http2.connection import ServerConnection
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
@@ -24,6 +27,14 @@ class Frame(NamedTuple):
     def __bytes__(self) -> bytes:
         head = len(self.payload) << 48 | self.kind << 40 | self.flags << 32 | self.stream
         return head.to_bytes(9, "big") + self.payload
+
+
+def receive(connection: ServerConnection, data: bytes) -> list[Event]:
+    """What it reads of this in as many turns as that takes."""
+    events = connection.receive_data(data)
+    while connection.is_behind:
+        events += connection.receive_data(b"")
+    return events
 
 
 def numbers(*values: int) -> bytes:

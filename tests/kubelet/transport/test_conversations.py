@@ -31,6 +31,7 @@ from hypothesis.stateful import (
 )
 
 from agent.kubelet.transport.http2.connection import ServerConnection
+from tests.kubelet.transport.frames import receive
 
 ASK: Final = [
     (":method", "POST"),
@@ -199,7 +200,7 @@ class Conversation(RuleBasedStateMachine):
         """Let both read what the other has written, in pieces of so many bytes, until neither has more to say."""
         while (asked := self.client.data_to_send()) + (answered := bytes(self.server.data_to_send())):
             for start in range(0, len(asked), cut):
-                for event in self.server.receive_data(asked[start : start + cut]):
+                for event in receive(self.server, asked[start : start + cut]):
                     self.hear_as_server(event)
             for event in self.client.receive_data(answered):
                 self.hear_as_client(event)

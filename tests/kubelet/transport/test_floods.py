@@ -21,9 +21,9 @@ from structlog.testing import capture_logs
 
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.pods.podresources import list_pods
-from agent.kubelet.transport import flood
-from agent.kubelet.transport.flood import Allowance, FrameCutter
-from agent.kubelet.wire import Encoded, PodList
+from agent.kubelet.transport.client import FrameCounter
+from agent.kubelet.transport.connection import Allowance
+from agent.kubelet.wire import Encoded
 from agent.runtime.errors import brief, brief_list, unknown
 from agent.runtime.limits import MESSAGE_LIMIT
 from backends.base import AllocationRefused
@@ -121,7 +121,7 @@ async def test_frames_of_unknown_types_from_a_kubelet_are_passed_over_too(tmp_pa
 
     server = await asyncio.start_unix_server(answer, tmp_path / "k.sock")
     async with server:
-        assert await list_pods(tmp_path / "k.sock", PATIENCE) == PodList(())
+        assert await list_pods(tmp_path / "k.sock", PATIENCE) == []
 
 
 @pytest.mark.parametrize("frame", [PING, UNKNOWN, EMPTY_DATA], ids=["ping", "unknown", "empty data"])
@@ -186,29 +186,24 @@ def test_no_sentence_repeats_more_of_a_name_than_anybody_reads() -> None:
     assert len(unknown("device", "x" * (1 << 20), [f"{'x' * 300}{n}" for n in range(10)])) < 1000
 
 
-@given(st.lists(st.binary(max_size=40), max_size=30), st.integers(1, 5), st.integers(1, 50))
-def test_frames_are_told_apart_wherever_reads_cut_them(payloads: list[bytes], most: int, step: int) -> None:
-    stream = b"".join(len(it).to_bytes(3, "big") + bytes(6) + it for it in payloads)
-    data = bytes(flood.PREFACE_BYTES) + stream
-    cutter = FrameCutter()
-    pieces = [piece for at in range(0, len(data), step) for piece in cutter.cut(data[at : at + step], most)]
-    assert b"".join(piece for piece, _ in pieces) == data
-    assert sum(frames for _, frames in pieces) == len(payloads)
-    assert all(frames <= most for _, frames in pieces)
+@given(st.lists(st.binary(max_size=40), max_size=30), st.integers(1, 50))
+def test_frames_are_counted_wherever_reads_cut_them(payloads: list[bytes], step: int) -> None:
+    data = b"".join(len(it).to_bytes(3, "big") + bytes(6) + it for it in payloads)
+    counter = FrameCounter()
+    assert sum(counter.count(data[at : at + step]) for at in range(0, len(data), step)) == len(payloads)
 
 
 def test_what_a_client_may_send_grows_with_time_and_with_what_it_is_sent() -> None:
     now = 0.0
     allowance = Allowance(lambda: now)
-    assert allowance.take(10_000)
-    assert not allowance.take(1)
+    assert allowance.take(10_000, sent=0)
+    assert not allowance.take(1, sent=0)
     now = 1.0
-    assert allowance.take(999)
-    assert not allowance.take(1)
+    assert allowance.take(999, sent=0)
+    assert not allowance.take(1, sent=0)
     now = 3600.0
-    assert allowance.take(10_000)
-    assert not allowance.take(1)
-    allowance.sent(10 << 20)
-    assert allowance.take(10_000)
+    assert allowance.take(10_000, sent=0)
+    assert not allowance.take(1, sent=0)
+    assert allowance.take(10_000, sent=10 << 20)
     now = 7200.0
-    assert allowance.take(1)
+    assert allowance.take(1, sent=10 << 20)

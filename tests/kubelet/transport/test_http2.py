@@ -41,6 +41,7 @@ from tests.kubelet.transport.frames import (
     WINDOW_UPDATE,
     Frame,
     numbers,
+    receive,
 )
 from tests.wait import limit, settled, until
 
@@ -329,7 +330,7 @@ def test_what_the_protocol_forbids_ends_the_connection_with_the_code_that_it_nam
     connection.receive_data(HELLO)
     connection.data_to_send()
     with pytest.raises(h2.exceptions.ProtocolError) as caught:
-        connection.receive_data(sent)
+        receive(connection, sent)
     assert caught.value.error_code == code
     written = bytes(connection.data_to_send())
     assert written.endswith(numbers(code))
@@ -347,6 +348,22 @@ async def test_whoever_breaks_the_protocol_ends_its_own_connection_and_no_other(
     while await broken.frame() is not None:
         pass
     await client.echoes(1)
+
+
+async def test_our_settings_come_first_and_together_with_the_answer_to_the_clients(
+    connect: Callable[[], Client],
+) -> None:
+    client = connect()
+    await settled()
+    with pytest.raises(BlockingIOError):
+        client._sock.recv(1)
+    await client.send(HELLO)
+    first, second, third = await client.frame(), await client.frame(), await client.frame()
+    assert first is not None
+    assert (first.kind, first.flags) == (SETTINGS, 0)
+    assert second is not None
+    assert second.kind == WINDOW_UPDATE
+    assert third == Frame(SETTINGS, 1, 0, b"")
 
 
 async def test_a_request_without_a_path_is_reset_and_its_connection_goes_on(client: Client) -> None:

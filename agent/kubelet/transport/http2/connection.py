@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Final
+from typing import ClassVar, Final
 
 from h2.connection import ConnectionState
 from h2.errors import ErrorCodes
@@ -26,8 +26,13 @@ from h2.events import (
 from h2.exceptions import ProtocolError, StreamClosedError
 from h2.settings import ChangedSetting, SettingCodes
 from hpack import HPACKError
+from msgspec import Struct
 
 from agent.kubelet.transport.http2.header_blocks import EMPTY_TABLE, Headers, Table, write
+from agent.runtime.limits import MESSAGE_LIMIT
+
+FRAMES_AT_ONCE: Final = 128
+"""Frames that one turn of the event loop reads: asyncio hands over 256 KiB at once, in which there is room for 29,000."""
 
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
@@ -49,6 +54,9 @@ _FIRST_WINDOW: Final = 65535
 _WINDOW: Final = 4 << 20
 """Bytes that a client may send before they are read: in one stream, and in all. As many as grpclib allows."""
 
+_MOST_REQUEST: Final = 5 + MESSAGE_LIMIT
+"""Bytes of a request, with gRPC's head."""
+
 
 def _frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
     return (len(payload) << 48 | kind << 40 | flags << 32 | stream_id).to_bytes(_HEAD, "big") + payload
@@ -58,8 +66,14 @@ def _number(value: int) -> bytes:
     return value.to_bytes(4, "big")
 
 
-def _setting(code: SettingCodes, value: int) -> bytes:
-    return code.to_bytes(2, "big") + _number(value)
+_OUR_SETTINGS: Final = {
+    SettingCodes.MAX_CONCURRENT_STREAMS: _MOST_STREAMS,
+    SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW,
+    SettingCodes.MAX_HEADER_LIST_SIZE: _MOST_BLOCK,
+}
+_GREETING: Final = _frame(
+    _SETTINGS, 0, 0, b"".join(code.to_bytes(2, "big") + _number(value) for code, value in _OUR_SETTINGS.items())
+) + _frame(_WINDOW_UPDATE, 0, 0, _number(_WINDOW - _FIRST_WINDOW))
 
 
 class ViolationError(ProtocolError):
@@ -70,17 +84,21 @@ class ViolationError(ProtocolError):
         self.error_code = code
 
 
-class _Stream:
-    """A call, until both sides have ended it."""
+class _Stream(Struct, eq=False):
+    """A call, until both sides have ended it; h2's has `closed` and `open`, for which grpclib asks."""
 
-    __slots__ = ("ended", "read", "room", "window")
-    closed, open = False, True  # what grpclib asks of h2's
-
-    def __init__(self, window: int) -> None:
-        self.window = window  # bytes that we may still send
-        self.room = _WINDOW  # bytes that the client may still send
-        self.read = 0  # bytes read of which the client has not been told
-        self.ended = False  # by the client
+    closed: ClassVar = False
+    open: ClassVar = True
+    window: int
+    """Bytes that we may still send."""
+    room: int = _WINDOW
+    """Bytes that the client may still send."""
+    read: int = 0
+    """Bytes read of which the client has not been told."""
+    received: int = 0
+    """Bytes that have come."""
+    ended: bool = False
+    """By the client."""
 
 
 class ServerConnection:
@@ -93,24 +111,19 @@ class ServerConnection:
         self.streams: dict[int, _Stream] = {}
         self.max_outbound_frame_size = _MOST_FRAME
         self.state_machine = SimpleNamespace(state=ConnectionState.SERVER_OPEN)
-        settings = (
-            _setting(SettingCodes.MAX_CONCURRENT_STREAMS, _MOST_STREAMS)
-            + _setting(SettingCodes.INITIAL_WINDOW_SIZE, _WINDOW)
-            + _setting(SettingCodes.MAX_HEADER_LIST_SIZE, _MOST_BLOCK)
-        )
-        self._out = bytearray(
-            _frame(_SETTINGS, 0, 0, settings) + _frame(_WINDOW_UPDATE, 0, 0, _number(_WINDOW - _FIRST_WINDOW))
-        )
-        self._in = b""  # the begin of a frame
-        self._greeted = False
+        self.frames = 0
+        """Frames that have been read."""
+        self.is_behind = False
+        """Are there whole frames that have not been read? `receive_data` reads on."""
+        self._out = bytearray(_GREETING)
+        self._in = b""  # what has not been read
+        self._is_greeted = False
         self._table = Table.first()
         self._prefix = b""  # of the next block that we send
         self._unfinished: tuple[int, int, bytes] | None = None  # stream, flags and begin of a block that continues
         self._newest = 0  # stream
-        self._window, self._stream_window = (
-            _FIRST_WINDOW,
-            _FIRST_WINDOW,
-        )  # that the client allows: in all, to a new stream
+        self._window = _FIRST_WINDOW  # bytes that the client allows: in all
+        self._stream_window = _FIRST_WINDOW  # to a new stream
         self._room, self._read = _WINDOW, 0
 
     # --- what grpclib's streams send ---
@@ -122,32 +135,34 @@ class ServerConnection:
 
     def send_headers(self, stream_id: int, headers: Sequence[tuple[str, str]], end_stream: bool = False) -> None:
         """Write headers or trailers."""
-        self._stream(stream_id)
         block, self._prefix = self._prefix + write(tuple(headers)), b""
         kind, flags = _HEADERS, int(end_stream)
         while len(block) > _MOST_FRAME:  # a long grpc-message
             self._out += _frame(kind, flags, stream_id, block[:_MOST_FRAME])
             kind, flags, block = _CONTINUATION, 0, block[_MOST_FRAME:]
         self._out += _frame(kind, flags | _END_HEADERS, stream_id, block)
-        if end_stream:
-            self._end(stream_id)
+        if end_stream and self.streams[stream_id].ended:
+            del self.streams[stream_id]
 
     def local_flow_control_window(self, stream_id: int) -> int:
-        """How many bytes may be sent now."""
-        return min(self._window, self._stream(stream_id).window)
+        """How many bytes may be sent now.
+
+        Raises:
+            StreamClosedError: the stream has ended.
+        """
+        if (stream := self.streams.get(stream_id)) is None:
+            raise StreamClosedError(stream_id)
+        return min(self._window, stream.window)
 
     def send_data(self, stream_id: int, data: bytes, end_stream: bool = False) -> None:
         """Write a piece no larger than the window and a frame allow, as grpclib cuts it."""
-        stream = self._stream(stream_id)
+        assert not end_stream, "trailers end a stream"
         self._window -= len(data)
-        stream.window -= len(data)
-        self._out += _frame(_DATA, int(end_stream), stream_id, data)
-        if end_stream:
-            self._end(stream_id)
+        self.streams[stream_id].window -= len(data)
+        self._out += _frame(_DATA, 0, stream_id, data)
 
     def reset_stream(self, stream_id: int, error_code: int = ErrorCodes.NO_ERROR) -> None:
-        """End a call at once."""
-        self._stream(stream_id)
+        """End a call at once; grpclib asks first whether it has ended."""
         del self.streams[stream_id]
         self._out += _frame(_RST_STREAM, 0, stream_id, _number(error_code))
 
@@ -174,20 +189,10 @@ class ServerConnection:
             self.state_machine.state = ConnectionState.CLOSED
             self._out += _frame(_GOAWAY, 0, 0, _number(self._newest) + _number(error_code))
 
-    def _stream(self, stream_id: int) -> _Stream:
-        try:
-            return self.streams[stream_id]
-        except KeyError:
-            raise StreamClosedError(stream_id) from None
-
-    def _end(self, stream_id: int) -> None:
-        if self.streams[stream_id].ended:
-            del self.streams[stream_id]
-
     # --- what the client sends ---
 
     def receive_data(self, data: bytes) -> list[Event]:
-        """Read what has come.
+        """Read what has come; not more than `FRAMES_AT_ONCE` frames of it.
 
         Raises:
             ProtocolError: the client broke the protocol.
@@ -195,23 +200,24 @@ class ServerConnection:
         events: list[Event] = []
         if self.state_machine.state is ConnectionState.CLOSED:
             return events
-        data = self._in + data if self._in else data
+        data = self._in + data
         try:
-            self._in = data[self._take(data, events) :]
+            self._in = data[self._receive_frames(data, events) :]
         except ViolationError as error:
             self.close_connection(error.error_code)
             raise
         return events
 
-    def _take(self, data: bytes, events: list[Event]) -> int:
-        """Take the whole frames; returns how many bytes that was."""
+    def _receive_frames(self, data: bytes, events: list[Event]) -> int:
+        """Take whole frames; returns how many bytes that was."""
         start, size = 0, len(data)
-        if not self._greeted:
+        if not self._is_greeted:
             if data[: len(_PREFACE)] != _PREFACE[:size]:
                 raise ViolationError(ErrorCodes.PROTOCOL_ERROR, "no HTTP/2")
             if size < len(_PREFACE):
                 return 0
-            self._greeted, start = True, len(_PREFACE)
+            self._is_greeted, start = True, len(_PREFACE)
+        most = self.frames + FRAMES_AT_ONCE
         while size - start >= _HEAD:
             head = int.from_bytes(data[start : start + _HEAD], "big")
             length = head >> 48
@@ -220,9 +226,14 @@ class ServerConnection:
             end = start + _HEAD + length
             if end > size:
                 break
+            if self.frames == most:
+                self.is_behind = True
+                return start
+            self.frames += 1
             kind, flags, stream_id = head >> 40 & 0xFF, head >> 32 & 0xFF, head & _MOST_WINDOW  # without a reserved bit
             self._receive(kind, flags, stream_id, data[start + _HEAD : end], events)
             start = end
+        self.is_behind = False
         return start
 
     def _receive(self, kind: int, flags: int, stream_id: int, payload: bytes, events: list[Event]) -> None:
@@ -230,10 +241,11 @@ class ServerConnection:
             raise ViolationError(ErrorCodes.PROTOCOL_ERROR, "a frame between those of a header block")
         if len(payload) != _SIZES.get(kind, len(payload)):
             raise ViolationError(ErrorCodes.FRAME_SIZE_ERROR, f"a frame of type {kind} with {len(payload)} bytes")
-        if (stream_id and kind in _OF_THE_CONNECTION) or (not stream_id and kind in _OF_A_STREAM):
+        if kind in (_OF_THE_CONNECTION if stream_id else _OF_A_STREAM):
             raise ViolationError(ErrorCodes.PROTOCOL_ERROR, f"a frame of type {kind} on stream {stream_id}")
         if kind == _HEADERS:
-            self._receive_headers(flags, stream_id, _content(flags, payload, 5 if flags & _PRIORITISED else 0), events)
+            block = _content(flags, payload) if flags & (_PADDED | _PRIORITISED) else payload
+            self._receive_headers(flags, stream_id, block, events)
         elif kind == _DATA:
             self._receive_data(flags, stream_id, payload, events)
         elif kind == _WINDOW_UPDATE:
@@ -278,8 +290,9 @@ class ServerConnection:
             raise ViolationError(ErrorCodes.PROTOCOL_ERROR, "headers amid a stream")
         elif (stream := self.streams.get(stream_id)) is not None and stream.ended:
             raise ViolationError(ErrorCodes.STREAM_CLOSED, "headers after a stream's end")
-        if flags & _END_STREAM:  # the headers were trailers, or there is no data
-            self._receive_end(stream_id, events)
+        if flags & _END_STREAM and (stream := self.streams.get(stream_id)) is not None:  # trailers, or there is no data
+            stream.ended = True
+            events.append(StreamEnded(stream_id=stream_id))
 
     def _begin(self, stream_id: int, headers: Headers, events: list[Event]) -> None:
         if not stream_id & 1:
@@ -295,15 +308,9 @@ class ServerConnection:
             # grpclib has h2 decode headers into text, which h2's types do not say
             events.append(RequestReceived(stream_id=stream_id, headers=headers))  # type: ignore[arg-type]
 
-    def _receive_end(self, stream_id: int, events: list[Event]) -> None:
-        stream = self.streams.get(stream_id)
-        if stream is not None:
-            stream.ended = True
-            events.append(StreamEnded(stream_id=stream_id))
-
     def _receive_data(self, flags: int, stream_id: int, payload: bytes, events: list[Event]) -> None:
         size = len(payload)
-        data = _content(flags, payload, 0)
+        data = _content(flags & _PADDED, payload) if flags & _PADDED else payload
         self._room -= size
         if self._room < 0:
             raise ViolationError(ErrorCodes.FLOW_CONTROL_ERROR, "more data than allowed")
@@ -311,19 +318,23 @@ class ServerConnection:
         if stream is None:
             if stream_id > self._newest:
                 raise ViolationError(ErrorCodes.PROTOCOL_ERROR, "data of no stream")
-            self.acknowledge_received_data(
-                size, stream_id
-            )  # the client sent it before it read that we ended the stream
+            # the client sent it before it read that we ended the stream
+            self.acknowledge_received_data(size, stream_id)
             return
         stream.room -= size
+        stream.received += len(data)
         if stream.ended:
             raise ViolationError(ErrorCodes.STREAM_CLOSED, "data after a stream's end")
         if stream.room < 0:
             raise ViolationError(ErrorCodes.FLOW_CONTROL_ERROR, "more data than allowed")
         if size:  # grpclib takes a piece of nothing for the end
             events.append(DataReceived(stream_id=stream_id, data=data, flow_controlled_length=size))
-        if flags & _END_STREAM:
-            self._receive_end(stream_id, events)
+        if stream.received > _MOST_REQUEST:
+            self.reset_stream(stream_id, ErrorCodes.ENHANCE_YOUR_CALM)
+            events.append(StreamReset(stream_id=stream_id, remote_reset=False))
+        elif flags & _END_STREAM:
+            stream.ended = True
+            events.append(StreamEnded(stream_id=stream_id))
 
     def _receive_window(self, stream_id: int, more: int, events: list[Event]) -> None:
         if not more:
@@ -372,14 +383,15 @@ class ServerConnection:
             events.append(StreamReset(stream_id=stream_id, error_code=code, remote_reset=True))
 
 
-def _content(flags: int, payload: bytes, start: int) -> bytes:
-    """A payload without its padding, and without the bytes of a priority."""
-    padding = 0
+def _content(flags: int, payload: bytes) -> bytes:
+    """The payload without its padding, and without the bytes of a priority."""
+    start = padding = 0
     if flags & _PADDED:
         if not payload:
             raise ViolationError(ErrorCodes.FRAME_SIZE_ERROR, "a padded frame without its padding's length")
-        padding = payload[0]
-        start += 1
+        start, padding = 1, payload[0]
+    if flags & _PRIORITISED:
+        start += 5
     if len(payload) < start + padding:
         raise ViolationError(ErrorCodes.PROTOCOL_ERROR, "more padding than frame")
-    return payload[start : len(payload) - padding] if start or padding else payload
+    return payload[start : len(payload) - padding]

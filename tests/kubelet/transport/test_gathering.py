@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agent.kubelet.transport.write_gathering import GatheringChannel, GatheringTransport
+from agent.kubelet.transport.client import Channel
+from agent.kubelet.transport.gathering import GatheringTransport
 from tests.wait import limit
 
 Ends = tuple[GatheringTransport, socket.socket]
@@ -77,7 +78,7 @@ async def test_what_is_written_before_the_connection_is_lost_is_no_error(ends: E
 
 async def test_a_channels_connection_sends_so(ends: Ends) -> None:
     transport, theirs = ends
-    protocol = GatheringChannel(path="nowhere")._protocol_factory()
+    protocol = Channel("nowhere")._protocol_factory()
     protocol.connection_made(transport._transport)
     assert (await received(theirs)).startswith(b"PRI * HTTP/2.0")
     for payload in (b"one-----", b"two-----"):

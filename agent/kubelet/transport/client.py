@@ -1,0 +1,111 @@
+"""Calls what listens on a unix socket, a kubelet or another agent, and bounds what may come back."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from pathlib import Path
+from typing import Final, TypeVar
+
+import grpclib.client
+from grpclib.client import UnaryUnaryMethod
+from grpclib.protocol import H2Protocol
+from h2.events import AlternativeServiceAvailable, Event, UnknownFrameReceived
+
+from agent.kubelet.transport.gathering import GatheringTransport
+from agent.kubelet.wire import Codec, Encoded
+from agent.runtime.limits import MESSAGE_LIMIT
+
+_MOST_FRAMES: Final = 4096
+"""Of one connection: as many of 4 KiB as 16 MiB are; each takes h2 some 20 us."""
+
+_HEAD_BYTES: Final = 9  # of a frame: length (3), type, flags, stream
+
+T = TypeVar("T")
+
+
+class Channel(grpclib.client.Channel):
+    """A channel to the socket at `path`; it is closed where the other side sends more than an answer may have."""
+
+    def __init__(self, path: str, most_bytes: int = MESSAGE_LIMIT) -> None:
+        super().__init__(path=path, codec=Codec())
+        self.most_bytes = most_bytes
+        self.excess = ""
+        """What the other side sent too much of: `more than 16 MiB`; empty if nothing."""
+
+    def _protocol_factory(self) -> H2Protocol:
+        return _Connection(super()._protocol_factory(), self)
+
+    async def call(self, method: str, request: Encoded, answer: type[T], timeout: float | None = None) -> T:  # noqa: ASYNC109  # of the call, told to the other side
+        """Call a method that has one request and one answer; `timeout` is in seconds.
+
+        The call is made in a task of its own. Where the connection is lost or the time is up, grpclib cancels the task that
+        waits, turns that into an error, and never takes it back (`Task.uncancel`): every scope that this task is in would
+        from then on take it for cancelled from outside, and not catch its own next cancellation.
+
+        Raises:
+            Exception: whatever grpclib raises.
+        """
+        call = UnaryUnaryMethod[Encoded, T](self, method, Encoded, answer)
+        return await asyncio.ensure_future(call(request, timeout=timeout))
+
+
+def listens(path: Path) -> bool:
+    """Does a process accept connections there now? One that has ended may have left its socket behind."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as tried:
+        try:
+            return tried.connect_ex(str(path)) in (0, errno.EAGAIN)  # EAGAIN: it is busy
+        except OSError:  # a path that is longer than any socket's
+            return False
+
+
+class FrameCounter:
+    """Counts the frames that a connection brings, wherever reads have cut them."""
+
+    def __init__(self) -> None:
+        self._head = b""  # of the frame that is coming
+        self._rest = 0  # bytes before the next frame's head
+
+    def count(self, data: bytes) -> int:
+        """The number of frames whose heads end in this piece."""
+        frames, at, size = 0, self._rest, len(data) + len(self._head)
+        data = self._head + data
+        while at + _HEAD_BYTES <= size:
+            at += _HEAD_BYTES + int.from_bytes(data[at : at + 3], "big")
+            frames += 1
+        self._head, self._rest = data[at:], max(0, at - size)
+        return frames
+
+
+class _Connection(H2Protocol):
+    """A connection of a channel."""
+
+    def __init__(self, prepared: H2Protocol, channel: Channel) -> None:
+        super().__init__(prepared.handler, prepared.config, prepared.h2_config)
+        self._channel = channel
+        self._counter = FrameCounter()
+        self._bytes, self._frames = 0, 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = GatheringTransport(transport)
+        super().connection_made(self._transport)
+        for event in (UnknownFrameReceived, AlternativeServiceAvailable):  # grpclib ends the connection on these
+            self.processor.processors[event] = _ignore
+
+    def data_received(self, data: bytes) -> None:
+        self._bytes += len(data)
+        self._frames += self._counter.count(data)
+        if self._bytes > self._channel.most_bytes:
+            self._channel.excess = f"more than {self._channel.most_bytes >> 20} MiB"
+        elif self._frames > _MOST_FRAMES:
+            self._channel.excess = f"more than {_MOST_FRAMES:,} frames"
+        else:
+            super().data_received(data)
+            return
+        self._transport.abort()
+
+
+def _ignore(_: Event) -> None:
+    """Frames of types that we do not know mean nothing to us (RFC 9113, 5.5)."""
