@@ -14,8 +14,8 @@ LOCK ?= dev
 VERSION_TESTS := tests/kubelet tests/config tests/cli tests/console/test_admin_protocol.py tests/console/test_service.py \
 	tests/runtime/supervision/test_restarts.py tests/test_at_once.py tests/daemon/test_supervisor.py tests/daemon/test_reload.py \
 	tests/daemon/test_state_file.py tests/daemon/test_state_keeper.py tests/discovery tests/health tests/inventory \
-	tests/placement tests/claims tests/hardware tests/e2e/test_kubelet_restarts.py tests/e2e/test_stop.py \
-	tests/e2e/test_hotplug.py tests/runtime/test_workers.py tests/kubernetes
+	tests/placement tests/claims tests/hardware tests/e2e/kubelet/test_kubelet_restarts.py tests/e2e/daemon/test_stop.py \
+	tests/e2e/hardware/test_hotplug.py tests/runtime/test_workers.py tests/kubernetes
 JOBS ?= $(shell expr $$(nproc) + 1)
 BIN := $(VENV)/bin
 INSTALL := python -m pip --quiet --quiet --disable-pip-version-check install --no-deps

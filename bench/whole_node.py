@@ -13,11 +13,11 @@ from typing import Final
 from msgspec.structs import replace
 
 from bench.processes import Agent, Offer
-from tests.backends import cex_trees
+from tests.backends.cex import cex_trees
 from tests.backends.machines import hgx_h100, nvidia_gpu
-from tests.backends.mdev_trees import made, parent
+from tests.backends.mdev.mdev_trees import made, parent
 from tests.backends.rdma_trees import RDMA_CM
-from tests.backends.sriov_trees import CONNECTX, ROUTES, Card, vfio_function
+from tests.backends.sriov.sriov_trees import CONNECTX, ROUTES, Card, vfio_function
 from tests.backends.trees import plant
 
 RESOURCES: Final = 24

@@ -21,14 +21,16 @@ from backends.gpu import Gpu
 from backends.infiniband import InfiniBand
 from backends.solarflare import Solarflare
 from backends.stub import Stub, StubOptions
-from tests.backends import cex_trees, machines, mdev_trees, test_mdev, test_solarflare
+from tests.backends import machines, test_solarflare
+from tests.backends.cex import cex_trees
 from tests.backends.chardev.chardevs import FTDI, chardev, configured
 from tests.backends.gpu.gpus import resource as gpu_resource
 from tests.backends.infiniband import test_backend as test_infiniband
 from tests.backends.infiniband.test_garbage import TREE
 from tests.backends.linux.sticks import CONTROLLER, stick
+from tests.backends.mdev import mdev_trees, test_mdev
 from tests.backends.sriov import test_backend as test_sriov
-from tests.backends.sriov_trees import CONNECTX
+from tests.backends.sriov.sriov_trees import CONNECTX
 from tests.backends.trees import planted_host
 from tests.backends.vfio import test_vgpu as test_vfio_vgpu
 from tests.backends.vfio import vfio_node

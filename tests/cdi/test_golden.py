@@ -12,9 +12,9 @@ from backends.base import Backend, ContainerEdits, Device, Grant, Resource
 from tests.backends.chardev.chardevs import chardev, configured
 from tests.backends.gpu.gpus import backend, devices, resource
 from tests.backends.machines import hgx_h100, uuid
+from tests.backends.sriov.sriov_trees import E810, small, vfio_function
 from tests.backends.sriov.test_backend import backend as sriov
 from tests.backends.sriov.test_backend import resource as of_sriov
-from tests.backends.sriov_trees import E810, small, vfio_function
 from tests.cdi.runtime import checked
 from tests.cdi.test_specifications import by
 

@@ -28,8 +28,8 @@ from backends.cex import Cex
 from backends.chardev import CharDev
 from backends.gpu import Gpu
 from backends.linux import files
-from tests.backends.cex_trees import ZcryptKernel, machine
-from tests.backends.cex_trees import resource as cex_set
+from tests.backends.cex.cex_trees import ZcryptKernel, machine
+from tests.backends.cex.cex_trees import resource as cex_set
 from tests.backends.chardev.chardevs import configured
 from tests.backends.gpu.gpus import resource as of_gpus
 from tests.backends.machines import hgx_h100, uuid

@@ -7,9 +7,10 @@ import pytest
 from agent.simulation.pods import Phase
 from backends.cex import Cex
 from backends.mdev import Mdev
-from tests.backends import cex_trees, mdev_trees
-from tests.backends.cex_trees import ZcryptKernel
-from tests.backends.mdev_kernel import MdevKernel
+from tests.backends.cex import cex_trees
+from tests.backends.cex.cex_trees import ZcryptKernel
+from tests.backends.mdev import mdev_trees
+from tests.backends.mdev.mdev_kernel import MdevKernel
 from tests.backends.trees import plant
 from tests.daemon.node import Node, come_of_age, hurry, pod
 from tests.daemon.test_vfio import given

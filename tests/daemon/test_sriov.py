@@ -8,8 +8,8 @@ import pytest
 
 from agent.simulation.pods import Phase
 from backends.sriov import Sriov
+from tests.backends.sriov.sriov_trees import ROUTES
 from tests.backends.sriov.test_creation import CARD, ActingKernel, making
-from tests.backends.sriov_trees import ROUTES
 from tests.backends.trees import plant
 from tests.daemon.node import Node, come_of_age, hurry, pod
 from tests.wait import until

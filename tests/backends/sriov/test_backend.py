@@ -29,7 +29,7 @@ from backends.sriov import Sriov, SriovOptions, SriovResource
 from tests.backends.kernel_calls import kernel_calls
 from tests.backends.pci_trees import function
 from tests.backends.rdma_trees import DOWN, ETHERNET, RDMA_CM, exclusive, hca
-from tests.backends.sriov_trees import (
+from tests.backends.sriov.sriov_trees import (
     CONNECTX,
     E810,
     ROUTES,

@@ -18,8 +18,8 @@ from backends.linux.kernel import Kernel
 from backends.linux.pci import functions as pci
 from backends.sriov import Sriov, SriovResource
 from backends.sriov.creation import Creator
+from tests.backends.sriov.sriov_trees import E810, ROUTES, small
 from tests.backends.sriov.test_backend import backend, devices, offered, resource
-from tests.backends.sriov_trees import E810, ROUTES, small
 from tests.backends.trees import plant, planted_host
 
 CARD = small(E810, 0)

@@ -14,8 +14,8 @@ from backends.base import ALL, Device, Host, HostPath, Known, LinkChange, PathCh
 from backends.sriov import Sriov
 from tests.backends.pci_trees import function
 from tests.backends.rdma_trees import RDMA_CM
+from tests.backends.sriov.sriov_trees import CONNECTX, E810, ROUTES, small, vdpa_device, vfio_function
 from tests.backends.sriov.test_backend import VHOST, backend, devices, resource
-from tests.backends.sriov_trees import CONNECTX, E810, ROUTES, small, vdpa_device, vfio_function
 from tests.backends.trees import entries, plant, planted_host, spoilt
 
 TWO = small(E810, 2)

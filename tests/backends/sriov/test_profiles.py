@@ -8,8 +8,8 @@ import pytest
 
 from backends.base import Host
 from backends.linux.network import devlink
+from tests.backends.sriov.sriov_trees import CONNECTX, E810, small
 from tests.backends.sriov.test_backend import backend, offered, resource
-from tests.backends.sriov_trees import CONNECTX, E810, small
 
 
 def test_functions_are_chosen_by_the_profile_that_their_card_runs(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from backends.base import Host, HostPath
 from backends.linux.kernel import Kernel
 from tests.backends.crashes import Fuse
-from tests.backends.mdev_trees import T4_PATH, T4_TYPES, made
+from tests.backends.mdev.mdev_trees import T4_PATH, T4_TYPES, made
 from tests.backends.trees import plant
 
 

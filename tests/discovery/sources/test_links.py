@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from agent.discovery.sources.links import LinkSource, parse
 from backends.base import LinkChange
 from tests.discovery import one_child
-from tests.discovery.links_in_child import link_message
+from tests.discovery.sources.links_in_child import link_message
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)
 indexes = st.integers(1, (1 << 31) - 1)
@@ -32,7 +32,7 @@ CASES: dict[str, Sequence[object]] = {
 
 @pytest.fixture(scope="module")
 def cases() -> dict[str, Any]:
-    return one_child.run("tests.discovery.links_in_child", CASES)
+    return one_child.run("tests.discovery.sources.links_in_child", CASES)
 
 
 @given(st.lists(st.tuples(st.sampled_from([16, 17]), names, indexes)))

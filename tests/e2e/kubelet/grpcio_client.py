@@ -1,4 +1,4 @@
-"""Calls a plugin's socket with grpcio, whose HTTP/2 is gRPC's own in C: `python -m tests.e2e.grpcio_client SOCKET CASE`.
+"""Calls a plugin's socket with grpcio, whose HTTP/2 is gRPC's own in C: `python -m tests.e2e.kubelet.grpcio_client SOCKET CASE`.
 
 A process of its own: grpcio's threads would stay with the tests.
 """

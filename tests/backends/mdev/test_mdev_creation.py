@@ -16,8 +16,20 @@ from backends.base import AllocationRefused, Device, Grant, OptionsError, Releas
 from backends.mdev import Mdev, MdevOptions, MdevResource
 from tests.backends.crashes import Crash
 from tests.backends.kernel_calls import kernel_calls
-from tests.backends.mdev_kernel import MdevKernel
-from tests.backends.mdev_trees import FIRST, SECOND, T4, T4_PATH, T4_TYPES, VFIO, devices, made, parent, resource, t4
+from tests.backends.mdev.mdev_kernel import MdevKernel
+from tests.backends.mdev.mdev_trees import (
+    FIRST,
+    SECOND,
+    T4,
+    T4_PATH,
+    T4_TYPES,
+    VFIO,
+    devices,
+    made,
+    parent,
+    resource,
+    t4,
+)
 from tests.backends.trees import plant, planted_host
 
 SMALL, LARGE = resource("a.com/small", create=True), resource("a.com/large", {"type": ("nvidia-234",)}, create=True)

@@ -12,8 +12,8 @@ from tests.backends.machines import CONTROLS, information, nvidia_gpu, uuid
 from tests.backends.trees import planted_host
 from tests.e2e.kmsg import KernelLog
 from tests.e2e.node import WIDGET, Node, chardev, pod
+from tests.e2e.pods.test_claims import OFTEN_ASKING
 from tests.e2e.process import finish
-from tests.e2e.test_claims import OFTEN_ASKING
 from tests.wait import limit, until
 
 GPUS = "nvidia.com/gpu"

@@ -17,7 +17,7 @@ from backends.base import AllocationRefused, Host, HostPath, Released
 from backends.cex import Cex, CexResource
 from backends.cex.zcrypt_nodes import EVERYTHING, mask
 from backends.linux.kernel import Kernel
-from tests.backends.cex_trees import BUS, backend, card, granted, machine, resource
+from tests.backends.cex.cex_trees import BUS, backend, card, granted, machine, resource
 from tests.backends.crashes import Crash
 
 SHARED = resource("cex.s390.ibm.com/set", (1, 6), (1, 7), overcommit=3)

@@ -13,7 +13,7 @@ from agent.inventory.inventory import Inventory
 from backends.base import Grant, Hint, HostPath, Known, LinkChange, OptionsError, PathChange, Resource, Uevent, Verdict
 from backends.mdev import Mdev
 from backends.vfio import Vfio
-from tests.backends.mdev_trees import (
+from tests.backends.mdev.mdev_trees import (
     FIRST,
     I915_PATH,
     MATRIX_PATH,

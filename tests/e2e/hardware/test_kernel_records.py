@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.hardware.test_hotplug import ALONE
 from tests.e2e.inject import injector
 from tests.e2e.kmsg import USER, KernelLog
 from tests.e2e.node import Node
 from tests.e2e.process import AgentProcess
-from tests.e2e.test_hotplug import ALONE
 
 LAMP = "fl.test/lamp"
 RESOURCE = f'[[resource]]\nname = "{LAMP}"\nbackend = "listening"\n'
@@ -25,7 +25,7 @@ def site(tmp_path: Path) -> Path:
     site = tmp_path / "site"
     metadata = site / "fairlead_listening-1.0.dist-info"
     metadata.mkdir(parents=True)
-    shutil.copy(Path(__file__).with_name("listening.py"), site / "fairlead_listening.py")
+    shutil.copy(Path(__file__).parents[1] / "listening.py", site / "fairlead_listening.py")
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: fairlead-listening\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[fairlead.backends]\nlistening = fairlead_listening:Listening\n")
     return site

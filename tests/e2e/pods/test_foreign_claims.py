@@ -9,8 +9,8 @@ import pytest
 from agent.simulation.pods import Phase, State
 from tests.e2e.foreign import hold, other_plugin
 from tests.e2e.node import WIDGET, Node, chardev, pod
+from tests.e2e.pods.test_claims import OFTEN_ASKING
 from tests.e2e.process import finish
-from tests.e2e.test_claims import OFTEN_ASKING
 
 
 async def asked(node: Node, *command: str) -> dict[str, object]:

@@ -25,7 +25,7 @@ from backends.base import (
 )
 from backends.cex import Apqn, Cex, CexOptions, CexResource, ap_bus
 from backends.cex.zcrypt_nodes import mask
-from tests.backends.cex_trees import BUS, MACHINE, backend, card, devices, granted, machine, resource
+from tests.backends.cex.cex_trees import BUS, MACHINE, backend, card, devices, granted, machine, resource
 from tests.backends.trees import entries, planted_host, spoilt
 
 

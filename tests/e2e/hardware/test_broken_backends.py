@@ -7,9 +7,9 @@ import json
 import pytest
 
 from tests.e2e.conftest import Trouble
+from tests.e2e.daemon.test_stop import ENDLESS
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import AgentProcess, Line, finish
-from tests.e2e.test_stop import ENDLESS
 from tests.wait import until
 
 TROUBLED = "fl.test/troubled0"

@@ -10,7 +10,7 @@ from agent.kubelet.api.v1beta1 import ContainerAllocateResponse
 from agent.simulation.pods import Phase, Pod
 from tests.e2e.conftest import Trouble
 from tests.e2e.node import Node, pod
-from tests.e2e.test_claims import OFTEN_ASKING
+from tests.e2e.pods.test_claims import OFTEN_ASKING
 from tests.wait import until
 
 TROUBLED = "fl.test/troubled0"

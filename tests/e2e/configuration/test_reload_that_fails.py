@@ -13,10 +13,10 @@ import pytest
 
 from agent.simulation.changes import Kind
 from agent.simulation.pods import Phase
+from tests.e2e.configuration.test_reload import DEAF, FIRST, NEW, OTHER, SECOND, TROUBLED, outcomes, reload
 from tests.e2e.conftest import Trouble
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import AgentProcess, finish
-from tests.e2e.test_reload import DEAF, FIRST, NEW, OTHER, SECOND, TROUBLED, outcomes, reload
 from tests.wait import until
 
 FAILING = """

@@ -363,7 +363,7 @@ async def test_a_directory_that_cannot_be_watched_is_told_once_and_the_others_go
 
 
 def test_an_unmounted_directory_is_told_as_another(tmp_path: Path) -> None:
-    assert hermetic.call("tests.discovery.paths_in_child:unmount", str(tmp_path)) == [
+    assert hermetic.call("tests.discovery.sources.paths_in_child:unmount", str(tmp_path)) == [
         [".", "created"],
         [".", "removed"],
         [".", "created"],

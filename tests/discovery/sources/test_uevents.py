@@ -48,7 +48,7 @@ CASES: dict[str, Sequence[object]] = {
 
 @pytest.fixture(scope="module")
 def cases() -> dict[str, Any]:
-    return one_child.run("tests.discovery.uevents_in_child", CASES)
+    return one_child.run("tests.discovery.sources.uevents_in_child", CASES)
 
 
 @settings(deadline=None)

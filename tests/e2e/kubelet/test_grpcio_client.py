@@ -88,8 +88,8 @@ async def test_grpcio_calls_a_plugin(tmp_path: Path, case: str) -> None:
     try:
         async with limit(f"grpcio's {case}"):
             client = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tests.e2e.grpcio_client", tmp_path / "s", case),
-                cwd=Path(__file__).parents[2],
+                *(sys.executable, "-m", "tests.e2e.kubelet.grpcio_client", tmp_path / "s", case),
+                cwd=Path(__file__).parents[3],
                 stderr=subprocess.PIPE,
             )
             _, errors = await client.communicate()
