@@ -12,7 +12,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from agent.cdi.definitions import Definitions
-from agent.runtime import patience
+from agent.runtime import running_time
 from agent.runtime.errors import words
 from agent.runtime.supervision.problems import Problems, Trouble
 from agent.runtime.workers import NoWorkerError, Workers
@@ -44,7 +44,7 @@ class ForeignNames:
         if not (wanted := _named(edits)):
             return edits
         try:
-            async with patience.timeout(READ_DEADLINE):
+            async with running_time.timeout(READ_DEADLINE):
                 undefined = await self._workers.start(partial(self._definitions.undefined, wanted))
         except (OSError, NoWorkerError, TimeoutError) as error:
             why = words(error) if str(error) else f"not done within {READ_DEADLINE:g} s"

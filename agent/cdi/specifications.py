@@ -22,7 +22,7 @@ from agent.cdi.directory import Devices, Directory
 from agent.discovery.sources.paths import Change, DirectoryWatch
 from agent.inventory.inventory import Inventory
 from agent.model import Slot
-from agent.runtime import patience
+from agent.runtime import running_time
 from agent.runtime.chunked_work import in_slices
 from agent.runtime.errors import words
 from agent.runtime.supervision.problems import Problems, Trouble
@@ -75,7 +75,7 @@ class Specifications:
             return edits
         needed = {name: spec.edits(it) for name, it in found.devices.items()}
         try:
-            async with patience.timeout(WRITE_DEADLINE), self._turn:
+            async with running_time.timeout(WRITE_DEADLINE), self._turn:
                 await self._update(resource.name, lambda before: {**before, **needed})
         except (OSError, NoWorkerError, TimeoutError) as error:
             why = self._report(resource.name, error)

@@ -22,7 +22,7 @@ def run(config: Path | None, log_level: logs.Level) -> None:
     """Find hardware, offer it to the kubelet, hand it to pods."""
     # `--help` does without the daemon, which takes half a second to be imported
     from agent.runtime import garbage, logs  # logs is before all else that imports structlog: see there
-    from agent.runtime.supervision.shortage import Shortage, raise_limits
+    from agent.runtime.supervision.resource_shortage import Shortage, raise_limits
 
     garbage.put_off()
     raise_limits()

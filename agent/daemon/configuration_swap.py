@@ -26,7 +26,7 @@ from agent.hardware.adoption import Adopter
 from agent.hardware.jobs import Jobs
 from agent.inventory.facts import Facts
 from agent.inventory.inventory import Inventory
-from agent.kubernetes.parts import KubernetesParts
+from agent.kubernetes.runner import KubernetesParts
 from agent.runtime.chunked_work import BATCH, in_batches
 from agent.runtime.workers import Workers
 from backends.base import Backend

@@ -18,11 +18,11 @@ from agent.console.explanation import Knowledge, explain, find
 from agent.console.history_views import histories, history_by_key, history_of
 from agent.console.node_name import node_name
 from agent.daemon.configuration_swap import ConfigurationSwap
-from agent.daemon.ending import Ending
 from agent.daemon.node import Node
 from agent.daemon.reload import Reloader
 from agent.daemon.reporting.event_log import Events
 from agent.daemon.serving import Serving
+from agent.daemon.shutdown import Shutdown
 from agent.daemon.state_keeper import NotYetError
 from agent.discovery.discoverer import Discoverer
 from agent.hardware.adoption import Adopter
@@ -53,7 +53,7 @@ class Parts(Struct, frozen=True):
     shortfall: Shortfall
     swap: ConfigurationSwap
     reloader: Reloader
-    ending: Ending
+    shutdown: Shutdown
 
 
 class AgentControl:
@@ -357,7 +357,7 @@ class AgentControl:
 
     async def hand_over(self) -> views.HandedOver:
         """Have another process, of what is installed now, serve the node, and end."""
-        return await self._parts.ending.replace()
+        return await self._parts.shutdown.replace()
 
 
 _Seen = TypeVar("_Seen", views.Device, views.Explanation)

@@ -26,7 +26,7 @@ from agent.discovery.sources.links import LinkSource
 from agent.discovery.sources.paths import PathSource
 from agent.discovery.sources.uevents import UeventSource
 from agent.kubelet.pods.pod_claims import PodClaims
-from agent.runtime import patience
+from agent.runtime import running_time
 from agent.runtime.counts import Counts
 from agent.runtime.supervision.problems import Problems
 from agent.runtime.supervision.restarts import supervise
@@ -159,7 +159,7 @@ class DiscoveryRunner:
         """
         with anyio.move_on_after(None if due is None else due - clock()):
             await event.wait()
-        if due is None or (late := clock() - due) < patience.STEP + patience.LATE:
+        if due is None or (late := clock() - due) < running_time.STEP + running_time.LATE:
             return
         log.warning("stood-still", waited=round(late, 1), then="looking at everything before time counts")
         with anyio.move_on_after(_WAKE):

@@ -12,12 +12,12 @@ import structlog
 
 from agent.daemon.node import Node
 from agent.daemon.reporting.device_log import LOGGED_AT_MOST, of_id, tell
-from agent.daemon.reporting.feature_file import FeatureFile
 from agent.daemon.reporting.list_warnings import ListWarnings
+from agent.daemon.reporting.nfd_file import FeatureFile
 from agent.daemon.serving import Serving
 from agent.hardware.adoption import Adopter
 from agent.kubernetes.notices import Subject
-from agent.kubernetes.parts import KubernetesParts
+from agent.kubernetes.runner import KubernetesParts
 from agent.model import Slot, Snapshot, Transition
 from agent.runtime.chunked_work import in_slices
 from agent.runtime.counts import Counts

@@ -10,12 +10,12 @@ from msgspec import Struct
 
 from agent.daemon import discovery_runner
 from agent.daemon.node import Node
-from agent.daemon.reporting.feature_file import FeatureFile
+from agent.daemon.reporting.nfd_file import FeatureFile
 from agent.hardware.adoption import Adopter
 from agent.hardware.jobs import Jobs
 from agent.hardware.reconciler import Reconciler
 from agent.kubelet.lost_resources import LostResources
-from agent.kubernetes.parts import KubernetesParts
+from agent.kubernetes.runner import KubernetesParts
 from agent.runtime.supervision.problems import Problems
 from agent.runtime.supervision.restarts import supervise
 

@@ -28,14 +28,14 @@ from agent.daemon.boot import wait_for_held
 from agent.daemon.configuration_swap import ConfigurationSwap
 from agent.daemon.control import AgentControl, Parts
 from agent.daemon.discovery_runner import DiscoveryRunner
-from agent.daemon.ending import Ending
 from agent.daemon.node import Node
 from agent.daemon.publisher import Publisher
 from agent.daemon.reload import Reloader
 from agent.daemon.reporting.event_log import Events
-from agent.daemon.reporting.feature_file import FeatureFile
 from agent.daemon.reporting.list_warnings import ListWarnings
+from agent.daemon.reporting.nfd_file import FeatureFile
 from agent.daemon.serving import Serving
+from agent.daemon.shutdown import Shutdown
 from agent.daemon.sole_agent import SoleAgent
 from agent.daemon.state_file import StateFile
 from agent.daemon.state_keeper import StateKeeper
@@ -57,7 +57,7 @@ from agent.kubelet.pods import checkpoint
 from agent.kubelet.pods.pod_claims import PodClaims
 from agent.kubelet.preference import Preferences
 from agent.kubelet.prestart import Starter
-from agent.kubernetes.parts import KubernetesParts
+from agent.kubernetes.runner import KubernetesParts
 from agent.model import Snapshot
 from agent.placement.admission import Admission
 from agent.runtime import garbage
@@ -163,9 +163,9 @@ class Agent:
         following = self._serving, adopter, self._list_warnings, kubernetes, self._jobs, node
         self._swap = ConfigurationSwap(config, self._discovery, inventory, *following)
         self._reloader = Reloader(self._swap, notifier, self._serving, problems)
-        self._ending = Ending(node, self._serving, notifier)
+        self._shutdown = Shutdown(node, self._serving, notifier)
         known = node, backends, self.discoverers, adopter, self._serving, events or Events(), problems
-        asked = self._shortfall, self._swap, self._reloader, self._ending
+        asked = self._shortfall, self._swap, self._reloader, self._shutdown
         self.control = AgentControl(Parts(*known, *asked), clock=clock, wall=wall)
         """What the faces ask."""
 
@@ -182,7 +182,7 @@ class Agent:
         garbage.settle()  # what has been imported: nobody has to walk over it while thousands of devices are found
         log.info("starting", file=str(self.config.source or "none; KubeVirt's devices"))
         loop = asyncio.get_running_loop()
-        with self._ending.waited_for():
+        with self._shutdown.waited_for():
             loop.add_signal_handler(signal.SIGHUP, self._reloader.request)
             loop.call_later(_STARTED, version)  # later, what is installed may be another one
             await self.run(garbage.settle)

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from agent.discovery.schedule import EVERY_UNIT
 from agent.discovery.unit_walk import Walk
-from agent.runtime.patience import STEP, Running
+from agent.runtime.running_time import STEP, Running
 
 SLOW_AFTER: Final = 0.1
 """Seconds after which a read is slow: the other units do not wait for it any longer."""

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from agent.discovery import backend_answers
 from agent.runtime import garbage
-from agent.runtime.supervision import shortage
+from agent.runtime.supervision import resource_shortage
 from backends.base import Backend, Device, Discovery, Link, Signal, Verdict
 from backends.interface.known_devices import Known
 
@@ -140,7 +140,7 @@ def walk(
     if units is None:
         listed = backend_answers.units(backend.units())
         if not seen.devices.keys() <= listed:
-            shortage.check()
+            resource_shortage.check()
         units = progress.listed = listed
     new = 0  # devices, since some were hidden from the garbage collector
     for unit in sorted(units - skip):
@@ -163,7 +163,7 @@ def _look(backend: Backend[Any], unit: str, seen: Seen) -> Look:
     signals = backend_answers.probed(backend, discovery.devices)
     known = seen.devices.get(unit, ())
     if (changed := discovery.devices != known) or discovery.problems or _is_ill(signals):
-        shortage.check()
+        resource_shortage.check()
     if not changed:
         discovery = replace(discovery, devices=known)  # equal ones need not be kept twice until they are published
     return Look(discovery, signals, changed=changed, links_changed=discovery.links != seen.links.get(unit, ()))
@@ -210,7 +210,7 @@ def _probe_unit(backend: Backend[Any], unit: str, seen: Seen, progress: Walk, *,
         return
     signals = backend_answers.probed(backend, devices)
     if _is_ill(signals):
-        shortage.check()
+        resource_shortage.check()
     new = signals != seen.signals.get(unit, ()) or any(signal.measure is not None for signal in signals)
     progress.probes[unit] = signals if new else None
     progress.glances[unit] = glance

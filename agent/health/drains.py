@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from agent.health.words import clock
+from agent.health.formatting import clock
 from agent.model import Health, State
 
 LOOK_AGAIN: Final = 60.0

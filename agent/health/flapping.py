@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.health.words import clock, span, times
+from agent.health.formatting import clock, span, times
 from agent.model import HEALTHY, Health
 
 FAILURES: Final = 5

@@ -14,7 +14,7 @@ from typing import Final
 from msgspec import Struct
 
 from agent.health.flapping import WINDOW
-from agent.health.measures import Source
+from agent.health.measured_values import Source
 from backends.base import Device
 
 PLUGGED: Final = ("pci:", "usb:")

@@ -26,7 +26,7 @@ from agent.kubelet.other_plugins import SETTLED, Observation, Offer, ended, is_d
 from agent.kubelet.pods.checkpoint import FILE_NAME, record
 from agent.kubelet.pods.podresources import PodResourcesError, list_allocatable
 from agent.kubelet.registration import Registrar
-from agent.runtime import patience
+from agent.runtime import running_time
 from agent.runtime.workers import NoWorkerError, Workers
 
 INTERVAL: Final = 60.0
@@ -159,7 +159,7 @@ class LostResources:
         before, since, self._looked = self._observed, self._looked, self._clock()
         moved, self._moved = self._moved, {}
         try:
-            async with patience.timeout(_DEADLINE):
+            async with running_time.timeout(_DEADLINE):
                 job = partial(observe, self._plugin_dir, before, doubt=max(sent) >= since)
                 self._observed = await self._workers.start(job)
         except (TimeoutError, NoWorkerError):
@@ -212,7 +212,7 @@ class LostResources:
     async def _has_record(self) -> bool:
         """Read the kubelet's record; False if that takes too long."""
         try:
-            async with patience.timeout(_LIST_WAITS):
+            async with running_time.timeout(_LIST_WAITS):
                 written, registered = await self._workers.start(partial(record, self._plugin_dir))
         except (TimeoutError, NoWorkerError):
             return False  # `PodClaims` reads there too, and reports it

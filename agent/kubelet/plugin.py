@@ -29,7 +29,7 @@ from agent.kubelet.transport.server import refusal
 from agent.runtime.counts import Counts
 from agent.runtime.errors import brief_list
 from agent.runtime.pacing import Credit
-from agent.runtime.patience import STEP, Running
+from agent.runtime.running_time import STEP, Running
 from backends.base import AllocationRefused
 
 if TYPE_CHECKING:

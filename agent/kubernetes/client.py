@@ -18,7 +18,7 @@ import msgspec
 
 from agent.kubernetes.api import WATCH, ApiError
 from agent.kubernetes.identity import Identity
-from agent.runtime import patience
+from agent.runtime import running_time
 from agent.runtime.errors import FairleadError, brief, words
 from agent.runtime.supervision.problems import Trouble
 from agent.runtime.workers import NoWorkerError, Workers
@@ -62,7 +62,7 @@ class ApiClient:
         """The answer to a request, as `Api` says."""
         data = msgspec.json.encode(body) if body is not None else None
         with self._in_words():
-            async with patience.timeout(DEADLINE):
+            async with running_time.timeout(DEADLINE):
                 server = await self._log_in()
                 headers = {**self._headers(), "Content-Type": content}
                 async with self._http.stream(method, server + path, content=data, headers=headers) as answer:
@@ -72,7 +72,7 @@ class ApiClient:
     async def watch(self, path: str, accept: str, told: Callable[[bytes], None]) -> None:
         """Hand on each line of a watch, until it ends or is silent for too long, as `Api` says."""
         with self._in_words():
-            async with patience.timeout(DEADLINE):
+            async with running_time.timeout(DEADLINE):
                 server = await self._log_in()
                 headers, timeout = {**self._headers(), "Accept": accept}, httpx.Timeout(None, read=_SILENCE)
                 request = self._http.build_request("GET", server + path, headers=headers, timeout=timeout)

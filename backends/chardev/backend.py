@@ -28,13 +28,13 @@ from backends.base import (
     Signal,
     Watches,
 )
-from backends.chardev import owners, paths
+from backends.chardev import node_owners, paths
 from backends.chardev.bundles import Bundles
 from backends.chardev.finder import Finder
 from backends.chardev.groups import Group, groups_of
-from backends.chardev.matches import UdevMatches
 from backends.chardev.nodes import Nodes
 from backends.chardev.options import MOST_TOKENS, CharDevOptions, CharDevResource, GroupOptions, complaints
+from backends.chardev.udev_matches import UdevMatches
 from backends.chardev.usb import sticks
 from backends.chardev.usb.single_sticks import UsbSticks
 from backends.chardev.usb.stick_sets import StickSets
@@ -168,7 +168,7 @@ class CharDev(Backend[CharDevOptions]):
             if options.owner is not None:
                 numbers = paths.numbers(grant.device.attributes)
                 nodes = zip(numbers, (node.path for node in grant.device.nodes), strict=True)
-                owners.give(self.host, options.owner, nodes)
+                node_owners.give(self.host, options.owner, nodes)
 
     def release(self, ended: Sequence[Released], idle: frozenset[str]) -> None:  # noqa: ARG002  # an interface's
         """Give nodes back to their owners; nodes that were not given away have no note.
@@ -176,7 +176,9 @@ class CharDev(Backend[CharDevOptions]):
         Raises:
             ExceptionGroup: of those that cannot be given back.
         """
-        owners.give_back(self.host, (name.removeprefix("node:") for name in sorted(idle) if name.startswith("node:")))
+        node_owners.give_back(
+            self.host, (name.removeprefix("node:") for name in sorted(idle) if name.startswith("node:"))
+        )
 
     def edits(self, resource: CharDevResource, grants: Sequence[Grant]) -> ContainerEdits:
         """Each node and mount once, however many of its tokens were granted.

@@ -33,10 +33,10 @@ from backends.base import (
     Verdict,
     Watches,
 )
+from backends.chardev.bundle_pairing import Bundle, Matches, pair
 from backends.chardev.finder import Finder
 from backends.chardev.groups import Group
 from backends.chardev.options import PathOption
-from backends.chardev.pairing import Bundle, Matches, pair
 from backends.chardev.paths import (
     MOST_MATCHES,
     WantedPaths,

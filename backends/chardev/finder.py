@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from backends.base import All, Device, Discovery, Hint, Host, Signal, Watches
-from backends.chardev import members
+from backends.chardev import named_nodes
 from backends.chardev.groups import Group
 from backends.interface.known_devices import Known
 
@@ -49,7 +49,7 @@ class Finder(ABC):
 
     def probe(self, device: Device) -> Iterable[Signal]:
         """As `Backend.probe`; by default: are its nodes there, and still the same?"""
-        return members.signals(self.host, device)
+        return named_nodes.signals(self.host, device)
 
     @abstractmethod
     def ids(self, group: Group, device: Device) -> Sequence[str]:

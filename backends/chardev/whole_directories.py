@@ -8,7 +8,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from backends.base import Device, Host, HostPath
-from backends.chardev import members
+from backends.chardev import named_nodes
 from backends.chardev.groups import Group
 from backends.chardev.paths import MOST_MATCHES, container_node, container_path, node_attributes
 from backends.linux.nodes import Fault, NoNodeError, links_to_file, nodes_below, numa_node
@@ -26,7 +26,7 @@ def device(host: Host, group: Group, unit: str, permissions: str) -> Device:
         raise NoNodeError(Fault.DIRECTORY, f"{path} is a directory with no device node below it")
     option = group.options.paths[0]
     inside = container_path(option, path)
-    own = members.hardware(found)
+    own = named_nodes.hardware(found)
     hardware = frozenset({f"shared:{group.resource}{path}"}) if option.shared else own | {f"directory:{path}"}
     links = frozenset(f"path:{target}" for target in links_to_file(host, path))
     numa_nodes = {numa_node(host, node) for _, node in found} - {None}

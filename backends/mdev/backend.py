@@ -8,7 +8,6 @@ from typing import ClassVar
 from msgspec.structs import replace
 
 from backends import kubevirt
-from backends.attempts import each
 from backends.base import (
     AllocationRefused,
     Backend,
@@ -35,6 +34,7 @@ from backends.linux.pci import recovery as pci_recovery
 from backends.mdev import devices, parents
 from backends.mdev.creation import Maker
 from backends.mdev.options import MdevOptions, MdevResource, complaints
+from backends.try_each import each
 
 
 class Mdev(Backend[MdevOptions]):

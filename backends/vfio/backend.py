@@ -9,7 +9,6 @@ from typing import ClassVar
 from msgspec.structs import replace
 
 from backends import kubevirt
-from backends.attempts import each
 from backends.base import (
     ALL,
     TEXT,
@@ -36,6 +35,7 @@ from backends.linux.pci import functions as pci
 from backends.linux.pci import iommu, reset
 from backends.linux.pci import recovery as pci_recovery
 from backends.linux.pci.iommu import Group
+from backends.try_each import each
 from backends.vfio import devices, health, vgpu
 from backends.vfio.binding import Binder
 from backends.vfio.binding_plan import plan

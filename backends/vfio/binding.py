@@ -20,7 +20,7 @@ from backends.linux.nodes import NoNodeError, device_node, is_device_node
 from backends.linux.pci import functions as pci
 from backends.linux.pci import iommu
 from backends.linux.pci.host_uses import busy_disks, uses
-from backends.linux.undo_notes import Notes
+from backends.linux.undo_journal import Notes
 from backends.vfio.options import MODULE
 from backends.vfio.vgpu import vgpus
 

@@ -15,7 +15,7 @@ from backends.linux import sysfs
 from backends.linux.kernel import Kernel, explained
 from backends.linux.pci import functions as pci
 from backends.linux.pci import iommu
-from backends.linux.undo_notes import Notes
+from backends.linux.undo_journal import Notes
 from backends.vfio.vgpu import OWN, TYPE
 
 NOTES: Final = HostPath("/run/fairlead/vgpu")

@@ -13,7 +13,7 @@ import pytest
 
 from agent.config import AgentConfig, Config, load
 from agent.config.file import DEFAULT_PATH
-from agent.daemon import ending
+from agent.daemon import shutdown
 from backends.base import Host
 from backends.gpu.nvidia import nvml
 from tests.deploy.manifests import (
@@ -180,7 +180,7 @@ def test_an_update_starts_the_new_pod_beside_the_old_one_which_has_time_to_hand_
     update = manifests.one("DaemonSet")["spec"]["updateStrategy"]["rollingUpdate"]
     assert update["maxUnavailable"] == 0
     assert update["maxSurge"]
-    assert manifests.pod["terminationGracePeriodSeconds"] > ending.LEAVE + 5
+    assert manifests.pod["terminationGracePeriodSeconds"] > shutdown.LEAVE + 5
 
 
 def test_the_network_policy_lets_scrapers_in(hardened: Manifests) -> None:

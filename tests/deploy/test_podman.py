@@ -12,7 +12,7 @@ from typing import Final
 import yaml
 
 from agent.config import AgentConfig
-from agent.daemon.ending import LEAVE
+from agent.daemon.shutdown import LEAVE
 from tests.deploy.manifests import KUBERNETES, REPOSITORY
 from tests.deploy.test_systemd import UNITS, analyze
 from tests.needs import skip_without

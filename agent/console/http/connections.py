@@ -22,7 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from agent.runtime.supervision.problems import Problems
-from agent.runtime.supervision.shortage import AGAIN, Shortage
+from agent.runtime.supervision.resource_shortage import AGAIN, Shortage
 from backends.errors import is_short
 
 MOST: Final = 64

@@ -16,7 +16,7 @@ from agent.discovery.discoverer import Discoverer
 from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import Shortfall
 from agent.inventory.unmatched import unmatched
-from agent.kubernetes.parts import KubernetesParts
+from agent.kubernetes.runner import KubernetesParts
 from agent.model import Snapshot
 from agent.runtime import limits
 from backends.base import Resource

@@ -26,7 +26,7 @@ from agent.discovery.sources.base import Beat, Emit, Resync, boot_id, unwatched
 from agent.discovery.sources.paced_reading import read_in_turns
 from agent.runtime.counts import Counts
 from agent.runtime.errors import words
-from agent.runtime.supervision import shortage
+from agent.runtime.supervision import resource_shortage
 from backends.base import ANY_SUBSYSTEM, Host, HostPath, Record, Uevent
 from backends.errors import ShortageError
 
@@ -230,7 +230,7 @@ def _open_udev(buffer_bytes: int) -> socket.socket:
 
 def _unloadable(error: ImportError | OSError) -> OSError:
     try:
-        shortage.check()
+        resource_shortage.check()
     except ShortageError as short:
         return OSError(errno.EMFILE, f"hot-plug events cannot be received: {short}")
     if isinstance(error, ImportError):

@@ -28,7 +28,7 @@ from agent.kubelet.pods.checkpoint import Checkpoint, CheckpointEntry, Checkpoin
 from agent.kubelet.pods.podresources import PodResourcesError, list_pods
 from agent.kubelet.wire import PodDevices
 from agent.model import Held, SlotKey
-from agent.runtime import patience
+from agent.runtime import running_time
 from agent.runtime.chunked_work import in_batches, in_slices
 from agent.runtime.supervision.problems import Problems, Trouble
 
@@ -205,7 +205,7 @@ class PodClaims:
         """
         if resource not in self._asked_about:
             with suppress(TimeoutError):
-                async with patience.timeout(_FIRST_LIST_WAITS):
+                async with running_time.timeout(_FIRST_LIST_WAITS):
                     await self._ask_about(resource)
         if self._checkpoint.is_unchanged():
             checkpoint = self._checkpoint.last

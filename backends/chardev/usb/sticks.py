@@ -9,9 +9,9 @@ from msgspec import Struct
 
 from backends import kubevirt
 from backends.base import ANY_SUBSYSTEM, HEX4, NUMBER, TEXT, Attribute, Device, Grant, Hint, Host, Problem, Uevent
-from backends.chardev import members
+from backends.chardev import named_nodes
 from backends.chardev.groups import Group
-from backends.chardev.members import Member
+from backends.chardev.named_nodes import Member
 from backends.chardev.options import GroupOptions, listed
 from backends.chardev.paths import node_attributes
 from backends.chardev.selectors import UsbOption, usb_id
@@ -103,7 +103,7 @@ def stick(host: Host, options: GroupOptions, found: UsbDevice) -> Stick:
 def device(group: Group, unit: str, key: str, sticks: Sequence[Stick]) -> Device:
     """The device that these sticks are together, or that one is alone."""
     nodes = [node for one in sticks for node in one.nodes]
-    owned = members.hardware(nodes)
+    owned = named_nodes.hardware(nodes)
     ports = frozenset(f"usb:{one.usb.port}" for one in sticks)
     shared = group.options.shared
     numa_nodes = {one.usb.numa_node for one in sticks} - {None}
@@ -115,7 +115,7 @@ def device(group: Group, unit: str, key: str, sticks: Sequence[Stick]) -> Device
         exclusive=frozenset() if shared else owned,
         depends=owned | ports if shared else frozenset(),
         identity=" + ".join(":".join((one.usb.vendor, one.usb.product, one.usb.serial or "")) for one in sticks),
-        nodes=members.container_nodes(nodes, group.options.permissions or DEFAULT_PERMISSIONS, shared=shared),
+        nodes=named_nodes.container_nodes(nodes, group.options.permissions or DEFAULT_PERMISSIONS, shared=shared),
         numa_node=numa_nodes.pop() if len(numa_nodes) == 1 else None,
         attributes={**node_attributes(nodes), **_attributes([one.usb for one in sticks]), **group.attributes},
     )
@@ -182,7 +182,7 @@ def _members(host: Host, found: UsbDevice, kinds: Sequence[str]) -> list[Member]
     if missing := [kind for kind in kinds if kind not in there]:
         raise NoNodesError(f"it has no {' and no '.join(missing)} node; is its driver there?")
     try:
-        return [members.member(host, node) for node in found.nodes if node.subsystem in kinds]
+        return [named_nodes.member(host, node) for node in found.nodes if node.subsystem in kinds]
     except NoNodeError as error:
         raise NoNodesError(error.sentence) from None
 

@@ -23,9 +23,9 @@ RESOURCES = [chardev(f"/dev/{number}-*", name) for number, name in enumerate(NAM
 HOLDER = Pod("holder", (Container("main", dict.fromkeys(NAMES, 1)),))
 
 PATIENT = """
-from agent.daemon import ending, handover as giving, serving
+from agent.daemon import shutdown, handover as giving, serving
 from agent.kubelet import handover
-giving._TAKES_WITHIN = giving._UNDER_WAY = giving._AT_MOST = serving._TAKEN_WITHIN = ending.LEAVE = 3600.0
+giving._TAKES_WITHIN = giving._UNDER_WAY = giving._AT_MOST = serving._TAKEN_WITHIN = shutdown.LEAVE = 3600.0
 handover._SAYS_WITHIN = handover._COMES_WITHIN = 3600.0
 handover._SEEN_BY_KUBELET = 0.5
 """

@@ -13,10 +13,10 @@ from typing import Final
 
 import msgspec
 
-from backends.attempts import each
 from backends.base import AllocationRefused, Host, HostPath
 from backends.errors import reason_of
-from backends.linux.undo_notes import Notes
+from backends.linux.undo_journal import Notes
+from backends.try_each import each
 
 NOTES: Final = HostPath("/run/fairlead/owners")
 

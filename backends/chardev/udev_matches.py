@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from typing import ClassVar, Final
 
 from backends.base import Device, Discovery, Hint, Host, PathChange, Problem, Uevent, Watches
-from backends.chardev import members
+from backends.chardev import named_nodes
 from backends.chardev.finder import Finder
 from backends.chardev.groups import Group
 from backends.chardev.options import listed
@@ -78,16 +78,16 @@ class UdevMatches(Finder):
         return first.values()
 
     def _device(self, unit: str, found: UdevDevice, group: Group) -> Device:
-        node = [members.member(self.host, found.node)]
+        node = [named_nodes.member(self.host, found.node)]
         lasting = _lasting_link(found.links)
         return Device(
             key=unit,
             unit=unit,
             resource=group.resource,
-            hardware=members.hardware(node),
-            exclusive=members.hardware(node),
+            hardware=named_nodes.hardware(node),
+            exclusive=named_nodes.hardware(node),
             identity=found.properties.get("ID_SERIAL") or found.node.number,
-            nodes=members.container_nodes(node, group.options.permissions or default_permissions(self.host)),
+            nodes=named_nodes.container_nodes(node, group.options.permissions or default_permissions(self.host)),
             numa_node=sysfs.numa_node(self.host, found.path),
             attributes={
                 **node_attributes(node),

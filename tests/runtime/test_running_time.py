@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agent.runtime.patience import LATE, STEP, Running, timeout
+from agent.runtime.running_time import LATE, STEP, Running, timeout
 from tests.wait import pass_time, settled
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from structlog.testing import capture_logs
 
 from agent.runtime.supervision.problems import Problems
-from agent.runtime.supervision.shortage import Shortage
+from agent.runtime.supervision.resource_shortage import Shortage
 
 EMPTY = OSError(errno.EMFILE, "Too many open files")
 

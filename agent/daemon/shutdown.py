@@ -35,7 +35,7 @@ _REPLY: Final = 0.1  # seconds for the answer to leave
 log = structlog.get_logger()
 
 
-class Ending:
+class Shutdown:
     """Decides when the running agent ends."""
 
     def __init__(self, node: Node, serving: Serving, notifier: Notifier) -> None:
