@@ -18,6 +18,7 @@ from playwright.async_api import async_playwright, expect
 from agent.simulation.pods import Container, Pod
 from tests.backends import machines, rdma_trees
 from tests.backends.trees import plant
+from tests.console.http.browsing import MILLISECONDS
 from tests.console.http.serving import free_port
 from tests.e2e.kmsg import KernelLog
 from tests.e2e.node import Node, chardev
@@ -83,6 +84,7 @@ async def take(picture: Path, root: Path) -> None:
             log.say("NVRM: Xid (PCI:0000:4c:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.")
             async with async_playwright() as playwright:
                 chromium = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+                expect.set_options(timeout=MILLISECONDS)
                 page = await chromium.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
                 await page.goto(f"http://127.0.0.1:{port}/")
                 await expect(page.locator("#attention")).to_contain_text("xid-79")
