@@ -48,7 +48,7 @@ _WRAPPED: Final = (
     ("agent.kubelet.allocation", "Allocator.allocate", "request read"),
     ("agent.daemon.node", "Node.allocated", "slots and claims"),
     ("agent.kubelet.wire", "encode_allocate", "claim written, edits"),
-    ("agent.kubelet.transport.gathering", "GatheringTransport._send", "HTTP/2 and grpclib out"),
+    ("agent.kubelet.transport.gathered_writes", "GatheringTransport._send", "HTTP/2 and grpclib out"),
 )
 """Module, function, and the stage that ends when it is called."""
 

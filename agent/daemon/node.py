@@ -29,7 +29,7 @@ from agent.runtime.chunked_work import BATCH
 from backends.base import Clears, Record, Signal
 
 if TYPE_CHECKING:
-    from agent.daemon.publisher import Publisher
+    from agent.daemon.list_publisher import Publisher
 
 
 class Node:

@@ -28,8 +28,8 @@ from agent.daemon.boot import wait_for_held
 from agent.daemon.configuration_swap import ConfigurationSwap
 from agent.daemon.control import AgentControl, Parts
 from agent.daemon.discovery_runner import DiscoveryRunner
+from agent.daemon.list_publisher import Publisher
 from agent.daemon.node import Node
-from agent.daemon.publisher import Publisher
 from agent.daemon.reload import Reloader
 from agent.daemon.reporting.event_log import Events
 from agent.daemon.reporting.list_warnings import ListWarnings

@@ -13,13 +13,13 @@ from msgspec.structs import replace
 
 from agent.health.deadlines import Deadlines
 from agent.health.drains import Drain
-from agent.health.evaluation import worst
 from agent.health.flapping import LONGEST, Flapping
 from agent.health.judgement import Causes, Statement, compose, statements
 from agent.health.latches import Latches
 from agent.health.presence import Presence
 from agent.health.probes import Probes
 from agent.health.saved_state import Handled, KeptHealth
+from agent.health.severity import worst
 from agent.model import HEALTHY, Health, State
 from backends.base import Clears, Device, Record, Signal
 

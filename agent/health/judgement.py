@@ -12,9 +12,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.health.drains import Drain
-from agent.health.evaluation import Said, counts, worst
 from agent.health.flapping import Quarantine
 from agent.health.latches import Latch
+from agent.health.severity import Said, counts, worst
 from agent.model import HEALTHY, Health, State
 from backends.base import Clears, Verdict
 

@@ -9,7 +9,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.health.evaluation import matured
+from agent.health.severity import matured
 from backends.base import Clears, Record, Signal, Verdict
 
 UNSAID: Final = frozenset({Clears.BOOT, Clears.OPERATOR})

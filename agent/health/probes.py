@@ -12,8 +12,8 @@ from collections.abc import Iterable, Set
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.health.evaluation import counts, matured
 from agent.health.measured_values import Measures, Source
+from agent.health.severity import counts, matured
 from backends.base import Clears, Signal, Verdict
 
 _Kind = tuple[Source, str, Verdict, str]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.claims.ledger import Ledger
+from agent.daemon.list_publisher import Publisher
 from agent.daemon.node import Node
-from agent.daemon.publisher import Publisher
 from agent.daemon.state_file import StateFile
 from agent.daemon.state_keeper import StateKeeper
 from agent.discovery.changes import Changes

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, cast
 import grpclib.protocol
 from grpclib.protocol import EventsProcessor, H2Protocol
 
-from agent.kubelet.transport.gathering import GatheringTransport
+from agent.kubelet.transport.gathered_writes import GatheringTransport
 from agent.kubelet.transport.http2.connection import ServerConnection
 
 if TYPE_CHECKING:
