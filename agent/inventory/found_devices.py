@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from msgspec import Struct, field
 
 from agent.inventory.competition import Candidate
+from agent.model import Held, SlotKey
 from agent.runtime import limits
 from backends.base import Device
 
@@ -103,21 +104,27 @@ class Indexes(Struct, frozen=True):
         for candidate in found.candidates:
             yield self.wanted[candidate.resource], candidate.ids
 
-    def connected(self, devices: Iterable[Found]) -> set[Found]:
-        """These and all that share hardware or IDs with them, directly or through others."""
+    def connected(self, devices: Iterable[Found], claims: Mapping[SlotKey, Held]) -> set[Found]:
+        """These and all that share hardware or IDs with them, directly or through others.
+
+        An ID leads to the hardware that its pod was given, too: other IDs of that are kept back while the ID has no device.
+        """
         todo, connected = list(devices), set[Found]()
         while todo:
             found = todo.pop()
             if found in connected:
                 continue
             connected.add(found)
-            for name in found.device.hardware:
-                todo.extend(it for it in self.minded[name] if it is not found and name in it.device.hardware)
+            hardware = set(found.device.hardware)
             for candidate in found.candidates:
                 index = self.wanted[candidate.resource]
                 for device_id in candidate.ids:
                     if len(rivals := index[device_id]) > 1:
                         todo.extend(rivals)
+                    if (claim := claims.get((candidate.resource, device_id))) is not None:
+                        hardware |= claim.hardware
+            for name in hardware:
+                todo.extend(it for it in self.minded.get(name, ()) if it is not found and name in it.device.hardware)
         return connected
 
 

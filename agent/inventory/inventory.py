@@ -22,7 +22,7 @@ from agent.inventory.lookup import find, places_of
 from agent.inventory.selection import Selection
 from agent.inventory.slot_writer import SlotWriter
 from agent.inventory.slots import Listing
-from agent.inventory.tombstones import Holdings
+from agent.inventory.tombstones import Holdings, is_same
 from agent.model import Health, Held, Slot, SlotKey, Snapshot, State
 from agent.runtime import garbage
 from backends.base import Backend, Device, Link, Resource
@@ -341,8 +341,11 @@ class Inventory:
             crowded.pop(found, None)
         moved |= self._index.remove(found)
         moved.discard(found)
-        if found.placed is not None:
-            self._slots.withdraw(found, found.placed)
+        if (place := found.placed) is not None:
+            claims = self._lists[place.resource].claims
+            given = (claims[device_id].hardware for device_id in claims and claims.keys() & set(place.ids))
+            moved.update(self._index.owners(frozenset[str]().union(*given)))  # kept back once the IDs have no device
+            self._slots.withdraw(found, place)
         if found.device.unusable:
             self._slots.rewrite_tombstones(found.device)
 
@@ -353,7 +356,7 @@ class Inventory:
 
     def _settle(self, moved: set[Found]) -> None:
         """Find a place for these devices and for all that compete with them."""
-        rivals = {it.ref: it for it in sorted(self._index.connected(moved), key=lambda it: it.ref)}
+        rivals = {it.ref: it for it in sorted(self._index.connected(moved, self._held.by_slot), key=lambda it: it.ref)}
         outcome = assign(
             {ref: (found.device, found.candidates) for ref, found in rivals.items()},
             self._held.by_slot,
@@ -385,11 +388,12 @@ class Inventory:
             self._lists.setdefault(resource, Listing(resource))
 
     def _home(self, claim: Held) -> Found | None:
-        """The device that a claim is about, where it has the claim's ID and no other device is after that.
+        """The device that a claim is about, where it has the claim's ID and all that the pod has, and no other wants that ID.
 
         Every Allocate asks, and nothing is to be decided then.
         """
         found = self._lists[claim.resource].owners.get(claim.id)
         if found is None or len(self._index.wanted[claim.resource][claim.id]) > 1:
             return None
-        return found if claim.hardware <= found.device.hardware else None
+        has_all = claim.hardware <= found.device.hardware and is_same(claim, found.device)
+        return found if has_all else None

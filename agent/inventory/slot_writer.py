@@ -126,11 +126,10 @@ class SlotWriter:
         return keeps_back or not self._held.by_hardware.keys().isdisjoint(found.device.hardware)
 
     def minds_claim(self, found: Found, claim: Held) -> bool:
-        """May any slot be another because a pod holds a device by this claim?"""
+        """May any slot be another because a pod holds by this claim what is behind its ID?"""
         device = found.device
         return (
             self._lists[claim.resource].keeps_back
-            or not is_same(claim, device)
             or not self._health.keys().isdisjoint(device.hardware | device.depends)
             or not self._foreign.by_hardware.keys().isdisjoint(device.hardware)
         )

@@ -101,6 +101,25 @@ def test_what_a_pod_has_by_the_id_of_another_device_is_given_once_less() -> None
     assert set(shown(it).values()) == {"Healthy"}
 
 
+def test_what_a_pod_has_is_kept_back_as_soon_as_its_id_is_gone_and_no_longer_than_that() -> None:
+    """The pod was given both, under the ID that one of them has now; neither is exclusive, and they have nothing in common."""
+    one, two = device("one", A, unit=UNIT), device("two", A, unit=UNIT)
+    it = inventory(one, two)
+    it.claim([Held(A, "two", KIND, one.hardware | two.hardware)])
+    assert shown(it) == {"one": "Healthy", "two": "Healthy"}
+    look(it, one)
+    assert shown(it) == {"one": "held", "two": "gone"}
+    look(it, one, two)
+    assert shown(it) == {"one": "Healthy", "two": "Healthy"}
+
+
+def test_the_card_that_a_pod_turns_out_to_have_is_kept_back_where_another_has_its_id() -> None:
+    cards = [device(key, A, hardware=["slot"], identity=f"card {key}", unit=UNIT) for key in ("one", "two")]
+    it = inventory(*cards)
+    it.claim([held(A, "two", cards[0])])
+    assert shown(it) == {"one": "held", "two": "replaced"}
+
+
 def test_what_a_pod_has_by_another_resource_is_given_once_less() -> None:
     shared = device("kvm", A, ids=("kvm0", "kvm1"))
     it = Inventory([resource(A), resource("b.example/two")], {KIND: Fake(resource(A))})
