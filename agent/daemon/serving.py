@@ -285,7 +285,7 @@ class Serving:
             raise
 
     def _directory_changed(self, path: Path, change: Change) -> None:
-        if path in (self._plugin_dir, self._ours, self._ours / "lock"):
+        if path in (self._plugin_dir, self._ours, self._ours / "lock", self.kubelet.socket):
             self._directory_news.set()
         if self._plugin_dir in (path, path.parent):
             self.lost_resources.changed(path)

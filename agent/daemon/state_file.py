@@ -205,6 +205,7 @@ class StateFile:
                 complaint = ""
             except Exception as error:  # noqa: BLE001  # whatever it is, the thread must go on
                 complaint = words(error)
+                self._forget()
             try:
                 loop.call_soon_threadsafe(self._finish, number, complaint)
             except RuntimeError:
@@ -250,15 +251,17 @@ class StateFile:
         self._room = max(_MOST_BYTES, 2 * len(data))
 
     def _sync(self) -> None:
-        """Sync what was added; if that fails, the next write is a whole file."""
+        """Sync what was added."""
         if self._unsynced and self._file is not None:
             self._unsynced = False
-            try:
-                os.fdatasync(self._file)
-            except OSError:
+            os.fdatasync(self._file)
+
+    def _forget(self) -> None:
+        """After a failure it is not known what the file says: the next write is a whole file."""
+        if self._file is not None:
+            with suppress(OSError):
                 os.close(self._file)
-                self._file, self._saved = None, Kept()
-                raise
+        self._file, self._saved, self._unsynced = None, Kept(), False
 
     def _finish(self, number: int, complaint: str) -> None:
         """Tell all who wait for the writes up to this one; log a complaint once, and its end."""

@@ -85,7 +85,7 @@ def replace(path: Path, data: bytes, mode: int = 0o600, *, synced: bool = False)
     With `synced` the data and the name are on the disk when this returns.
 
     Raises:
-        OSError: what was there before is there still.
+        OSError: what was there before is there still, or the name may not be on the disk yet.
     """
     fresh = unfinished(path)
     fresh.unlink(missing_ok=True)

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
 import random
+import stat
 import subprocess
 import sys
 import textwrap
@@ -279,6 +281,38 @@ async def test_what_could_not_be_written_is_tried_again_though_nothing_changes(
         await until(lambda: len(logs) == 2)
     assert [line["event"] for line in logs] == ["state-not-written", "state-written-again"]
     assert StateFile(tmp_path / "state").read() == Kept(health=HEALTH)
+
+
+async def test_what_ends_while_the_second_file_cannot_be_written_is_not_in_the_first_either(tmp_path: Path) -> None:
+    file, second = StateFile(tmp_path), tmp_path / "state.health.json"
+    await file.write([Y])
+    second.mkdir()
+    assert not await file.write([X, Y], health=KeptHealth(boot="b"))
+    assert not await file.write([Y])
+    second.rmdir()
+    assert await file.write([Y])
+    assert StateFile(tmp_path).read() == Kept(claims=(Y,), health=KeptHealth(boot="b"))
+    assert second.exists()
+
+
+async def test_what_a_failed_write_left_is_written_over_though_all_is_as_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_file, "_MOST_BYTES", 0)  # a fresh file every time
+    file, sync = StateFile(tmp_path), os.fsync
+    await file.write([Y])
+
+    def of_files(opened: int) -> None:  # as a disk fails once the new file is in the place of the old
+        if stat.S_ISDIR(os.fstat(opened).st_mode):
+            raise OSError(errno.EIO, "Input/output error")
+        sync(opened)
+
+    with monkeypatch.context() as failing:
+        failing.setattr(os, "fsync", of_files)
+        assert not await file.write([X, Y])
+    assert StateFile(tmp_path).read() == Kept(claims=(X, Y))
+    assert await file.write([Y])
+    assert StateFile(tmp_path).read() == Kept(claims=(Y,))
 
 
 async def test_a_system_without_a_thread_to_spare_is_reported_and_refuses_nothing(

@@ -545,6 +545,25 @@ async def test_a_plugin_directory_that_is_made_anew_is_used_again(node: Node, no
         await node.has(TOY, healthy=3)
 
 
+async def test_a_plugin_directory_that_is_made_anew_is_another_one_as_soon_as_a_kubelet_is_there(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then another agent may serve there, and this one registers the same resources."""
+    monkeypatch.setattr(serving, "POLL", NEVER)  # an event tells of it
+    await node.kubelet.start()
+    with capture_logs() as lines:
+        async with node.running(toys()):
+            await node.has(TOY, healthy=3)
+            await node.kubelet.stop()
+            node.kubelet.plugin_dir.rename(node.root / "old")
+            await settled()
+            node.kubelet.plugin_dir.mkdir()
+            await settled()
+            await node.kubelet.start()
+            await until(lambda: any(line["event"] == "plugin-directory-replaced" for line in lines))
+            await node.has(TOY, healthy=3)
+
+
 @pytest.mark.parametrize("in_the_way", ["fairlead", "fairlead/lock"])
 async def test_something_in_the_way_is_said_once_and_tried_again(
     node: Node, in_the_way: str, monkeypatch: pytest.MonkeyPatch
