@@ -22,12 +22,15 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.kubelet.other_plugins import SETTLED, Observation, Offer, ended, is_doubtful, observe, sentence, strange
+from agent.kubelet.other_plugins import Observation, Offer, ended, observe, sentence, unlike_since
 from agent.kubelet.pods.checkpoint import FILE_NAME, record
 from agent.kubelet.pods.podresources import PodResourcesError, list_allocatable
 from agent.kubelet.registration import Registrar
 from agent.runtime import running_time
 from agent.runtime.workers import NoWorkerError, Workers
+
+SETTLED: Final = 1.0
+"""Seconds after a list in which the kubelet takes it in."""
 
 INTERVAL: Final = 60.0
 """Seconds between two looks where no other plugin is."""
@@ -137,11 +140,11 @@ class LostResources:
             await self._look_at_all(registered)
         finally:
             self._is_looking = False
-            self._doubtful = {name for name, it in self.registrars.items() if self._is_doubtful(it)}
         await self._look_for_lost()
 
     async def _look_at_all(self, registered: Sequence[Registrar]) -> None:
         over = await self._look_at_directory([registrar.plugin.sent_at for registrar in registered])
+        self._doubtful.clear()
         for registrar in registered:
             is_over = registrar.plugin.began < over
             if not (registrar.rival and is_over):  # else the record may have nothing of that name, as if it were ours
@@ -187,8 +190,8 @@ class LostResources:
         """Find out whether another plugin has the name by now: a list that was sent then would hide it.
 
         The kubelet's record is read only where the plugin directory may have changed since the last look, or where that came
-        too early to tell. Where the record has IDs that were never ours, the list waits until the kubelet has taken in our
-        first one, `SETTLED` seconds at most: IDs that are there afterwards are another plugin's.
+        too early to tell. Where the record differs from our lists, this list waits until the kubelet has taken them in,
+        `SETTLED` seconds at most: what differs afterwards is another plugin's.
         """
         if not (self._sign.is_set() or self._is_looking or not self._is_told or resource in self._doubtful):
             return
@@ -197,17 +200,9 @@ class LostResources:
             return
         while await self._has_record():
             self._compare(registrar)
-            if resource in self._overtaken or not registrar.registered:
-                return
-            if not self._is_doubtful(registrar):
-                self._doubtful.discard(resource)
+            if resource not in self._doubtful:
                 return
             await asyncio.sleep(_RECORD_COMES)
-
-    def _is_doubtful(self, registrar: Registrar) -> bool:
-        """Was the kubelet's record written after our first list, and has it IDs that were never ours?"""
-        offer = self._offer_of(registrar)
-        return offer is not None and is_doubtful(offer, self._observed, registrar.plugin.resource)
 
     async def _has_record(self) -> bool:
         """Read the kubelet's record; False if that takes too long."""
@@ -225,17 +220,21 @@ class LostResources:
         return offer and offer.on_wall_clock(self._wall() - self._clock())
 
     def _compare(self, registrar: Registrar) -> None:
-        """Report that another plugin has the name, or has it no more."""
+        """Report that another plugin has the name, or has it no more; note where it is too early to tell."""
         plugin, name = registrar.plugin, registrar.plugin.resource
+        self._doubtful.discard(name)
         if not registrar.registered or (offer := self._offer_of(registrar)) is None:
             return
-        theirs = strange(offer, self._observed, name, self._wall())
-        if theirs is not None and name not in self._overtaken:
+        since = unlike_since(offer, self._observed, name)
+        is_theirs = since is not None and self._wall() - since >= SETTLED
+        if since is not None and not is_theirs:
+            self._doubtful.add(name)
+        if is_theirs and name not in self._overtaken:
             self._overtaken[name] = plugin.asked
-            registrar.rival = sentence(self._observed, offer, theirs)
+            registrar.rival = sentence(self._observed, offer, self._observed.registered[name])
             plugin.silence(True)
             log.warning("overtaken", resource=name, reason=registrar.rival, then="sending no lists meanwhile")
-        elif name in self._overtaken and (theirs is None or plugin.asked > self._overtaken[name]):
+        elif name in self._overtaken and (not is_theirs or plugin.asked > self._overtaken[name]):
             del self._overtaken[name]
             registrar.rival = ""
             plugin.silence(False)

@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Container, Iterable, Mapping, Set
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -21,9 +21,6 @@ from agent.runtime.errors import some
 
 if TYPE_CHECKING:
     from agent.model import Slot
-
-SETTLED: Final = 1.0
-"""Seconds after a list in which the kubelet takes it in."""
 
 SocketId = tuple[int, int]
 """Inode, and time of its last change in ns."""
@@ -68,24 +65,20 @@ class Observation(Struct, frozen=True):
     """Those of them that were tried and answer."""
 
 
-def strange(offer: Offer, observed: Observation, resource: str, now: float) -> frozenset[str] | None:
-    """The IDs that the kubelet has of a resource if another plugin's list came after ours; None if it has ours.
+def unlike_since(offer: Offer, observed: Observation, resource: str) -> float | None:
+    """When we sent the list from which the kubelet's later record differs; None if it differs from none.
 
+    The kubelet may not have taken in that list yet, or it has another plugin's devices, whose IDs may be those of our lists.
     A record that was written before our list tells nothing: with a full disk it stays an old one.
     """
     theirs = observed.registered.get(resource)
     if theirs is None:
         return None
-    if is_doubtful(offer, observed, resource) and now - offer.began >= SETTLED:
-        return theirs
-    if observed.written > offer.sent and now - offer.sent >= SETTLED and theirs and theirs != offer.healthy:
-        return theirs  # last, since it walks all IDs
+    if observed.written > offer.began and offer.lacks(theirs):
+        return offer.began
+    if observed.written > offer.sent and theirs and theirs != offer.healthy:  # last, since it walks all IDs
+        return offer.sent
     return None
-
-
-def is_doubtful(offer: Offer, observed: Observation, resource: str) -> bool:
-    """Has the kubelet, since our first list, written IDs that were never ours? It may not have taken in that list yet."""
-    return observed.written > offer.began and offer.lacks(observed.registered.get(resource, frozenset()))
 
 
 def ended(before: Observation, now: Observation) -> frozenset[str]:

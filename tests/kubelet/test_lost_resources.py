@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,9 +14,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.kubelet import lost_resources, other_plugins, registration
-from agent.kubelet.lost_resources import INTERVAL, LostResources
-from agent.kubelet.other_plugins import SETTLED, Observation
+from agent.kubelet.lost_resources import INTERVAL, SETTLED, LostResources
+from agent.kubelet.other_plugins import Observation
 from agent.kubelet.plugin import Plugin
+from agent.kubelet.pods.checkpoint import record
 from agent.kubelet.pods.podresources import PodResourcesError
 from agent.kubelet.registration import Kubelet
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
@@ -22,7 +25,7 @@ from tests.background import running as background
 from tests.kubelet.plugins import TOY, Lists, nothing, served
 from tests.kubelet.test_registration import HOURS, Agent, running, stays_well
 from tests.simulation.plugin import recorded
-from tests.wait import pass_time, settled, until
+from tests.wait import at_once, pass_time, settled, until
 
 OTHER = "example.com/other"
 
@@ -47,8 +50,10 @@ class Clock:
         return self.now
 
 
-def looking(agent: Agent, node: SimulatedKubelet, clock: Clock) -> LostResources:
-    return LostResources(node.pod_resources_socket, node.plugin_dir, agent.registrars, clock)
+def looking(agent: Agent, node: SimulatedKubelet, clock: Clock, wall: float | None = None) -> LostResources:
+    """`wall` is the time since 1970, where it stands still, too."""
+    known = time.time if wall is None else lambda: wall
+    return LostResources(node.pod_resources_socket, node.plugin_dir, agent.registrars, clock, known)
 
 
 @asynccontextmanager
@@ -186,6 +191,48 @@ async def test_a_list_looks_again_where_the_last_look_was_too_early_to_tell_whos
             clock.now = clock.start + SETTLED
             await looks.before_list(TOY)
             assert "the kubelet has its devices: theirs" in agent.registrar.rival
+
+
+@pytest.mark.parametrize("theirs", [("a",), ("c",), ("a", "b", "c")])
+async def test_a_list_waits_where_the_kubelet_has_ids_of_lists_of_ours_that_it_may_not_have_from_us(
+    node: SimulatedKubelet, monkeypatch: pytest.MonkeyPatch, theirs: Sequence[str]
+) -> None:
+    """Another plugin may offer IDs of our lists: their pods' IDs stand in ours, and graphics cards have one UUID for all."""
+    async with running(node) as agent:
+        await stays_well(node, agent)
+        monkeypatch.setattr("agent.kubelet.plugin.COALESCE", 0.0)
+        lists = Lists(agent.plugin)
+        lists.put("a", "b", "c")
+        await recorded(node.plugin_dir, TOY, "a", "b", "c")
+        lists.drop("c")
+        await recorded(node.plugin_dir, TOY, "a", "b")
+        await settled()
+        clock = Clock(agent)
+        clock.now = clock.start + SETTLED - 0.1
+        async with rival(node, ids=theirs):
+            looks = looking(agent, node, clock, wall=record(node.plugin_dir)[0] + 0.1)
+            async with a_look(node, looks):
+                pass
+            assert not agent.registrar.rival
+            waiting = asyncio.ensure_future(looks.before_list(TOY))
+            await settled()
+            assert not waiting.done()
+            clock.now = clock.start + SETTLED + 0.1
+            await at_once(waiting)
+            assert f"the kubelet has its devices: {', '.join(theirs)}" in agent.registrar.rival
+
+
+async def test_a_list_does_not_wait_where_the_kubelet_has_our_last_one(node: SimulatedKubelet) -> None:
+    async with running(node) as agent:
+        await stays_well(node, agent)
+        clock = Clock(agent)
+        clock.now = clock.start + SETTLED - 0.1
+        looks = looking(agent, node, clock)
+        async with a_look(node, looks):
+            pass
+        waiting = asyncio.ensure_future(looks.before_list(TOY))
+        await settled()
+        assert waiting.done()
 
 
 async def test_a_list_looks_where_the_plugin_directory_is_not_watched_yet(node: SimulatedKubelet) -> None:

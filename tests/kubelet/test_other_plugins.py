@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.kubelet.other_plugins import SETTLED, Observation, Offer, ended, observe, sentence, strange
+from agent.kubelet.other_plugins import Observation, Offer, ended, observe, sentence, unlike_since
 from agent.model import HEALTHY, Slot
 from tests.kubelet.plugins import SICK
 
 TOY = "example.com/toy"
-SENT = 1000.0
+BEGAN, SENT = 900.0, 1000.0
 A, B = Slot("a", None, HEALTHY), Slot("b", None, SICK)
-OFFER = Offer({"a": A, "b": B}, (), SENT - 100, SENT)
+OFFER = Offer({"a": A, "b": B}, ("c",), BEGAN, SENT)
 
 
 def record(*ids: str, written: float) -> Observation:
@@ -22,28 +22,21 @@ def record(*ids: str, written: float) -> Observation:
 
 
 @pytest.mark.parametrize(
-    ("observed", "now", "told"),
+    ("observed", "since"),
     [
-        pytest.param(record("a", written=SENT + 9), SENT + 9, False, id="ours"),
-        pytest.param(record("x", written=SENT - 50), SENT + 9, True, id="IDs that were never ours"),
-        pytest.param(record("a", "x", written=SENT - 50), SENT, True, id="theirs among ours"),
-        pytest.param(record("x", written=SENT - 101), SENT + 9, False, id="of before our stream, as on a full disk"),
-        pytest.param(record("b", written=SENT + 2), SENT + SETTLED, True, id="ours that is not healthy"),
-        pytest.param(record("b", written=SENT + 0.5), SENT + 0.9, False, id="a list that is on its way"),
-        pytest.param(record("b", written=SENT - 1), SENT + 9, False, id="ours of before our list, as on a full disk"),
-        pytest.param(record(written=SENT + 2), SENT + 9, False, id="none: what is lost is asked of podresources"),
-        pytest.param(Observation(SENT + 2), SENT + 9, False, id="a kubelet that has forgotten the name"),
+        pytest.param(record("a", written=SENT + 9), None, id="ours"),
+        pytest.param(record("x", written=SENT - 50), BEGAN, id="IDs that were never ours"),
+        pytest.param(record("a", "x", written=SENT - 50), BEGAN, id="theirs among ours"),
+        pytest.param(record("x", written=BEGAN - 1), None, id="of before our stream, as on a full disk"),
+        pytest.param(record("b", written=SENT + 2), SENT, id="ours that is not healthy"),
+        pytest.param(record("c", written=SENT + 2), SENT, id="ours that has left our lists"),
+        pytest.param(record("b", "c", written=SENT - 1), None, id="ours of before our list, as on a full disk"),
+        pytest.param(record(written=SENT + 2), None, id="none: what is lost is asked of podresources"),
+        pytest.param(Observation(SENT + 2), None, id="a kubelet that has forgotten the name"),
     ],
 )
-def test_the_kubelets_record(observed: Observation, now: float, told: bool) -> None:
-    assert (strange(OFFER, observed, TOY, now) is not None) is told
-
-
-def test_a_record_from_before_the_kubelet_took_in_our_first_list_is_not_believed_at_once() -> None:
-    first = Offer({"a": A}, (), SENT, SENT)
-    theirs = record("x", written=SENT + 0.1)
-    assert strange(first, theirs, TOY, SENT + 0.5) is None
-    assert strange(first, theirs, TOY, SENT + SETTLED) == frozenset({"x"})
+def test_from_which_of_our_lists_the_kubelets_record_differs(observed: Observation, since: float | None) -> None:
+    assert unlike_since(OFFER, observed, TOY) == since
 
 
 def test_who_it_is_is_told_as_far_as_can_be_seen() -> None:

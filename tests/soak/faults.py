@@ -20,6 +20,7 @@ from typing import Final
 from grpclib.client import Channel
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
+from agent.daemon.discovery_runner import SETTLE
 from agent.kubelet.api.v1beta1 import (
     AllocateRequest,
     AllocateResponse,
@@ -29,6 +30,7 @@ from agent.kubelet.api.v1beta1 import (
     DeviceSpec,
 )
 from agent.kubelet.pods.checkpoint import FILE_NAME
+from agent.kubelet.transport.client import listens
 from agent.runtime.errors import FairleadError
 from agent.simulation.pods import Container, Phase, Pod
 from agent.simulation.sockets import Version
@@ -293,7 +295,8 @@ async def a_reload_brings_what_another_plugin_served(w: World) -> AsyncIterator[
     w.extra.append(f'[[resource]]\nname = "{LATE}"\nbackend = "stub"\ndevices = [{{ count = 2, numa_node = 0 }}]\n')
     w.configure()
     w.model.hardware[LATE] = {f"stub-{n}": (f"stub-{n}",) for n in range(2)}
-    await w.well("a reload that brings a resource")
+    with w.model.slower(SETTLE if w.hanging.total() else 0.0):  # it tries anew what hangs
+        await w.well("a reload that brings a resource")
     with w.model.unseen():
         await w.node.kubelet.restart()
     await w.well("a kubelet's restart after a reload")
@@ -339,6 +342,7 @@ async def a_second_daemon_takes_over(w: World) -> AsyncIterator[None]:
         await w.end(w.rng.choice([signal.SIGTERM, signal.SIGKILL]))
         w.daemon, w.ended_on_purpose = second, False
         w.excused.clear()
+        await w.is_so(lambda: listens(w.node.admin), 5.0, "a second daemon answers commands")
 
 
 @fault(2, "A6", "daemon")

@@ -118,15 +118,16 @@ async def test_no_list_goes_out_between_another_plugins_registration_and_the_nex
             assert len(node.lists) == lists
 
 
+@pytest.mark.parametrize("theirs", ["theirs-0", "w1"])
 async def test_no_list_goes_out_while_it_cannot_be_known_yet_whether_another_plugin_came_just_after_we_did(
-    node: Node,
+    node: Node, theirs: str
 ) -> None:
-    node.mknod("w1")
+    node.mknod("w1", "w3")
     seen = "async def run(lost):\n lost._sign.set()\n await anyio.sleep_forever()\n"
-    blind = f"import anyio\nfrom agent.kubelet import lost_resources, other_plugins\n{seen}lost_resources.LostResources.run = run\nother_plugins.SETTLED = 30.0\n"
+    blind = f"import anyio\nfrom agent.kubelet import lost_resources\n{seen}lost_resources.LostResources.run = run\nlost_resources.SETTLED = 30.0\n"
     async with node.agent(prelude=blind) as agent:
-        await node.healthy("w1")
-        async with other_plugin(node, WIDGET, "theirs-0", name="rival.sock"):
+        await node.healthy("w1", "w3")
+        async with other_plugin(node, WIDGET, theirs, name="rival.sock"):
             lists = len(node.lists)
             node.mknod("w2")
             await agent.says("device-changed", device="/dev/w2")
@@ -175,8 +176,8 @@ lost_resources.record = record
 async def test_a_list_that_hides_another_plugin_is_found_out_by_what_its_pods_hold(node: Node) -> None:
     """It was sent in the milliseconds in which nothing betrayed that plugin; the kubelet asks it for our devices then."""
     node.mknod("w1")
-    early = "async def asked(*_): pass\nfrom agent.kubelet import lost_resources, other_plugins\nlost_resources.LostResources.before_list = asked\n"
-    async with node.agent(prelude=SELDOM + early + "other_plugins.SETTLED = 3600.0\n") as agent:
+    early = "async def asked(*_): pass\nfrom agent.kubelet import lost_resources\nlost_resources.LostResources.before_list = asked\n"
+    async with node.agent(prelude=SELDOM + early + "lost_resources.SETTLED = 3600.0\n") as agent:
         await node.healthy("w1")
         async with ToyPlugin(node.plugin_dir, WIDGET, devices("theirs-0"), "rival.sock") as other:
             other.on_allocate = nothing
