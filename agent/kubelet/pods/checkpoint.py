@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections import defaultdict
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field  # noqa: TID251  # it compares by some of its fields
 from pathlib import Path
@@ -31,6 +32,7 @@ _MOST_BYTES: Final = 64 << 20  # 16 resources of 4 MiB each
 _AT_ONCE_BYTES: Final = 64 << 10  # are parsed in 0.2 ms: a node's 110 pods with a device each
 _MOST_IDS: Final = 50_000  # that pods have; a list of 4 MiB has no more of them
 
+_SETTLED: Final = 0.1  # seconds; a tick of the clock that dates files takes 1 to 10 ms (CONFIG_HZ)
 _DEADLINE: Final = 5.0  # seconds in which this process runs
 
 Version = tuple[int, int, int]
@@ -203,8 +205,11 @@ def record(plugin_dir: Path) -> tuple[float, Mapping[str, frozenset[str]]]:
 class CheckpointReader:
     """Reads the checkpoint, in a thread if it must wait for the disk; those who ask at the same time share a reading."""
 
-    def __init__(self, plugin_dir: Path) -> None:
+    def __init__(self, plugin_dir: Path, wall: Callable[[], float] = time.time) -> None:
+        """Prepare; `wall` has seconds since the epoch."""
         self._plugin_dir = plugin_dir
+        self._wall = wall
+        self._read_at = 0.0
         self._workers = Workers("checkpoint", limit=2)
         self._reading = asyncio.Lock()
         self._begun = 0
@@ -221,6 +226,7 @@ class CheckpointReader:
             CheckpointError: it cannot be read, is damaged, or the reading hangs.
         """
         if not self._reading.locked():
+            self._read_at = self._wall()
             with suppress(BlockingIOError):
                 self.last = read_at_once(self._plugin_dir)
                 self._begun = self._read_last = self._begun + 1
@@ -230,6 +236,7 @@ class CheckpointReader:
             async with running_time.timeout(_DEADLINE if within is None else within), self._reading:
                 if self._read_last < wanted:
                     self._begun = number = self._begun + 1
+                    self._read_at = self._wall()
                     self.last = await self._workers.start(self._read)
                     self._read_last = number
                 return self.last
@@ -237,8 +244,14 @@ class CheckpointReader:
             raise CheckpointError("reading it hangs") from None
 
     def is_unchanged(self) -> bool:
-        """Is the file that lies there the one that was read last? The kubelet makes another one for each writing."""
-        return self.last is not None and self.last.version == version(self._plugin_dir)
+        """Is the file that lies there the one that was read last? The kubelet makes another one for each writing.
+
+        A file that was young when it was read may have been replaced within the same tick of the kernel's clock, under the same
+        inode: it counts as changed.
+        """
+        if self.last is None or self.last.version != version(self._plugin_dir):
+            return False
+        return self._read_at - self.last.version[1] / 1e9 > _SETTLED
 
     def _read(self) -> Checkpoint | None:
         self.under_way += 1

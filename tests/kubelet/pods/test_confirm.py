@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
@@ -209,31 +210,52 @@ async def test_a_reading_that_hangs_holds_up_one_list_and_no_other(
 async def test_a_checkpoint_is_read_again_only_when_the_kubelet_has_written_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    readings: list[Checkpoint | None] = []
-    original = checkpoint.read_at_once
-
-    def counted(directory: Path) -> Checkpoint | None:
-        readings.append(original(directory))
-        return readings[-1]
-
-    monkeypatch.setattr(checkpoint, "read_at_once", counted)
-    write(tmp_path, pod="a")
+    readings = count_readings(monkeypatch)
+    write(tmp_path, pod="a", age=10)
     house = House(tmp_path)
     await house.witnesses.ask()
     for _ in range(2):
         await house.confirm()
     assert (len(readings), house.ids) == (1, ["a"])
-    write(tmp_path, pod="b")
+    write(tmp_path, pod="b", age=5)
     await house.confirm()
     house.witnesses.close()
     assert (len(readings), house.ids) == (2, ["a", "b"])
 
 
-def write(directory: Path, pod: str) -> None:
-    """Write a checkpoint as the kubelet does: beside the old one, and then in its place."""
+async def test_a_checkpoint_that_was_just_written_is_read_again_as_another_may_have_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings = count_readings(monkeypatch)
+    write(tmp_path, pod="a", age=-10)  # by a clock that was set back, too
+    house = House(tmp_path)
+    await house.witnesses.ask()
+    for _ in range(2):
+        await house.confirm()
+    house.witnesses.close()
+    assert len(readings) == 3
+
+
+def count_readings(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What was read from now on, at once or in a thread: not each file system can be read at once."""
+    readings: list[bytes] = []
+    original = checkpoint.parse
+
+    def counted(data: bytes, version: checkpoint.Version) -> Checkpoint:
+        readings.append(data)
+        return original(data, version)
+
+    monkeypatch.setattr(checkpoint, "parse", counted)
+    return readings
+
+
+def write(directory: Path, pod: str, age: float) -> None:
+    """Write a checkpoint as the kubelet does, so many seconds ago: beside the old one, and then in its place."""
     entry = {"PodUID": pod, "ContainerName": "main", "ResourceName": TOY, "DeviceIDs": {"-1": [pod]}, "AllocResp": None}
     fresh = directory / "fresh"
     fresh.write_bytes(msgspec.json.encode({"Data": {"PodDeviceEntries": [entry]}, "Checksum": 1}))
+    written = fresh.stat().st_mtime - age
+    os.utime(fresh, (written, written))
     fresh.rename(directory / checkpoint.FILE_NAME)
 
 
