@@ -14,6 +14,7 @@ from tests.backends.rdma_trees import RDMA_CM, adapter
 from tests.backends.trees import planted_host
 from tests.e2e.node import Node, pod
 from tests.e2e.process import AgentProcess
+from tests.simulation.plugin import recorded
 
 GPU = "fl.test/gpu"
 ALL = [f"g{number:02}" for number in range(8)]
@@ -106,6 +107,10 @@ def _switches(root: Path) -> None:
     planted_host(root, "".join(lines) + RDMA_CM)
 
 
+PATIENT = "from agent.placement import admission\nadmission.LONGEST = 3600.0"
+"""On a busy machine the kubelet may take long between two resources of a container."""
+
+
 async def test_a_container_gets_a_gpu_and_an_adapter_of_one_switch_whichever_it_is_given_first(
     node: Node, tmp_path: Path
 ) -> None:
@@ -117,10 +122,13 @@ async def test_a_container_gets_a_gpu_and_an_adapter_of_one_switch_whichever_it_
         f'[[resource]]\nname = "{hca}"\nbackend = "infiniband"\n',
     )
     seen_at = {name: str(root / name) for name in ("dev", "sys", "proc")}
-    async with node.agent(*resources, prelude="", environment=None, **seen_at):
+    async with node.agent(*resources, prelude=PATIENT, environment=None, **seen_at):
         gpus, adapters = [uuid(n) for n in range(3)], ["0000:13:00.0", "0000:14:00.0", "0000:24:00.0"]
         await node.healthy(*gpus, resource=GPU)
         await node.healthy(*adapters, resource=hca)
+        # a record that is written between a container's two resources would tell that another container is under way
+        await recorded(node.plugin_dir, GPU, *gpus)
+        await recorded(node.plugin_dir, hca, *adapters)
 
         async def given_both(name: str) -> tuple[str, str]:
             wanted = Pod(name, (Container("main", {GPU: 1, hca: 1}),))
