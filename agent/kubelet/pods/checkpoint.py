@@ -226,9 +226,9 @@ class CheckpointReader:
             CheckpointError: it cannot be read, is damaged, or the reading hangs.
         """
         if not self._reading.locked():
-            self._read_at = self._wall()
+            began = self._wall()
             with suppress(BlockingIOError):
-                self.last = read_at_once(self._plugin_dir)
+                self.last, self._read_at = read_at_once(self._plugin_dir), began
                 self._begun = self._read_last = self._begun + 1
                 return self.last
         wanted = self._begun + 1  # the next to begin; the one under way may have seen the file before
@@ -236,8 +236,8 @@ class CheckpointReader:
             async with running_time.timeout(_DEADLINE if within is None else within), self._reading:
                 if self._read_last < wanted:
                     self._begun = number = self._begun + 1
-                    self._read_at = self._wall()
-                    self.last = await self._workers.start(self._read)
+                    began = self._wall()
+                    self.last, self._read_at = await self._workers.start(self._read), began
                     self._read_last = number
                 return self.last
         except (TimeoutError, NoWorkerError):

@@ -236,6 +236,25 @@ async def test_a_checkpoint_that_was_just_written_is_read_again_as_another_may_h
     assert len(readings) == 3
 
 
+async def test_a_reading_that_fails_makes_no_young_checkpoint_an_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, pod="a", age=0)
+    now = (tmp_path / checkpoint.FILE_NAME).stat().st_mtime
+    reader = CheckpointReader(tmp_path, wall=lambda: now)
+    assert await reader.read() is not None
+    now += 60
+
+    def fails(_: Path) -> Checkpoint:
+        raise CheckpointError("damaged")
+
+    monkeypatch.setattr(checkpoint, "read_at_once", fails)
+    with pytest.raises(CheckpointError):
+        await reader.read()
+    reader.close()
+    assert not reader.is_unchanged()
+
+
 def count_readings(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """What was read from now on, at once or in a thread: not each file system can be read at once."""
     readings: list[bytes] = []
