@@ -140,7 +140,7 @@ class Node:
         finally:  # also where the kubelet does not wait for the reply
             self.pod_claims.allocated()
             if changes_lists:
-                asyncio.get_running_loop().call_soon(self._commit)  # once the reply has left
+                asyncio.get_running_loop().call_soon(self._commit)  # a turn later: the reply is made first
 
     def adopted(self, held: Sequence[Held]) -> None:
         """The kubelet remembers these, and the ledger has them now; `claims_settled` follows."""

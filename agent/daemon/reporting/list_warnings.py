@@ -21,9 +21,8 @@ from agent.model import Snapshot
 from agent.runtime import limits
 from backends.base import Resource
 
-_PAUSE: Final = (
-    1.0  # seconds between two looks at what is missing: a device whose driver is rebound is missing for a moment
-)
+_PAUSE: Final = 1.0
+"""Seconds between two looks at what is missing: a device whose driver is rebound is missing for a moment."""
 _SELDOM: Final = 3600.0  # seconds after which what went long ago may be forgotten, though nothing happens
 
 log = structlog.get_logger()
