@@ -23,6 +23,7 @@ from backends.chardev.selectors import MatchOption
 from backends.errors import reason_of
 from backends.interface.known_devices import Known
 from backends.linux import sysfs, udev
+from backends.linux.behind import behind
 from backends.linux.nodes import NoNodeError
 from backends.linux.udev import UdevDevice
 
@@ -79,6 +80,8 @@ class UdevMatches(Finder):
 
     def _device(self, unit: str, found: UdevDevice, group: Group) -> Device:
         node = [named_nodes.member(self.host, found.node)]
+        stands_for = behind(self.host, node[0][1])
+        serial = found.properties.get("ID_SERIAL")
         lasting = _lasting_link(found.links)
         return Device(
             key=unit,
@@ -86,7 +89,9 @@ class UdevMatches(Finder):
             resource=group.resource,
             hardware=named_nodes.hardware(node),
             exclusive=named_nodes.hardware(node),
-            identity=found.properties.get("ID_SERIAL") or found.node.number,
+            identity=serial or stands_for.identity or found.node.number,
+            aliases=frozenset() if serial else frozenset((found.node.number,)),
+            place=stands_for.place,
             nodes=named_nodes.container_nodes(node, group.options.permissions or default_permissions(self.host)),
             numa_node=sysfs.numa_node(self.host, found.path),
             attributes={
