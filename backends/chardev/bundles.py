@@ -188,6 +188,7 @@ class Bundles(Finder):
         ]
         links = {f"path:{target}" for _, member in held for target in member.via}
         owned = frozenset(f"node:{node.number}" for option, _, node in nodes if not option.shared)
+        identity, was = (" + ".join(told) for told in zip(*((one.identity, str(one)) for _, one in held), strict=True))
         return Device(
             key=key,
             unit=unit,
@@ -195,8 +196,8 @@ class Bundles(Finder):
             hardware=owned | {f"{unit}/{key}"},
             exclusive=owned - {f"node:{node.number}" for option, _, node in nodes if option.limit > 1},
             depends=frozenset(links | {f"node:{node.number}" for option, _, node in nodes if option.shared}),
-            identity=" + ".join(member.identity for _, member in held),
-            aliases=frozenset({" + ".join(str(member) for _, member in held)}),
+            identity=identity,
+            aliases=frozenset({was} - {identity}),
             place=frozenset[str]().union(*(member.behind.place for option, member in held if not option.shared)),
             nodes=tuple(container_node(option, path, self._permissions) for option, path, _ in nodes),
             mounts=tuple(mounts),

@@ -141,7 +141,7 @@ class Nodes(Finder):
             depends=links | number if option.shared else links,
             identity=stands_for.identity or node.number,
             aliases=frozenset((node.number,)) if stands_for.identity else _NONE,
-            place=stands_for.place,
+            place=stands_for.place or _NONE,
             nodes=(container_node(option, path, self._permissions),),
             numa_node=numa,
             attributes={**node_attributes([(path, node)]), **group.attributes},

@@ -81,7 +81,7 @@ class UdevMatches(Finder):
     def _device(self, unit: str, found: UdevDevice, group: Group) -> Device:
         node = [named_nodes.member(self.host, found.node)]
         stands_for = behind(self.host, node[0][1])
-        serial = found.properties.get("ID_SERIAL")
+        was = found.properties.get("ID_SERIAL") or found.node.number  # as older versions recorded it
         lasting = _lasting_link(found.links)
         return Device(
             key=unit,
@@ -89,8 +89,8 @@ class UdevMatches(Finder):
             resource=group.resource,
             hardware=named_nodes.hardware(node),
             exclusive=named_nodes.hardware(node),
-            identity=serial or stands_for.identity or found.node.number,
-            aliases=frozenset() if serial else frozenset((found.node.number,)),
+            identity=stands_for.identity or was,
+            aliases=frozenset((was,)) if stands_for.identity else frozenset(),
             place=stands_for.place,
             nodes=named_nodes.container_nodes(node, group.options.permissions or default_permissions(self.host)),
             numa_node=sysfs.numa_node(self.host, found.path),

@@ -32,11 +32,11 @@ _MOST_ALIASES: Final = 256  # of several sticks as one device: there may be any 
 
 _MODES: Final = (
     {("1a6e", "089a"), ("18d1", "9302")},
-    {("03e7", "2150"), ("03e7", "040e"), ("03e7", "f63c")},
+    {("03e7", "2150"), ("040e", "f63b")},
     {("03e7", "2485"), ("03e7", "f63b")},
 )
-"""Vendor and product of sticks before and after they were sent their firmware: Google's Coral (libedgetpu's
-99-edgetpu-accelerator.rules) and Intel's Movidius (OpenVINO's 97-myriad-usbboot.rules)."""
+"""Vendor and product of sticks before and after they were sent their firmware: Google's Coral (libedgetpu's udev rules),
+Intel's Movidius of both generations (97-usbboot.rules of the NCSDK, 97-myriad-usbboot.rules of OpenVINO)."""
 
 
 class NotOfferedError(Exception):
