@@ -317,4 +317,4 @@ class SlotWriter:
 def _is_for_one(found: Found) -> bool:
     """Is a device for one pod at a time, as far as the operator has said? Of several IDs, or `shared`, he has said otherwise."""
     nodes = found.device.nodes
-    return found.placed is not None and len(found.placed.ids) == 1 and not (nodes and all(it.shared for it in nodes))
+    return (found.placed is None or len(found.placed.ids) == 1) and not (nodes and all(it.shared for it in nodes))
