@@ -231,11 +231,7 @@ class SlotWriter:
         The ID is as healthy as what the pod holds while all of that is there and in the claim's resource: the pod may start
         again, survive a reboot, and counts once for the scheduler. It takes the place of the ID that is kept back for it.
         """
-        homes = [
-            found
-            for found in self._homes(claim)
-            if found.placed and found.placed.resource == claim.resource
-        ]
+        homes = [found for found in self._homes(claim) if found.placed and found.placed.resource == claim.resource]
         needs, has = claim.hardware, frozenset[str]().union(*(found.device.hardware for found in homes))
         if claim.place and owns_its_place(claim):
             needs, has = claim.place, frozenset[str]().union(*(found.device.place for found in homes))

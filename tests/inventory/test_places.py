@@ -43,7 +43,9 @@ def devices_of(socket: str, stick: Stick) -> Iterator[Device]:
     place = frozenset({f"usb:{socket}"})
     own = frozenset({f"node:{100 + stick.number}"})
     whole = device(f"stick {socket}", STICKS, hardware=own | {f"usb:1-{socket}"}, exclusive=own, identity=stick.ids)
-    yield replace(whole, place=place, attributes={**whole.attributes, "ids": (stick.ids if stick.ids[-1] != ":" else socket,)})
+    yield replace(
+        whole, place=place, attributes={**whole.attributes, "ids": (stick.ids if stick.ids[-1] != ":" else socket,)}
+    )
     for part, name in enumerate(stick.names):
         key, own = f"tty{name}", frozenset({f"node:{name}"})
         node = device(key, NODES, hardware=own, exclusive=own, identity=f"{stick.ids} {part}", unit=f"{socket} {key}")

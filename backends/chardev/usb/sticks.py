@@ -92,7 +92,6 @@ class Selectors:
             raise NotOfferedError(f"its serial is not known, {stick.serial_fault}")
         return None
 
-
     def other_modes(self, stick: UsbDevice) -> frozenset[str]:
         """The identities that the same stick may have had: before it was sent its firmware, or was switched to be a modem.
 

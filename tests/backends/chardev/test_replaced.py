@@ -96,7 +96,9 @@ def test_the_same_stick_at_the_same_port_is_the_pods_own_again(tmp_path: Path) -
 
 def test_after_a_boot_a_stick_is_known_by_its_port_whatever_the_buses_and_nodes_are_called(tmp_path: Path) -> None:
     by_id = "dev/serial/by-id/meter -> ../../"
-    node = Node(tmp_path, METER + by_id + "ttyUSB0", paths("/dev/serial/by-id/*"), configured(OTHER, usb={"vendor": "0403"}))
+    node = Node(
+        tmp_path, METER + by_id + "ttyUSB0", paths("/dev/serial/by-id/*"), configured(OTHER, usb={"vendor": "0403"})
+    )
     node.hold("serial/by-id/meter")
     again = adapter("3-1", 2, "ttyUSB1", "188:1", serial="METER-A").replace(
         f"{CONTROLLER}/usb1/version", f"{CONTROLLER}/usb3/version"
