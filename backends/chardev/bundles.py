@@ -198,7 +198,9 @@ class Bundles(Finder):
             depends=frozenset(links | {f"node:{node.number}" for option, _, node in nodes if option.shared}),
             identity=identity,
             aliases=frozenset({was} - {identity}),
-            place=frozenset[str]().union(*(member.behind.place for option, member in held if not option.shared)),
+            place=frozenset[str]().union(
+                *(member.behind.place for option, member in held if option.limit == 1 and not option.shared)
+            ),
             nodes=tuple(container_node(option, path, self._permissions) for option, path, _ in nodes),
             mounts=tuple(mounts),
             numa_node=self._numa_node([node for _, _, node in nodes]),

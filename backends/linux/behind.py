@@ -18,6 +18,10 @@ from backends.linux import sysfs, usb
 from backends.linux.nodes import DeviceNode
 from backends.linux.pci import functions as pci
 
+_NVIDIA: Final = HostPath("/proc/driver/nvidia/gpus")
+_NVIDIA_MAJOR: Final = 195
+"""Of /dev/nvidia0 and so on (Documentation/admin-guide/devices.txt). Their driver makes no devices in sysfs; their numbers
+follow the order in which it finds the GPUs."""
 _SOFTWARE: Final = "/sys/devices/virtual/"
 _SCSI_HOST: Final = re.compile(r"host\d+")
 _OWN_IDS: Final = ("wwid", "cid", "serial", "unique_id")
@@ -41,6 +45,8 @@ def behind(host: Host, node: DeviceNode) -> Behind:
     """What stands behind a node."""
     link = f"/sys/dev/{'block' if node.block else 'char'}/{node.major}:{node.minor}"
     path = sysfs.device(host, HostPath(link))
+    if path is None and node.major == _NVIDIA_MAJOR and not node.block:
+        return _nvidia(host, node.minor)
     if path is None or path.text.startswith(_SOFTWARE):
         return Behind()
     own: list[str] = []
@@ -60,6 +66,17 @@ def behind(host: Host, node: DeviceNode) -> Behind:
         parts += (text for it in _PARTS if it in names and (text := _text(host, up / it)))
         parts += (up.name.partition(":")[2],) if usb.is_interface(up.name) else ()
         disk = disk or _SCSI_HOST.fullmatch(up.name) is not None
+    return Behind()
+
+
+def _nvidia(host: Host, minor: int) -> Behind:
+    """The GPU with this minor number, by what its driver says in /proc."""
+    for address in sysfs.names(host, _NVIDIA):
+        lines = (sysfs.text(host, _NVIDIA / address / "information") or "").splitlines()
+        said = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        if said.get("Device Minor") == str(minor):
+            function = sysfs.device(host, pci.FUNCTIONS / address)  # its UUID is unknown until it is used first
+            return Behind(pci.identity(host, function) if function else "", frozenset((f"pci:{address}",)))
     return Behind()
 
 

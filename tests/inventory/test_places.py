@@ -13,10 +13,25 @@ from msgspec.structs import replace
 from agent.inventory.inventory import Inventory
 from agent.model import Held, SlotKey
 from backends.base import Device
-from tests.fakes import KIND, Fake, device, held, resource
+from tests.fakes import KIND, Fake, device, held, inventory, resource
 
 NODES, STICKS = "a.example/node", "b.example/stick"
 SOCKETS = ("1", "2", "3")
+
+
+def test_another_card_in_the_slot_of_one_that_a_pod_holds_waits_for_the_pod() -> None:
+    """Their IDs are UUIDs, so that the new one has another."""
+    slot = ["pci:0000:3b:00.0"]
+    old, new = (device(uuid, STICKS, hardware=slot, identity=uuid, unit=slot[0]) for uuid in ("GPU-1", "GPU-2"))
+    it = inventory(resource(STICKS), devices=[old])
+    it.claim([held(STICKS, "GPU-1", old)])
+    it.update(KIND, {slot[0]: [new]})
+    assert {device_id: reason for device_id, (_, reason, _) in shown(it, STICKS).items()} == {
+        "GPU-1": "gone",
+        "GPU-2": "held",
+    }
+    it.unclaim([held(STICKS, "GPU-1", old)])
+    assert {device_id: reason for device_id, (_, reason, _) in shown(it, STICKS).items()} == {"GPU-2": ""}
 
 
 @dataclass(frozen=True)

@@ -172,6 +172,19 @@ def test_another_card_under_the_render_node_after_a_boot_is_not_the_pods(tmp_pat
     assert node.states() == {"dri/renderD128": ""}
 
 
+def test_another_gpu_with_nvidias_number_is_not_the_pods(tmp_path: Path) -> None:
+    def gpu(address: str, ids: str) -> str:
+        said = f"proc/driver/nvidia/gpus/{address}/information = Device Minor: \t 0\n"
+        return pci_trees.function(address, ids) + said + "dev/nvidia0 c 195:0"
+
+    node = Node(tmp_path, gpu(GPU, "10de:2330"), paths("/dev/nvidia[0-9]"))
+    node.hold("nvidia0")
+    assert node.states() == {"nvidia0": ""}
+    (tmp_path / "proc/driver").rename(tmp_path / "proc/was")
+    node.becomes(gpu("0000:04:00.0", "10de:2330"))
+    assert node.states() == {"nvidia0": "node-replaced"}
+
+
 def test_two_cards_of_one_model_are_told_apart_by_their_slots(tmp_path: Path) -> None:
     pair = card(GPU, "1002:744c", 128), card("0000:04:00.0", "1002:744c", 128)
     node = Node(tmp_path, pair[0], paths("/dev/dri/renderD*", count=5))
