@@ -194,7 +194,7 @@ class Plugging(RuleBasedStateMachine):
 
 def shown(it: Inventory, name: str) -> dict[str, tuple[str | None, str, str]]:
     return {
-        slot.id: (slot.device and slot.device.unit, slot.health.reason, slot.health.message)
+        slot.id: (slot.device.unit if slot.device else None, slot.health.reason, slot.health.message)
         for slot in it.slots(name).values()
     }
 

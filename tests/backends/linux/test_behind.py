@@ -28,8 +28,7 @@ USB = "sys/devices/pci0000:00/0000:00:14.0/usb1/version = 2.00"
         (f"{NVME}/nvme/nvme0", [(NVME, PCI), (f"{NVME}/nvme/nvme0", "serial = S64DNE0R")], f"{IDS} serial=S64DNE0R", "pci:0000:03:00.0"),
         (
             f"{NVME}/nvme/nvme0/nvme0n1/nvme0n1p2",
-            [(NVME, PCI), (f"{NVME}/nvme/nvme0", "serial = S64DNE0R"), (f"{NVME}/nvme/nvme0/nvme0n1", "wwid = eui.0025")]
-            + [(f"{NVME}/nvme/nvme0/nvme0n1", "nsid = 1"), (f"{NVME}/nvme/nvme0/nvme0n1/nvme0n1p2", "partition = 2")],
+            [(NVME, PCI), (f"{NVME}/nvme/nvme0", "serial = S64DNE0R"), (f"{NVME}/nvme/nvme0/nvme0n1", "wwid = eui.0025"), (f"{NVME}/nvme/nvme0/nvme0n1", "nsid = 1"), (f"{NVME}/nvme/nvme0/nvme0n1/nvme0n1p2", "partition = 2")],
             f"{IDS} wwid=eui.0025 2 1", "pci:0000:03:00.0",
         ),
         (
