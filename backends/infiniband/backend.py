@@ -38,6 +38,7 @@ class InfiniBand(Backend[InfiniBandOptions]):
 
     options_type: ClassVar = InfiniBandOptions
     attributes: ClassVar = adapters.ATTRIBUTES
+    company: ClassVar = frozenset({"gpu"})
     complaints: ClassVar = staticmethod(complaints)
 
     @classmethod
