@@ -105,8 +105,8 @@ def survey(
 ) -> tuple[Topology, list[Quota]]:
     """The topology of these devices, and what is to be had of devices of other resources where `size` are chosen.
 
-    Links to others, to themselves or of no weight are passed over. A device's own neighbour is worth more than all ways through PCIe among the devices, and one link more than all of
-    that, so that a mesh of GPUs is not left for an adapter.
+    Links to others, to themselves or of no weight are passed over. A device's own neighbour is worth more than all ways
+    through PCIe among the devices, and one link more than all of that, so that a mesh of GPUs is not left for an adapter.
     """
     company = list(company)
     unit = SAME * size**2 + 1
