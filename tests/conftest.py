@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from agent.runtime import logs  # noqa: F401  # first: it keeps structlog from importing rich
 from tests.e2e import forkserver
-from tests.needs import skip_without
+from tests.needs import RECORDINGS, skip_without
 from tests.nodes import pretend
 
 import structlog  # isort: skip
@@ -132,4 +132,6 @@ def _unwanted(config: pytest.Config) -> list[Any]:
     if reporter is None or not config.getoption(_NO_SKIPS):
         return []
     skipped: list[Any] = reporter.stats.get("skipped", [])
-    return [report for report in skipped if not hasattr(report, "wasxfail")]
+    return [
+        report for report in skipped if not hasattr(report, "wasxfail") and not _reason(report).endswith(RECORDINGS)
+    ]
