@@ -26,6 +26,7 @@ from backends.linux.pci.host_uses import manages_nvswitches
 _NVIDIA: Final = "15b3"  # its Ethernet controllers are adapters, too
 _NETWORK: Final = "02"  # PCI classes: a network controller,
 _INFINIBAND: Final = "0207"  # and one for InfiniBand
+_RDMA_MODULES: Final = {"mlx4_core": "mlx4_ib", "mlx5_core": "mlx5_ib"}  # drivers/infiniband/hw
 
 _NVSWITCHES: Final = "nvswitches"
 _NAMING: Final = frozenset({"manages", "address", "hca", "node_guid", "dev", "port", "subsystem_device"})
@@ -49,8 +50,8 @@ ATTRIBUTES: Final[Mapping[str, Attribute]] = {
 """Those of an adapter, and of a pool of them."""
 
 _MANAGEMENT: Final = (
-    "it leads to the NVSwitches between the GPUs, not to a network, and Fabric Manager needs it; a resource that selects it "
-    f'by manages = "{_NVSWITCHES}", address or hca, and stands before others that select it, gets it nevertheless'
+    "it leads to the NVSwitches between the GPUs, not to a network, and Fabric Manager needs it; it is offered where the "
+    f'first resource that selects it says manages = "{_NVSWITCHES}", its address or its hca'
 )
 
 _Attributes = dict[str, tuple[str, ...]]
@@ -121,7 +122,8 @@ def bare(function: Function) -> Device:
     elif function.driver.startswith("vfio"):
         why = f"it is bound to {function.driver}, for virtual machines"
     else:
-        why = f"its driver {function.driver} has made no RDMA device; is the driver's module for RDMA loaded?"
+        module = _RDMA_MODULES.get(function.driver, "the driver's module for RDMA")
+        why = f"its driver {function.driver} has made no RDMA device; is {module} loaded?"
     return replace(function.as_device(), identity="", unusable=why)  # the adapter's own identity cannot be told now
 
 
