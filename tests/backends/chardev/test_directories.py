@@ -124,3 +124,16 @@ def test_whatever_comes_and_goes_below_a_directory_has_it_looked_at_again(tmp_pa
         assert not affected(backend, hint, found), hint
     empty = CharDev(backend.host, backend.resources)
     assert affected(empty, event(f"{SND}/timer"), known(chardev(tmp_path / "empty", "", sound()))) == {SND}
+
+
+def test_a_bundle_of_directories_says_that_it_wants_nodes(tmp_path: Path) -> None:
+    tuners = configured(paths=[{"path": "/dev/dvb/adapter*"}, {"path": "/dev/tty*"}])
+    backend = chardev(tmp_path, TUNERS + "dev/ttyS0 c 4:64", tuners)
+    (unit,) = [unit for unit in backend.units() if unit.startswith("bundle:")]
+    assert [problem.sentence for problem in backend.discover(unit).problems] == [
+        *(
+            f"/dev/dvb/adapter{n} is a directory, not a device node; a bundle is made of nodes, name those in it"
+            for n in (0, 1)
+        ),
+        "there is no bundle, because /dev/dvb/adapter* matches no device node",
+    ]

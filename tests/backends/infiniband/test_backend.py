@@ -167,7 +167,7 @@ def test_an_hgx_has_eight_adapters_and_their_virtual_functions(tmp_path: Path) -
     [
         (None, "it has no driver"),
         ("vfio-pci", "it is bound to vfio-pci, for virtual machines"),
-        ("mlx5_core", "its driver mlx5_core has made no RDMA device; is the driver's module for RDMA loaded?"),
+        ("mlx5_core", "its driver mlx5_core has made no RDMA device; is mlx5_ib loaded?"),
     ],
 )
 def test_a_function_that_could_be_an_adapter_says_why_it_is_none(tmp_path: Path, driver: str | None, why: str) -> None:
