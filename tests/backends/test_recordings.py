@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -16,10 +17,10 @@ import pytest
 from click.testing import CliRunner
 
 from agent.cli import fairlead
-from tests.recordings import recordings
+from tests.backends.trees import recorded_host
+from tests.needs import CORPUS
 
-pytestmark = pytest.mark.needs("device nodes", "recordings of real machines")
-
+MANIFEST: Final = CORPUS / "manifest.tsv"
 SUBSYSTEMS: Final = (
     "gpio",
     "hidraw",
@@ -48,6 +49,22 @@ run = "{root}/run"
 """
 READS: Final = 4
 """How often a look opens a file or lists a directory, for each file of the recording: it grows with the machine, no faster."""
+
+
+def recorded() -> list[str]:
+    """The recordings' names; one that is skipped where there are none."""
+    rows = MANIFEST.read_text().splitlines()[1:] if MANIFEST.is_file() else ["none"]
+    return [row.partition("\t")[0] for row in rows]
+
+
+def counting() -> Any:
+    """What counts a tree's hardware without Fairlead; it comes with the recordings."""
+    spec = importlib.util.spec_from_file_location("corpus_count", CORPUS / "count.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def resource(name: str, backend: str, *lines: str) -> str:
@@ -101,8 +118,8 @@ class Machine:
 
     @classmethod
     def recorded(cls, name: str, root: Path) -> Machine:
-        recordings.unpack(name, root)
-        found = cls(root, recordings.count(root))
+        recorded_host(root, name)
+        found = cls(root, counting().count(root))
         for resources in (wide_open, taking):
             found.look("".join(resources(found.counted)))
         return found
@@ -144,7 +161,7 @@ class Machine:
         return [name for key, name in hardware if key not in offered and name not in told]
 
 
-@pytest.mark.parametrize("name", recordings.names() or ["none"])
+@pytest.mark.parametrize("name", recorded())
 def test_all_hardware_of_a_recorded_machine_is_offered_or_a_sentence_says_why_not(name: str, tmp_path: Path) -> None:
     machine = Machine.recorded(name, tmp_path)
     counted = machine.counted
