@@ -47,7 +47,8 @@ def hardware(found: Survey, said: Status | None = None) -> Iterator[Finding]:
             yield fine(f"{template} offers nothing: {NAMES_NOTHING}.")
         elif not given:
             yield _nothing(found, template)
-    told = {path for name in names if not inventory.slots(name) for path in _paths_of(inventory, name)}
+    empty = [name for name in (*names, *inventory.selection.given()) if name not in served and not _left(found, name)]
+    told = {*empty, *(path for name in names if not inventory.slots(name) for path in _paths_of(inventory, name))}
     for kind, problem in found.problems:
         if problem.subject in told:
             continue  # it has been said of the resource
@@ -85,9 +86,15 @@ def _why(message: str, reason: str) -> str:
 
 
 def _left(found: Survey, name: str) -> list[tuple[str, str]]:
-    """The devices that the resource or template could have had and does not have, each with why."""
-    kind = found.inventory.kind(name) or ""
-    every = [it for it in found.inventory.unclaimed() if it.backend == kind and it.device.resource in (None, name)]
+    """The devices that the resource or template could have had and does not have, each with why; none that it excludes."""
+    kind, resource = found.inventory.kind(name) or "", found.inventory.selection.written.get(name)
+    every = [
+        it
+        for it in found.inventory.unclaimed()
+        if it.backend == kind
+        and it.device.resource in (None, name)
+        and (resource is None or resource.might_take(it.device))
+    ]
     return [*((it.device.key, it.why) for it in every), *_elsewhere(found.inventory, kind, name)]
 
 
@@ -97,6 +104,10 @@ def _nothing(found: Survey, name: str) -> Finding:
         paths = ", ".join(sorted(_paths_of(found.inventory, name)))
         kind = found.inventory.kind(name)
         missing = f"nothing is at {paths}" if paths else f"the backend {kind} finds no such hardware on this node"
+        missing = (
+            "; ".join(it.sentence.removeprefix(f"{name}: ") for _, it in found.problems if it.subject == name)
+            or missing
+        )
         return warning(
             f"{name} offers nothing: {missing}.",
             "Look whether its driver is loaded, its nodes are there, and its selectors are meant so: `fairlead discover`.",
