@@ -145,6 +145,9 @@ class Backend(ABC, Generic[Options]):
     """A msgspec struct; every key of a resource beyond the common ones is decoded into it."""
     attributes: ClassVar[Mapping[str, Attribute] | None] = None
     """All that its devices may have for selectors and templates: others are refused as mistakes. None: anything may be."""
+    company: ClassVar[frozenset[str]] = frozenset()
+    """Kinds of hardware that a container usually asks for together with this one: with adapters, GPUs. Its devices are
+    preferred where such hardware is free, if the kubelet asks for them first."""
 
     def __init__(self, host: Host, resources: Sequence[Resource[Options]]) -> None:
         self.host = host

@@ -27,6 +27,9 @@ from tests.nodes import can_make_nodes
 
 CHROMIUM: Final = Path("/usr/bin/chromium")  # Debian's
 _REPOSITORY: Final = Path(__file__).parents[1]
+CORPUS: Final = _REPOSITORY.parent / "shared/corpus"
+"""Recordings of other people's machines (its README.md). Their licences are others': none of them is in this repository."""
+RECORDINGS: Final = "recordings"
 
 
 def skip_without(*things: str) -> None:
@@ -138,4 +141,5 @@ _TRIES: Final[Mapping[str, Callable[[], bool]]] = {
     "Debian's Python 3.11 or newer": _system_python,
     "groff": lambda: shutil.which("groff") is not None,
     "chromium": CHROMIUM.exists,
+    RECORDINGS: (CORPUS / "build.py").exists,
 }

@@ -25,7 +25,7 @@ from backends.base import (
     Watches,
 )
 from backends.gpu import detection, nodes, wedged
-from backends.gpu.amd.gpus import PARTITION, TOGETHER, WHOLE, Amd
+from backends.gpu.amd.gpus import PLATFORM, TOGETHER, WHOLE, Amd
 from backends.gpu.intel import Intel
 from backends.gpu.nvidia import char_links, tegra_and_wsl, xid
 from backends.gpu.nvidia.gpus import Nvidia
@@ -135,7 +135,7 @@ class Gpu(Backend[GpuOptions]):
         return self._affected(hint, known) if isinstance(hint, Uevent) else ()
 
     def _affected(self, event: Uevent, known: Known) -> Iterable[str]:
-        if f"/{PARTITION}" in event.devpath:
+        if event.subsystem == "drm" and event.devpath.startswith(PLATFORM) and TOGETHER in known:
             return [TOGETHER]
         told = detection.vendor_of(event.properties) if event.subsystem == "pci" else None
         mine = pci.address_in(event.devpath)

@@ -38,6 +38,7 @@ class InfiniBand(Backend[InfiniBandOptions]):
 
     options_type: ClassVar = InfiniBandOptions
     attributes: ClassVar = adapters.ATTRIBUTES
+    company: ClassVar = frozenset({"gpu"})
     complaints: ClassVar = staticmethod(complaints)
 
     @classmethod
@@ -99,7 +100,7 @@ class InfiniBand(Backend[InfiniBandOptions]):
                 function = adapters.function_of(self.host, adapter)
                 hcas = rdma.hcas(self.host, adapter)
                 device = adapters.device(self.host, adapter, hcas, function, (), self.resources)
-                if resource.refuses(device) is not None:
+                if device.unusable or resource.refuses(device) is not None:
                     continue
                 if (other := pools.kept_from(resource, device, self.resources)) is None:
                     members.append(device)

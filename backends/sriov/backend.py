@@ -49,6 +49,7 @@ class Sriov(Backend[SriovOptions]):
 
     options_type: ClassVar = SriovOptions
     attributes: ClassVar = functions.ATTRIBUTES
+    company: ClassVar = frozenset({"gpu"})
     complaints: ClassVar = staticmethod(complaints)
 
     def __init__(self, host: Host, resources: Sequence[SriovResource], kernel: Kernel | None = None) -> None:

@@ -126,10 +126,7 @@ def _without_iommu(host: Host, group: Group) -> str:
     """Why a function without a group cannot be had; empty if vfio may make a group for it."""
     if group.number or sysfs.attribute(host, _NOIOMMU_ALLOWED) in ("Y", "1"):
         return ""
-    return (
-        "it is in no IOMMU group: turn the IOMMU on, in the firmware (VT-d, AMD-Vi) and on the kernel's command line "
-        "(intel_iommu=on)"
-    )
+    return f"it is in no IOMMU group: {iommu.how_to_turn_on(host)}"
 
 
 def nodes(host: Host, group: Group, functions: Sequence[pci.Function], mode: Iommu) -> Iterator[Node]:

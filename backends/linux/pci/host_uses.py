@@ -1,4 +1,4 @@
-"""Tells what the host itself needs a PCI function for: its screen, its disks, its network.
+"""Tells what the host itself needs a PCI function for: its screen, its disks, its network, the switches between its GPUs.
 
 This is checked before a function is taken from its driver. What cannot be read counts as needed: a missing file must not
 cost a machine its root file system. Files: proc_pid_mountinfo(5); /proc/swaps in proc(5); for routes see `default_routes`.
@@ -10,7 +10,7 @@ import errno
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final, TypeVar
 
 from backends.base import Host, HostPath
@@ -28,6 +28,13 @@ _SWAPS: Final = HostPath("/proc/swaps")
 _NVME_PATH: Final = re.compile(r"nvme(\d+)c\d+n(\d+)")  # the path by one of the controllers that lead to a disk
 _ETHERNET: Final = "0200"
 _IN_USER_SPACE: Final = frozenset({"uio_pci_generic", "igb_uio"})  # drivers that make no interface
+_NVIDIA, _INFINIBAND = "15b3", "0207"
+_SWITCH_MANAGEMENT: Final = b"SMDL=SW_MNG"
+"""In the vital product data of the adapters by which Fabric Manager reaches the NVSwitches of an HGX B200 or B300, and in that
+of no other: NVIDIA's nvidia-fabricmanager-start.sh chooses them by it. Apart from that they are ConnectX-7 as all others."""
+_SWITCH_MANAGEMENT_IDS: Final = ("15b3", "0087")
+"""Their subsystem where that data cannot be read (only root may): of all four in the udev database of a DGX B200 in
+canonical/checkbox, DISK_SAMSUNG_KIOXIA.txt; its adapters for computing have 15b3:0050."""
 _OPEN_VSWITCH: Final = "ovs-system"  # above all ports of all its bridges, of which none is above another
 
 _Thing = TypeVar("_Thing")
@@ -36,6 +43,8 @@ _Thing = TypeVar("_Thing")
 def uses(host: Host, function: pci.Function) -> Iterator[str]:
     """What the host needs the function for, each in words that follow its name: `drives the screen`."""
     yield from _screens(host, function)
+    if manages_nvswitches(host, function):
+        yield "manages the NVSwitches between the GPUs, for Fabric Manager"
     if function.virtual:
         yield f"has {len(function.virtual)} virtual functions, which would go"
     yield from _disks(host, function)
@@ -56,6 +65,22 @@ def busy_disks(host: Host, function: pci.Function) -> Iterator[str]:
         except OSError as error:
             if not_short(error).errno == errno.EBUSY:
                 yield f"has the disk {name}, which something uses"
+
+
+def manages_nvswitches(host: Host, function: pci.Function) -> bool:
+    """Is it an adapter whose only port leads to the NVSwitches of the GPUs here, to none of a network?"""
+    if function.vendor != _NVIDIA or not function.kind.startswith(_INFINIBAND) or function.physical is not None:
+        return False
+    try:
+        return _SWITCH_MANAGEMENT in _vital_data(host, function.path, function.binding)
+    except OSError:
+        return (function.subsystem_vendor, function.subsystem_device) == _SWITCH_MANAGEMENT_IDS
+
+
+@lru_cache(maxsize=256)
+def _vital_data(host: Host, path: HostPath, _binding: str) -> bytes:
+    """The function's VPD, read once: it never changes, and the kernel fetches it in steps of four bytes (pci/vpd.c)."""
+    return sysfs.read_bytes(host, path / "vpd")
 
 
 # --- screens ---

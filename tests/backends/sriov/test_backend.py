@@ -201,6 +201,15 @@ def test_without_the_routes_virtual_functions_are_offered_and_whole_cards_are_no
     assert "the routes cannot be read" in found.discover(idle.address).devices[0].unusable
 
 
+def test_an_adapter_that_manages_nvswitches_is_left_to_fabric_manager(tmp_path: Path) -> None:
+    one, mark = "0000:05:00.0", {"vpd": "x SMDL=SW_MNG"}
+    found = backend(tmp_path, function(one, "15b3:1021", kind="020700", driver="mlx5_core", files=mark))
+    assert offered(found) == {"intel.com/sriov_net": []}
+    (device,) = found.discover(one).devices
+    assert device.by_design
+    assert device.unusable.startswith("it leads to the NVSwitches between the GPUs")
+
+
 def test_a_card_with_virtual_functions_and_a_function_without_a_driver_are_told_and_not_offered(tmp_path: Path) -> None:
     tree = small(E810).tree(bare=[3]) + E810.virtual_function(3, None)
     found = backend(tmp_path, tree, resource({"driver": ("iavf",)}))

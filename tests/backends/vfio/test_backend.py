@@ -182,7 +182,7 @@ UNSAFE = "sys/module/vfio/parameters/enable_unsafe_noiommu_mode = Y\n"
 @pytest.mark.parametrize(
     ("tree", "options", "why"),
     [
-        (gpu(None, group=None), {}, "it is in no IOMMU group: turn the IOMMU on"),
+        (gpu(None, group=None), {}, "it is in no IOMMU group: turn the IOMMU on, in the firmware and, "),
         (gpu(None, group=None) + UNSAFE, {"bind": "allocate"}, ""),  # it may be used without, and waits for a pod
         (gpu("nouveau", files={"boot_vga": "1"}), {"bind": "start"}, SCREEN),
         (gpu("nouveau", files={"boot_vga": "1"}), {"bind": "allocate"}, SCREEN),

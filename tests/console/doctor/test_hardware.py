@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
 from agent.console import views
@@ -91,7 +92,25 @@ def test_a_resource_of_nodes_that_are_not_there_says_which(tmp_path: Path) -> No
     inventory = Inventory([tty], {"chardev": backend})
     missing = Problem("/dev/ttyS9", "/dev/ttyS9 does not exist")
     (one,) = hardware(Survey(inventory, HealthBook(), (("chardev", missing),), {}))  # and not a second time
-    assert one.found == "a.example/tty offers nothing: nothing is at /dev/ttyS9."
+    assert one.found == "a.example/tty offers nothing: /dev/ttyS9 does not exist."
+
+
+@pytest.mark.parametrize(
+    ("there", "said"),
+    [
+        ("", "no device node is at /dev/spi*"),
+        ("dev/spi0/", "no device node is at /dev/spi*"),
+        ("dev/spi0", "/dev/spi0 is a plain file, not a device node"),
+        ("dev/spi0 -> gone", "/dev/spi0 is a link to /dev/gone, which does not exist"),
+        ("dev/spi0 -> spi1\ndev/spi1 -> spi0", "/dev/spi0 is a loop of symbolic links; /dev/spi1 is a loop of"),
+    ],
+)
+def test_what_a_glob_finds_and_does_not_take_is_told(tmp_path: Path, there: str, said: str) -> None:
+    spi = Resource("a.example/spi", ResourceSpec("chardev", CharDevOptions(paths=[PathOption("/dev/spi*")])))
+    backend = CharDev(planted_host(tmp_path, there), [spi])
+    problems = tuple(("chardev", it) for unit in backend.units() for it in backend.discover(unit).problems)
+    (one,) = hardware(Survey(Inventory([spi], {"chardev": backend}), HealthBook(), problems, {}))
+    assert one.found.startswith(f"a.example/spi offers nothing: {said}")
 
 
 def test_a_resource_that_comes_after_another_that_takes_all_says_which_has_it() -> None:

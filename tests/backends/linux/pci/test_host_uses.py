@@ -205,3 +205,10 @@ def test_a_network_card_whose_interface_is_elsewhere(tmp_path: Path) -> None:
     assert "a pod may have it" in sentence
     assert said(tmp_path / "bare", routes(), kind="020000") == []
     assert said(tmp_path / "dpdk", routes(), driver="uio_pci_generic", kind="020000") == []
+
+
+def test_an_adapter_that_manages_nvswitches(tmp_path: Path) -> None:
+    mark = {"vpd": "x SMDL=SW_MNG"}
+    assert said(tmp_path, "", ids="15b3:1021", kind="020700", files=mark) == [
+        "manages the NVSwitches between the GPUs, for Fabric Manager"
+    ]
