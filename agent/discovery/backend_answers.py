@@ -186,6 +186,7 @@ def _check_device(device: Any, unit: str) -> None:
         "bindings": isinstance(device.bindings, Mapping)
         and _are_names((*device.bindings.keys(), *device.bindings.values()), tuple),
         "unusable": isinstance(device.unusable, str),
+        "by_design": isinstance(device.by_design, bool),
         "no_reset": isinstance(device.no_reset, str),
         "nodes": _lie_at_paths(device.nodes, Node) and all(isinstance(it.permissions, str) for it in device.nodes),
         "mounts": _lie_at_paths(device.mounts, Mount),

@@ -17,7 +17,8 @@ from backends.infiniband.options import UNSEEN_WHEN_AWAY, InfiniBandResource
 from backends.infiniband.port_state import PortState, State
 from backends.interface.attributes import assumed
 from backends.interface.selectors import mismatch
-from backends.linux.network import rdma
+from backends.linux import sysfs
+from backends.linux.network import netdevs, rdma
 from backends.linux.network.rdma import Adapter, Hca
 from backends.linux.pci import functions as pci
 from backends.linux.pci.functions import Function
@@ -99,7 +100,9 @@ def device(
         attributes=attributes,
     )
     return (
-        replace(found, nodes=(), unusable=_MANAGEMENT) if is_management and not _is_meant(found, resources) else found
+        replace(found, nodes=(), unusable=_MANAGEMENT, by_design=True)
+        if is_management and not _is_meant(found, resources)
+        else found
     )
 
 
@@ -115,16 +118,36 @@ def adapter_hardware(device: Device) -> str:
     return next(name for name in sorted(device.hardware, reverse=True) if name.startswith("rdma:"))
 
 
-def bare(function: Function) -> Device:
-    """A function that is likely to be an adapter, but has no driver that makes it one."""
-    if function.driver is None:
+def bare(host: Host, function: Function) -> Device:
+    """A function that is likely to be an adapter, but has no driver that makes it one, or is a port of another adapter."""
+    if bond := _bonded(host, function):
+        why = f"its port belongs to {bond}, the RDMA device of all ports of its bond"
+    elif function.driver is None:
         why = "it has no driver"
     elif function.driver.startswith("vfio"):
         why = f"it is bound to {function.driver}, for virtual machines"
     else:
         module = _RDMA_MODULES.get(function.driver, "the driver's module for RDMA")
         why = f"its driver {function.driver} has made no RDMA device; is {module} loaded?"
-    return replace(function.as_device(), identity="", unusable=why)  # the adapter's own identity cannot be told now
+    # the adapter's own identity cannot be told now
+    return replace(function.as_device(), identity="", unusable=why, by_design=bool(bond))
+
+
+def _bonded(host: Host, function: Function) -> str:
+    """The RDMA device that has this function's port, too (RoCE LAG); empty if there is none.
+
+    Once the interfaces of a card are in one bond, mlx5 has one RDMA device for all of them, `mlx5_bond_0`, on the first
+    function of the card (mlx5_do_bond in drivers/net/ethernet/mellanox/mlx5/core/lag/lag.c). udev may rename it.
+    """
+    own, _, _ = function.address.rpartition(".")
+    for ifname in netdevs.names(host, function.path):
+        for other in netdevs.bonded(host, ifname):
+            interface = sysfs.device(host, netdevs.CLASS / other)
+            at = interface.parent.parent if interface else function.path
+            if at != function.path and at.name.rpartition(".")[0] == own:
+                for hca in sysfs.names(host, at / "infiniband"):
+                    return hca
+    return ""
 
 
 def is_likely(kind: str, vendor: str) -> bool:

@@ -77,7 +77,7 @@ class InfiniBand(Backend[InfiniBandOptions]):
         function = pci.read(self.host, unit) if pci.ADDRESS.fullmatch(unit) else None
         if function is None or not adapters.is_likely(function.kind, function.vendor):
             return Discovery()
-        return Discovery((adapters.bare(function),), problems=function.problems)
+        return Discovery((adapters.bare(self.host, function),), problems=function.problems)
 
     def _missing_ports(self, hcas: Iterable[Hca], device: Device) -> Iterator[Problem]:
         """A problem for each port that the resource asks for by number and the adapter does not have."""

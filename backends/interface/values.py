@@ -67,7 +67,11 @@ class Device(Struct, frozen=True, gc=False):
     ancestry: tuple[str, ...] = ()
     """Its PCI bridges, from the root."""
     unusable: str = ""
-    """Why no resource can have it as it is, one sentence ("it has no driver"); it is shown as unclaimed."""
+    """Why no resource can have it as it is, one sentence ("it has no driver"); it is shown as not offered, and the resource
+    that might take it misses it."""
+    by_design: bool = False
+    """Of an unusable device: is it as it should be (a port of another adapter, an interface that the host needs)? Then it
+    is shown, and no resource misses it."""
     no_reset: str = ""
     """Why no resource with `pre_start = "reset"` can have it, one sentence; may be empty where none is configured."""
     attributes: Mapping[str, tuple[str, ...]] = {}

@@ -26,23 +26,29 @@ def find(host: Host, resources: Sequence[SriovResource], unit: str) -> Discovery
         if seen.virtual != count:
             problem = Problem(unit, creation.different(unit, seen.virtual, count))
             seen = replace(seen, problems=(*seen.problems, problem))
+    mine = [it for it in resources if it.spec.options.device_type == seen.device_type]
     if seen.needed:
-        return Discovery(problems=seen.problems, beside=(replace(seen.device, unusable=seen.needed),))
-    devices = _taken(host, seen, [it for it in resources if it.spec.options.device_type == seen.device_type])
-    return Discovery(devices, problems=seen.problems, beside=() if devices else (seen.device,))
+        needed = replace(seen.device, unusable=seen.needed, by_design=True)
+        if not seen.virtual and any(it.refuses(seen.device) is None for it in mine):
+            return Discovery((needed,), problems=seen.problems)
+        return Discovery(problems=seen.problems, beside=(needed,))
+    return Discovery(_taken(host, seen, mine), problems=seen.problems, beside=(seen.device,))
 
 
 def _taken(host: Host, seen: Seen, resources: Sequence[SriovResource]) -> tuple[Device, ...]:
-    """The device for each resource that can offer it, or with why none can; a card that no resource wants is none.
+    """The device for each resource that wants it, with why it cannot offer it; a card that no resource wants is none.
 
-    The first resource gets it, unless a pod has it from another.
+    The first resource that can offer it gets it, unless a pod has it from another.
     """
     selecting = [it for it in resources if it.refuses(seen.device) is None]
-    if able := [it for it in selecting if not _lacks(seen, it)]:
-        return tuple(_offered(host, seen, it) for it in able)
     might = selecting if seen.has_driver else [it for it in resources if it.might_take(seen.device)]
     if might:
-        return (replace(seen.device, resource=might[0].configured, unusable=_lacks(seen, might[0])),)
+        return tuple(
+            replace(seen.device, resource=it.configured, unusable=why)
+            if (why := _lacks(seen, it))
+            else _offered(host, seen, it)
+            for it in might
+        )
     is_part = seen.device.depends
     return (replace(seen.device, resource=resources[0].configured),) if is_part else ()
 

@@ -49,7 +49,8 @@ def hardware(found: Survey, said: Status | None = None) -> Iterator[Finding]:
             yield fine(f"{template} offers nothing: {NAMES_NOTHING}.")
         elif not given:
             yield _nothing(found, template)
-    told = {it.subject for name in names if not inventory.slots(name) for it in _problems_of_paths(found, name)}
+    empty = {name for name in (*names, *inventory.selection.given()) if name not in served and not _left(found, name)}
+    told = empty | {it.subject for name in names if not inventory.slots(name) for it in _problems_of_paths(found, name)}
     for kind, problem in found.problems:
         if problem.subject in told:
             continue  # it has been said of the resource
@@ -87,9 +88,15 @@ def _why(message: str, reason: str) -> str:
 
 
 def _left(found: Survey, name: str) -> list[tuple[str, str]]:
-    """The devices that the resource or template could have had and does not have, each with why."""
-    kind = found.inventory.kind(name) or ""
-    every = [it for it in found.inventory.unclaimed() if it.backend == kind and it.device.resource in (None, name)]
+    """The devices that the resource or template could have had and does not have, each with why; none that it excludes."""
+    kind, resource = found.inventory.kind(name) or "", found.inventory.selection.written.get(name)
+    every = [
+        it
+        for it in found.inventory.unclaimed()
+        if it.backend == kind
+        and it.device.resource in (None, name)
+        and (resource is None or resource.might_take(it.device))
+    ]
     return [*((it.device.key, it.why) for it in every), *_elsewhere(found.inventory, kind, name)]
 
 
@@ -98,7 +105,8 @@ def _nothing(found: Survey, name: str) -> Finding:
     if not (left := _left(found, name)):
         paths = ", ".join(sorted(_paths_of(found.inventory, name)))
         kind = found.inventory.kind(name)
-        missing = _first([problem.sentence.rstrip(".") for problem in _problems_of_paths(found, name)]) or (
+        own = [it for _, it in found.problems if it.subject == name] or _problems_of_paths(found, name)
+        missing = _first([it.sentence.removeprefix(f"{name}: ").rstrip(".") for it in own]) or (
             f"no device node is at {paths}" if paths else f"the backend {kind} finds no such hardware on this node"
         )
         return warning(

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from backends.base import ContainerEdits, Device, Grant, Host, OptionsError, Resource, ResourceSpec, Selector
+from backends.base import (
+    ContainerEdits,
+    Device,
+    Grant,
+    Host,
+    Known,
+    OptionsError,
+    Resource,
+    ResourceSpec,
+    Selector,
+    Uevent,
+)
 from backends.infiniband import InfiniBand, InfiniBandOptions, InfiniBandResource
 from backends.linux.network import rdma
 from tests.backends.pci_trees import function
@@ -160,6 +171,31 @@ def test_an_hgx_has_eight_adapters_and_their_virtual_functions(tmp_path: Path) -
     taken = [device for device in devices if found.resources[0].refuses(device) is None]
     assert [(device.key, device.numa_node) for device in taken] == [(f"0000:{n:02x}:00.0", n // 4) for n in range(8)]
     assert len({device.identity for device in taken}) == 8
+
+
+def test_the_second_port_of_a_roce_lag_is_told_as_that_and_not_missed(tmp_path: Path) -> None:
+    """As `rdma link` and /proc/net/bonding/bond1 show it on nodes of others: one RDMA device, on the first function."""
+    first, second = "0000:01:00.0", "0000:01:00.1"
+    tree = adapter("mlx5_bond_1", first, (ETHERNET,), netdevs=["enp1s0f0np0"])
+    tree += function(second, "15b3:1021", below="pci0000:00", kind="020000", driver="mlx5_core")
+    tree += "sys/devices/virtual/net/bond1/bonding/slaves = enp1s0f0np0 enp1s0f1np1\n"
+    tree += "sys/class/net/bond1 -> ../../devices/virtual/net/bond1\n"
+    for address, name in ((first, "enp1s0f0np0"), (second, "enp1s0f1np1")):
+        at = f"devices/pci0000:00/{address}/net/{name}"
+        tree += f"sys/class/net/{name} -> ../../{at}\nsys/{at}/master -> ../../../../virtual/net/bond1\n"
+    found = backend(tmp_path, tree)
+    (port,) = found.discover(second).devices
+    assert (port.unusable, port.by_design) == (
+        "its port belongs to mlx5_bond_1, the RDMA device of all ports of its bond",
+        True,
+    )
+    begins = Uevent("add", "infiniband", f"/devices/pci0000:00/{first}/infiniband/mlx5_bond_1")
+    concerned = found.affects(begins, Known({second: (port,)}))
+    assert isinstance(concerned, Iterable)
+    assert {first, second} <= {*concerned}
+    (tmp_path / "sys/devices/virtual/net/bond1/bonding/slaves").write_text("enp1s0f1np1\n")
+    (port,) = found.discover(second).devices
+    assert (port.unusable[:39], port.by_design) == ("its driver mlx5_core has made no RDMA d", False)
 
 
 @pytest.mark.parametrize(

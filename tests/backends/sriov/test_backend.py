@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from agent.inventory.survey import survey
 from backends.base import (
     AllocationRefused,
     ContainerEdits,
@@ -57,8 +58,10 @@ def offered(found: Sriov) -> dict[str, list[str]]:
     every: dict[str, list[str]] = {of.name: [] for of in found.resources}
     taken: set[str] = set()
     for device in devices(found):
+        if device.unusable:
+            continue
         of = found.resource(str(device.resource))
-        if of.refuses(device) is None and not device.unusable and device.key not in taken:
+        if of.refuses(device) is None and device.key not in taken:
             every[of.name].append(device.key)
             taken.add(device.key)
     return every
@@ -140,6 +143,21 @@ def test_a_function_belongs_to_the_first_resource_that_has_all_that_it_asks_for(
     }
 
 
+async def test_a_selector_is_told_what_functions_have_that_another_resource_takes(tmp_path: Path) -> None:
+    mine, mistaken = resource({"pf": ("ens1f0",)}, name="a.b/mine"), resource({"pf": ("ens1f0_0",)}, name="a.b/x")
+    found = backend(tmp_path, small(E810).tree(), mine, mistaken)
+    ((_, problem),) = (await survey(found.resources, {"sriov": found}, 5.0)).problems
+    assert problem.sentence == (
+        "a.b/x: its selector pf = 'ens1f0_0' matches nothing; the sriov backend found pf ens1f0 (4), unknown (1)"
+    )
+
+
+def test_each_resource_is_told_what_a_function_lacks_for_it(tmp_path: Path) -> None:
+    found = backend(tmp_path, small(E810).tree(), resource(name="a.b/rdma", rdma=True), resource(name="a.b/any"))
+    told = {device.resource: device.unusable for device in found.discover(E810.vf(0)).devices}
+    assert told == {"a.b/rdma": "it has no RDMA device, which a.b/rdma asks for (rdma)", "a.b/any": ""}
+
+
 def test_a_device_is_its_function_and_hangs_on_the_card(tmp_path: Path) -> None:
     tree = small(E810).tree()
     found = backend(tmp_path, tree)
@@ -167,22 +185,29 @@ def test_a_card_without_virtual_functions_is_offered_and_one_that_the_host_needs
     tree += f"sys/devices/{used.below}/{used.address}/net/{used.netdev}/upper_bond0 -> ../x\n"
     found = backend(tmp_path, tree)
     assert offered(found) == {"intel.com/sriov_net": [idle.address]}
-    (beside,) = found.discover(used.address).beside
-    assert beside.unusable == f"it carries the default route, through {used.netdev} and bond0"
+    (needed,) = found.discover(used.address).devices
+    assert (needed.unusable, needed.by_design) == (
+        f"it carries the default route, through {used.netdev} and bond0",
+        True,
+    )
+    elsewhere = Sriov(found.host, [resource({"vendor": ("8086",)})])
+    assert elsewhere.discover(used.address).devices == ()  # what no resource wants is not shown
 
 
 def test_without_the_routes_virtual_functions_are_offered_and_whole_cards_are_not(tmp_path: Path) -> None:
     idle = small(CONNECTX, 0)
     found = Sriov(planted_host(tmp_path, idle.tree() + small(E810, 1).tree()), [resource()])
     assert offered(found) == {"intel.com/sriov_net": [E810.vf(0)]}
-    assert "the routes cannot be read" in found.discover(idle.address).beside[0].unusable
+    assert "the routes cannot be read" in found.discover(idle.address).devices[0].unusable
 
 
 def test_an_adapter_that_manages_nvswitches_is_left_to_fabric_manager(tmp_path: Path) -> None:
     one, mark = "0000:05:00.0", {"vpd": "x SMDL=SW_MNG"}
     found = backend(tmp_path, function(one, "15b3:1021", kind="020700", driver="mlx5_core", files=mark))
     assert offered(found) == {"intel.com/sriov_net": []}
-    assert found.discover(one).beside[0].unusable.startswith("it leads to the NVSwitches between the GPUs")
+    (device,) = found.discover(one).devices
+    assert device.by_design
+    assert device.unusable.startswith("it leads to the NVSwitches between the GPUs")
 
 
 def test_a_card_with_virtual_functions_and_a_function_without_a_driver_are_told_and_not_offered(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from agent.console import views
 from agent.console.doctor.findings import Finding, Level
@@ -13,7 +14,9 @@ from agent.console.doctor.hardware import hardware
 from agent.console.views import Status
 from agent.health import HealthBook
 from agent.inventory.inventory import Inventory
+from agent.inventory.shortfall import not_offered
 from agent.inventory.survey import Survey
+from agent.inventory.unmatched import unmatched
 from agent.model import Health, State
 from backends.base import Device, Problem, Resource, ResourceSpec
 from backends.chardev import CharDev
@@ -122,8 +125,22 @@ def test_a_resource_whose_hardware_is_left_out_says_why() -> None:
 
 
 def test_many_that_are_left_out_are_not_all_named() -> None:
-    (one,) = look(*(device(f"d{n}", "other.example/x") for n in range(5)))
+    (one,) = look(*(device(f"d{n}", A, unusable="it has no driver") for n in range(5)))
     assert one.found.endswith("; and 2 more.")
+
+
+def test_a_resource_names_no_hardware_that_its_selectors_exclude_but_what_they_ask_for_instead() -> None:
+    nvidias = replace(device("0000:07:00.0", unusable="it has no driver"), attributes={"vendor": ("10de",)})
+    amd = resource(A)
+    amd = replace(amd, spec=replace(amd.spec, select=({"vendor": ("1002",)},)))
+    inventory = Inventory([amd], {KIND: Fake(amd)})
+    inventory.update(KIND, by_unit([nvidias]))
+    problems = tuple(unmatched([amd], {KIND: [nvidias]}))
+    (one,) = hardware(Survey(inventory, HealthBook(), problems, {}))  # and the problem not a second time
+    assert one.found == (
+        f"{A} offers nothing: its selector vendor = '1002' matches nothing; the fake backend found vendor 10de (1)."
+    )
+    assert not_offered(inventory) == []
 
 
 def test_devices_that_are_not_well_and_problems_are_warnings() -> None:
