@@ -26,10 +26,20 @@ def find(host: Host, resources: Sequence[SriovResource], unit: str) -> Discovery
         if seen.virtual != count:
             problem = Problem(unit, creation.different(unit, seen.virtual, count))
             seen = replace(seen, problems=(*seen.problems, problem))
-    if seen.needed:
+    mine = [it for it in resources if it.spec.options.device_type == seen.device_type]
+    devices = _withheld(seen, mine) if seen.needed else _taken(host, seen, mine)
+    if seen.needed and not devices:
         return Discovery(problems=seen.problems, beside=(replace(seen.device, unusable=seen.needed),))
-    devices = _taken(host, seen, [it for it in resources if it.spec.options.device_type == seen.device_type])
     return Discovery(devices, problems=seen.problems, beside=() if devices else (seen.device,))
+
+
+def _withheld(seen: Seen, resources: Sequence[SriovResource]) -> tuple[Device, ...]:
+    """The device with why the host needs it, for the first resource that might take it.
+
+    A card with virtual functions is none: it is offered as these.
+    """
+    taker = None if seen.virtual else next((it for it in resources if it.might_take(seen.device)), None)
+    return (replace(seen.device, resource=taker.configured, unusable=seen.needed),) if taker is not None else ()
 
 
 def _taken(host: Host, seen: Seen, resources: Sequence[SriovResource]) -> tuple[Device, ...]:
