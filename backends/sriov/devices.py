@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -11,6 +12,9 @@ from backends.linux.pci import functions as pci
 from backends.sriov import creation, functions, nodes, subfunctions
 from backends.sriov.functions import Seen
 from backends.sriov.options import SriovResource
+
+_OF_ONE: Final = frozenset({"address", "function", "ifname"})
+"""Attributes by which a card is told from its virtual functions."""
 
 
 def find(host: Host, resources: Sequence[SriovResource], unit: str) -> Discovery:
@@ -34,12 +38,12 @@ def find(host: Host, resources: Sequence[SriovResource], unit: str) -> Discovery
 
 
 def _withheld(seen: Seen, resources: Sequence[SriovResource]) -> tuple[Device, ...]:
-    """The device with why the host needs it, for the first resource that might take it.
+    """The device with why it is left alone, for the first resource that might take it.
 
-    A card with virtual functions is none: it is offered as these.
+    A card with virtual functions is offered as these: it is for a resource only if a selector means the card itself.
     """
-    taker = None if seen.virtual else next((it for it in resources if it.might_take(seen.device)), None)
-    return (replace(seen.device, resource=taker.configured, unusable=seen.needed),) if taker is not None else ()
+    meant = (it for it in resources if it.might_take(seen.device) and (not seen.virtual or _OF_ONE & it.asks_for))
+    return tuple(replace(seen.device, resource=it.configured, unusable=seen.needed) for it in [*meant][:1])
 
 
 def _taken(host: Host, seen: Seen, resources: Sequence[SriovResource]) -> tuple[Device, ...]:

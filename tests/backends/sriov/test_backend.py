@@ -214,7 +214,10 @@ def test_a_card_with_virtual_functions_and_a_function_without_a_driver_are_told_
     tree = small(E810).tree(bare=[3]) + E810.virtual_function(3, None)
     found = backend(tmp_path, tree, resource({"driver": ("iavf",)}))
     assert offered(found) == {"intel.com/sriov_net": [E810.vf(n) for n in range(3)]}
-    assert found.discover(E810.address).beside[0].unusable == "it has 4 virtual functions, which would go with it"
+    why = "it has 4 virtual functions, which would go with it"
+    assert found.discover(E810.address).beside[0].unusable == why
+    meant = backend(tmp_path / "meant", tree, resource({"function": ("physical",)}))
+    assert meant.discover(E810.address).devices[0].unusable == why
     assert found.discover(E810.vf(3)).devices[0].unusable == "it has no driver"
 
 
