@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -11,6 +12,9 @@ from backends.linux.pci import functions as pci
 from backends.sriov import creation, functions, nodes, subfunctions
 from backends.sriov.functions import Seen
 from backends.sriov.options import SriovResource
+
+_OF_ONE: Final = frozenset({"address", "function", "ifname"})
+"""Attributes by which a card is told from its virtual functions."""
 
 
 def find(host: Host, resources: Sequence[SriovResource], unit: str) -> Discovery:
@@ -27,12 +31,20 @@ def find(host: Host, resources: Sequence[SriovResource], unit: str) -> Discovery
             problem = Problem(unit, creation.different(unit, seen.virtual, count))
             seen = replace(seen, problems=(*seen.problems, problem))
     mine = [it for it in resources if it.spec.options.device_type == seen.device_type]
-    if seen.needed:
-        needed = replace(seen.device, unusable=seen.needed, by_design=True)
-        if not seen.virtual and any(it.refuses(seen.device) is None for it in mine):
-            return Discovery((needed,), problems=seen.problems)
-        return Discovery(problems=seen.problems, beside=(needed,))
-    return Discovery(_taken(host, seen, mine), problems=seen.problems, beside=(seen.device,))
+    if not seen.needed:
+        return Discovery(_taken(host, seen, mine), problems=seen.problems, beside=(seen.device,))
+    needed = replace(seen.device, unusable=seen.needed, by_design=True)
+    devices = _withheld(seen, needed, mine)
+    return Discovery(devices, problems=seen.problems, beside=() if devices else (needed,))
+
+
+def _withheld(seen: Seen, needed: Device, resources: Sequence[SriovResource]) -> tuple[Device, ...]:
+    """The device with why it is left alone, for the first resource that might take it.
+
+    A card with virtual functions is offered as these: it is for a resource only if a selector means the card itself.
+    """
+    meant = (it for it in resources if it.might_take(needed) and (not seen.virtual or _OF_ONE & it.asks_for))
+    return tuple(replace(needed, resource=it.configured) for it in [*meant][:1])
 
 
 def _taken(host: Host, seen: Seen, resources: Sequence[SriovResource]) -> tuple[Device, ...]:

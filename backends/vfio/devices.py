@@ -116,7 +116,7 @@ def _device(host: Host, unit: str, group: Group, resource: VfioResource, functio
         nodes=tuple(nodes(host, group, functions, options.iommu)) if iommu.is_vfio(first) else (),
         numa_node=first.numa_node,
         ancestry=first.ancestry,
-        unusable=_without_iommu(host, group) or plan(host, group, functions, options).refusal,
+        unusable=_without_iommu(host, group) or plan(host, group, functions, resource).refusal,
         no_reset=next(filter(None, unresettable), "") if resource.spec.pre_start == "reset" else "",
         attributes=first.attributes() | ({"companions": others} if others else {}),
     )

@@ -207,6 +207,21 @@ ROUTER = (
     + f"sys/class/net/eth0 -> ../../devices/pci0000:00/{OTHER}/net/eth0\n"
     + "proc/1/net/route = Iface\\neth0\t00000000\t0102A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\n"
 )
+
+
+def test_a_card_with_an_address_is_bound_only_where_its_own_address_is_named(tmp_path: Path) -> None:
+    connected = "eth1\t0002A8C0\t00000000\t0001\t0\t0\t100\t00FFFFFF\t0\t0\t0"
+    tree = CARD + f"sys/class/net/eth1 -> ../../devices/pci0000:00/{OTHER}/net/eth1\n"
+    host = backend(tmp_path, tree).host
+    (tmp_path / "proc/1/net/route").write_text(f"Iface\n{connected}\n")
+    by_model, by_address = (
+        only(Vfio(host, [resource("a/nic", it, bind="start")])).unusable
+        for it in ({"id": ("8086:10d3",)}, {"address": (OTHER,)})
+    )
+    assert "has an address or a route of the host at the network interface eth1" in by_model
+    assert by_address == ""
+
+
 NOT_VIABLE = "group-not-viable", Verdict.NOW
 BLOCKED = "IOMMU group 12 cannot be handed out while"
 
