@@ -38,7 +38,7 @@ _GATHER: Final = (
 _ONE: Final = 1.0  # seconds between lines of one event
 _PAST: Final = 10.0  # seconds after which those who hold the hardware may be others
 _MANY, _WHILE = 10, 600.0  # notes of a kind within so many seconds; those that follow are counted with the last
-_WAITING: Final = 256
+_WAITING: Final = 256  # of what is not told yet, and of kinds that may go on
 _THREADS: Final = 2
 _CGROUP_BYTES: Final = 65536
 
@@ -118,6 +118,8 @@ class Notes:
         now, key = self._clock(), (signal.hardware, signal.reason)
         heard = min(heard, now)
         is_going_on = heard - self._last.get(key, -_ONE) < _ONE
+        if len(self._last) >= _WAITING:
+            self._last.clear()
         self._last[key] = heard
         for it in reversed(self._waiting):
             if is_going_on and (it.note.hardware, it.note.reason) == key and _is_same(it.note.pid, signal.pid):

@@ -148,7 +148,8 @@ async def test_a_flood_is_ten_notes_of_which_the_last_has_the_count(tmp_path: Pa
         for n in range(100):
             desk.now = 80.0 + 2 * n
             desk.says(f"NVRM: Xid (PCI:0000:00:06): 43, pid={2000 + n}, name=python3, Ch 1e", desk.now)
-            await until(lambda n=n: len(desk.all()) >= min(n + 1, 10))
+            wanted = min(n + 1, 10)
+            await until(lambda: len(desk.all()) >= wanted)  # noqa: B023  # called before the next turn
     assert [it.count for it in desk.all()] == [*[1] * 9, 91]
     assert len([it for it in said if it["event"] == "hardware-noted"]) == 10
 
