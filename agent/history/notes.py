@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import anyio
 import structlog
@@ -182,16 +182,11 @@ class Notes:
         note = replace(it.note, pods=tuple(sorted(pods)))
         self._of(note.hardware).append(note)
         resource, device = devices[0] if devices else ("", "")
-        said: dict[str, Any] = {
-            "resource": resource,
-            "device": device,
-            "hardware": note.hardware,
-            "pid": note.pid,
-            "process": note.process,
-            "pods": list(note.pods),
-            "at": datetime.fromtimestamp(note.time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if is_past else "",
-        }
-        log.info("hardware-noted", reason=note.reason, message=note.message, **{k: v for k, v in said.items() if v})
+        at = datetime.fromtimestamp(note.time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if is_past else ""
+        log.info(
+            "hardware-noted", resource=resource, device=device, hardware=note.hardware, reason=note.reason,
+            message=note.message, pid=note.pid, process=note.process, pods=note.pods, at=at,
+        )  # fmt: skip
 
     def _whose(self, uid: str | None, slots: Iterable[SlotKey]) -> Set[str]:
         """Of those who have the slots, the pod with this UID; none if it is empty, of no pod; else each that it may be."""

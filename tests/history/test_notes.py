@@ -108,7 +108,7 @@ async def test_the_three_lines_of_one_fault_are_one_note_with_its_process_and_po
         "reason": "xid-13",
         "pid": 1641,
         "process": "python3",
-        "pods": ["default/llama-0"],
+        "pods": ("default/llama-0",),
     }
     (note,) = desk.all()
     assert (note.reason, note.pid, note.pods) == ("xid-13", 1641, ("default/llama-0",))
@@ -139,7 +139,7 @@ async def test_what_was_logged_long_before_is_of_who_held_the_gpu_then(tmp_path:
         desk.says("NVRM: Xid (PCI:0000:00:06): 31, pid=1634, name=python3, Ch 1e", 75.349)
         await until(desk.all)
     (line,) = [it for it in said if it["event"] == "hardware-noted"]
-    assert (line["pods"], line["at"]) == (["night/owl"], "2001-09-09T01:47:55Z")
+    assert (line["pods"], line["at"]) == (("night/owl",), "2001-09-09T01:47:55Z")
 
 
 async def test_a_flood_is_ten_notes_of_which_the_last_has_the_count(tmp_path: Path) -> None:
