@@ -120,7 +120,7 @@ class Gpu(Backend[GpuOptions]):
             subsystems=frozenset({"pci", "drm"}),
             directories=frozenset(directories),
             facts=frozenset({pci_recovery.FACT, wedged.FACT}),
-            kernel_lines=frozenset({xid.LINE}),
+            kernel_lines=xid.LINES,
         )
 
     def affects(self, hint: Hint, known: Known) -> Iterable[str]:

@@ -113,6 +113,7 @@ class Verdict(enum.Enum):
     DELAYED = "delayed"  # may be transient: unhealthy once it has lasted `after` seconds
     DEGRADED = "degraded"  # still offered; shown with its reason
     INFO = "info"  # shown only
+    NOTE = "note"  # it happened, and is over: told as an event, in the history and by `explain`; changes no health
     FINE = "fine"  # explicitly good; from a record, with `clears_on`: that has happened, latched signals end
 
 
@@ -162,6 +163,10 @@ class Signal(Struct, frozen=True, gc=False):
     The message must not hold the number: every other message is a change, and a list to the kubelet."""
     unless_held: bool = False
     """It does not count while a pod holds the hardware: an HCA that went into the pod's network namespace."""
+    pid: int | None = None
+    """The process that it is about, in the host's PID namespace: it leads to a pod."""
+    process: str = ""
+    """That process's name, which its user chose."""
 
 
 class Uevent(Struct, frozen=True):

@@ -49,8 +49,12 @@ async def test_only_lines_that_the_driver_wrote_of_hardware_that_is_there_take_i
         log.say(f"nvidia {FIRST}.0: {xid(FIRST)}")  # without the tags that dev_printk sets
         log.say(f"nvidia {FIRST}.0: {xid(FIRST)}", {"SUBSYSTEM": "pci", "DEVICE": "+pci:0000:00:1f.0"})
         log.say(xid(FIRST), {"SUBSYSTEM": "pci", "DEVICE": "+pci:0000:00:1f.0"})
-        log.write(record(len(log.lines), xid(FIRST), flags="c"))  # the rest of a line that was torn in two
-        log.lines.append(b"")
+        log.say(
+            "NVRM: Xid (PCI:[4711]: segfault at 3b ip 00005d sp 00007f error 4 in wild[5d1000+1000]"
+        )  # a process's name
+        log.say("oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=")  # a line that another CPU's cuts in two
+        log.say("eth0: link is up")
+        log.say(xid(FIRST), flags="c")  # goes on with a cgroup's name
         log.say(xid(SECOND))
         await node.healthy(uuid(0), resource=GPUS)
         log.say(f"nvidia {FIRST}.0: {xid(FIRST)}", TAGS)
