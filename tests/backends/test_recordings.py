@@ -84,9 +84,13 @@ def wide_open(counted: Mapping[str, Any]) -> Iterator[str]:
 
 
 def taking(counted: Mapping[str, Any]) -> Iterator[str]:
-    """Every kind of hardware that is taken from the host for a container."""
+    """What is taken from the host for a container."""
     yield resource("net", "sriov")
     yield resource("accelerator", "sriov", 'device_type = "accelerator"')
+
+
+def binding(counted: Mapping[str, Any]) -> Iterator[str]:
+    """The same for virtual machines; by itself, since hardware that two resources miss is told once."""
     yield resource("vfio", "vfio", 'select = { function = ["physical", "virtual"] }', 'bind = "never"')
 
 
@@ -120,7 +124,7 @@ class Machine:
     def recorded(cls, name: str, root: Path) -> Machine:
         recorded_host(root, name)
         found = cls(root, counting().count(root))
-        for resources in (wide_open, taking):
+        for resources in (wide_open, taking, binding):
             found.look("".join(resources(found.counted)))
         return found
 
@@ -179,9 +183,10 @@ def test_all_hardware_of_a_recorded_machine_is_offered_or_a_sentence_says_why_no
         "gpu": machine.unsaid("gpu", ("nvidia", "amd", "intel"), _pci(gpus)),
         "infiniband": machine.unsaid("infiniband", ("hca",), _pci(adapters)),
         "sriov": machine.unsaid("sriov", ("net",), _pci(counted["nic"].keys() & functions.keys())),
+        "vfio": machine.unsaid("vfio", ("vfio",), _pci(_ends(functions))),
         "usb": machine.unsaid("chardev", ("usb",), [(f"usb:{port}", port) for port in sticks]),
         "nodes": machine.unsaid("chardev", [f"m-{name}" for name in SUBSYSTEMS], list(_nodes(machine.root))),
-    } == {"gpu": [], "infiniband": [], "sriov": [], "usb": [], "nodes": []}
+    } == {"gpu": [], "infiniband": [], "sriov": [], "vfio": [], "usb": [], "nodes": []}
     assert all(why.strip() for why in machine.left_out.values())
     partitions = len(machine.devices["amd"]) + machine.told("gpu").count("\n") + bool(machine.told("gpu"))
     assert len(counted["kfd"]) <= partitions, "each GPU and partition that KFD has"
@@ -189,6 +194,11 @@ def test_all_hardware_of_a_recorded_machine_is_offered_or_a_sentence_says_why_no
 
 def _pci(addresses: Iterable[str]) -> list[tuple[str, str]]:
     return [(f"pci:{address}", address) for address in addresses]
+
+
+def _ends(functions: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """All functions but bridges, which no group is asked for."""
+    return [address for address, it in functions.items() if not it["class"].startswith("06")]
 
 
 def _nodes(root: Path) -> Iterator[tuple[str, str]]:
