@@ -75,6 +75,9 @@ def depends(unit: str) -> str:
 def _split(group: Group, wanted: Iterable[tuple[VfioResource, Sequence[pci.Function]]]) -> str:
     """Why no resource can have the group, if several want different functions of it; empty if none do."""
     owner: dict[str, str] = {}
+    wanted = list(wanted)
+    if all(resource.spec.options.overlap for resource, _ in wanted):
+        return ""
     for resource, functions in wanted:
         for function in functions:
             owner.setdefault(function.address, resource.name)
@@ -94,7 +97,7 @@ def _device(host: Host, unit: str, group: Group, resource: VfioResource, functio
         key=first.address,
         unit=unit,
         resource=resource.name,
-        hardware=frozenset(function.hardware for function in group.functions),
+        hardware=frozenset(function.hardware for function in (functions if options.overlap else group.functions)),
         depends=frozenset({depends(unit), *(f"pci:{f.physical}" for f in functions if f.physical is not None)}),
         identity=first.ids,
         bindings=group.bindings,

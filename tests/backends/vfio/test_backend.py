@@ -143,6 +143,21 @@ def test_a_resource_that_has_all_of_a_group_leaves_nothing_to_split_unless_anoth
     assert all("is split between b/gpu" in device.unusable for device in devices(found))
 
 
+def test_resources_that_overlap_offer_a_gpu_and_its_sound_so_that_one_machine_can_have_both(tmp_path: Path) -> None:
+    both = resource("a/gpu", overlap=True), resource("b/sound", {"class": ("040300",)}, overlap=True)
+    found = backend(tmp_path, gpu() + sound("vfio-pci"), *both)
+    discovery = found.discover("12")
+    assert [(device.resource, device.key, device.unusable) for device in discovery.devices] == [
+        ("a/gpu", GPU, ""),
+        ("b/sound", SOUND, ""),
+    ]
+    first, second = (device.hardware for device in discovery.devices)
+    assert not first & second
+    assert discovery.problems == ()
+    found = Vfio(found.host, [both[0], resource("b/sound", {"class": ("040300",)})])
+    assert all("is split between" in device.unusable for device in devices(found))
+
+
 # --- what cannot be used as it is ---
 
 
