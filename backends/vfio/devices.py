@@ -109,7 +109,7 @@ def _device(host: Host, unit: str, group: Group, resource: VfioResource, functio
         key=first.address,
         unit=unit,
         resource=resource.name,
-        hardware=frozenset(function.hardware for function in group.functions),
+        hardware=frozenset(function.hardware for function in (functions if options.overlap else group.functions)),
         depends=frozenset({depends(unit), *(f"pci:{f.physical}" for f in functions if f.physical is not None)}),
         identity=first.ids,
         bindings=group.bindings,

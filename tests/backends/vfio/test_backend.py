@@ -159,6 +159,22 @@ async def test_a_selector_that_matches_what_goes_with_another_function_matches_s
     assert (await survey(found.resources, {"vfio": found}, 5.0)).problems == ()
 
 
+def test_resources_that_overlap_offer_a_gpu_and_its_sound_so_that_one_machine_can_have_both(tmp_path: Path) -> None:
+    both = resource("a/gpu", overlap=True), resource("b/sound", {"class": ("040300",)}, overlap=True)
+    found = backend(tmp_path, gpu() + sound("vfio-pci"), *both)
+    discovery = found.discover("12")
+    assert [(device.resource, device.key, device.unusable) for device in discovery.devices] == [
+        ("a/gpu", GPU, ""),
+        ("b/sound", SOUND, ""),
+    ]
+    first, second = (device.hardware for device in discovery.devices)
+    assert not first & second
+    assert discovery.problems == ()
+    found = Vfio(found.host, [both[0], resource("b/sound", {"class": ("040300",)})])
+    gpu_, sound_ = devices(found)
+    assert gpu_.hardware < sound_.hardware, "the group is the first resource's, as where none overlaps"
+
+
 # --- what cannot be used as it is ---
 
 
