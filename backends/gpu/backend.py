@@ -104,7 +104,7 @@ class Gpu(Backend[GpuOptions]):
         if record.source == "kmsg":
             yield from xid.signals(record, self.resources)
         elif record.source in nvml.SOURCES:
-            yield from xid.signals_of(xid.told(record), self.resources)
+            yield from xid.signals_of(xid.from_nvml(record), self.resources)
         yield from wedged.signals(record)
         if detection.vendor_of(record.properties):
             yield from pci_recovery.signals(record)

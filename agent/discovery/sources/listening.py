@@ -77,8 +77,8 @@ class Listening:
                 await asyncio.wait([job], timeout=_LOOK)
                 if not job.done() and self._clock() - self._last >= SILENCE:
                     return f"it has given no sign of life for {SILENCE:g} s"
-            error = job.exception()
-            return words(error) if error is not None else "it ended, which it should not"
+            failure = job.exception()
+            return "it ended, which it should not" if failure is None else words(failure)
         finally:
             over.set()
             job.cancel()

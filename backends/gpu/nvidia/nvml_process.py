@@ -9,12 +9,14 @@ Signatures and layouts are those of NVIDIA's nvml.h, by its own module pynvml (t
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 Say = Callable[[object], None]
@@ -47,10 +49,8 @@ def _gpu(library: Any, handle: Any) -> dict[str, object] | None:
         found: dict[str, object] = {"uuid": _text(library.nvmlDeviceGetUUID(handle))}
     except library.NVMLError:
         return None
-    try:
+    with suppress(library.NVMLError):  # its memory is that of the machine
         found["memory"] = library.nvmlDeviceGetMemoryInfo(handle).total
-    except library.NVMLError:  # its memory is that of the machine
-        pass
     try:
         current, _pending = library.nvmlDeviceGetMigMode(handle)
     except library.NVMLError:  # it knows no MIG
@@ -206,15 +206,14 @@ def main(path: str, question: str, *addresses: str) -> None:
         sys.stdout.flush()
 
     try:
-        import pynvml  # noqa: PLC0415  # type: ignore[import-untyped]
-
+        library = importlib.import_module("pynvml")
         ctypes.CDLL(path)
     except ImportError:
         say({"missing": True})
     except OSError as error:
         say({"unloadable": str(error)})
     else:
-        answer(pynvml, question, addresses, say)
+        answer(library, question, addresses, say)
 
 
 if __name__ == "__main__":

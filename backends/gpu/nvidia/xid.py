@@ -136,7 +136,7 @@ def heard(record: Record) -> Xid | None:
     return Xid(address, number, record.time, "kmsg", instance, pid, process, words, action)
 
 
-def told(record: Record) -> Xid:
+def from_nvml(record: Record) -> Xid:
     """The XID that NVML tells (`nvml.listen`). It has the number alone, and says neither words nor a process."""
     it = record.properties
     instance = int(it["gi"]) if "gi" in it else None
