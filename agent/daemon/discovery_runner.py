@@ -114,6 +114,7 @@ class DiscoveryRunner:
 
     def start(self, tasks: TaskGroup) -> None:
         """Start sources and discoverers; once a source listens that did not before the first scan, all is looked at again."""
+        self._tasks = tasks
         for discoverer in self.discoverers.values():
             discoverer.watches()
         self.listen()
@@ -126,7 +127,6 @@ class DiscoveryRunner:
             tasks.start_soon(self._keep, name, source, self._pulses[name])
         if self._uevents is not None:
             tasks.start_soon(self._keep, _UEVENTS, partial(self._run_uevents, heard=heard), self._pulses[_UEVENTS])
-        self._tasks = tasks
         for discoverer in self.discoverers.values():
             self._start(discoverer)
 

@@ -49,8 +49,8 @@ def faults(draw: st.DrawFn) -> list[tuple[float, str, int]]:
     found = []
     for number in range(draw(st.integers(1, 8))):
         began = draw(st.floats(0, 3 * WITHIN))
-        for source in draw(st.sets(st.sampled_from(["kmsg", "nvml", "nvml-ecc"]), min_size=1)):
-            found.append((began + draw(st.floats(0, WITHIN / 2)), source, number))
+        sources = draw(st.sets(st.sampled_from(["kmsg", "nvml", "nvml-ecc"]), min_size=1))
+        found.extend((began + draw(st.floats(0, WITHIN / 2)), source, number) for source in sources)
     return sorted(found)
 
 
