@@ -259,6 +259,22 @@ class Gift(msgspec.Struct, frozen=True):
     """The file by which the container runtime makes the nodes and mounts; empty where the kubelet has it make them."""
 
 
+class Note(msgspec.Struct, frozen=True, gc=False):
+    """Something happened to its hardware that changed no health: an XID of an application."""
+
+    hardware: str
+    reason: str
+    message: str
+    time: float
+    count: int = 1
+    """How often, since then."""
+    pid: int | None = None
+    """The process, as the host numbers it."""
+    process: str = ""
+    pods: tuple[str, ...] = ()
+    """Whose it was, as `namespace/name`; several: any of these."""
+
+
 class Explanation(msgspec.Struct, frozen=True):
     """All that is known of one device: what was read, what was decided, how it is, what a pod would get."""
 
@@ -287,6 +303,8 @@ class Explanation(msgspec.Struct, frozen=True):
     held: tuple[Held, ...] = ()
     since: float = 0.0
     """When it came to be in this state; 0: nobody knows."""
+    notes: tuple[Note, ...] = ()
+    """What happened to its hardware beside, in the last 24 hours."""
 
 
 class Period(msgspec.Struct, frozen=True, gc=False):
@@ -310,6 +328,8 @@ class History(msgspec.Struct, frozen=True, gc=False):
     """Empty if none has offered it in that time."""
     periods: tuple[Period, ...] = ()
     """Without a gap, in their order; none if no resource has offered it."""
+    notes: tuple[Note, ...] = ()
+    """What happened to its hardware beside."""
 
 
 class Histories(msgspec.Struct, frozen=True):

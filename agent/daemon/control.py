@@ -15,7 +15,7 @@ from agent.console import views
 from agent.console.control import NoSuchDeviceError, RefusedError
 from agent.console.device_views import Drawn, described, draw
 from agent.console.explanation import Knowledge, explain, find
-from agent.console.history_views import histories, history_by_key, history_of
+from agent.console.history_views import histories, history_by_key, history_of, notes_of
 from agent.console.node_name import node_name
 from agent.daemon.configuration_swap import ConfigurationSwap
 from agent.daemon.node import Node
@@ -246,6 +246,7 @@ class AgentControl:
                 raise
             return gone
         seen = _as_seen(explained, self._unseen(explained.backend))
+        seen = replace(seen, notes=notes_of(self._parts.node.history, seen))
         missing = self._parts.shortfall.of(seen.backend, seen.key) if not seen.resource else None
         if missing is None:
             return seen

@@ -44,6 +44,9 @@ SETTLE: Final = 2.0
 
 _INOTIFY, _KMSG, _LINKS, _UEVENTS = "inotify", "kernel's log", "network interfaces", "uevents"
 
+_LOG_FIRST: Final = 0.5
+"""Seconds that what a backend heard waits for the kernel's log to tell the same; a line is read within milliseconds."""
+
 _WAKE: Final = 2.0  # seconds for a look at everything after this process did not run for long
 
 log = structlog.get_logger()
@@ -264,11 +267,18 @@ class DiscoveryRunner:
             self._node.recorded(signals, record)
 
     def _take_heard(self, discoverer: Discoverer, heard: Heard) -> None:
-        """Tell the node what a backend heard by a way of its own; its time is now, since only that is known."""
+        """Tell the node what a backend heard by a way of its own; its time is now, since only that is known.
+
+        The log comes first, where it is read: it has the words, the process, and a right that a library may lack.
+        """
+        now = time.monotonic()
+        record = Record(heard.source, boot_id(self._host), int(now * 1e6), now, heard.text, heard.properties)
+        is_logged = discoverer.watched.kernel_lines and self.kmsg.complaint == ""
+        asyncio.get_running_loop().call_later(_LOG_FIRST if is_logged else 0.0, self._tell_heard, discoverer, record)
+
+    def _tell_heard(self, discoverer: Discoverer, record: Record) -> None:
         if self.discoverers.get(discoverer.kind) is discoverer:
-            now = time.monotonic()
-            boot, number = boot_id(self._host), int(now * 1e6)
-            self._tell(discoverer, Record(heard.source, boot, number, now, heard.text, heard.properties))
+            self._tell(discoverer, record)
 
     def _is_seen(self, signal: Signal, record: Record) -> bool:
         """Has a scan found the signal's hardware? If not, the signal is kept until one does."""

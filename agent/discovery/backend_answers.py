@@ -142,6 +142,8 @@ def signals(call: str, answer: Iterable[Any]) -> tuple[Signal, ...]:
             "measure": signal.measure is None or _is_measure(signal.measure),
             "unless_held": isinstance(signal.unless_held, bool),
             "fault": isinstance(signal.fault, str),
+            "pid": signal.pid is None or isinstance(signal.pid, int),
+            "process": isinstance(signal.process, str),
         }
         if not all(allowed.values()):
             raise _impossible(f"{call}() returned a Signal", signal, allowed)

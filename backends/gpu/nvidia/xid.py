@@ -43,13 +43,16 @@ _XID: Final = re.compile(
     r"(?: GPU-I:([0-9]{1,3}))?[^)]*\): ([0-9]{1,5})\b(?:, )?(.*)",
     re.IGNORECASE | re.DOTALL,
 )
-_ABOUT: Final = re.compile(r"NVRM: (?:GPU|The NVIDIA GPU) " + _ADDRESS + r"\.[0-7]:?\s(.*)", re.IGNORECASE | re.DOTALL)
+_ABOUT: Final = re.compile(
+    r"NVRM: (?:GPU|GPU at|The NVIDIA GPU) (?:PCI:)?" + _ADDRESS + r"(?:\.[0-7])?:?(\s.*)", re.IGNORECASE | re.DOTALL
+)
+_LINE_BREAK: Final = re.compile(r"\s+(?:NVRM: )?")
+"""One call of nv_printf may print several lines, which are one record."""
 _INIT_FAILED: Final = re.compile(r"(?:RmInitAdapter|rm_init_adapter) failed\b")
 """The GPU's initialization, each time that a program opens it (RmInitAdapter in osinit.c, nv_start_device in nv.c)."""
-_FALLEN: Final = re.compile(
-    r"GPU has fallen off the bus|\(PCI ID: [^)]*\) installed in this system has\s+(?:NVRM: )?fallen off the bus"
-)
-"""Said beside XID 79 (osHandleGpuLost in osinit.c), and without it of a GPU that is gone before a driver is bound."""
+_FALLEN: Final = re.compile(r"(?:GPU has|has|\(PCI ID: [^)]*\) installed in this system has) fallen off the bus\b")
+"""Said beside XID 79 (osHandleGpuLost in osinit.c; drivers before 515 say `GPU at … has fallen off the bus`), and without an
+XID of a GPU that is gone before a driver is bound (rm_is_supported_device)."""
 _PROCESS: Final = re.compile(r"pid=([0-9]+|'?<unknown>'?), name=(.{0,99}?)(?:, |\Z)(.*)", re.DOTALL)
 """What krcReportXid puts before the words; NV_PROC_NAME_MAX_LENGTH is 100."""
 _ACTION: Final = re.compile(r"GPU recovery action changed from 0x[0-9a-f]+ \([^)]*\) to 0x([0-9a-f]+)", re.IGNORECASE)
@@ -106,27 +109,22 @@ class Xid(Struct, frozen=True):
 
 def signals(record: Record, resources: Sequence[GpuResource]) -> Iterator[Signal]:
     """What a line of the kernel's log says about a GPU, or about one of its GPU instances (MIG)."""
-    text = kernel_log.message(record)
     if (xid := heard(record)) is not None:
         yield from signals_of(xid, resources)
-    elif (found := _ABOUT.match(text)) is not None and _INIT_FAILED.match(found[4]) is not None:
-        address = _address(found)
-        if _agrees(record, address):
-            message = f"the NVIDIA driver could not initialize {address}: {found[4].strip()}"
-            yield Signal(f"pci:{address}", "init-failed", Verdict.NOW, message, clears_on=LATCHED)
+    elif (about := _about(record)) is not None and _INIT_FAILED.match(about[1]):
+        address, words = about
+        message = f"the NVIDIA driver could not initialize {address}: {words}"
+        yield Signal(f"pci:{address}", "init-failed", Verdict.NOW, message, clears_on=LATCHED)
 
 
 def heard(record: Record) -> Xid | None:
     """The XID that a line of the kernel's log tells, or that it says in other words; None if it tells none."""
-    text = kernel_log.message(record)
-    if (found := _XID.match(text)) is not None:
-        address, number, words = _address(found), int(found[5]), found[6]
-    elif (found := _ABOUT.match(text)) is not None and _FALLEN.match(found[4]) is not None:
-        return Xid(_address(found), _OFF_BUS, record.time) if _agrees(record, _address(found)) else None
-    else:
+    if (about := _about(record)) is not None:
+        return Xid(about[0], _OFF_BUS, record.time) if _FALLEN.match(about[1]) else None
+    found = _XID.match(kernel_log.message(record))
+    if found is None or not _agrees(record, address := _address(found)):
         return None
-    if not _agrees(record, address):
-        return None
+    number, words = int(found[5]), found[6]
     instance = int(found[4]) if found[4] else None
     pid, process = None, ""
     if (by := _PROCESS.match(words)) is not None:
@@ -141,6 +139,14 @@ def from_nvml(record: Record) -> Xid:
     it = record.properties
     instance = int(it["gi"]) if "gi" in it else None
     return Xid(it["address"], int(it["xid"]), record.time, record.source, instance)
+
+
+def _about(record: Record) -> tuple[str, str] | None:
+    """The address and the words of a line that is no XID, if it names a GPU first."""
+    found = _ABOUT.match(kernel_log.message(record))
+    if found is None or not _agrees(record, address := _address(found)):
+        return None
+    return address, _LINE_BREAK.sub(" ", found[4]).strip()
 
 
 def _address(found: re.Match[str]) -> str:

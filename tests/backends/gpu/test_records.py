@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from backends.base import Clears, Host, Record, Signal, Verdict
 from backends.gpu import Gpu, GpuResource
+from backends.gpu.nvidia import xid
 from tests.backends.gpu.gpus import resource
 
 GPU = "0000:3b:00.0"
@@ -59,6 +60,88 @@ def test_every_form_of_the_line_is_understood(text: str) -> None:
     assert (signal.hardware, signal.reason, signal.verdict) == (f"pci:{GPU}", "xid-79", Verdict.NOW)
     assert signal.message == f"the NVIDIA driver has reported XID 79 of {GPU}: the GPU has fallen off the bus"
     assert signal.clears_on == ALL_ENDS
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x24:0x72:1568)",
+        "NVRM: GPU 0000:3b:00.0: rm_init_adapter failed, device minor number 5",
+    ],
+)
+def test_a_gpu_that_the_driver_cannot_initialize_is_unhealthy(words: str) -> None:
+    (signal,) = signals(kmsg(words), resource(xid_ignored="all"))
+    assert (signal.hardware, signal.reason, signal.verdict) == (f"pci:{GPU}", "init-failed", Verdict.NOW)
+    assert words.partition("3b:00.0: ")[2] in signal.message
+    assert signal.clears_on == ALL_ENDS
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.",
+        "NVRM: GPU at 0000:3b:00.0 has fallen off the bus.",
+        (
+            "NVRM: The NVIDIA GPU 0000:3b:00.0\nNVRM: (PCI ID: 10de:2330) installed in this system has\n"
+            "NVRM: fallen off the bus and is not responding to commands."
+        ),
+    ],
+)
+def test_a_gpu_that_has_fallen_off_the_bus_without_an_xid_is_one_fault_with_xid_79(words: str) -> None:
+    assert signals(kmsg(words)) == signals(kmsg("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."))
+    assert signals(kmsg(words), resource(xid_ignored=[79]))[0].verdict is Verdict.NOTE
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "NVRM: GPU 0000:3b:00.0: RmInitAdapter succeeded!",
+        "NVRM: GPU 0000:3b:00.0: GPU serial number is 0000000000001.",
+        "NVRM: GPU at PCI:0000:3b:00: GPU-00000000-0000-4000-8000-0000000000a1",
+        "NVRM: GPU 0000:3b:00.0: request_irq() failed (-22)",
+        "NVRM: GPU 0000:[77]: segfault at 3b ip 000055 sp 00007f error 4",  # a process of this name
+        "NVRM: The NVIDIA GPU 0000:3b:00.0 (PCI ID: 10de:1c03)\nNVRM: installed in this system is not supported by open",
+    ],
+)
+def test_what_else_the_driver_says_of_a_gpu_is_no_fault(words: str) -> None:
+    assert signals(kmsg(words)) == []
+
+
+def test_a_recovery_that_needs_nothing_any_more_is_never_a_fault() -> None:
+    over = "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
+    needed = "GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)"
+    for options in ({}, {"xid_critical": "all"}, {"xid_critical": [154]}, {"style": "gke", "xid_critical": [154]}):
+        for before in ("", "pid=1234, name=x to 0x1 (, "):  # a process may have any name
+            record = kmsg(f"NVRM: Xid (PCI:0000:3b:00): 154, {before}{over}")
+            assert [it.verdict for it in signals(record, resource(**options))] == IGNORED
+    (signal,) = signals(kmsg(f"NVRM: Xid (PCI:0000:3b:00): 154, {needed}"))
+    assert (signal.verdict, "needs another recovery" in signal.message) == (Verdict.NOW, True)
+
+
+def test_no_name_of_a_process_makes_an_error_of_nvlink_fatal() -> None:
+    said = "NVRM: Xid (PCI:0000:3b:00): 145, pid=7, name=a, RLW Fatal XC, RLW_REMAP Nonfatal XC1 i0 Link 12"
+    assert [it.verdict for it in signals(kmsg(said), resource(xids="catalog"))] == [Verdict.INFO]
+
+
+@pytest.mark.parametrize(
+    ("words", "pid", "process"),
+    [
+        ("pid=1634, name=python3, channel 0x0000001e, intr 00000000. MMU Fault", 1634, "python3"),
+        ("pid='<unknown>', name=<unknown>, Graphics SM Warp Exception", None, ""),  # until 550
+        ("Graphics SM Warp Exception on (GPC 1, TPC 4, SM 0): Misaligned Address", None, ""),  # since 570
+        ("pid=1647, name=a b\x1b[2J\n, Ch 1e", 1647, "a b\x1b[2J\n"),
+        ("", None, ""),
+    ],
+)
+def test_an_xid_has_the_process_that_its_line_names(words: str, pid: int | None, process: str) -> None:
+    (signal,) = signals(kmsg(f"NVRM: Xid (PCI:0000:3b:00): 31, {words}"))
+    assert (signal.verdict, signal.pid, signal.process) == (Verdict.NOTE, pid, process)
+
+
+def test_a_witness_that_has_but_a_number_decides_the_same() -> None:
+    """NVML's events have no words."""
+    (signal,) = xid.signals_of(xid.Xid(GPU, 48, 12.5, "nvml"), [resource()])
+    assert [signal] == signals(kmsg("NVRM: Xid (PCI:0000:3b:00): 48, DBE (double bit error)"))
 
 
 def test_the_driver_and_the_device_that_dev_printk_puts_first_are_understood_where_the_tags_agree() -> None:
