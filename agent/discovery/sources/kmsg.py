@@ -41,9 +41,11 @@ from backends.linux import kernel_log
 _READ_BYTES: Final = 8192  # CONSOLE_EXT_LOG_MAX until Linux 6.3; PRINTK_MESSAGE_MAX, 2048, since
 _BATCH: Final = 256  # lines between two turns of the event loop: 1 ms
 
-_CUT: Final = ("=", ": ", "empty cpuset ")
-"""How a line ends that the kernel meant to go on with a text that a user may have chosen (see above). Until Linux 4.18 it
-was ` cpuset=`."""
+_CUT: Final = ("cpuset=", "empty cpuset ")
+_CUT_LABEL: Final = ": "
+"""How a line ends that the kernel meant to go on with a text that a user may have chosen (see above). Whole lines may end in a
+label's colon, too: NVIDIA's driver has such (`Sent following content to FSP: `), and lines of `=` (`=== GSP-RM unresponsive
+===`) just before an XID. So of those with KERN_CONT a label does not count, nor of dev_printk's, which are always whole."""
 _TORN: Final = 60.0
 """Seconds until the rest of it must have come: the printing task can be preempted in between, but holds rcu_read_lock, which
 the kernel complains of after 21 s (CONFIG_RCU_CPU_STALL_TIMEOUT)."""
@@ -233,7 +235,8 @@ class KmsgSource:
         if line.facility:
             return
         is_proof = not line.is_fragment or line.time - self._cut >= _TORN
-        if line.text.endswith(_CUT):
+        is_plain = not line.is_fragment and not line.properties
+        if line.text.endswith(_CUT) or (is_plain and line.text.endswith(_CUT_LABEL)):
             self._cut = line.time
         if not any(text in line.text for text in self._texts):
             return

@@ -221,6 +221,23 @@ async def test_a_users_text_that_a_cut_line_goes_on_with_is_not_believed(node: P
     assert said == "a line of it was cut in two, and what came next may be a user's text in place of a driver's"
 
 
+@pytest.mark.parametrize(
+    ("text", "tags", "flags"),
+    [
+        ("NVRM: =============== GSP-RM unresponsive ==================", {}, "c"),  # kernel_gsp.c, before an XID 119
+        ("NVRM: Sent following content to FSP: ", {}, "c"),  # kern_fsp_gh100.c
+        ("nvidia 0000:3b:00.0: DSD properties: ", {"SUBSYSTEM": "pci", "DEVICE": "+pci:0000:3b:00.0"}, "-"),
+        ("==================================================================", {}, "-"),  # KASAN, lockdep
+    ],
+)
+async def test_a_whole_line_that_only_looks_cut_keeps_no_xid_back(
+    node: Path, log: KernelLog, text: str, tags: dict[str, str], flags: str
+) -> None:
+    log.write(record(0, text, tags, flags=flags) + record(1, XID, flags="c"))
+    async with reading(Reading(node)) as it:
+        assert it.texts() == [XID]
+
+
 async def test_what_user_space_writes_cuts_no_line(node: Path, log: KernelLog) -> None:
     log.write(record(0, "mine,cpuset=", facility=USER) + record(1, XID, flags="c"))
     async with reading(Reading(node)) as it:
