@@ -46,7 +46,7 @@ def test_what_a_record_means_may_be_said_one_by_one_and_is_checked() -> None:
 @st.composite
 def faults(draw: st.DrawFn) -> list[tuple[float, str, int]]:
     """Reports (time, source, which fault), sorted: each fault is told by some sources, each within the window."""
-    found = []
+    found: list[tuple[float, str, int]] = []
     for number in range(draw(st.integers(1, 8))):
         began = draw(st.floats(0, 3 * WITHIN))
         sources = draw(st.sets(st.sampled_from(["kmsg", "nvml", "nvml-ecc"]), min_size=1))

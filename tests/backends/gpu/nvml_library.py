@@ -24,13 +24,17 @@ class NvmlLibrary:
         self._orders = directory / "orders"
         os.mkfifo(self._orders)
         self._fifo = os.open(self._orders, os.O_RDWR | os.O_NONBLOCK)
-        command = ["gcc", "-shared", "-fPIC", "-w", f"-Wl,-soname,{self.path.name}", "-o", self.path, _SOURCE]
+        options = ["-shared", "-fPIC", "-w", f"-Wl,-soname,{self.path.name}"]
+        command = ["gcc", *options, "-o", os.fspath(self.path), os.fspath(_SOURCE)]
         subprocess.run(command, check=True, timeout=PATIENCE)
 
     def environment(self, *addresses: str) -> dict[str, str]:
         """What a process that loads it must have."""
-        names = {"FAKE_NVML_EVENTS": self._orders, "FAKE_NVML_LOG": self.log, "FAKE_NVML_GPUS": " ".join(addresses)}
-        return {name: os.fspath(it) for name, it in names.items()}
+        return {
+            "FAKE_NVML_EVENTS": str(self._orders),
+            "FAKE_NVML_LOG": str(self.log),
+            "FAKE_NVML_GPUS": " ".join(addresses),
+        }
 
     def order(self, line: str) -> None:
         """Have it do this, the next time that events are waited for."""
