@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import importlib.util
 import os
 import random
 import shutil
@@ -139,6 +140,8 @@ _TRIES: Final[Mapping[str, Callable[[], bool]]] = {
     "promtool (make build/promtool/.ready)": _promtool,
     "openssl 3": _openssl,
     "Debian's Python 3.11 or newer": _system_python,
+    "gcc": lambda: shutil.which("gcc") is not None,
+    "nvidia-ml-py": lambda: importlib.util.find_spec("pynvml") is not None,
     "groff": lambda: shutil.which("groff") is not None,
     "chromium": CHROMIUM.exists,
     RECORDINGS: (CORPUS / "build.py").exists,

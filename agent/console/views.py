@@ -144,6 +144,17 @@ class Configuration(msgspec.Struct, frozen=True):
     """Settings that have changed in the file and that only a restart applies."""
 
 
+class Witness(msgspec.Struct, frozen=True):
+    """A way to hear what sysfs does not keep (XIDs): the kernel's log, or a vendor's library."""
+
+    name: str
+    heard: bool
+    why: str = ""
+    """Why it is not heard."""
+    needed: bool = True
+    """Should it be heard? Not where another tells the same."""
+
+
 class Status(msgspec.Struct, frozen=True):
     """Everything there is to see, at one moment."""
 
@@ -163,6 +174,8 @@ class Status(msgspec.Struct, frozen=True):
     """Does another Fairlead serve the node, and this one is ready to take over?"""
     standby: str = ""
     """Process and version of the one that is ready to take over from this one; empty if there is none."""
+    witnesses: tuple[Witness, ...] = ()
+    """Those of what is configured."""
 
     def unready(self) -> list[str]:
         """One sentence for each resource that the kubelet has not, but for those that retire or another Fairlead serves."""

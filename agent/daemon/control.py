@@ -95,6 +95,10 @@ class AgentControl:
             tuple(self._templates()),
             parts.serving.is_standing_by,
             standby.who if (standby := parts.serving.standbys.ready()) is not None else "",
+            tuple(
+                views.Witness(it.name, not it.complaint, it.complaint, it.needed)
+                for it in parts.swap.discovery.witnesses()
+            ),
         )
 
     def _configuration(self) -> views.Configuration:

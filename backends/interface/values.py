@@ -167,6 +167,9 @@ class Signal(Struct, frozen=True, gc=False):
     """The process that it is about, in the host's PID namespace: it leads to a pod."""
     process: str = ""
     """That process's name, which its user chose."""
+    fault: str = ""
+    """Of a record's signal: what happened, in the same words whichever source tells it. Two sources that tell it within 10 s
+    tell of one fault. Empty: no other source tells of it."""
 
 
 class Uevent(Struct, frozen=True):
@@ -207,17 +210,27 @@ class Record(Struct, frozen=True):
     """A fact from the kernel that sysfs does not keep (an XID line, WEDGED)."""
 
     source: str
-    """`kmsg`: a line of the kernel's log; `uevent`: an event with one of the wanted `Watches.facts`."""
+    """`kmsg`: a line of the kernel's log; `uevent`: an event with one of the wanted `Watches.facts`; else `Heard.source`."""
     boot: str
     """/proc/sys/kernel/random/boot_id; with `sequence` it tells a record from all others."""
     sequence: int
-    """The line's number in the kernel's log, or the event's SEQNUM."""
+    """The line's number in the kernel's log, or the event's SEQNUM; of what `Backend.listen` heard, microseconds since boot."""
     time: float
     """Seconds since boot, as the kernel stamped it; of an event, when it was received."""
     text: str
-    """The line; of an event, its DEVPATH."""
+    """The line; of an event, its DEVPATH; `Heard.text`."""
     properties: Mapping[str, str] = {}
     """Of an event; of a line, what the kernel says it is about: SUBSYSTEM, DEVICE."""
+
+
+class Heard(Struct, frozen=True):
+    """What `Backend.listen` heard; it becomes a `Record`."""
+
+    source: str
+    """Names the witness, as `Record.source`: `nvml`. The same for ever; neither `kmsg` nor `uevent`."""
+    text: str
+    """What it said."""
+    properties: Mapping[str, str] = {}
 
 
 PLACEHOLDER: Final = re.compile(r"\{([^{}\s]+)\}")
@@ -366,6 +379,10 @@ class Watches(Struct, frozen=True):
     """A line of the kernel's log that begins with any of these becomes a `Record`."""
     links: bool = False
     """Network interfaces, as `LinkChange`s."""
+    listen: frozenset[str] = frozenset()
+    """Hardware that `Backend.listen` is to hear now."""
+    listen_without_log: frozenset[str] = frozenset()
+    """The same, only while the kernel's log cannot be read."""
     poll: float | None = None
     """Seconds between two glances at all known devices (`Backend.glance`), for what the kernel sends no event of;
     None: a probe each `agent.probe` is often enough."""

@@ -108,7 +108,7 @@ def kernel_log(patient: Patient) -> Iterator[Finding]:
         mend = "Run privileged, or add CAP_SYSLOG and let this process open the host's /dev/kmsg (device 1:11)."
         if kmsg.is_denied_by_cgroup(error, patient.proc):
             reason, mend = f"{reason}: {kmsg.DENIED}", f"{kmsg.ALLOW[:1].upper()}{kmsg.ALLOW[1:]}."
-        found = f"{path} cannot be read: {reason}; XID errors of NVIDIA GPUs are not seen."
+        found = f"{path} cannot be read: {reason}; XIDs of NVIDIA GPUs are heard by NVML alone, if at all."
         yield warning(found, mend)
     else:
         yield fine(f"{path} can be read, for {', '.join(wanting)}.")

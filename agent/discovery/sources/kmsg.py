@@ -22,7 +22,7 @@ import asyncio
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -33,6 +33,7 @@ from anyio.lowlevel import checkpoint
 from msgspec import Struct, field
 
 from agent.discovery.sources.base import Beat, Emit, boot_id, unwatched
+from agent.runtime.errors import words
 from agent.runtime.supervision.watchdog import beating
 from backends.base import Host, HostPath, Record
 from backends.linux import kernel_log
@@ -118,7 +119,18 @@ def _text(data: bytes) -> str:
 class KmsgSource:
     """Hands on the kernel's lines that begin with a wanted text, from the oldest that the log still has, each of them once."""
 
-    def __init__(self, emit: Emit, host: Host, after: tuple[str, int] | None = None, beat: Beat = unwatched) -> None:
+    def __init__(
+        self,
+        emit: Emit,
+        host: Host,
+        after: tuple[str, int] | None = None,
+        beat: Beat = unwatched,
+        on_complaint: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Prepare; `on_complaint` is called when `complaint` is another."""
+        self.complaint: str | None = None
+        """Why the log cannot be read, in one sentence; empty while it is read; None before that was tried."""
+        self._on_complaint = on_complaint
         self.after = after
         """A boot, and the sequence of a line of it: what was logged until then is passed over. Set it before `run`."""
         self.caught_up = asyncio.Event()
@@ -151,7 +163,11 @@ class KmsgSource:
         while True:
             with anyio.CancelScope() as self._pass:
                 if self._texts:
-                    await self._read()
+                    try:
+                        await self._read()
+                    except OSError as error:
+                        self._complain(words(error))
+                        raise
                 await beating(anyio.sleep_forever, self._beat)
 
     async def _read(self) -> None:
@@ -165,10 +181,16 @@ class KmsgSource:
                         self._beat()
                         await checkpoint()
                     self.caught_up.set()
+                    self._complain("")
                     await beating(lambda: anyio.wait_readable(log), self._beat)
         finally:
             self._told |= {text: max(self._position, self._told.get(text, -1)) for text in texts}
             self.caught_up.set()
+
+    def _complain(self, why: str) -> None:
+        if why != self.complaint:
+            self.complaint = why
+            self._on_complaint()
 
     def _receive(self, log: int) -> bool:
         """Read one batch; True if more may be waiting."""

@@ -134,6 +134,13 @@ def heard(record: Record) -> Xid | None:
     return Xid(address, number, record.time, "kmsg", instance, pid, process, words, action)
 
 
+def from_nvml(record: Record) -> Xid:
+    """The XID that NVML tells (`nvml.listen`). It has the number alone, and says neither words nor a process."""
+    it = record.properties
+    instance = int(it["gi"]) if "gi" in it else None
+    return Xid(it["address"], int(it["xid"]), record.time, record.source, instance)
+
+
 def _about(record: Record) -> tuple[str, str] | None:
     """The address and the words of a line that is no XID, if it names a GPU first."""
     found = _ABOUT.match(kernel_log.message(record))
@@ -171,7 +178,16 @@ def signals_of(xid: Xid, resources: Sequence[GpuResource]) -> Iterator[Signal]:
     name = f"mig:{xid.address}/gi{xid.instance}" if xid.instance is not None else f"pci:{xid.address}"
     message = f"the NVIDIA driver has reported XID {xid.number} of {xid.address}{instance}{meaning}"
     clears = frozenset() if worst is Verdict.NOTE else LATCHED
-    yield Signal(name, f"xid-{xid.number}", worst, message, clears_on=clears, pid=xid.pid, process=xid.process)
+    yield Signal(
+        name,
+        f"xid-{xid.number}",
+        worst,
+        message,
+        clears_on=clears,
+        pid=xid.pid,
+        process=xid.process,
+        fault=f"xid-{xid.number} of {xid.address}",  # NVML names no instance where the log does, if it lacks the right
+    )
 
 
 def verdict(options: GpuOptions, xid: Xid) -> Verdict:
