@@ -54,8 +54,8 @@ class Health(Struct, frozen=True):
 
 HEALTHY = Health(State.HEALTHY)
 
-REPLACED: Final = "replaced"
-"""The reason of a slot that a pod holds and that has another device than the pod was given."""
+REPLACED: Final = frozenset({"replaced", "node-replaced"})
+"""The reasons of a slot that a pod holds and that has another device than the pod was given; the second of device nodes."""
 
 
 class Slot(NamedTuple):
@@ -113,10 +113,17 @@ class Held(Struct, frozen=True):
     """Empty where only the kubelet remembers the claim and the device is not there to ask."""
     identity: str = ""
     """The device's at the time it was given; empty if unknown."""
+    place: frozenset[str] = frozenset()
+    """The device's at that time; empty if unknown, as in what older versions recorded."""
     foreign: bool = False
     """Another plugin gave it, under a resource that is not ours: the slot is in no list, and the hardware is to be seen."""
     traced: bool = False
     """Another plugin gave it, under a resource of ours: the hardware is what its answer led to among what was there."""
+
+    @classmethod
+    def of(cls, resource: str, device_id: str, backend: str, device: Device) -> Held:
+        """The claim of a pod that is given this device under this ID."""
+        return cls(resource, device_id, backend, device.hardware, device.identity, device.place)
 
     @property
     def slot(self) -> SlotKey:

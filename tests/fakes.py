@@ -86,7 +86,7 @@ def held(resource: str, device_id: str, found: Device | None = None) -> Held:
     """What an Allocate of this ID records; without a device, what only the kubelet remembers."""
     if found is None:
         return Held(resource, device_id, KIND)
-    return Held(resource, device_id, KIND, found.hardware, found.identity)
+    return Held.of(resource, device_id, KIND, found)
 
 
 def reconfigure(

@@ -136,6 +136,7 @@ class Ledger:
                 backend=claim.held.backend if claim and not claim.held.foreign else backend,
                 hardware=device.hardware if device else trace.hardware | kept,
                 identity=device.identity if device else "",
+                place=device.place if device else frozenset(),
                 traced=device is None and bool(trace.hardware),
             )
             if claim is None or later or held != claim.held or (held.traced and claim.pods != trace.pods):

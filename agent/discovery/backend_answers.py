@@ -210,6 +210,8 @@ def _check_device(device: Any, unit: str) -> None:
         "exclusive": _are_names(device.exclusive),
         "parts": isinstance(device.parts, tuple) and all(part and _are_names(part) for part in device.parts),
         "identity": isinstance(device.identity, str),
+        "aliases": _are_names(device.aliases),
+        "place": _are_names(device.place),
         "bindings": isinstance(device.bindings, Mapping)
         and _are_names((*device.bindings.keys(), *device.bindings.values()), tuple),
         "unusable": isinstance(device.unusable, str),

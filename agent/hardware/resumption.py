@@ -124,7 +124,7 @@ class Resumer:
     def _device(self, held: Held) -> Device | None:
         """The device that the pod was given, as it is now; None if the claim does not name its hardware."""
         slot = self._inventory.slot(*held.slot)
-        if slot is None or slot.device is None or slot.health.reason == REPLACED:
+        if slot is None or slot.device is None or slot.health.reason in REPLACED:
             return None
         return slot.device if held.hardware or not slot.device.hardware else None
 

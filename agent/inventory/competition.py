@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct
 
+from agent.inventory.tombstones import is_same
 from agent.model import Held
 from backends.base import Device
 
@@ -101,11 +102,12 @@ def _pull(device: Device, candidate: Candidate, claims: Mapping[tuple[str, str],
     have = may_have = 0
     for device_id in candidate.ids:
         claim = claims.get((candidate.resource, device_id))
-        if claim is None or (claim.hardware and claim.hardware.isdisjoint(device.hardware)):
+        if claim is None:
             continue
-        if claim.hardware == device.hardware and claim.identity in ("", device.identity):
+        is_where_it_was = claim.place == device.place if claim.place else claim.hardware == device.hardware
+        if is_where_it_was and claim.identity in ("", device.identity, *device.aliases):
             have += 1
-        else:
+        elif not claim.hardware or not claim.hardware.isdisjoint(device.hardware) or is_same(claim, device):
             may_have += 1
     return -have, -may_have
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from msgspec import Struct, field
 
 from agent.inventory.competition import Candidate
+from agent.inventory.tombstones import places
 from agent.model import Held, SlotKey
 from agent.runtime import limits
 from backends.base import Device
@@ -56,6 +57,8 @@ class Indexes(Struct, frozen=True):
 
     minded: _Index = field(default_factory=dict)
     """Hardware → who owns it or depends on it."""
+    at: _Index = field(default_factory=dict)
+    """Place → who is there."""
     wanted: defaultdict[str, _Index] = field(default_factory=lambda: defaultdict(dict))
     """Resource → ID → whose it would be."""
     sizes: Counter[str] = field(default_factory=Counter)
@@ -101,6 +104,7 @@ class Indexes(Struct, frozen=True):
     def _places(self, found: Found) -> Iterator[tuple[_Index, Collection[str]]]:
         """Every index, and the keys under which this device is filed there."""
         yield self.minded, found.device.hardware | found.device.depends
+        yield self.at, places(found.device)
         for candidate in found.candidates:
             yield self.wanted[candidate.resource], candidate.ids
 

@@ -81,6 +81,7 @@ class Inventory:
             self._make_room(moved)
         if moved:
             self._settle(moved)
+        self._slots.write_touched()
         if self._slots.strict:
             self._slots.withhold()
 
@@ -143,10 +144,12 @@ class Inventory:
     def _claims_changed(self, changed: Sequence[Held], moved: set[Found], foreign: set[str]) -> None:
         """Write the slots of these claims, settle `moved`, write what depends on `foreign` hardware or on being held."""
         self._slots.write_all(claim.slot for claim in changed)
+        self._slots.touch_claims(changed)
         if moved:
             self._settle(moved)
         held = {hardware for claim in changed for hardware in claim.hardware if hardware in self._health}
         self._slots.write_minding(foreign.union(name for name in held if self._health[name].while_held))
+        self._slots.write_touched()
         if self._slots.strict:
             self._slots.withhold()
 
@@ -309,6 +312,7 @@ class Inventory:
                 self._select(found)
                 self._index.add(found)
                 self._pile.grow(1)
+                self._slots.touch(found)
                 if device.unusable:
                     self._slots.rewrite_tombstones(device)
                 moved.add(found)
@@ -337,6 +341,7 @@ class Inventory:
     def _remove(self, found: Found, moved: set[Found]) -> None:
         """Forget a device; adds to `moved` those that may now have what it had."""
         self._pile.grow(-1)
+        self._slots.touch(found)
         for crowded in self._crowded.values():
             crowded.pop(found, None)
         moved |= self._index.remove(found)
@@ -370,12 +375,14 @@ class Inventory:
         self.revision += bool(changed)
         for found in changed:
             if found.placed is not None:
+                self._slots.touch(found)
                 self._slots.withdraw(found, found.placed)
         for found in changed:
             found.placed = outcome.placed.get(found.ref)
             if found.placed is not None:
                 self._lists[found.placed.resource].owners.update(dict.fromkeys(found.placed.ids, found))
                 self._slots.write_device(found)
+                self._slots.touch(found)
         for ref, found in rivals.items():
             found.lost = outcome.rejected.get(ref, ())
             if self._slots.minds_claims(found):

@@ -14,9 +14,12 @@ from agent.inventory.tombstones import (
     GONE,
     UNMAPPED,
     Holdings,
+    beside,
     elsewhere,
     is_same,
     kept_back,
+    owns_its_place,
+    places,
     replaced,
     retired,
     unusable,
@@ -43,6 +46,7 @@ class SlotWriter:
     ) -> None:
         self._selection, self._index, self._health = selection, index, health
         self._held, self._foreign, self._lists = held, foreign, lists
+        self._touched: set[str] = set()  # places where a device, or what a pod holds, is another than before
         self.strict = {name for name, it in selection.written.items() if it.spec.adopt == "strict"}
 
     def withdraw(self, found: Found, place: Candidate) -> None:
@@ -65,18 +69,20 @@ class SlotWriter:
         if (place := found.placed) is None:
             return
         device, health, listing = found.device, self._health_of(found), self._lists[place.resource]
-        if not (listing.claims or self.minds_claims(found)):
+        taken, minds_claims = self._taken(found), self.minds_claims(found)
+        if not (listing.claims or taken or minds_claims):
             listing.put_device(place.ids, device, health)
             return
         held = [claim for i in place.ids if (claim := listing.claims.get(i))]
         others = {claim.id: replaced(claim, device) for claim in held if not is_same(claim, device)}
         former: Sequence[SlotKey] = ()
-        if self.minds_claims(found):
+        if taken or minds_claims:
             former = self._former(found, listing)
             free = [device_id for device_id in place.ids if device_id not in listing.claims]
             back = kept_back(place.resource, place.ids, free, former)
             listing.keep_back(found, place.ids, back, crowded=len(former) > len(free))
-            kept = dict.fromkeys(free, listing.withheld) if listing.withheld and health.offered else {}
+            why = listing.withheld or taken
+            kept = dict.fromkeys(free, why) if why and health.offered else {}
             others = {**kept, **back, **others}
         for device_id, why in others.items():
             listing.put(Slot(device_id, device, why))
@@ -107,7 +113,7 @@ class SlotWriter:
         listing = self._lists[resource]
         claim = listing.claims.get(device_id)
         if (found := listing.owners.get(device_id)) is not None:
-            if listing.keeps_back:
+            if listing.keeps_back or self._taken(found):
                 self.write_device(found)
                 return
             device = found.device
@@ -123,7 +129,7 @@ class SlotWriter:
         """May a device's slots depend on which pods hold what?"""
         place = found.placed
         keeps_back = place is not None and self._lists[place.resource].keeps_back
-        return keeps_back or not self._held.by_hardware.keys().isdisjoint(found.device.hardware)
+        return keeps_back or bool(self._holding(found.device))
 
     def minds_claim(self, found: Found, claim: Held) -> bool:
         """May any slot be another because a pod holds by this claim what is behind its ID?"""
@@ -132,7 +138,70 @@ class SlotWriter:
             self._lists[claim.resource].keeps_back
             or not self._health.keys().isdisjoint(device.hardware | device.depends)
             or not self._foreign.by_hardware.keys().isdisjoint(device.hardware)
+            or any(len(self._index.at.get(name, ())) > 1 for name in places(claim))
         )
+
+    def touch(self, found: Found) -> None:
+        """Have all be written, by `write_touched`, for which it may matter that a device comes, goes or changes its place."""
+        if not self._held.by_place:
+            return
+        self._touched |= places(found.device)
+        slots = self._holding(found.device)
+        if (place := found.placed) is not None and (claims := self._lists[place.resource].claims):
+            slots |= {(place.resource, device_id) for device_id in claims.keys() & set(place.ids)}
+        self.touch_claims(self._held.by_slot[slot] for slot in slots)
+
+    def touch_claims(self, claims: Iterable[Held]) -> None:
+        """The same where these claims are others than before."""
+        for claim in claims:
+            self._touched |= places(claim)
+
+    def write_touched(self) -> None:
+        """Write the devices at the places that were touched."""
+        touched, self._touched = self._touched, set()
+        for found in {it for name in touched for it in self._index.at.get(name, ())}:
+            self.write_device(found)
+
+    def _taken(self, found: Found) -> Health | None:
+        """Why the free ID of a device is not to be had: what a pod holds is at its place, or was; None if it may be.
+
+        It may be the pod's own device, which was plugged in again or has new firmware, and so another node or other IDs.
+        While the pod's device is there under its ID, others have parts of what is there (the nodes of a stick), and only
+        who has the whole, and who has a part of it, exclude each other.
+        """
+        if not self._held.by_place or not _is_for_one(found):
+            return None
+        slots = {slot for name in places(found.device) for slot in self._held.by_place.get(name, ())}
+        for slot in sorted(slots):
+            claim = self._held.by_slot[slot]
+            home = self._home(claim)
+            if home is not found and (
+                home is None or (_is_for_one(home) and owns_its_place(claim) != owns_its_place(found.device))
+            ):
+                return beside(*slot, min(places(claim) & places(found.device)))
+        return None
+
+    def _home(self, claim: Held) -> Found | None:
+        """The device that a pod was given, if it is there: under its ID, or under another."""
+        owner = self._lists[claim.resource].owners.get(claim.id)
+        if owner is not None and is_same(claim, owner.device):
+            return owner
+        return next(iter(self._homes(claim)), None)
+
+    def _homes(self, claim: Held) -> list[Found]:
+        """The devices with hardware that a pod was given. A stick is known by its port, too: its numbers do not last."""
+        found = self._index.owners(claim.hardware)
+        if claim.place and owns_its_place(claim):
+            found += (it for name in claim.place for it in self._index.at.get(name, ()) if owns_its_place(it.device))
+        return [it for it in dict.fromkeys(found) if is_same(claim, it.device)]
+
+    def _holding(self, device: Device) -> set[SlotKey]:
+        """The slots of the pods that hold some of a device: what `_homes` finds, seen from the device."""
+        slots = {slot for name in device.hardware for slot in self._held.by_hardware.get(name, ())}
+        if device.place and owns_its_place(device):
+            theirs = (slot for name in device.place for slot in self._held.by_place.get(name, ()))
+            slots.update(slot for slot in theirs if owns_its_place(self._held.by_slot[slot]))
+        return slots
 
     def _former(self, found: Found, listing: Listing) -> list[SlotKey]:
         """What pods hold a device under that is not one of its IDs, sorted.
@@ -140,10 +209,9 @@ class SlotWriter:
         It is of another resource; or no device has that ID now; or another one does, and only one may have what the pod holds.
         """
         device, claims = found.device, self._held.by_slot
-        slots = {slot for name in device.hardware for slot in self._held.by_hardware.get(name, ())}
         return sorted(
             slot
-            for slot in slots
+            for slot in self._holding(device)
             if slot[0] != listing.resource or listing.owners.get(slot[1]) is not found
             if (is_same(claims[slot], device) and (slot[0] != listing.resource or slot[1] in listing.astray))
             or not claims[slot].hardware.isdisjoint(device.exclusive)
@@ -163,13 +231,11 @@ class SlotWriter:
         The ID is as healthy as what the pod holds while all of that is there and in the claim's resource: the pod may start
         again, survive a reboot, and counts once for the scheduler. It takes the place of the ID that is kept back for it.
         """
-        homes = [
-            found
-            for found in self._index.owners(claim.hardware)
-            if found.placed and found.placed.resource == claim.resource and is_same(claim, found.device)
-        ]
-        hardware = frozenset[str]().union(*(found.device.hardware for found in homes))
-        if not claim.hardware or not claim.hardware <= hardware:
+        homes = [found for found in self._homes(claim) if found.placed and found.placed.resource == claim.resource]
+        needs, has = claim.hardware, frozenset[str]().union(*(found.device.hardware for found in homes))
+        if claim.place and owns_its_place(claim):
+            needs, has = claim.place, frozenset[str]().union(*(found.device.place for found in homes))
+        if not needs or not needs <= has:
             return None, self._tombstone(claim)
         home = max(homes, key=lambda found: len(found.device.hardware & claim.hardware))
         if not self._lists[claim.resource].crowded.isdisjoint(homes):
@@ -219,11 +285,12 @@ class SlotWriter:
         if slot not in self._held.by_slot:
             return None
         listing = self._lists[slot[0]]
-        if self._foreign.by_slot and (found := listing.owners.get(slot[1])) is not None:
+        found = listing.owners.get(slot[1])
+        if self._foreign.by_slot and found is not None:
             is_only_one = found.placed is not None and len(found.placed.ids) == 1
             if is_only_one and (claim := self._given_elsewhere(found)) is not None:
                 return elsewhere(*claim.slot)
-        return listing.withheld
+        return listing.withheld or (self._taken(found) if found is not None else None)
 
     def _given_elsewhere(self, found: Found) -> Held | None:
         """The first claim of a pod that has a device's hardware through a resource which is not ours."""
@@ -241,3 +308,9 @@ class SlotWriter:
         if why:
             return unusable(why)
         return GONE if claim.hardware else UNMAPPED
+
+
+def _is_for_one(found: Found) -> bool:
+    """Is a device for one pod at a time, as far as the operator has said? Of several IDs, or `shared`, he has said otherwise."""
+    nodes = found.device.nodes
+    return (found.placed is None or len(found.placed.ids) == 1) and not (nodes and all(it.shared for it in nodes))

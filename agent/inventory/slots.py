@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from agent.inventory.found_devices import Found
-from agent.model import HEALTHY, REPLACED, Health, Held, Slot, Snapshot
+from agent.inventory.tombstones import is_same
+from agent.model import HEALTHY, Health, Held, Slot, Snapshot
 from agent.runtime import limits
 from backends.base import Device
 
@@ -31,7 +32,8 @@ class Listing:
 
     def put(self, slot: Slot) -> None:
         """Write a slot; nothing happens if it says what is there. What does not say since when is dated by `snapshot`."""
-        if slot.id not in self.owners or slot.health.reason == REPLACED:
+        claim = self.claims.get(slot.id)
+        if slot.id not in self.owners or (claim and slot.device and not is_same(claim, slot.device)):
             self.astray.add(slot.id)
         else:
             self.astray.discard(slot.id)

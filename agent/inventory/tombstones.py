@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
-from agent.model import REPLACED, Health, Held, SlotKey, State
+from agent.health.presence import PLUGGED
+from agent.model import Health, Held, SlotKey, State
 from agent.runtime.errors import some
 from backends.base import Device
 
@@ -28,6 +29,8 @@ class Holdings:
         self.by_slot: dict[SlotKey, Held] = {}
         self.by_hardware: defaultdict[str, set[SlotKey]] = defaultdict(set)
         """Hardware → the slots of the pods that hold it; never an empty set."""
+        self.by_place: defaultdict[str, set[SlotKey]] = defaultdict(set)
+        """The same for places."""
 
     def add(self, claim: Held) -> Held | None:
         """Keep this claim; returns the one that its slot had before, which may be equal."""
@@ -36,33 +39,55 @@ class Holdings:
             if before is not None:
                 self.remove(slot)
             self.by_slot[slot] = claim
-            for hardware in claim.hardware:
-                self.by_hardware[hardware].add(slot)
+            for index, names in self._places(claim):
+                for name in names:
+                    index[name].add(slot)
         return before
 
     def remove(self, slot: SlotKey) -> Held:
         """Forget the claim of this slot; returns it."""
         claim = self.by_slot.pop(slot)
-        for hardware in claim.hardware:
-            self.by_hardware[hardware].discard(slot)
-            if not self.by_hardware[hardware]:
-                del self.by_hardware[hardware]
+        for index, names in self._places(claim):
+            for name in names:
+                index[name].discard(slot)
+                if not index[name]:
+                    del index[name]
         return claim
+
+    def _places(self, claim: Held) -> Iterator[tuple[defaultdict[str, set[SlotKey]], frozenset[str]]]:
+        yield self.by_hardware, claim.hardware
+        yield self.by_place, places(claim)
+
+
+def places(of: Held | Device) -> frozenset[str]:
+    """Where a device is, or a pod's was: the port it is plugged into, the PCI function that it is or stands on."""
+    return of.place.union(name for name in of.hardware if name.startswith("pci:"))
+
+
+def owns_its_place(of: Held | Device) -> bool:
+    """Is it all that is there: a stick and not a node of it, a GPU and not a node that its driver made?"""
+    return any(name.startswith(PLUGGED) for name in of.hardware)
 
 
 def is_same(claim: Held, device: Device) -> bool:
-    """Is this the card that the pod was given? What cannot be seen of it now tells nothing."""
-    if claim.identity and device.identity and claim.identity != device.identity:
+    """Is this the card that the pod was given? What cannot be seen of it now tells nothing.
+
+    Numbers of nodes and of buses are others after a boot, or once it was plugged in again: its place is not.
+    """
+    if claim.identity and device.identity and claim.identity not in (device.identity, *device.aliases):
         return False
+    if claim.place and device.place:  # of one the other port of a socket (USB 2 and 3) may not be known yet
+        return claim.place <= device.place or device.place <= claim.place
     return not claim.hardware or not claim.hardware.isdisjoint(device.hardware)
 
 
 def replaced(claim: Held, device: Device) -> Health:
     """Of a slot that has another device than its pod was given."""
-    was, now = claim.identity, device.identity
+    reason = "node-replaced" if any(name.startswith("node:") for name in claim.hardware) else "replaced"
+    was, now = (" at ".join(filter(None, (it.identity, *sorted(it.place)))) for it in (claim, device))
     if was == now:
-        was, now = ", ".join(sorted(claim.hardware)), ", ".join(sorted(device.hardware))
-    return Health(State.UNHEALTHY, REPLACED, f"another device ({now}) is where the pod's ({was}) was")
+        was, now = (", ".join(sorted(it.hardware)) for it in (claim, device))
+    return Health(State.UNHEALTHY, reason, f"it is {now} now; the pod that holds it was given {was}")
 
 
 def retired(resource: str) -> Health:
@@ -71,6 +96,12 @@ def retired(resource: str) -> Health:
 
 
 @lru_cache(maxsize=1024)  # the same object for the same claim: lists tell by that what has changed
+def beside(resource: str, device_id: str, where: str) -> Health:
+    """Of a free slot whose device is where that of a pod is, or was."""
+    return Health(State.UNHEALTHY, "held", f"a pod holds what is or was at {where}, as {resource}/{device_id}")
+
+
+@lru_cache(maxsize=1024)  # as above
 def elsewhere(resource: str, device_id: str) -> Health:
     """Of a slot whose hardware a pod has through another plugin's resource."""
     return Health(State.UNHEALTHY, "held", f"a pod holds it through {resource}/{device_id}, which another plugin gave")

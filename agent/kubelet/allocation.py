@@ -81,7 +81,7 @@ class Allocator:
         resource = self._configured(name)
         grants = [self._grant(name, device_id, told) for device_id in sorted(set(ids))]
         kind = resource.spec.backend
-        given = [Held(name, it.id, kind, it.device.hardware, it.device.identity) for it in grants]
+        given = [Held.of(name, it.id, kind, it.device) for it in grants]
         await self._record(given)
         ready = None
         while (now := self._configured(name)) != ready:  # a reload may have changed it while we waited

@@ -132,7 +132,7 @@ class Starter:
         found = self._inventory.slot(*slot)
         if found is None or found.device is None:
             raise _refusal(slot, "is not on this node: it is gone", "is back")
-        if found.health.reason == REPLACED:
+        if found.health.reason in REPLACED:
             raise _refusal(slot, f"is not what the pod was given: {found.health.message}", "is back")
         return found.device
 

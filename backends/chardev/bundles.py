@@ -51,6 +51,7 @@ from backends.chardev.paths import (
     too_many,
 )
 from backends.interface.known_devices import Known
+from backends.linux.behind import Behind, behind
 from backends.linux.globs import Glob, is_glob
 from backends.linux.nodes import DeviceNode, Fault, NoNodeError, device_node, links_to_file, numa_node
 
@@ -63,11 +64,17 @@ class _Member(Struct, frozen=True):
     path: HostPath
     node: DeviceNode | None
     via: frozenset[HostPath]
+    behind: Behind = Behind()
     aliases: tuple[str, ...] = ()
     """Other names of the node that the same path matches."""
 
     def __str__(self) -> str:
         return f"{self.path} {self.node.number}" if self.node else str(self.path)
+
+    @property
+    def identity(self) -> str:
+        """Its part of the bundle's identity; as a string, it is what older versions recorded."""
+        return f"{self.path} {self.behind.identity}" if self.behind.identity else str(self)
 
 
 _T = TypeVar("_T")
@@ -169,7 +176,7 @@ class Bundles(Finder):
         if option.type == "mount":
             return _Member(HostPath(path), None, links_to_file(self.host, HostPath(path)))
         node = device_node(self.host, HostPath(path))
-        return _Member(HostPath(path), node, node.via)
+        return _Member(HostPath(path), node, node.via, behind(self.host, node))
 
     # --- bundles ---
 
@@ -185,6 +192,7 @@ class Bundles(Finder):
         ]
         links = {f"path:{target}" for _, member in held for target in member.via}
         owned = frozenset(f"node:{node.number}" for option, _, node in nodes if not option.shared)
+        identity, was = (" + ".join(told) for told in zip(*((one.identity, str(one)) for _, one in held), strict=True))
         return Device(
             key=key,
             unit=unit,
@@ -192,7 +200,11 @@ class Bundles(Finder):
             hardware=owned | {f"{unit}/{key}"},
             exclusive=owned - {f"node:{node.number}" for option, _, node in nodes if option.limit > 1},
             depends=frozenset(links | {f"node:{node.number}" for option, _, node in nodes if option.shared}),
-            identity=" + ".join(str(member) for _, member in held),
+            identity=identity,
+            aliases=frozenset({was} - {identity}),
+            place=frozenset[str]().union(
+                *(member.behind.place for option, member in held if option.limit == 1 and not option.shared)
+            ),
             nodes=tuple(container_node(option, path, self._permissions) for option, path, _ in nodes),
             mounts=tuple(mounts),
             numa_node=self._numa_node([node for _, _, node in nodes]),

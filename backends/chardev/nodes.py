@@ -42,6 +42,7 @@ from backends.chardev.paths import (
     too_many,
 )
 from backends.interface.known_devices import Known
+from backends.linux.behind import behind
 from backends.linux.globs import is_glob
 from backends.linux.nodes import DeviceNode, Fault, NoNodeError, device_node, directory, numa_node
 
@@ -135,6 +136,7 @@ class Nodes(Finder):
         number = frozenset({f"node:{node.number}"})
         hardware = frozenset({f"shared:{group.resource}/{node.number}"}) if option.shared else number
         links = frozenset(f"path:{target}" for target in node.via) or _NONE
+        stands_for = behind(self.host, node)
         return Device(
             key=unit,
             unit=unit,
@@ -142,7 +144,9 @@ class Nodes(Finder):
             hardware=hardware,
             exclusive=hardware,
             depends=links | number if option.shared else links,
-            identity=node.number,
+            identity=stands_for.identity or node.number,
+            aliases=frozenset((node.number,)) if stands_for.identity else _NONE,
+            place=stands_for.place or _NONE,
             nodes=(container_node(option, path, self._permissions),),
             numa_node=numa,
             attributes={**node_attributes([(path, node)]), **group.attributes},

@@ -25,6 +25,7 @@ from backends.chardev.selectors import MatchOption
 from backends.errors import reason_of
 from backends.interface.known_devices import Known
 from backends.linux import sysfs, udev
+from backends.linux.behind import behind
 from backends.linux.nodes import NoNodeError
 from backends.linux.udev import UdevDevice
 
@@ -81,6 +82,8 @@ class UdevMatches(Finder):
 
     def _device(self, unit: str, found: UdevDevice, group: Group) -> Device:
         node = [named_nodes.member(self.host, found.node)]
+        stands_for = behind(self.host, node[0][1])
+        was = found.properties.get("ID_SERIAL") or found.node.number  # as older versions recorded it
         lasting = self._lasting_link(found)
         return Device(
             key=unit,
@@ -88,7 +91,9 @@ class UdevMatches(Finder):
             resource=group.resource,
             hardware=named_nodes.hardware(node),
             exclusive=named_nodes.hardware(node),
-            identity=found.properties.get("ID_SERIAL") or found.node.number,
+            identity=stands_for.identity or was,
+            aliases=frozenset((was,)) if stands_for.identity else frozenset(),
+            place=stands_for.place,
             nodes=named_nodes.container_nodes(node, group.options.permissions or default_permissions(self.host)),
             numa_node=sysfs.numa_node(self.host, found.path),
             attributes={

@@ -51,6 +51,11 @@ class Device(Struct, frozen=True, gc=False):
     """Hardware that it does not own and whose health counts for it (MIG → GPU, VF → PF)."""
     identity: str = ""
     """Differs where another card has the same key; compared with what a pod was given. Empty if it is not known now."""
+    aliases: frozenset[str] = frozenset()
+    """Other identities of the same hardware: what an older version recorded, or what a stick is before it has firmware."""
+    place: frozenset[str] = frozenset()
+    """Where it is, under names that outlast a boot: `usb:0000:00:14.0-usbv2-1`. Several devices may be at one place, as the
+    nodes of one stick are. What has another place than a pod's device is another device."""
     bindings: Mapping[str, str] = {}
     """Hardware that has a driver → a value that changes whenever a driver is bound to it again, and is the same for every
     backend (`backends.linux.pci.functions.Function.binding`). A change ends latched signals that wait for `Clears.REBIND`."""

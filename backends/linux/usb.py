@@ -20,6 +20,7 @@ DIRECTORY: Final = HostPath("/sys/bus/usb/devices")
 
 _ROOT_HUB: Final = re.compile(r"usb[1-9]\d*")
 _BEHIND: Final = re.compile(r"[1-9]\d*-[1-9]\d*(\.[1-9]\d*)*")
+_INTERFACE: Final = re.compile(rf"{_BEHIND.pattern}:\d+\.\d+")
 _ID: Final = re.compile(r"[0-9a-f]{4}")
 _LOOKS: Final = 3  # at a stick that changes while it is read
 _SERIAL_INDEX: Final = 16  # iSerialNumber in the device descriptor (USB 2.0, table 9-8); 0: it has none
@@ -33,6 +34,8 @@ class UsbDevice(Struct, frozen=True):
     """Its directory in /sys/devices."""
     place: str | None
     """The port under a name that never changes: `0000:00:14.0-usbv2-2.3` is port 2.3 of that controller's USB 2 root hub."""
+    places: frozenset[str]
+    """As `places` says it."""
     bus: int
     number: int
     """Its number on the bus, which changes each time it is plugged in."""
@@ -56,6 +59,11 @@ class UsbDevice(Struct, frozen=True):
 def is_port(name: str) -> bool:
     """Is it the name of a USB device, and not of an interface of one?"""
     return _BEHIND.fullmatch(name) is not None or _ROOT_HUB.fullmatch(name) is not None
+
+
+def is_interface(name: str) -> bool:
+    """Is it the name of an interface of a USB device: `1-2.3:1.0`?"""
+    return _INTERFACE.fullmatch(name) is not None
 
 
 def port_of(devpath: str) -> str | None:
@@ -95,6 +103,27 @@ def ids(host: Host, port: str) -> tuple[str | None, str | None]:
     return _usb_id(host, DIRECTORY / port / "idVendor"), _usb_id(host, DIRECTORY / port / "idProduct")
 
 
+def identity(host: Host, path: HostPath) -> str:
+    """What a stick in this directory is: vendor, product and serial, as `0403:6001:A50285BI`."""
+    told = (_usb_id(host, path / "idVendor"), _usb_id(host, path / "idProduct"), _serial(host, path)[0])
+    return ":".join(text or "" for text in told)
+
+
+def places(host: Host, path: HostPath) -> frozenset[str]:
+    """Where a stick in this directory is plugged in, as `Device.place`: its port, and the one that shares the socket.
+
+    A socket of USB 3 has a port on each of two root hubs, and a stick may be at the other one once it has firmware
+    (Movidius). The kernel links them, `peer` (drivers/usb/core/port.c), some time after it has told of the stick.
+    """
+    found = {_place(host, path) or path.name}
+    if peer := sysfs.target(host, path / "port"):
+        peer = sysfs.target(host, peer / "peer")
+    if peer and (hub := _place(host, peer.parent.parent)):  # …/usb2/2-0:1.0/usb2-port1
+        number = peer.name.rpartition("-port")[2]
+        found.add(f"{hub}{'-' if _ROOT_HUB.fullmatch(peer.parent.parent.name) else '.'}{number}")
+    return frozenset(f"usb:{place}" for place in found)
+
+
 def _enumeration(host: Host, port: str) -> tuple[int, int] | None:
     bus, number = (sysfs.number(host, DIRECTORY / port / name) for name in ("busnum", "devnum"))
     return None if bus is None or number is None else (bus, number)
@@ -112,6 +141,7 @@ def _read(host: Host, port: str, path: HostPath, bus: int, number: int) -> UsbDe
         port=port,
         path=path,
         place=_place(host, path),
+        places=places(host, path),
         bus=bus,
         number=number,
         vendor=vendor,

@@ -282,7 +282,7 @@ def test_another_card_at_the_same_address_is_unhealthy_until_the_pod_lets_go() -
     it.claim([held(A, "d", first)])
     it.update(KIND, by_unit([second]))
     assert shown(it, A) == {"d": "replaced"}
-    assert it.slots(A)["d"].health.message == "another device (serial 2) is where the pod's (serial 1) was"
+    assert it.slots(A)["d"].health.message == "it is serial 2 now; the pod that holds it was given serial 1"
     it.unclaim([held(A, "d", first)])
     assert shown(it, A) == {"d": "Healthy"}
 
@@ -291,7 +291,7 @@ def test_other_hardware_under_the_claimed_id_is_not_what_the_pod_was_given() -> 
     it = inventory(devices=[device("d", A, hardware=["slot 2"])])
     it.claim([Held(A, "d", KIND, frozenset({"slot 1"}))])
     assert shown(it, A) == {"d": "replaced"}
-    assert it.slots(A)["d"].health.message == "another device (slot 2) is where the pod's (slot 1) was"
+    assert it.slots(A)["d"].health.message == "it is slot 2 now; the pod that holds it was given slot 1"
 
 
 def test_a_card_whose_identity_cannot_be_told_now_is_taken_for_the_one_that_was_there() -> None:

@@ -361,7 +361,7 @@ class Whole(RuleBasedStateMachine):
         slot = self.run.inventory.slot(name, device_id)
         assert slot is not None, "the list is what is there"
         assert slot.device is not None
-        given = Held(name, device_id, KIND, slot.device.hardware, slot.device.identity)
+        given = Held.of(name, device_id, KIND, slot.device)
         for held in self.pods.values():
             if not held.hardware.isdisjoint(given.hardware):
                 assert held.resource == name, "no other resource gives what a pod holds"

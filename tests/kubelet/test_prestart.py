@@ -188,7 +188,7 @@ async def test_another_card_in_its_place_is_refused_and_never_reset(house: House
     house.inventory.claim([held])
     house.record(XID)
     after_looks(house, 1, lambda: house.look(house.device("a", identity="serial 2")))
-    assert "not what the pod was given: another device (serial 2)" in await house.refusal("a")
+    assert "not what the pod was given: it is serial 2 now" in await house.refusal("a")
     assert house.resets == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -27,6 +28,15 @@ SETTLED: Final = 2000
 """Milliseconds that a stick's drivers have, after it was plugged in, before a node that is missing is a problem."""
 
 _ALL: Final = "all"
+_MOST_ALIASES: Final = 256  # of several sticks as one device: there may be any number of them
+
+_MODES: Final = (
+    {("1a6e", "089a"), ("18d1", "9302")},
+    {("03e7", "2150"), ("040e", "f63b")},
+    {("03e7", "2485"), ("03e7", "f63b")},
+)
+"""Vendor and product of sticks before and after they were sent their firmware: Google's Coral (libedgetpu's udev rules),
+Intel's Movidius of both generations (97-usbboot.rules of the NCSDK, 97-myriad-usbboot.rules of OpenVINO)."""
 
 
 class NotOfferedError(Exception):
@@ -82,6 +92,23 @@ class Selectors:
             raise NotOfferedError(f"its serial is not known, {stick.serial_fault}")
         return None
 
+    def other_modes(self, stick: UsbDevice) -> frozenset[str]:
+        """The identities that the same stick may have had: before it was sent its firmware, or was switched to be a modem.
+
+        Both must be selected here. Of a stick that is not known to do so, vendor and serial must stay the same.
+        """
+        serial, ids = stick.serial or "", (stick.vendor, stick.product)
+        known = {other for modes in _MODES if ids in modes for other in modes if self.alike(*other)}
+        found = {f"{vendor}:{product}:{told}" for vendor, product in known for told in ("", serial)}
+        if serial:
+            named = {(vendor, product) for vendor, product, _ in self._selectors if vendor == stick.vendor and product}
+            found |= {f"{vendor}:{product}:{serial}" for vendor, product in named}
+        return frozenset(found) - {_identity(stick)}
+
+
+def _identity(stick: UsbDevice) -> str:
+    return ":".join((stick.vendor, stick.product, stick.serial or ""))
+
 
 def _selector(option: UsbOption) -> tuple[str, str | None, str | None]:
     product = None if option.product is None else usb_id(option.product)
@@ -114,11 +141,21 @@ def device(group: Group, unit: str, key: str, sticks: Sequence[Stick]) -> Device
         hardware=frozenset({f"shared:{group.name}/{key}"}) if shared else owned | ports,
         exclusive=frozenset() if shared else owned,
         depends=owned | ports if shared else frozenset(),
-        identity=" + ".join(":".join((one.usb.vendor, one.usb.product, one.usb.serial or "")) for one in sticks),
+        identity=" + ".join(_identity(one.usb) for one in sticks),
+        aliases=_aliases([one.usb for one in sticks], Selectors(group.options)),
+        place=frozenset[str]().union(*(one.usb.places for one in sticks)),
         nodes=named_nodes.container_nodes(nodes, group.options.permissions or DEFAULT_PERMISSIONS, shared=shared),
         numa_node=numa_nodes.pop() if len(numa_nodes) == 1 else None,
         attributes={**node_attributes(nodes), **_attributes([one.usb for one in sticks]), **group.attributes},
     )
+
+
+def _aliases(sticks: Sequence[UsbDevice], selectors: Selectors) -> frozenset[str]:
+    """The identities that these sticks together may have had."""
+    modes = [(_identity(stick), *sorted(selectors.other_modes(stick))) for stick in sticks]
+    if not any(others for _, *others in modes):
+        return frozenset()
+    return frozenset(" + ".join(told) for told in itertools.islice(itertools.product(*modes), 1, _MOST_ALIASES))
 
 
 def usb_env(resource: str, grants: Iterable[Grant]) -> Mapping[str, str]:

@@ -297,6 +297,12 @@ def _problems(said: Mapping[str, str], address: str) -> Iterator[Problem]:
             yield Problem(address, f"{address}: its uevent file says {key}={said[key]!r}, which {fault}")
 
 
+def identity(host: Host, path: HostPath) -> str:
+    """`Function.ids` of the function in this directory, by its `uevent` alone."""
+    said = sysfs.properties(host, path)
+    return " ".join(":".join(_ids(said, name)) for name in ("PCI_ID", "PCI_SUBSYS_ID"))
+
+
 def _ids(said: Mapping[str, str], key: str) -> tuple[str, str]:
     """Vendor and device from the kernel's `VVVV:DDDD`."""
     found = _IDS.fullmatch(said.get(key, ""))

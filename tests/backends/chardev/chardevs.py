@@ -87,8 +87,7 @@ class Looked:
 
     def hold(self, device_id: str) -> Held:
         """A pod is given this."""
-        device = self.grant(device_id).device
-        held = Held(NAME, device_id, "chardev", device.hardware, device.identity)
+        held = Held.of(NAME, device_id, "chardev", self.grant(device_id).device)
         self.inventory.claim([held])
         return held
 

@@ -230,7 +230,7 @@ def test_what_joins_or_leaves_changes_the_identity_and_not_the_id(tmp_path: Path
     node.hold("534d:2109+0403:*")
     planted_host(tmp_path, stick("1-4", 7, *CAPTURE_STICK))
     node.look()
-    assert node.state("534d:2109+0403:*") == "replaced"
+    assert node.state("534d:2109+0403:*") == "node-replaced"
 
 
 def test_one_stick_of_each_selector_makes_a_set_named_after_the_first(tmp_path: Path) -> None:

@@ -48,7 +48,9 @@ def test_what_matches_is_a_device_named_by_udevs_lasting_link(tmp_path: Path) ->
         resource="a/serial",
         hardware=frozenset({"node:c:188:0"}),
         exclusive=frozenset({"node:c:188:0"}),
-        identity="FTDI_A1",
+        identity="0403:6001:A1 1.0",
+        aliases=frozenset({"FTDI_A1"}),
+        place=frozenset({"usb:0000:00:14.0-usbv2-2"}),
         nodes=(Node(HostPath("/dev/ttyUSB0"), "/dev/ttyUSB0", "rw"),),
         numa_node=1,
         attributes={

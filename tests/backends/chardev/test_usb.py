@@ -51,6 +51,7 @@ def test_a_stick_is_a_device_with_its_node_in_dev_bus_usb(tmp_path: Path) -> Non
         hardware=frozenset({"usb:1-2", "node:c:189:4"}),
         exclusive=frozenset({"node:c:189:4"}),
         identity="0403:6001:A50285BI",
+        place=frozenset({"usb:0000:00:14.0-usbv2-2"}),
         nodes=(Node(HostPath("/dev/bus/usb/001/005"), "/dev/bus/usb/001/005", "rw"),),
         numa_node=1,
         attributes={
@@ -254,7 +255,7 @@ def test_a_stick_keeps_its_id_elsewhere_but_is_offered_there_only_once_its_pod_h
     node.plug("1-4", 6, serial="A1")
     node.look()
     assert node.listed() == {"0403:6001:A1": "usb:1-4"}
-    assert node.state("0403:6001:A1") == "replaced"  # the pod's node is gone for good
+    assert node.state("0403:6001:A1") == "node-replaced"  # the pod's node is gone for good
     node.inventory.unclaim([held])
     assert node.state("0403:6001:A1") == ""
 

@@ -34,6 +34,7 @@ def test_a_stick_is_read_with_all_that_is_known_of_it(tmp_path: Path) -> None:
         port="1-2.3",
         path=HostPath(f"/sys/{CONTROLLER}/usb1/1-2/1-2.3"),
         place="0000:00:14.0-usbv2-2.3",
+        places=frozenset({"usb:0000:00:14.0-usbv2-2.3"}),
         bus=1,
         number=5,
         vendor="0403",
