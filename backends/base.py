@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic
 
 from backends.errors import reason_of
@@ -29,6 +29,7 @@ from backends.interface.values import (
     Discovery,
     Edits,
     Grant,
+    Heard,
     Hint,
     Link,
     LinkChange,
@@ -70,6 +71,7 @@ __all__ = [
     "Discovery",
     "Edits",
     "Grant",
+    "Heard",
     "Hint",
     "Host",
     "HostPath",
@@ -137,7 +139,7 @@ class Backend(ABC, Generic[Options]):
     """A kind of hardware.
 
     Write `units`, `discover` and `edits`; the rest has defaults. One instance serves all resources of its
-    kind. `units`, `discover`, `probe`, `glance`, `adopt`, `claim`, `prepare` and `release` run in worker threads and may
+    kind. `units`, `discover`, `listen`, `probe`, `glance`, `adopt`, `claim`, `prepare` and `release` run in worker threads and may
     block; everything else is pure and runs on the event loop, `ids` also in a thread.
     """
 
@@ -145,6 +147,12 @@ class Backend(ABC, Generic[Options]):
     """A msgspec struct; every key of a resource beyond the common ones is decoded into it."""
     attributes: ClassVar[Mapping[str, Attribute] | None] = None
     """All that its devices may have for selectors and templates: others are refused as mistakes. None: anything may be."""
+    company: ClassVar[frozenset[str]] = frozenset()
+    """Kinds of hardware that a container usually asks for together with this one: with adapters, GPUs. Its devices are
+    preferred where such hardware is free, if the kubelet asks for them first."""
+
+    hears: ClassVar[str] = "what it tells by itself"
+    """What `listen` hears, as a person calls it: "NVIDIA's library (NVML)"."""
 
     def __init__(self, host: Host, resources: Sequence[Resource[Options]]) -> None:
         self.host = host
@@ -222,6 +230,16 @@ class Backend(ABC, Generic[Options]):
         A FINE one says what has happened: the hardware's latched signals that wait for any of it end.
         """
         return ()
+
+    def listen(self, hardware: frozenset[str]) -> Iterator[Heard | None]:
+        """Yield what this hardware tells by a way of its own (a vendor's library), for ever; `signals` makes sense of it.
+
+        Runs in a thread of its own, for the hardware that `Watches.listen` or `listen_without_log` names and that no
+        operator has drained. It must yield at least each 10 s, None where there is nothing: only then can it be closed, as
+        it is where other hardware is to be heard, and at the end. What it has open belongs into a `with` or `finally`. One
+        that hangs is left alone. One that raises or ends is told in `status`, and called again later.
+        """
+        yield from ()
 
     def probe(self, device: Device) -> Iterable[Signal]:
         """All signals about the device's health now; by default: are its nodes there?"""

@@ -65,6 +65,7 @@ def device(
     exclusive: Iterable[str] = (),
     numa_node: int | None = None,
     unusable: str = "",
+    ancestry: Sequence[str] = (),
 ) -> Device:
     """A device that owns the hardware of its own name, unless told otherwise."""
     return Device(
@@ -76,6 +77,7 @@ def device(
         exclusive=frozenset(exclusive),
         numa_node=numa_node,
         unusable=unusable,
+        ancestry=tuple(ancestry),
         attributes={"taken_by": taken_by, "ids": (key,) if ids is None else tuple(ids)},
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import importlib.util
 import os
 import random
 import shutil
@@ -27,6 +28,9 @@ from tests.nodes import can_make_nodes
 
 CHROMIUM: Final = Path("/usr/bin/chromium")  # Debian's
 _REPOSITORY: Final = Path(__file__).parents[1]
+CORPUS: Final = _REPOSITORY.parent / "shared/corpus"
+"""Recordings of other people's machines (its README.md). Their licences are others': none of them is in this repository."""
+RECORDINGS: Final = "recordings"
 
 
 def skip_without(*things: str) -> None:
@@ -136,6 +140,9 @@ _TRIES: Final[Mapping[str, Callable[[], bool]]] = {
     "promtool (make build/promtool/.ready)": _promtool,
     "openssl 3": _openssl,
     "Debian's Python 3.11 or newer": _system_python,
+    "gcc": lambda: shutil.which("gcc") is not None,
+    "nvidia-ml-py": lambda: importlib.util.find_spec("pynvml") is not None,
     "groff": lambda: shutil.which("groff") is not None,
     "chromium": CHROMIUM.exists,
+    RECORDINGS: (CORPUS / "build.py").exists,
 }

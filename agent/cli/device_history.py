@@ -9,7 +9,7 @@ from typing import Final
 
 from agent.cli import output
 from agent.cli.output import bold, wrapped
-from agent.console.views import History, Period
+from agent.console.views import History, Note, Period
 
 _SIGNS: Final[Mapping[str, tuple[str, str]]] = {
     "Unhealthy": ("X", "unhealthy"),
@@ -43,8 +43,23 @@ def lines(shown: History) -> Iterator[str]:
     yield _hours(shown.periods[0].begins, shown.periods[-1].ends, output.columns())
     yield wrapped("  ".join(f"{sign} {words}" for it, (sign, words) in _SIGNS.items() if it in cells), 0)
     yield ""
-    for period in shown.periods:
-        yield wrapped(f"{output.moment(period.begins):<20} {_words(period)}", 0, 21)
+    periods = [(it.begins, f"{output.moment(it.begins):<20} {_words(it)}") for it in shown.periods]
+    notes = [(it.time, f"{output.moment(it.time):<20} {_happened(it)}") for it in shown.notes]
+    for _, line in sorted((*periods, *notes), key=lambda it: it[0]):
+        yield wrapped(line, 0, 21)
+
+
+def happened(note: Note) -> str:
+    """What happened, when, and by whom."""
+    return f"{output.moment(note.time)} {_happened(note)}"
+
+
+def _happened(note: Note) -> str:
+    often = f", {note.count} times" if note.count > 1 else ""
+    process = ", ".join(filter(None, (note.process, f"pid {note.pid}" if note.pid is not None else "")))
+    by = f", by {process}" if process else ""
+    whose = f", of {' or '.join(note.pods)}" if note.pods else ""
+    return f"{note.reason}{often}{by}{whose}: {note.message}"
 
 
 def _cells(periods: tuple[Period, ...], columns: int) -> Iterator[str]:

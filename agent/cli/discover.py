@@ -15,6 +15,7 @@ from agent.cli.output import echo, echo_json, wrapped
 from agent.config import load
 from agent.console.views import NAMES_NOTHING
 from agent.discovery.backend_factory import make_backends
+from agent.inventory.shortfall import not_offered
 from agent.inventory.survey import PATIENCE, Survey, survey
 from agent.model import Slot
 from agent.runtime import logs
@@ -51,7 +52,8 @@ def _document(found: Survey) -> dict[str, Any]:
             for name in inventory.names()
         ],
         "unclaimed": [
-            {"device": one.device.key, "backend": one.backend, "why": one.why} for one in inventory.unclaimed()
+            {"device": one.found.device.key, "backend": one.found.backend, "why": one.why}
+            for one in not_offered(inventory)
         ],
         "problems": [
             {"backend": kind, "subject": problem.subject, "message": problem.sentence}
@@ -83,9 +85,9 @@ def _lines(found: Survey) -> Iterator[str]:
     for template, given in inventory.selection.given().items():
         if not given:
             yield f"{template}: {NAMES_NOTHING}"
-    if unclaimed := inventory.unclaimed():
+    if told := not_offered(inventory):
         yield "Not offered:"
-        yield from (wrapped(f"{one.device.key}: {one.why}", 2, 4) for one in unclaimed)
+        yield from (wrapped(f"{one.found.device.key}: {one.why}", 2, 4) for one in told)
     if found.problems:
         yield "Problems:"
         yield from (wrapped(problem.sentence, 2, 4) for _, problem in found.problems)

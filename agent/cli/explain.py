@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from agent.cli import connection, device_argument, options, output
+from agent.cli import connection, device_argument, device_history, options, output
 from agent.cli.output import bold, echo, wrapped
 from agent.console.client import NoDaemonError, WrongNameError
 from agent.console.views import Explanation, Gift, Signal
@@ -22,6 +22,8 @@ _ENDS: Final = {
     "operator": "`fairlead undrain`",
 }
 """What `Clears` says, for a person."""
+_NOTES: Final = 10
+"""Of what happened, the last; the history has all."""
 OWN_LOOK: Final = "This command has looked at the hardware itself; it knows neither drains nor what pods hold."
 """What stands before an answer without a daemon; `kubectl fairlead` takes such an answer for none."""
 
@@ -93,6 +95,9 @@ def lines(it: Explanation) -> Iterator[str]:
         "Decisions", (wrapped(f"{one.resource or 'any resource'}: {one.why}", 2, 4) for one in it.decisions)
     )
     yield from _section("Signals", (_signal(one) for one in it.signals))
+    yield from _section(
+        "Happened in the last 24 hours", (wrapped(device_history.happened(one), 2, 4) for one in it.notes[-_NOTES:])
+    )
     yield from _section("Problems", (wrapped(one.message, 2, 4) for one in it.problems))
     yield from _section("Read", _read(it))
     if it.gift is not None:

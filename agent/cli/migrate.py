@@ -22,6 +22,7 @@ from agent.console.doctor.findings import Finding, Level, Patient
 from agent.console.migration import Holders, Holding, holders
 from agent.discovery.backend_factory import make_backends
 from agent.importing import Imported
+from agent.inventory.shortfall import not_offered
 from agent.inventory.survey import PATIENCE, Survey, survey
 from agent.runtime import logs
 from agent.runtime.errors import ExitCode, some
@@ -98,7 +99,7 @@ def _document(imported: Imported, found: Survey, held: Holders, findings: Sequen
         "remarks": remarks,
         "holdings": [asdict(it) for it in held.holdings],
         "unread": list(held.unread),
-        "not_offered": [{"device": it.device.key, "why": it.why} for it in found.inventory.unclaimed()],
+        "not_offered": [{"device": it.found.device.key, "why": it.why} for it in not_offered(found.inventory)],
         "findings": [it.found for it in findings],
         "steps": _steps(imported),
     }
@@ -117,9 +118,9 @@ def _lines(imported: Imported, found: Survey, held: Holders, findings: Sequence[
     unmapped = [_unmapped(it) for it in held.holdings if _is_unmapped(it)]
     yield from ("", bold("WHAT CANNOT BE MAPPED"))
     yield from (wrapped(sentence, 0, 2) for sentence in [*lost, *unmapped] or ["nothing"])
-    if left := found.inventory.unclaimed():
+    if left := not_offered(found.inventory):
         yield from ("", bold("NOT OFFERED"))
-        yield from (wrapped(f"{one.device.key}: {one.why}", 0, 2) for one in left)
+        yield from (wrapped(f"{one.found.device.key}: {one.why}", 0, 2) for one in left)
     yield from ("", bold("STEPS"))
     yield from (wrapped(f"{it.check}: {it.found}", 0, 2) for it in findings)
     yield from (wrapped(f"{number}. {step}", 0, 3) for number, step in enumerate(_steps(imported), 1))

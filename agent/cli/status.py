@@ -132,12 +132,22 @@ def _head(shown: Status) -> Iterator[str]:
         yield wrapped(shown.kubelet.waiting_for[:1].upper() + shown.kubelet.waiting_for[1:], 0, 2)
     if shown.standby:
         yield wrapped(f"Process {' of Fairlead '.join(shown.standby.split())} stands by to take over", 0, 2)
+    yield from (wrapped(line, 0, 2) for line in _witnesses(shown))
     if configuration.mistakes:
         first = f"{configuration.file} has mistakes and was not reloaded:"
         yield output.state("Unhealthy", wrapped(first, 0, 2))
         yield from (wrapped(mistake, 2, 4) for mistake in configuration.mistakes)
     if configuration.needs_restart:
         yield wrapped(f"A restart is needed for: {', '.join(configuration.needs_restart)}", 0, 2)
+
+
+def _witnesses(shown: Status) -> Iterator[str]:
+    """Who is heard of what the hardware keeps nowhere, and who should be and is not."""
+    if heard := [it.name for it in shown.witnesses if it.heard]:
+        yield f"Faults are told by {' and '.join(heard)}"
+    for it in shown.witnesses:
+        if it.needed and not it.heard:
+            yield f"{it.name[:1].upper()}{it.name[1:]} is not heard: {it.why}"
 
 
 def _row(resource: Resource) -> tuple[str, ...]:

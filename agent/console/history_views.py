@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
-from agent.console.views import Explanation, Histories, History, Period
+from agent.console.views import Explanation, Histories, History, Note, Period
 from agent.history.book import Key
 from agent.history.recorder import Recorder
 from agent.runtime.chunked_work import in_slices
@@ -16,7 +16,12 @@ def history_of(noted: Recorder, it: Explanation) -> History:
     names = (it.resource, *(one.resource for one in it.decisions))
     keys = [noted.tombs().get((name, it.key), (name, it.key)) for name in names if name]
     key = keys[0] if it.resource else next((key for key in keys if key in known), None)
-    return _history(noted, key, key) if key else History(it.key, "")
+    return replace(_history(noted, key, key) if key else History(it.key, ""), notes=it.notes)
+
+
+def notes_of(noted: Recorder, it: Explanation) -> tuple[Note, ...]:
+    """What happened to the hardware of the device that an explanation is about, and to what it depends on."""
+    return tuple(Note(*astuple(one)) for one in noted.notes.of((*it.hardware, *it.depends)))
 
 
 def history_by_key(noted: Recorder, device: str) -> History | None:

@@ -144,6 +144,17 @@ class Configuration(msgspec.Struct, frozen=True):
     """Settings that have changed in the file and that only a restart applies."""
 
 
+class Witness(msgspec.Struct, frozen=True):
+    """A way to hear what sysfs does not keep (XIDs): the kernel's log, or a vendor's library."""
+
+    name: str
+    heard: bool
+    why: str = ""
+    """Why it is not heard."""
+    needed: bool = True
+    """Should it be heard? Not where another tells the same."""
+
+
 class Status(msgspec.Struct, frozen=True):
     """Everything there is to see, at one moment."""
 
@@ -163,6 +174,8 @@ class Status(msgspec.Struct, frozen=True):
     """Does another Fairlead serve the node, and this one is ready to take over?"""
     standby: str = ""
     """Process and version of the one that is ready to take over from this one; empty if there is none."""
+    witnesses: tuple[Witness, ...] = ()
+    """Those of what is configured."""
 
     def unready(self) -> list[str]:
         """One sentence for each resource that the kubelet has not, but for those that retire or another Fairlead serves."""
@@ -246,6 +259,22 @@ class Gift(msgspec.Struct, frozen=True):
     """The file by which the container runtime makes the nodes and mounts; empty where the kubelet has it make them."""
 
 
+class Note(msgspec.Struct, frozen=True, gc=False):
+    """Something happened to its hardware that changed no health: an XID of an application."""
+
+    hardware: str
+    reason: str
+    message: str
+    time: float
+    count: int = 1
+    """How often, since then."""
+    pid: int | None = None
+    """The process, as the host numbers it."""
+    process: str = ""
+    pods: tuple[str, ...] = ()
+    """Whose it was, as `namespace/name`; several: any of these."""
+
+
 class Explanation(msgspec.Struct, frozen=True):
     """All that is known of one device: what was read, what was decided, how it is, what a pod would get."""
 
@@ -274,6 +303,8 @@ class Explanation(msgspec.Struct, frozen=True):
     held: tuple[Held, ...] = ()
     since: float = 0.0
     """When it came to be in this state; 0: nobody knows."""
+    notes: tuple[Note, ...] = ()
+    """What happened to its hardware beside, in the last 24 hours."""
 
 
 class Period(msgspec.Struct, frozen=True, gc=False):
@@ -297,6 +328,8 @@ class History(msgspec.Struct, frozen=True, gc=False):
     """Empty if none has offered it in that time."""
     periods: tuple[Period, ...] = ()
     """Without a gap, in their order; none if no resource has offered it."""
+    notes: tuple[Note, ...] = ()
+    """What happened to its hardware beside."""
 
 
 class Histories(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ from agent.console import views
 from agent.console.control import NoSuchDeviceError, RefusedError
 from agent.console.device_views import Drawn, described, draw
 from agent.console.explanation import Knowledge, explain, find
-from agent.console.history_views import histories, history_by_key, history_of
+from agent.console.history_views import histories, history_by_key, history_of, notes_of
 from agent.console.node_name import node_name
 from agent.daemon.configuration_swap import ConfigurationSwap
 from agent.daemon.node import Node
@@ -27,7 +27,7 @@ from agent.daemon.state_keeper import NotYetError
 from agent.discovery.discoverer import Discoverer
 from agent.hardware.adoption import Adopter
 from agent.inventory import lookup
-from agent.inventory.shortfall import WENT, Missing, Shortfall
+from agent.inventory.shortfall import WENT, Missing, NotOffered, Shortfall, candidates, each_once
 from agent.inventory.tombstones import GONE, NOT_SEEN, UNMAPPED
 from agent.inventory.unmatched import unmatched
 from agent.model import Slot, SlotKey
@@ -89,12 +89,16 @@ class AgentControl:
             self._kubelet(),
             self._configuration(),
             tuple(self._resource(name, devices[name]) for name in names),
-            tuple(sorted(await in_slices(self._unclaimed()), key=lambda it: not it.resource)),
+            tuple(sorted(await self._unclaimed(), key=lambda it: not it.resource)),
             tuple(self._problems()),
             self._node,
             tuple(self._templates()),
             parts.serving.is_standing_by,
             standby.who if (standby := parts.serving.standbys.ready()) is not None else "",
+            tuple(
+                views.Witness(it.name, not it.complaint, it.complaint, it.needed)
+                for it in parts.swap.discovery.witnesses()
+            ),
         )
 
     def _configuration(self) -> views.Configuration:
@@ -147,15 +151,20 @@ class AgentControl:
             self._unmatched = state, {it.subject: it.sentence.removeprefix(f"{it.subject}: ") for _, it in found}
         return self._unmatched[1]
 
-    def _unclaimed(self) -> Iterator[views.Unclaimed]:
-        """What no resource has."""
+    async def _unclaimed(self) -> list[views.Unclaimed]:
+        """What no pod can get."""
+        inventory = self._parts.node.inventory
+        told = each_once(await in_slices(candidates(inventory)), inventory)
+        return await in_slices(self._views_of(told))
+
+    def _views_of(self, told: Iterable[NotOffered]) -> Iterator[views.Unclaimed]:
         missing = {(it.backend, it.device): it for it in self._parts.shortfall.missing}
-        for it in self._parts.node.inventory.unclaimed():
-            view, one = views.Unclaimed(it.device.key, it.backend, it.why), missing.get((it.backend, it.device.key))
-            if one is None or one.reason == WENT or it.device.resource not in (None, one.resource):
-                yield described(view, it.device)
-            else:
-                yield described(self._missing(one, it.why), it.device)
+        for it in told:
+            device, kind = it.found.device, it.found.backend
+            one = missing.get((kind, device.key)) if it.missing else None  # since when, once it has been looked for
+            known = one is not None and one.reason != WENT
+            view = self._missing(one, it.why) if one and known else views.Unclaimed(device.key, kind, it.why)
+            yield described(view, device)
         gone = (it for it in missing.values() if it.reason == WENT)
         yield from (described(self._missing(it, self._how_it_went(it)), it.seen) for it in gone)
 
@@ -242,6 +251,7 @@ class AgentControl:
                 raise
             return gone
         seen = _as_seen(explained, self._unseen(explained.backend))
+        seen = replace(seen, notes=notes_of(self._parts.node.history, seen))
         missing = self._parts.shortfall.of(seen.backend, seen.key) if not seen.resource else None
         if missing is None:
             return seen

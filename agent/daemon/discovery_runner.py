@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Set
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Set
 from contextlib import asynccontextmanager, suppress
 from functools import partial, reduce
 from operator import or_
@@ -12,17 +13,19 @@ from typing import Any, Final, TypeVar
 import anyio
 import structlog
 from anyio.abc import TaskGroup
+from msgspec import Struct
 
 from agent.config import AgentConfig
 from agent.daemon.node import Node
 from agent.discovery.backend_factory import why_unmade
 from agent.discovery.changes import Changes
 from agent.discovery.discoverer import Discoverer
-from agent.discovery.records import EarlySignals, wants
+from agent.discovery.records import EarlySignals, Faults, wants
 from agent.discovery.scan_waiters import LookError
-from agent.discovery.sources.base import Emitted, Resync
+from agent.discovery.sources.base import Emitted, Resync, boot_id
 from agent.discovery.sources.kmsg import KmsgSource
 from agent.discovery.sources.links import LinkSource
+from agent.discovery.sources.listening import Listening
 from agent.discovery.sources.paths import PathSource
 from agent.discovery.sources.uevents import UeventSource
 from agent.kubelet.pods.pod_claims import PodClaims
@@ -31,7 +34,8 @@ from agent.runtime.counts import Counts
 from agent.runtime.supervision.problems import Problems
 from agent.runtime.supervision.restarts import supervise
 from agent.runtime.supervision.watchdog import Watchdog
-from backends.base import ANY_SUBSYSTEM, Backend, Hint, Host, LinkChange, Record, Signal, Uevent, Watches
+from agent.runtime.workers import Workers
+from backends.base import ANY_SUBSYSTEM, Backend, Heard, Hint, Host, LinkChange, Record, Signal, Uevent, Watches
 
 T = TypeVar("T")
 
@@ -40,9 +44,22 @@ SETTLE: Final = 2.0
 
 _INOTIFY, _KMSG, _LINKS, _UEVENTS = "inotify", "kernel's log", "network interfaces", "uevents"
 
+_LOG_FIRST: Final = 0.5
+"""Seconds that what a backend heard waits for the kernel's log to tell the same; a line is read within milliseconds."""
+
 _WAKE: Final = 2.0  # seconds for a look at everything after this process did not run for long
 
 log = structlog.get_logger()
+
+
+class Witness(Struct, frozen=True):
+    """A source of records, for a person."""
+
+    name: str
+    complaint: str
+    """Why it is not heard; empty if it is."""
+    needed: bool = True
+    """Should it be heard now?"""
 
 
 class DiscoveryRunner:
@@ -62,14 +79,18 @@ class DiscoveryRunner:
         self.backends = backends
         """By their kinds, always as they are now."""
         self._node = node
-        self._early = EarlySignals()
+        self._early, self._faults = EarlySignals(), Faults()
         self._counts = counts
+        self._problems = problems = problems or Problems()
         self._keep = partial(supervise, problems=problems)
+        self._host = host
+        self._listening: dict[Discoverer, tuple[Listening, anyio.CancelScope]] = {}
+        self._listeners: dict[str, Workers] = {}  # by backend: those that hang count for a next instance, too
         self._tasks: TaskGroup  # of the running agent
         self._scopes: dict[Discoverer, anyio.CancelScope] = {}
         self._pulses = {name: watchdog.pulse(name) for name in (_INOTIFY, _KMSG, _LINKS)}
         self._paths = PathSource(self.take, host, self._pulses[_INOTIFY].beat, problems)
-        self.kmsg = KmsgSource(self.take, host, beat=self._pulses[_KMSG].beat)
+        self.kmsg = KmsgSource(self.take, host, beat=self._pulses[_KMSG].beat, on_complaint=self._listen)
         self._links = LinkSource(self.take, beat=self._pulses[_LINKS].beat)
         self._uevents = None
         if settings.uevents != "off":
@@ -96,6 +117,7 @@ class DiscoveryRunner:
 
     def start(self, tasks: TaskGroup) -> None:
         """Start sources and discoverers; once a source listens that did not before the first scan, all is looked at again."""
+        self._tasks = tasks
         for discoverer in self.discoverers.values():
             discoverer.watches()
         self.listen()
@@ -108,7 +130,6 @@ class DiscoveryRunner:
             tasks.start_soon(self._keep, name, source, self._pulses[name])
         if self._uevents is not None:
             tasks.start_soon(self._keep, _UEVENTS, partial(self._run_uevents, heard=heard), self._pulses[_UEVENTS])
-        self._tasks = tasks
         for discoverer in self.discoverers.values():
             self._start(discoverer)
 
@@ -157,6 +178,7 @@ class DiscoveryRunner:
 
         Where this process did not run until long after that, everything is looked at first: much may have happened.
         """
+        self._listen()  # what was drained, or has another owner, may be other hardware
         with anyio.move_on_after(None if due is None else due - clock()):
             await event.wait()
         if due is None or (late := clock() - due) < running_time.STEP + running_time.LATE:
@@ -231,9 +253,32 @@ class DiscoveryRunner:
         """Tell the node what a record means, by the backends that asked for it."""
         for discoverer in self.discoverers.values():
             if wants(discoverer.watched, record):
-                signals = [it for it in discoverer.signals(record) if self._is_seen(it, record)]
-                if signals:
-                    self._node.recorded(signals, record)
+                self._tell(discoverer, record)
+
+    def _tell(self, discoverer: Discoverer, record: Record) -> None:
+        """Tell the node what a record means to one backend, where no other source has told it."""
+        now = time.monotonic()
+        signals = [
+            it
+            for it in discoverer.signals(record)
+            if self._faults.is_news(it, record.source, now) and self._is_seen(it, record)
+        ]
+        if signals:
+            self._node.recorded(signals, record)
+
+    def _take_heard(self, discoverer: Discoverer, heard: Heard) -> None:
+        """Tell the node what a backend heard by a way of its own; its time is now, since only that is known.
+
+        The log comes first, where it is read: it has the words, the process, and a right that a library may lack.
+        """
+        now = time.monotonic()
+        record = Record(heard.source, boot_id(self._host), int(now * 1e6), now, heard.text, heard.properties)
+        is_logged = discoverer.watched.kernel_lines and self.kmsg.complaint == ""
+        asyncio.get_running_loop().call_later(_LOG_FIRST if is_logged else 0.0, self._tell_heard, discoverer, record)
+
+    def _tell_heard(self, discoverer: Discoverer, record: Record) -> None:
+        if self.discoverers.get(discoverer.kind) is discoverer:
+            self._tell(discoverer, record)
 
     def _is_seen(self, signal: Signal, record: Record) -> bool:
         """Has a scan found the signal's hardware? If not, the signal is kept until one does."""
@@ -272,6 +317,55 @@ class DiscoveryRunner:
             self._uevents.watch(watches.subsystems, watches.facts)
         self.kmsg.watch(watches.kernel_lines)
         self._links.watch(watches.links)
+        self._listen()
+
+    def _listen(self) -> None:
+        """Have each backend in force listen to the hardware that it asked for, and to no other."""
+        wanted = {it: hardware for it in self.discoverers.values() if (hardware := self._hearable(it))}
+        for discoverer, (listening, scope) in list(self._listening.items()):
+            if wanted.get(discoverer) != listening.hardware:
+                scope.cancel()
+                del self._listening[discoverer]
+        for discoverer in wanted.keys() - self._listening.keys():
+            workers = self._listeners.setdefault(discoverer.kind, Workers(f"{discoverer.kind}'s listening"))
+            take = partial(self._take_heard, discoverer)
+            listening = Listening(discoverer.backend, wanted[discoverer], take, workers, self._problems)
+            scope = anyio.CancelScope()
+            self._listening[discoverer] = listening, scope
+            self._tasks.start_soon(self._run_listening, listening, scope)
+
+    async def _run_listening(self, listening: Listening, scope: anyio.CancelScope) -> None:
+        with scope:
+            await self._keep("listening", listening.run)
+
+    def _hearable(self, discoverer: Discoverer) -> frozenset[str]:
+        """The hardware that a backend should listen to now.
+
+        An open library keeps a driver in use. So hardware is left alone that an operator has drained, to unload the driver
+        say, or that a resource of another backend has, which may want to bind another driver.
+        """
+        watched = discoverer.watched
+        asked = watched.listen | (watched.listen_without_log if self.kmsg.complaint else frozenset())
+        kind, node = discoverer.kind, self._node
+        return frozenset(
+            name
+            for name in asked
+            if not node.health.drains_of([name])
+            and all(it.backend == kind or it.placed is None for it in node.inventory.on([name]))
+        )
+
+    def witnesses(self) -> Iterator[Witness]:
+        """The sources of records that backends asked for, and whether each is heard."""
+        if any(it.watched.kernel_lines for it in self.discoverers.values()):
+            complaint = "it has not been read yet" if self.kmsg.complaint is None else self.kmsg.complaint
+            yield Witness("the kernel's log", complaint)
+        for it in self.discoverers.values():
+            if it in self._listening:
+                yield Witness(it.backend.hears, self._listening[it][0].complaint)
+            elif it.watched.listen_without_log and not self.kmsg.complaint:
+                yield Witness(it.backend.hears, "the kernel's log tells the same", needed=False)
+            elif it.watched.listen or it.watched.listen_without_log:
+                yield Witness(it.backend.hears, "all its hardware is drained, or another backend's", needed=False)
 
 
 def _tell_of_slow(discoverers: Mapping[str, Discoverer]) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 import anyio
 import structlog
 
-from agent.kubelet.handover import Relay, Standby
+from agent.kubelet.handover import SPEAKS, End, Relay, Standby
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.registration import Registrar
 
@@ -61,7 +61,9 @@ class Giver:
         try:
             await self._finish_calls()
             await self._stop_acting()
-            standby.say("take")
+            for plugin in self._plugins.values():
+                plugin.silence(True)  # a kubelet of 1.37 would take our list for the standby's (A12)
+            standby.say("take", SPEAKS)
             given = await self._answer(standby)
             if given:
                 await anyio.sleep(_LINGER)
@@ -93,8 +95,15 @@ class Giver:
                 tasks.cancel_scope.cancel()
         return bool(word)
 
-    async def _end(self, standby: Standby, resource: str) -> None:
-        self._relay.is_there(resource)
-        if (registrar := self._registrars.get(resource)) is not None:
-            await registrar.end_stream()
-        standby.say("ended", resource)
+    async def _end(self, standby: Standby, what: str) -> None:
+        resource, _, path = what.partition(" ")
+        self._relay.is_there(resource, path)
+        registrar, how = self._registrars.get(resource), End.CLOSED
+        if not standby.speaks:  # it has made the kubelet forget our client
+            if registrar is not None:
+                await registrar.end_stream()
+            standby.say("ended", resource)
+            return
+        if registrar is not None:
+            how = await registrar.retire()
+        standby.say("ended", resource, how)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from anyio.abc import TaskGroup
 
@@ -26,10 +26,14 @@ from agent.inventory.inventory import Inventory
 from agent.kubelet.pods.pod_claims import PodClaims
 from agent.model import Health, Held
 from agent.runtime.chunked_work import BATCH
-from backends.base import Clears, Record, Signal
+from backends.base import Clears, Record, Signal, Verdict
 
 if TYPE_CHECKING:
     from agent.daemon.list_publisher import Publisher
+
+
+_NOTED: Final = frozenset({Verdict.NOTE, Verdict.INFO})
+"""What of a record no list shows."""
 
 
 class Node:
@@ -96,6 +100,9 @@ class Node:
 
     def recorded(self, signals: Sequence[Signal], record: Record) -> None:
         """The kernel told a fact that means this."""
+        for signal in signals:
+            if signal.verdict in _NOTED:
+                self.history.notes.take(signal, record.time)
         self.inventory.set_health(self.health.recorded(signals, record, self._clock()))
         self._commit()
 

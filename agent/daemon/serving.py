@@ -195,6 +195,7 @@ class Serving:
                     tasks.start_soon(self._mind_lock, ours / "lock", file)
                     if self.predecessor.gives:
                         tasks.start_soon(self._tell_when_all_are_registered)
+                        tasks.start_soon(self._clean_up_after_predecessor)
                     while True:
                         self._names_changed.clear()
                         if not self._is_giving:  # else the standby decides
@@ -231,7 +232,7 @@ class Serving:
             if (standby := self.standbys.ready(pid)) is None:
                 return False
             self._is_giving = True
-            relay = Relay(lambda name: self._plugin_dir / self._endpoint(name))
+            relay = Relay(self._plugin_dir)
             if await Giver(self.registrars, self.plugins, relay, self._stop_acting).give(standby):
                 return True
             started_over = self._starts_over
@@ -246,6 +247,11 @@ class Serving:
                 self._reported.clear()
                 await self._reported.wait()
         self.predecessor.done()
+
+    async def _clean_up_after_predecessor(self) -> None:
+        """Remove what the agent before us left, if it was killed while it handed over."""
+        await self.predecessor.gone()
+        remove_leftovers(self._ours)
 
     # --- the directory ---
 
@@ -316,11 +322,6 @@ class Serving:
             with anyio.move_on_after(_DIRECTORY_RETRY):
                 await self._directory_news.wait()
 
-    def _endpoint(self, name: str) -> str:
-        """The path of a resource's socket, relative to the plugin directory."""
-        room = limits.SOCKET_PATH_LIMIT - len(os.fsencode(self._ours)) - 1
-        return f"{limits.SOCKET_DIRECTORY}/{limits.socket_name(name, room)}"
-
     # --- the servers ---
 
     def _follow_names(self, tasks: TaskGroup) -> None:
@@ -337,8 +338,7 @@ class Serving:
 
     def _serve(self, name: str, tasks: TaskGroup) -> None:
         plugin = self.plugins[name] = self._factory.plugin(name)
-        endpoint = self._endpoint(name)
-        registrar = Registrar(plugin, self.kubelet, self._plugin_dir, endpoint, self._counts, self.predecessor)
+        registrar = Registrar(plugin, self.kubelet, self._plugin_dir, self._counts, self.predecessor)
         registrar.on_change = self._report
         self.registrars[name], self._scopes[name] = registrar, anyio.CancelScope()
         if (snapshot := self._lists.get(name)) is not None:

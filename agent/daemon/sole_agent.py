@@ -46,6 +46,7 @@ class SoleAgent(Struct, frozen=True):
             "lost resources": self.lost_resources.run,
             "hardware": self.reconciler.run,
             "history": partial(node.history.run, keeper.write_history),
+            "notes of hardware": node.history.notes.run,
             "Kubernetes": self.kubernetes.run,
             "CDI": node.cdi.run,
         }

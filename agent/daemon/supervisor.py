@@ -128,7 +128,7 @@ class Agent:
         # what outlives this process
         self._shortfall = Shortfall(inventory, clock, wall)
         lists = inventory, self._list_of, self._pod_claims.pods, self._shortfall
-        node.history = Recorder(*lists, clock=clock, wall=wall)
+        node.history = Recorder(*lists, uids=self._pod_claims.uids_of, proc=config.host.proc, clock=clock, wall=wall)
         kept = ledger, node.releaser, inventory, health, self._shortfall, node.history
         node.keeper = StateKeeper(StateFile(settings.state_dir), *kept, clock=clock, wall=wall)
 

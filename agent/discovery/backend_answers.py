@@ -18,6 +18,7 @@ from backends.base import (
     ContainerEdits,
     Device,
     Discovery,
+    Heard,
     HostPath,
     Link,
     Measure,
@@ -74,6 +75,8 @@ def watches(backend: Backend[Any], answer: Any) -> Watches:
         "facts": _are_names(answer.facts),
         "kernel_lines": _are_names(answer.kernel_lines),
         "links": isinstance(answer.links, bool),
+        "listen": _are_names(answer.listen),
+        "listen_without_log": _are_names(answer.listen_without_log),
         "poll": poll is None or (_is_number(poll) and poll > 0),
     }
     if not all(allowed.values()):
@@ -138,10 +141,34 @@ def signals(call: str, answer: Iterable[Any]) -> tuple[Signal, ...]:
             "clears_on": _are_all(signal.clears_on, frozenset, Clears),
             "measure": signal.measure is None or _is_measure(signal.measure),
             "unless_held": isinstance(signal.unless_held, bool),
+            "fault": isinstance(signal.fault, str),
+            "pid": signal.pid is None or isinstance(signal.pid, int),
+            "process": isinstance(signal.process, str),
         }
         if not all(allowed.values()):
             raise _impossible(f"{call}() returned a Signal", signal, allowed)
     return said
+
+
+def heard(answer: Any) -> Heard | None:
+    """What `listen()` yielded.
+
+    Raises:
+        NonsenseError: it can be no record.
+    """
+    if answer is None:
+        return None
+    if not isinstance(answer, Heard):
+        raise NonsenseError(f"listen() yielded {answer!r} where a Heard or None is due")
+    properties: Any = answer.properties
+    allowed = {
+        "source": _are_names((answer.source,), tuple) and answer.source not in ("kmsg", "uevent"),
+        "text": isinstance(answer.text, str),
+        "properties": isinstance(properties, Mapping) and _are_all((*properties, *properties.values()), tuple, str),
+    }
+    if not all(allowed.values()):
+        raise _impossible("listen() yielded a Heard", answer, allowed)
+    return answer
 
 
 # --- what there is ---
@@ -188,6 +215,7 @@ def _check_device(device: Any, unit: str) -> None:
         "bindings": isinstance(device.bindings, Mapping)
         and _are_names((*device.bindings.keys(), *device.bindings.values()), tuple),
         "unusable": isinstance(device.unusable, str),
+        "by_design": isinstance(device.by_design, bool),
         "no_reset": isinstance(device.no_reset, str),
         "nodes": _lie_at_paths(device.nodes, Node) and all(isinstance(it.permissions, str) for it in device.nodes),
         "mounts": _lie_at_paths(device.mounts, Mount),

@@ -89,6 +89,8 @@ class Latches:
         """
         if signal.verdict is Verdict.FINE:
             return self.clear(signal.clears_on, signal.hardware)
+        if signal.verdict is Verdict.NOTE:
+            return False
         bindings = dict(self._bindings.get(signal.hardware, {}))
         latch = Latch(signal, now, record.source, record.boot, record.sequence, bindings)
         known = self._latched.get(signal.hardware, {}).get(latch.key)

@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping, Set
+from pathlib import Path
 from typing import Final
 
 import anyio
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 from agent.health.judgement import DRAINED as DRAINED_BY_OPERATOR
 from agent.history import timeline
 from agent.history.book import Book, Key
+from agent.history.notes import Notes
 from agent.history.timeline import DRAINED, GONE, Condition, Period, Record, Run, periods
 from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import Shortfall
@@ -45,10 +47,23 @@ class Recorder:
         pods: Callable[[SlotKey], Iterable[str]],
         shortfall: Shortfall,
         *,
+        uids: Callable[[SlotKey], Mapping[str, str]] = lambda _slot: {},
+        proc: Path = Path("/proc"),
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`list_of` tells a resource's last list; `pods` who has a slot, as `namespace/name`, as far as is known."""
+        """Begin with nothing.
+
+        Args:
+            inventory: what the lists are made from.
+            list_of: tells a resource's last list.
+            pods: tells who has a slot, as `namespace/name`, as far as is known.
+            shortfall: what was offered, and is gone.
+            uids: tells the UIDs of these pods, as far as they are known.
+            proc: the host's /proc.
+            clock: monotonic seconds.
+            wall: seconds since the epoch.
+        """
         self._inventory, self._list_of, self._pods, self._shortfall = inventory, list_of, pods, shortfall
         self._clock, self._wall = clock, wall
         self._book = Book()
@@ -61,10 +76,13 @@ class Recorder:
         self._noting = asyncio.Lock()
         self._changed = asyncio.Event()
         self._is_unsaved = False
+        self.notes = Notes(inventory, pods, uids, self._held_at, proc, clock=clock, wall=wall, on_note=self._noted)
+        """What happened to hardware beside."""
 
     def restore(self, record: Record) -> None:
         """Take in what the agent before us noted."""
         self._book.restore(record.changes)
+        self.notes.restore(record.notes)
         self._earlier = record.runs
         self._held = frozenset(key for key in self._book.devices() if self._book.now(key).holders)
 
@@ -78,6 +96,10 @@ class Recorder:
 
     def claims_changed(self) -> None:
         """Pods may hold other devices now."""
+        self._changed.set()
+
+    def _noted(self) -> None:
+        self._is_unsaved = True
         self._changed.set()
 
     async def run(self, save: Callable[[], Awaitable[None]]) -> None:
@@ -205,7 +227,7 @@ class Recorder:
 
     def record(self) -> Record:
         """All that is to be kept for the next run."""
-        return Record(tuple(self._book.all()), self._runs(self._wall()))
+        return Record(tuple(self._book.all()), self._runs(self._wall()), tuple(self.notes.all()))
 
     def _runs(self, now: float) -> tuple[Run, ...]:
         """When the daemon ran, as the wall clock has it, which says that it is `now`."""
@@ -216,6 +238,10 @@ class Recorder:
     def devices(self) -> Collection[Key]:
         """The devices that were not healthy and free all the time."""
         return self._book.devices()
+
+    def _held_at(self, key: Key, then: float) -> tuple[str, ...]:
+        """The pods that had a device at this time."""
+        return next((it.condition.holders for it in self.of(key) if it.begins <= then < it.ends), ())
 
     def tombs(self) -> Mapping[SlotKey, Key]:
         """Tombstones, with the devices that were behind them."""

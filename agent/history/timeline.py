@@ -54,6 +54,22 @@ class Change(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Of the first that is known of a device: the state that it was in before; else nothing."""
 
 
+class Note(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """Something happened to a piece of hardware that changed no health: an XID of an application."""
+
+    hardware: str
+    reason: str
+    message: str
+    time: float
+    """Seconds since the epoch."""
+    count: int = 1
+    pid: int | None = None
+    """The process, as the host numbers it; None: not said."""
+    process: str = ""
+    pods: tuple[str, ...] = ()
+    """Whose it was, as `namespace/name`; several: any of these."""
+
+
 class Run(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """When a daemon watched; seconds since the epoch."""
 
@@ -67,15 +83,19 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     changes: tuple[Change, ...] = ()
     """Each device's in their order."""
     runs: tuple[Run, ...] = ()
+    notes: tuple[Note, ...] = ()
 
     def since(self, earlier: Record) -> Record:
-        """Without the changes that the earlier record has, the very same objects."""
-        known = set(map(id, earlier.changes))
-        return Record(tuple(it for it in self.changes if id(it) not in known), self.runs)
+        """Without the changes and notes that the earlier record has, the very same objects."""
+        known = set(map(id, (*earlier.changes, *earlier.notes)))
+        changes = tuple(it for it in self.changes if id(it) not in known)
+        return Record(changes, self.runs, tuple(it for it in self.notes if id(it) not in known))
 
     def after(self, earlier: Record | None) -> Record:
-        """With the changes of the earlier record before its own."""
-        return Record((*earlier.changes, *self.changes), self.runs) if earlier else self
+        """With the changes and notes of the earlier record before its own."""
+        if earlier is None:
+            return self
+        return Record((*earlier.changes, *self.changes), self.runs, (*earlier.notes, *self.notes))
 
 
 class Period(msgspec.Struct, frozen=True, gc=False):

@@ -24,6 +24,12 @@ from backends.base import Device
 Ref = TypeVar("Ref", bound=tuple[str, ...])
 
 
+def piece(device: Device) -> frozenset[str]:
+    """The hardware that a device is by its key: of an IOMMU group the function that names it, not its companions."""
+    named = f"pci:{device.key}"
+    return frozenset({named}) if named in device.hardware else device.hardware
+
+
 class Candidate(Struct, frozen=True, gc=False):
     """A resource that selects a device, and the IDs it would have there."""
 
@@ -126,7 +132,10 @@ def _obstacle(
     for hardware in sorted(device.hardware):
         if (resource := owner.get(hardware, name)) != name:
             verb = "is held by a pod through" if claimed.get(hardware) else "belongs to"
-            return f"{hardware} {verb} {resource}"
+            what = hardware if hardware in piece(device) else f"{hardware}, which goes with it,"
+            whole = user.get(hardware)
+            part = f", as part of {whole.key}" if whole is not None and hardware not in piece(whole) else ""
+            return f"{what} {verb} {resource}{part}"
         if (other := user.get(hardware)) is not None and hardware in device.exclusive | other.exclusive:
             return f"{hardware} is offered as {other.key} already"
         if unshared and hardware in device.exclusive:

@@ -1,7 +1,7 @@
-"""Finds the devices that a resource is meant to have and no pod can get, and remembers those that were offered and are gone.
+"""Finds the hardware that no pod can get, and remembers what was offered and is gone.
 
-Operators are told why a node offers seven GPUs and not eight. A device that no resource selects,
-or that another resource offers, is not missing.
+Operators are told why a node offers seven GPUs and not eight, once for each piece of hardware. What a resource is meant
+to have is missing; what no resource selects is only shown.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
+from functools import reduce
 from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from agent.inventory.competition import piece
 from agent.inventory.found_devices import Found
 from agent.inventory.inventory import Inventory
 from agent.runtime.chunked_work import in_batches
@@ -99,22 +101,71 @@ class Offered(Struct, frozen=True, gc=False):
         )
 
 
-def found_missing(inventory: Inventory) -> Iterator[Missing]:
-    """The devices that are there and missing; what is built for several resources once for each."""
-    return (it for found, full in inventory.without_place() if (it := _missing(found, full, inventory)) is not None)
+class NotOffered(Struct, frozen=True, gc=False):
+    """A piece of hardware that no pod can get: told once, however many devices are built of it."""
+
+    found: Found
+    """The device under whose key it is told."""
+    why: str
+    """One sentence for a person."""
+    missing: Missing | None
+    """None if no resource misses it: none selects it, or it is so by design."""
 
 
-def _missing(found: Found, full: str, inventory: Inventory) -> Missing | None:
+def not_offered(inventory: Inventory) -> list[NotOffered]:
+    """What every face shows as not offered, each piece of hardware once.
+
+    Not among it: what a resource offers, whole, in parts, or under its key in another backend; what a pod holds, which is
+    listed; what cannot be used and no resource selects, such as another vendor's cards.
+    """
+    return each_once(candidates(inventory), inventory)
+
+
+def candidates(inventory: Inventory) -> Iterator[NotOffered | None]:
+    """What is to be told of each device that no resource has, one by one; None of most."""
+    return (_told(found, full, inventory) for found, full in inventory.without_place())
+
+
+def each_once(told: Iterable[NotOffered | None], inventory: Inventory) -> list[NotOffered]:
+    """The same, each piece of hardware once, in order."""
+    pieces: dict[frozenset[str], list[NotOffered]] = {}
+    for one in told:
+        if one is not None:
+            pieces.setdefault(piece(one.found.device), []).append(one)
+    return sorted((_together(same, inventory) for same in pieces.values()), key=lambda one: one.found.ref)
+
+
+def _together(told: Sequence[NotOffered], inventory: Inventory) -> NotOffered:
+    """One of several for the same hardware: what the first resource misses; else the first, with what is said of each."""
+    if missed := [one for one in told if one.missing is not None]:
+        return reduce(lambda one, other: other if _comes_before(other.missing, one.missing, inventory) else one, missed)
+    whys = dict.fromkeys(one.why for one in sorted(told, key=lambda one: one.found.ref))
+    return replace(min(told, key=lambda one: one.found.ref), why="; ".join(whys))
+
+
+def _comes_before(one: Missing | None, other: Missing | None, inventory: Inventory) -> bool:
+    return one is not None and other is not None and inventory.selection.comes_before(one.resource, other.resource)
+
+
+def found_missing(inventory: Inventory) -> list[Missing]:
+    """What is there and missing, each piece of hardware once, in the first resource that is meant to have it."""
+    return [one.missing for one in not_offered(inventory) if one.missing is not None]
+
+
+def _told(found: Found, full: str, inventory: Inventory) -> NotOffered | None:
     device, backend = found.device, found.backend
-    if inventory.is_held(device.hardware) or _is_offered(inventory, device.hardware):
+    if _is_offered(inventory, device) or (inventory.is_held(device.hardware) and not _has_owner(inventory, device)):
         return None  # what a pod holds is listed
     if device.unusable:
         resource, reason, message = _meant_for(device, inventory.selection.of_kind(backend)), UNUSABLE, device.unusable
+        if not resource:
+            return None
     elif full:
         resource, reason, message = full, FULL, found.why
     else:
         resource, reason, message = next((it.resource for it in found.candidates), ""), TAKEN, found.why
-    return Missing(resource, backend, reason, message, device) if resource else None
+    is_missing = resource and not device.by_design
+    return NotOffered(found, message, Missing(resource, backend, reason, message, device) if is_missing else None)
 
 
 def _meant_for(device: Device, resources: Iterable[Resource[Any]]) -> str:
@@ -124,9 +175,16 @@ def _meant_for(device: Device, resources: Iterable[Resource[Any]]) -> str:
     return next((it.name for it in (*named, *meant)), "")
 
 
-def _is_offered(inventory: Inventory, hardware: Iterable[str]) -> bool:
-    """Is it, through another device: a part of it, one that is built of it?"""
-    return any(found.placed is not None for found in inventory.on(hardware, minding=True))
+def _is_offered(inventory: Inventory, device: Device) -> bool:
+    """Is its hardware offered, as another device or in parts? What goes with another device is not."""
+    mine = piece(device)
+    placed = [it.device for it in inventory.on(mine, minding=True) if it.placed is not None]
+    return any(not mine.isdisjoint(it.depends) for it in placed) or mine <= frozenset[str]().union(*map(piece, placed))
+
+
+def _has_owner(inventory: Inventory, device: Device) -> bool:
+    """Does a device that is offered own it?"""
+    return any(it.placed is not None for it in inventory.on(piece(device)))
 
 
 class Shortfall:
@@ -187,13 +245,14 @@ class Shortfall:
             looked: the backends that have looked at all their hardware: what others do not show may be there.
         """
         now, inventory = self._clock(), self._inventory
+        told: list[NotOffered | None] = []
+        async for batch in in_batches(candidates(inventory)):
+            told += batch
         missing: dict[tuple[str, str], Missing] = {}
-        async for batch in in_batches(inventory.without_place()):
-            for found, full in batch:
-                if (one := _missing(found, full, inventory)) is not None:
-                    at = one.backend, one.device
-                    if at not in missing or inventory.selection.comes_before(one.resource, missing[at].resource):
-                        missing[at] = self._dated(one, now)
+        for one in (it.missing for it in each_once(told, inventory) if it.missing is not None):
+            at = one.backend, one.device
+            if at not in missing or _comes_before(one, missing[at], inventory):
+                missing[at] = self._dated(one, now)
         offered: dict[tuple[str, str], Offered] = {}
         seen: dict[tuple[str, str], Device] = {}
         behind: dict[str, Device] = {}
@@ -219,7 +278,7 @@ class Shortfall:
         begun = [it for at, it in missing.items() if it is not before.get(at) and not self._has_been_told(it)]
         ended: list[Missing] = []
         async for over in in_batches([it for at, it in before.items() if at not in missing]):
-            ended += [it for it in over if _is_offered(inventory, it.hardware)]
+            ended += [it for it in over if _is_offered(inventory, it.seen)]
         return begun, ended
 
     def _lost(

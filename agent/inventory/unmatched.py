@@ -72,9 +72,8 @@ def _has(device: Device, name: str, wanted: Sequence[str]) -> bool:
 
 def _values(name: str, wanted: Sequence[str], devices: Sequence[Device]) -> str:
     """The values there are, with the number of devices; the one that was probably meant comes first."""
-    counts = Counter(value for device in devices for value in device.attributes.get(name, ()))
-    if unknown := sum(not device.attributes.get(name) for device in devices):
-        counts["unknown"] += unknown
+    had = {(it.unit, it.key, value) for it in devices for value in it.attributes.get(name) or ("unknown",)}
+    counts = Counter(value for _, _, value in had)  # a device may be built for several resources
     near = [value for want in wanted for value in difflib.get_close_matches(want, counts, n=1)]
     ordered = sorted(counts, key=lambda value: (value not in near, -counts[value], value))
     shown = ", ".join(f"{value} ({counts[value]})" for value in ordered[:_SHOWN])

@@ -1,21 +1,27 @@
 """Hands the node's resources from the agent that serves them to one that stands by, over a socket beside theirs.
 
-In the order of the kubelet contract's A2, so that the kubelet has an endpoint, and devices to give, at every moment. Lines
+In the order of `agent.kubelet.registration`, so that the kubelet has an endpoint, and devices to give, at every moment. Lines
 of words, each side's own; an end of the connection says that the other side is gone:
 
-    standby   ready PID VERSION    it has looked at the hardware; before that it only connects
-    serving   take                 it writes no state any more, and lets the lock go
-    standby   taking               it has the lock
-    standby   end RESOURCE         its socket is in place, and the kubelet has forgotten our client, but not our endpoint
-    serving   ended RESOURCE       our stream has ended; what the kubelet asks of us, the standby is asked from now on
-    standby   done                 the kubelet listens to it for all that it has: we may end
+    standby   ready PID VERSION 2    it has looked at the hardware; before that it only connects
+    serving   take 2                 it writes no state and sends no list any more, and lets the lock go
+    standby   taking                 it has the lock
+    standby   end RESOURCE PATH      it has registered, with its socket at that path (relative to the plugin directory)
+    serving   ended RESOURCE HOW     our stream has ended; what the kubelet asks of us, the standby is asked from now on.
+                                     HOW is a value of `End`. `closed`: the kubelet closed its connection. `kept`: it had forgotten ours and the
+                                     standby's client, as one until 1.36 does (A2); the standby has to register once more
+    standby   done                   the kubelet listens to it for all that it has: we may end
 
-An agent that knows no such socket is waited for by its lock alone.
+The 2 says that an agent speaks so. One that does not say it registers at a path that each resource has for good, names no
+path, and takes an `end` for word that the kubelet has forgotten its client; it does not say how. An agent that knows no such
+socket is waited for by its lock alone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
+import os
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -32,14 +38,18 @@ from agent.kubelet import wire
 from agent.kubelet.lock import identity
 from agent.kubelet.transport.client import Channel
 from agent.kubelet.transport.server import listen
+from agent.runtime import limits
 from backends.base import AllocationRefused
 
 SOCKET: Final = "handover"
 """Beside the resources' sockets."""
 
-_SEEN_BY_KUBELET: Final = 0.05  # seconds that the kubelet takes to see a stream's end, which nothing shows (A2)
+SPEAKS: Final = "2"
+"""How this agent speaks, as the module says."""
+
 _CONNECT_AGAIN: Final = 0.5  # seconds
 _SAYS_WITHIN: Final = 2.0  # seconds in which one that lives has said what it has to say
+_ENDS_WITHIN: Final = 10.0  # seconds in which one that lives has ended a stream: it lets Allocates be answered first
 _COMES_WITHIN: Final = 2.0  # seconds in which one that has been started again has connected
 
 log = structlog.get_logger()
@@ -47,6 +57,23 @@ log = structlog.get_logger()
 
 class StandbyLostError(Exception):
     """The standby is gone: this agent has to answer the kubelet's calls again."""
+
+
+def fixed_path(plugin_dir: Path, resource: str) -> str:
+    """Where an agent that does not speak as we do has a resource's socket, relative to the plugin directory."""
+    room = limits.SOCKET_PATH_LIMIT - len(os.fsencode(plugin_dir / limits.SOCKET_DIRECTORY)) - 1
+    return f"{limits.SOCKET_DIRECTORY}/{limits.socket_name(resource, room)}"
+
+
+class End(enum.StrEnum):
+    """What became of a stream that the agent before us was to end."""
+
+    CLOSED = "closed"
+    """It ended, and the kubelet closed its connection."""
+    KEPT = "kept"
+    """It ended; the kubelet had forgotten that agent's client, and with it ours."""
+    LOST = "lost"
+    """That agent was lost meanwhile, or had to break the connection: nothing is known."""
 
 
 # --- of the agent that serves ---
@@ -59,6 +86,8 @@ class Standby(Struct, eq=False):
     writer: asyncio.StreamWriter
     who: str = ""
     """Its process and version, once it is ready."""
+    speaks: str = ""
+    """How, as the module says; empty of one that registers at fixed paths."""
     words: asyncio.Queue[tuple[str, str]] = msgspec.field(default_factory=asyncio.Queue)
     """What it says after that; two empty words where it is gone."""
 
@@ -128,8 +157,9 @@ class Standbys:
         try:
             async for word, what in _words(reader):
                 if word == "ready":
-                    one.who = what
-                    log.info("standby-ready", standby=what, then="it takes over when this agent is told to end")
+                    pid, version, one.speaks = (*what.split(), "", "", "")[:3]
+                    one.who = f"{pid} {version}"
+                    log.info("standby-ready", standby=one.who, then="it takes over when this agent is told to end")
                     self._changed.set()
                 else:
                     one.words.put_nowait((word, what))
@@ -143,9 +173,10 @@ class Standbys:
 class Relay:
     """Passes the kubelet's calls on to the standby's servers, once they are in the place of ours."""
 
-    def __init__(self, path: Callable[[str], Path]) -> None:
-        """Prepare; `path` is that of a resource's socket."""
-        self._path = path
+    def __init__(self, plugin_dir: Path) -> None:
+        """Prepare; the standby's paths are relative to that directory."""
+        self._plugin_dir = plugin_dir
+        self._paths: dict[str, str] = {}
         self._is_there: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self._channels: dict[str, Channel] = {}
         self._is_lost = False
@@ -154,8 +185,9 @@ class Relay:
         self.waiting: Counter[str] = Counter()
         """How many calls are being passed on, by resource."""
 
-    def is_there(self, resource: str) -> None:
-        """The standby serves this resource."""
+    def is_there(self, resource: str, path: str) -> None:
+        """The standby serves this resource at that path; empty: where it has a fixed one."""
+        self._paths[resource] = path or fixed_path(self._plugin_dir, resource)
         self._is_there[resource].set()
 
     def close(self) -> None:
@@ -193,7 +225,7 @@ class Relay:
             if self._is_lost:
                 raise StandbyLostError
             if (channel := self._channels.get(resource)) is None:
-                channel = self._channels[resource] = Channel(str(self._path(resource)))
+                channel = self._channels[resource] = Channel(str(self._plugin_dir / self._paths[resource]))
             return await channel.call(wire.PLUGIN_SERVICE + method, request, wire.Encoded)
         except GRPCError as error:
             raise AllocationRefused(error.message or error.status.name) from None
@@ -215,7 +247,9 @@ class Predecessor:
         self._introduce = introduce
         self._writer: asyncio.StreamWriter | None = None
         self._is_ready = self._is_over = False
-        self._ended: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self._ended: dict[str, asyncio.Future[End]] = {}
+        self.has_fixed_paths = False
+        """Does it register at fixed paths, where it looks for ours?"""
         self.gives = False
         """Has it told us to take over, and is it still there?"""
         self._news = asyncio.Event()
@@ -272,16 +306,16 @@ class Predecessor:
         try:
             async for word, what in _words(reader):
                 if word == "take":
-                    self.gives = True
+                    self.gives, self.has_fixed_paths = True, what != SPEAKS
                     self._news.set()
                 elif word == "ended":
-                    self._ended[what].set()
+                    resource, _, how = what.partition(" ")
+                    self._tell_ended(resource, End(how) if how in set(End) else End.KEPT)
         finally:
             self._writer, self.gives = None, False
             writer.close()
-            for event in self._ended.values():
-                event.set()
-            self._ended.clear()
+            for resource in self._ended:
+                self._tell_ended(resource, End.LOST)
             self._gone.set()
             self._news.set()
 
@@ -289,15 +323,31 @@ class Predecessor:
         """Tell it that we have looked at the hardware, now and whenever we connect anew."""
         self._is_ready = True
         if self._writer is not None:
-            self._say("ready", self._introduce())
+            self._say("ready", self._introduce(), SPEAKS)
 
-    async def end(self, resource: str) -> None:
-        """Have it end a resource's stream, and wait until the kubelet has seen that."""
-        self._say("end", resource)
-        if self.gives:
-            with anyio.move_on_after(_SAYS_WITHIN):
-                await self._ended[resource].wait()
-        await asyncio.sleep(_SEEN_BY_KUBELET)
+    async def end(self, resource: str, path: str) -> End:
+        """Have it end a resource's stream, now that we serve the resource at this path.
+
+        One that says nothing is left: it takes its time, and what it does then would be the next stream's end.
+        """
+        if self._writer is None:
+            return End.LOST
+        ended: asyncio.Future[End]
+        ended = self._ended[resource] = asyncio.get_running_loop().create_future()
+        self._say("end", resource, *([] if self.has_fixed_paths else [path]))
+        try:
+            with anyio.move_on_after(_ENDS_WITHIN):
+                return await ended
+        finally:
+            if self._ended.get(resource) is ended:
+                del self._ended[resource]
+        if self._writer is not None:
+            self._writer.close()
+        return End.LOST
+
+    def _tell_ended(self, resource: str, how: End) -> None:
+        if (ended := self._ended.get(resource)) is not None and not ended.done():
+            ended.set_result(how)
 
     def done(self) -> None:
         """Tell it that all resources are registered: it may end."""

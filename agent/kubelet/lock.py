@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from agent.kubelet.transport.client import listens
 from backends.linux import files
 
 if TYPE_CHECKING:
@@ -93,9 +94,12 @@ def _is_at(fd: int, path: Path) -> bool:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Remove the sockets of an agent that was killed; only who holds the lock may call this."""
+    """Remove the sockets of an agent that was killed; only who holds the lock may call this.
+
+    One at which a process listens is left: the agent that hands over to us lives, and may have to serve on.
+    """
     for path in directory.iterdir():
-        if path.name != "lock" and path.is_socket():
+        if path.is_socket() and not listens(path):
             path.unlink(missing_ok=True)
 
 

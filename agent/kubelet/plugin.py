@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -91,11 +91,10 @@ class Plugin:
     ) -> None:
         """Prepare; the kubelet is told to ask which devices a pod should get, and before a container starts, if given."""
         self.resource = resource
-        self.streaming = False
         self.streams = 0
         """How many streams have been opened so far."""
         self.refused = 0
-        """How many were refused, because one was open or about to end."""
+        """How many were refused: one was open and no other was awaited, or the plugin is stopping."""
         self.allocating = 0
         """How many Allocates are under way."""
         self.awaited = 0
@@ -104,8 +103,6 @@ class Plugin:
         """How many Allocates have come for IDs of our lists: for others only somebody else than the kubelet asks."""
         self.relay: Relay | None = None
         """Passes calls on to the standby while the resource is handed over."""
-        self.is_detaching = False
-        """Makes the options' call fail: the kubelet then forgets the client before us (kubelet contract: A2)."""
         self.on_call: Callable[[], None] = lambda: None
         """Called when a stream has opened or ended, or was refused, and when an Allocate that is awaited was answered."""
         self._counts = counts or Counts()
@@ -129,9 +126,21 @@ class Plugin:
         self._left: dict[str, float] = {}  # ID → when the last list that lacked it was sent, if one before had it
         self._former: dict[str, None] = {}  # the IDs that left the lists of the open stream, the latest of them last
         self._news = asyncio.Event()
-        self._ending = asyncio.Event()
+        self._open: list[asyncio.Event] = []  # of each open stream what ends it; the one that opened last has the lists
+        self._latest: asyncio.Event | None = None
+        self._accepts_another, self._is_stopping = False, False
 
     # --- for the daemon ---
+
+    @property
+    def streaming(self) -> bool:
+        """Is the stream open that was opened last?"""
+        return self._latest is not None
+
+    @property
+    def earlier_streams(self) -> int:
+        """How many streams are open beside the one that was opened last."""
+        return len(self._open) - self.streaming
 
     @property
     def options(self) -> wire.PluginOptions:
@@ -172,13 +181,22 @@ class Plugin:
         self._news.set()
 
     def end_stream(self) -> None:
-        """End the open stream with trailers, and accept no other until `reopen`."""
-        self._ending.set()
+        """End each open stream with trailers, and accept no other until `reopen`."""
+        self._is_stopping = True
+        self._end(self._open)
+
+    def end_earlier_streams(self) -> None:
+        """End each stream but the one that was opened last."""
+        self._end([one for one in self._open if one is not self._latest])
+
+    def _end(self, streams: Iterable[asyncio.Event]) -> None:
+        for ending in streams:
+            ending.set()
         self._news.set()
 
     def reopen(self) -> None:
-        """Accept a stream again."""
-        self._ending.clear()
+        """Accept one more stream, also beside an open one; from then on that one has the lists."""
+        self._is_stopping, self._accepts_another = False, True
 
     def assume_told(self) -> None:
         """Take the list for one that the kubelet has: the agent before us sent it, and pods are given its IDs already."""
@@ -192,9 +210,7 @@ class Plugin:
         unary, stream = Cardinality.UNARY_UNARY, Cardinality.UNARY_STREAM
         return {
             wire.PLUGIN_SERVICE + "GetDevicePluginOptions": Handler(self._options, unary, wire.EmptyCall, wire.Encoded),
-            wire.PLUGIN_SERVICE + "ListAndWatch": Handler(
-                self._list_and_watch, stream, wire.EmptyCall, wire.DeviceList
-            ),
+            wire.PLUGIN_SERVICE + "ListAndWatch": Handler(self.list_and_watch, stream, wire.EmptyCall, wire.DeviceList),
             wire.PLUGIN_SERVICE + "Allocate": Handler(self._allocate, unary, wire.AllocateCall, wire.Encoded),
             wire.PLUGIN_SERVICE + "GetPreferredAllocation": Handler(
                 self._prefer, unary, wire.PreferredCall, wire.Encoded
@@ -204,47 +220,49 @@ class Plugin:
 
     async def _options(self, stream: Stream[wire.EmptyCall, wire.Encoded]) -> None:
         await _receive(stream)
-        if self.is_detaching:
-            raise GRPCError(Status.UNAVAILABLE, f"{self.resource} is being handed over; it registers again at once")
         # these count: those of a RegisterRequest are ignored (A1)
         await stream.send_message(wire.encode_options(self.options))
 
-    async def _list_and_watch(self, stream: Stream[wire.EmptyCall, Any]) -> None:
+    async def list_and_watch(self, stream: Stream[wire.EmptyCall, Any], *, is_late: bool = False) -> None:
+        """Send the lists until the stream is to end; refuse one that comes too late for its registration."""
         await _receive(stream)
-        if self.streaming or self._ending.is_set():
+        if is_late or self._is_stopping or (self._open and not self._accepts_another):
             self.refused += 1
             self.on_call()
             raise GRPCError(Status.UNAVAILABLE, f"{self.resource} has an open stream, or its plugin is stopping")
-        self.streaming = True
+        self._latest = ending = asyncio.Event()
+        self._open.append(ending)
+        self._accepts_another = False
         self.streams += 1
         self._left.clear()
         self._former.clear()
         self.began, self._is_silent, self._sends_again = 0.0, False, False
         self.on_call()
         try:
-            await self._send_lists(stream)
+            await self._send_lists(stream, ending)
         finally:
-            self.streaming = False
-            self.began = 0.0
-            self._sending = None
+            self._open.remove(ending)
+            if ending is self._latest:
+                self._latest, self.began, self._sending = None, 0.0, None
             self.on_call()
 
-    async def _send_lists(self, stream: Stream[wire.EmptyCall, Any]) -> None:
+    async def _send_lists(self, stream: Stream[wire.EmptyCall, Any], ending: asyncio.Event) -> None:
         sent, credit = None, Credit(CREDIT, COALESCE)
-        while not self._ending.is_set():
+        while not ending.is_set():
             snapshot = self._snapshot
-            if snapshot is None or self._is_silent or (snapshot is sent and not self._sends_again):
+            is_silent = self._is_silent or ending is not self._latest
+            if snapshot is None or is_silent or (snapshot is sent and not self._sends_again):
                 self._news.clear()
                 await self._news.wait()
             elif (wait := credit.wait(time.monotonic())) > 0:
-                await self._pause(wait)
+                await self._pause(wait, ending)
             else:
                 while not self._list.encode(_AT_ONCE):  # noqa: ASYNC110  # others have their turn meanwhile
                     await asyncio.sleep(0)
                 if self._confirm is not None:
                     await self._confirm(self.resource, lambda: self._snapshot.slots if self._snapshot else {})
                     snapshot = self._snapshot or snapshot  # by now there may be a later one, with what is held
-                if self._ending.is_set() or self._is_silent:
+                if ending.is_set() or self._is_silent or ending is not self._latest:
                     continue
                 self._sends_again = False
                 # No timeout around a send: one that is cut off corrupts the stream. A client that
@@ -253,6 +271,8 @@ class Plugin:
                 left = self._list.take_left()
                 since, self._since = self._since, None
                 await stream.send_message(self._list.message())
+                if ending is not self._latest:  # a later stream has sent a later list
+                    continue
                 if left or self._left:
                     self._note_left(left, snapshot.slots)
                 self._sent, self._sending = snapshot.slots, None
@@ -264,10 +284,10 @@ class Plugin:
                 credit.spend(self.sent_at)
                 sent = snapshot
 
-    async def _pause(self, seconds: float) -> None:
+    async def _pause(self, seconds: float, ending: asyncio.Event) -> None:
         """Let changes gather for so long, or until the stream is to end."""
         with anyio.move_on_after(seconds):
-            await self._ending.wait()
+            await ending.wait()
 
     def _note_left(self, left: Set[str], slots: Mapping[str, Slot]) -> None:
         """Remember the IDs that the list which was just sent lacks, and when; forget those that left long ago."""

@@ -6,7 +6,7 @@ The kubelet takes of it what is free, and fills up with any devices where that i
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Set
 from typing import Any
 
 import structlog
@@ -16,8 +16,9 @@ from agent.discovery.backend_answers import ask
 from agent.inventory.inventory import Inventory
 from agent.kubelet.wire import PreferredRequest
 from agent.placement.admission import Admission
+from agent.placement.affinity import Company
 from agent.placement.choice import choose
-from backends.base import Backend
+from backends.base import Backend, Device
 
 Prefer = Callable[[PreferredRequest], Awaitable[tuple[str, ...]]]
 """The IDs to give to a container, in valid form whatever the request is; raises nothing."""
@@ -61,10 +62,27 @@ class Preferences:
             return plain(request)  # it retires
         slots, links = dict(self._inventory.slots(name)), self._inventory.links(resource.spec.backend)
         asked = resource.spec.placement, request.available, request.must_include, request.size
-        beside = [device for devices in self._admission.so_far(name).values() for device in devices]
+        company = self._company(name, self._backends[resource.spec.backend].company)
         try:
             # not asyncio's threads: their module is loaded with the first one, which takes a descriptor
-            return await to_thread.run_sync(choose, slots, links, *asked, beside)
+            return await to_thread.run_sync(choose, slots, links, *asked, company)
         except Exception:
             log.exception("placement-failed", resource=name, size=request.size, then="giving the first ones")
             return plain(request)
+
+    def _company(self, name: str, usual: Set[str]) -> list[Company]:
+        """What the container has of other resources; and where it has none of the usual kinds, what is free of these."""
+        given = self._admission.so_far(name)
+        company = [Company(devices) for devices in given.values()]
+        kinds = {other: self._inventory.kind(other) for other in self._inventory.names() if other != name}
+        if usual and not any(kinds.get(other) in usual for other in given):
+            free = [device for other, kind in kinds.items() if kind in usual for device in self._free(other)]
+            company.append(Company(free, given=False))
+        return company
+
+    def _free(self, name: str) -> list[Device]:
+        """The devices of which a pod could get a slot now."""
+        held = self._inventory.claims(name)
+        slots = (slot for device_id, slot in self._inventory.slots(name).items() if device_id not in held)
+        free = {(it.unit, it.key): it for slot in slots if (it := slot.device) is not None and slot.health.offered}
+        return list(free.values())

@@ -1,8 +1,11 @@
-"""Keeps one resource registered with the kubelet, for ever: register, notice, end the old stream, register again.
+"""Keeps one resource registered with the kubelet, for ever: register, end the stream before, notice, register again.
 
-Never two live streams for one resource, and never a registration that overtakes an old stream's end: the
-kubelet would drop the *new* client (kubelet contract: A2). So: end the stream, wait until the kubelet has
-closed that connection, register.
+A kubelet of 1.37 or later knows a plugin by its resource *and* socket path, and a second registration at a path makes it lose
+the plugin, for ever even; plugins at two paths live side by side, and when one ends the other has all (kubelet contract:
+A12). So each registration has a path of its own, and the stream before ends after it: at no moment has the kubelet no devices.
+
+A kubelet until 1.36 knows a plugin by its resource alone, and the end of *any* stream makes it drop the client that came last
+(A2). What that takes stands below "until 1.36", and goes when 1.36 is no longer supported.
 """
 
 from __future__ import annotations
@@ -13,22 +16,27 @@ import os
 import stat
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import structlog
+from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from agent.kubelet import wire
-from agent.kubelet.handover import Predecessor
+from agent.kubelet.handover import End, Predecessor, fixed_path
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.transport.client import Channel
-from agent.kubelet.transport.server import SocketServer
+from agent.kubelet.transport.server import SocketServer, refusal
+from agent.runtime import limits
 from agent.runtime.counts import Counts
 from agent.runtime.errors import words
+
+if TYPE_CHECKING:
+    from grpclib.server import Stream
 
 API_VERSION: Final = "v1beta1"  # the only one a kubelet accepts (A1)
 
@@ -38,6 +46,11 @@ _AT_ONCE: Final = 16  # concurrent registrations; each has the kubelet dial back
 _STREAM_WITHIN: Final = 5.0  # seconds after which a registration without a stream did not work (A2)
 _TRAILERS_WITHIN: Final = 1.0  # seconds for an ended stream's trailers to leave; then its connection is reset
 _CLOSED_WITHIN: Final = 0.5  # seconds; a kubelet that has not closed by then has forgotten us (A2)
+_KEPT_AFTER: Final = (
+    1.0  # seconds; one of 1.37 closes within 23 ms (A12), and one until 1.36 that has forgotten us never
+)
+_SEEN_BY_KUBELET: Final = 0.05  # seconds that a kubelet takes to see a stream's end, which nothing shows (A2)
+_UNANSWERED_AT_MOST: Final = 4  # sockets of registrations that were given up, and may be taken up yet
 _ALLOCATE_PATIENCE: Final = 0.5  # seconds for Allocates under way when we stop, before their stream ends
 _STOP_PATIENCE: Final = 0.7  # seconds for running calls when we stop
 _FIRST_DELAY: Final = 0.001  # seconds before the second try: a new socket may not listen yet for 3 ms (A6); doubling
@@ -57,6 +70,11 @@ class RegistrationError(Exception):
 
 class UnreachableError(RegistrationError):
     """Nobody answers on the kubelet's socket."""
+
+    def __init__(self, sentence: str, *, is_unasked: bool) -> None:
+        super().__init__(sentence)
+        self.is_unasked = is_unasked
+        """Nobody listened, so the kubelet knows nothing of this registration."""
 
 
 class Kubelet:
@@ -136,7 +154,7 @@ class Kubelet:
         """
         if self.socket.is_symlink():
             self._refuse_link()
-            raise UnreachableError(f"the kubelet does not answer on {self.socket}: {_LINK}")
+            raise UnreachableError(f"the kubelet does not answer on {self.socket}: {_LINK}", is_unasked=True)
         request = wire.encode_register(API_VERSION, endpoint, resource, options)
         try:
             async with self._turns, self._connection() as channel:
@@ -147,7 +165,9 @@ class Kubelet:
             raise RegistrationError(f"the kubelet's answer makes no sense: {error}") from None
         except (OSError, StreamTerminatedError, ProtocolError, AttributeError) as error:  # grpclib's: lost when made
             self._note_silence(error)
-            raise UnreachableError(f"the kubelet does not answer on {self.socket}: {words(error)}") from None
+            sentence = f"the kubelet does not answer on {self.socket}: {words(error)}"
+            is_unasked = isinstance(error, ConnectionRefusedError | FileNotFoundError)
+            raise UnreachableError(sentence, is_unasked=is_unasked) from None
         self._silent_since, self.complaint = None, ""
 
     def _note_silence(self, error: Exception) -> None:
@@ -176,15 +196,37 @@ class Kubelet:
                     self._channel = None
 
 
+class _Socket(SocketServer):
+    """Where a resource is served for one registration."""
+
+    def __init__(self, plugin: Plugin, path: Path) -> None:
+        self._plugin = plugin
+        self.used_in = 0
+        """The kubelet's generation in which it was registered; 0: not yet."""
+        self.is_answered = False
+        """The kubelet answered that registration, so that it takes it up no more."""
+        self.is_former = False
+        """Another one is registered, and a stream that comes here now is refused."""
+        super().__init__([self], path)
+
+    def __mapping__(self) -> dict[str, Handler]:
+        """The plugin's handlers."""
+        watch = wire.PLUGIN_SERVICE + "ListAndWatch"
+        handlers = self._plugin.__mapping__()
+        return handlers | {watch: handlers[watch]._replace(func=self._list_and_watch)}
+
+    async def _list_and_watch(self, stream: Stream[wire.EmptyCall, wire.DeviceList]) -> None:
+        await self._plugin.list_and_watch(stream, is_late=self.is_former)
+
+
 class Registrar:
-    """One resource's server and its registration."""
+    """One resource's servers and its registration."""
 
     def __init__(
         self,
         plugin: Plugin,
         kubelet: Kubelet,
         directory: Path,
-        endpoint: str,
         counts: Counts | None = None,
         predecessor: Predecessor | None = None,
     ) -> None:
@@ -194,7 +236,6 @@ class Registrar:
             plugin: the resource's service.
             kubelet: the one to register with.
             directory: the plugin directory.
-            endpoint: our socket, relative to it.
             counts: has the registrations.
             predecessor: the agent that may be about to hand the resource over.
         """
@@ -205,8 +246,10 @@ class Registrar:
         """Called when `registered` changes."""
         self._counts = counts or Counts()
         self._kubelet = kubelet
-        self._endpoint = endpoint
-        self._server = SocketServer([plugin], directory / endpoint)
+        self._directory = directory
+        self._server = self._make_server()
+        self._serving = self._server  # where the stream was opened last
+        self._former: list[_Socket] = []  # of earlier registrations
         self.complaint = ""
         """Why the last registration did not work, if it was this resource's own fault; empty once one did."""
         self.rival = ""
@@ -214,6 +257,7 @@ class Registrar:
         self._predecessor = predecessor
         self._attention = asyncio.Event()
         self._is_outdated = self._is_given = False
+        self._attempt = anyio.CancelScope()
         self._refused = 0  # streams, before this registration
         plugin.on_call = self._attention.set
 
@@ -228,17 +272,22 @@ class Registrar:
     def give_up(self) -> None:
         """Register no more, and leave the open stream as it is: the resource is being handed over."""
         self._is_given = True
+        self._attempt.cancel()
 
     async def answered(self, relayed: Callable[[], int]) -> None:
         """Wait until all Allocates are answered but those that were relayed to another agent."""
         await self._until_answered(lambda: self.plugin.allocating <= relayed())
 
-    async def end_stream(self) -> None:
-        """End the stream, and go on answering calls over its connection."""
+    async def end_stream(self) -> bool:
+        """End each stream, and go on answering calls over their connections; False where a client does not even read."""
         self.plugin.end_stream()
-        if not await self._until(lambda: not self.plugin.streaming, _TRAILERS_WITHIN):
-            self._server.reset_connections()  # a stream that ends later would make the kubelet drop the next one (A2)
-            await self._until(lambda: not self.plugin.streaming, _TRAILERS_WITHIN)
+        return await self._ended((*self._former, self._server), lambda: not self._is_streaming)
+
+    async def retire(self) -> End:
+        """End the stream, now that the agent after us has registered."""
+        if not self.plugin.streaming:
+            return End.CLOSED
+        return await self._end_after_another(self.end_stream, self._serving)
 
     async def run(self) -> None:
         """Serve and stay registered until cancelled; then end the stream and remove the socket."""
@@ -253,7 +302,10 @@ class Registrar:
                     self._kubelet.look()  # before connecting, so that its create event is no news afterwards
                     generation = self._kubelet.generation
                     with self._kubelet.until_restart():
-                        await self._register()
+                        with anyio.CancelScope() as self._attempt:
+                            await self._register()
+                        if self._attempt.cancelled_caught:
+                            break
                         if await self._stay() >= _SETTLED_AFTER or self._is_outdated:
                             delay = _FIRST_DELAY
                 except UnreachableError:
@@ -264,6 +316,7 @@ class Registrar:
                     if (complaint := words(error)) != self.complaint:  # said once, not at every try
                         self.complaint = complaint
                         log.warning("not-registered", resource=self.plugin.resource, reason=complaint)
+                await self._close_former()
                 delay = await self._wait_to_retry(min(delay, most), most, generation)
             await anyio.sleep_forever()
         finally:
@@ -272,16 +325,18 @@ class Registrar:
                 await self._until_answered(lambda: not self.plugin.allocating, _ALLOCATE_PATIENCE)
                 is_forgotten = self._is_given and not self.plugin.streaming  # the kubelet closes no such connection
                 self.plugin.end_stream()
-                if await self._until(lambda: not self.plugin.streaming, _STOP_PATIENCE) and not is_forgotten:
+                if await self._until(lambda: not self._is_streaming, _STOP_PATIENCE) and not is_forgotten:
                     # a name that is back, or another agent, registers at once, and must not overtake this end (A2)
-                    await self._server.wait_disconnected(_CLOSED_WITHIN)
-                await self._server.shut_down(_STOP_PATIENCE)
+                    await self._serving.wait_disconnected(_CLOSED_WITHIN)
+                for server in (*self._former, self._server):
+                    await server.shut_down(_STOP_PATIENCE)
 
     async def _stay(self) -> float:
         """Stay registered until the stream ends or the resource must be registered again; the seconds that took."""
         began = time.monotonic()
         self._set_registered(True)
         try:
+            await self._close_former()
             await self._until(lambda: not self.plugin.streaming or self._must_renew)
             await self._until_answered(lambda: not self.plugin.streaming or not self.plugin.allocating)
         finally:
@@ -296,58 +351,159 @@ class Registrar:
     def _must_renew(self) -> bool:
         """Have the options changed, or did the kubelet lose the client whose stream is open?
 
-        It took up a registration that we had given up, perhaps of our last run: the stream that we then refuse makes it
-        drop the resource, and the one that is open keeps us from noticing (kubelet contract: A2).
+        It took up a registration that we had given up: the stream that we then refuse makes it drop the resource, and the one
+        that is open keeps us from noticing (kubelet contract: A2).
         """
         return self._is_outdated or self.plugin.refused > self._refused
 
+    @property
+    def _is_streaming(self) -> bool:
+        return self.plugin.streaming or bool(self.plugin.earlier_streams)
+
+    # --- one registration ---
+
+    async def _register(self) -> None:
+        """Register at a path of its own; then end the stream before, ours or that of the agent before us."""
+        if not self._is_streaming:
+            await self._see_end_seen()
+        await self._listen()
+        predecessor = self._predecessor if self._predecessor is not None and self._predecessor.gives else None
+        if predecessor is not None:
+            self.plugin.assume_told()
+        before, ends = self._serving, set[End]()
+        await self._announce()
+        if self.plugin.earlier_streams:
+            ends.add(await self._end_after_another(self._end_earlier, before))
+        if predecessor is not None:
+            if predecessor.has_fixed_paths:
+                await self._serve_at_fixed_path()
+            ends.add(await predecessor.end(self.plugin.resource, self._endpoint))
+        if End.LOST in ends:
+            self._is_outdated = True  # the kubelet may have forgotten our client
+        elif End.KEPT in ends:
+            await self._register_alone()
+
     async def _listen(self) -> None:
-        """Make the socket where there is none, or where somebody removed it."""
-        if self._server.is_reachable():
+        """Make a socket at a path that was never used, unless there is one (A12)."""
+        if self._server.is_reachable() and not self._server.used_in:
             return
-        await self._end_streams()
-        await self._server.shut_down(_STOP_PATIENCE)
+        self._server.is_former = True
+        self._former.append(self._server)
+        self._server = self._make_server()
         ours = self._server.path.parent
         ours.mkdir(mode=0o750, exist_ok=True)
         if ours.is_symlink():
             raise OSError(errno.ELOOP, "It is a symbolic link", str(ours))
         await self._server.open()
 
-    async def _register(self) -> None:
-        await self._listen()
-        await self._end_streams()
-        if self._predecessor is not None and self._predecessor.gives:
-            await self._take_from(self._predecessor)
-        self.plugin.reopen()
-        self._is_outdated, self._refused = False, self.plugin.refused
-        before = self.plugin.streams
-        await self._kubelet.register(self.plugin.resource, self._endpoint, self.plugin.options)
-        if not await self._until(lambda: self.plugin.streams > before, _STREAM_WITHIN):
-            raise RegistrationError(f"the kubelet accepted {self.plugin.resource} but opened no ListAndWatch")
+    def _make_server(self) -> _Socket:
+        return _Socket(self.plugin, _unused_path(self._directory, self.plugin.resource))
 
-    async def _take_from(self, predecessor: Predecessor) -> None:
-        """Make the kubelet forget the client before us, and end that one's stream: nothing is disconnected then (A2).
+    @property
+    def _endpoint(self) -> str:
+        return str(self._server.path.relative_to(self._directory))
 
-        A registration whose options call fails does that, and leaves the endpoint as it is until the next one.
-        """
-        self.plugin.assume_told()
-        self.plugin.is_detaching = True
+    async def _announce(self) -> None:
+        """Register our socket, and see the kubelet open the stream."""
+        server, plugin = self._server, self.plugin
+        plugin.reopen()
+        self._is_outdated, self._refused = False, plugin.refused
+        before = plugin.streams
+        server.used_in = self._kubelet.generation
         try:
-            await self._kubelet.register(self.plugin.resource, self._endpoint, self.plugin.options)
-        except UnreachableError:
+            await self._kubelet.register(plugin.resource, self._endpoint, plugin.options)
+        except UnreachableError as error:
+            if error.is_unasked:
+                server.used_in = 0
             raise
         except RegistrationError:
-            pass  # as is meant
-        finally:
-            self.plugin.is_detaching = False
-        self._server.reset_connections()  # nobody uses them any more
-        await predecessor.end(self.plugin.resource)
+            server.is_answered = True
+            raise
+        server.is_answered = True
+        if not await self._until(lambda: plugin.streams > before, _STREAM_WITHIN):
+            raise RegistrationError(f"the kubelet accepted {plugin.resource} but opened no ListAndWatch")
+        self._serving = server
 
-    async def _end_streams(self) -> None:
-        """End the old stream and see the kubelet close its connection (A2)."""
+    async def _end_after_another(self, end: Callable[[], Awaitable[bool]], server: _Socket) -> End:
+        """End the stream at this socket, after another was registered."""
+        # a kubelet closes the connection when the stream ends, and an Allocate under way fails its pod for good
+        await self._until_answered(lambda: not self.plugin.allocating)
+        await self._detach()
+        if not await end():
+            return End.LOST
+        return End.CLOSED if await server.wait_disconnected(_KEPT_AFTER) else End.KEPT
+
+    async def _end_earlier(self) -> bool:
+        """End each stream but the last, and go on answering calls over their connections; as `_ended`."""
+        self.plugin.end_earlier_streams()
+        return await self._ended(self._former, lambda: not self.plugin.earlier_streams)
+
+    async def _ended(self, servers: Iterable[_Socket], reached: Callable[[], bool]) -> bool:
+        """Wait until streams have ended; False where we had to break their connections, as the client does not read."""
+        if await self._until(reached, _TRAILERS_WITHIN):
+            return True
+        for server in servers:
+            server.reset_connections()  # a stream that ends later would make the kubelet drop the next one (A2)
+        await self._until(reached, _TRAILERS_WITHIN)
+        return False
+
+    async def _close_former(self) -> None:
+        """Close the sockets of earlier registrations.
+
+        Some of a kubelet that gave no answer are left open: it stood still and may take the registration up yet, which makes
+        it lose the one after (A2). The stream that we refuse then tells us.
+        """
+        if self.plugin.earlier_streams:
+            return
+        generation = self._kubelet.generation
+        unanswered = [it for it in self._former if it.used_in and it.used_in == generation and not it.is_answered]
+        left = {self._serving, *unanswered[-_UNANSWERED_AT_MOST:]}
+        for server in [it for it in self._former if it not in left]:
+            self._former.remove(server)
+            await server.shut_down(_STOP_PATIENCE)
+
+    # --- what kubelets until 1.36 need, and nothing else does (A2) ---
+
+    async def _see_end_seen(self) -> None:
+        """Where a stream ended, see the kubelet close its connection: a registration before would lose the new client."""
+        for server in (*self._former, self._server):
+            if not await server.wait_disconnected(_CLOSED_WITHIN):
+                server.reset_connections()
+
+    async def _detach(self) -> None:
+        """Make the kubelet forget our client, but neither its endpoint nor its streams: a stream's end costs nothing then.
+
+        A registration whose options call fails does that, at whatever path; from 1.37 on it does nothing at a path of its own.
+        """
+        server = SocketServer([_Refusing(self.plugin.resource)], _unused_path(self._directory, self.plugin.resource))
+        await server.open()
+        try:
+            endpoint = str(server.path.relative_to(self._directory))
+            await self._kubelet.register(self.plugin.resource, endpoint, self.plugin.options)
+        except RegistrationError:
+            pass  # as is meant; where none listens, nothing has a client any more
+        finally:
+            server.reset_connections()
+            await server.shut_down(_STOP_PATIENCE)
+
+    async def _register_alone(self) -> None:
+        """End our stream, which the kubelet does not miss, and register for good: it knows no client by now."""
         await self.end_stream()
-        if not await self._server.wait_disconnected(_CLOSED_WITHIN):
-            self._server.reset_connections()
+        await asyncio.sleep(_SEEN_BY_KUBELET)
+        await self._listen()
+        await self._announce()
+
+    # --- what agents need that register at fixed paths (`agent.kubelet.handover`) ---
+
+    async def _serve_at_fixed_path(self) -> None:
+        """Serve what the agent before us passes on, and make the kubelet forget its client, as it leaves that to us."""
+        server = _Socket(self.plugin, self._directory / fixed_path(self._directory, self.plugin.resource))
+        server.used_in, server.is_former = self._kubelet.generation, True
+        await server.open()
+        self._former.append(server)
+        await self._detach()
+
+    # --- waiting ---
 
     async def _until(self, reached: Callable[[], bool], within: float | None = None) -> bool:
         """Wait until `reached` is true, looking at each of the plugin's calls; False after so many seconds."""
@@ -389,3 +545,26 @@ class Registrar:
 
     def _count(self, result: str) -> None:
         self._counts.registrations[self.plugin.resource, result] += 1
+
+
+class _Refusing:
+    """A plugin whose options call fails."""
+
+    def __init__(self, resource: str) -> None:
+        self._resource = resource
+
+    def __mapping__(self) -> dict[str, Handler]:
+        handler = Handler(self._options, Cardinality.UNARY_UNARY, wire.EmptyCall, wire.Encoded)
+        return {wire.PLUGIN_SERVICE + "GetDevicePluginOptions": handler}
+
+    async def _options(self, stream: Stream[wire.EmptyCall, wire.Encoded]) -> None:
+        await stream.recv_message()
+        raise refusal(
+            Status.UNAVAILABLE, f"{self._resource} is about to be served by another registration of Fairlead's"
+        )
+
+
+def _unused_path(plugin_dir: Path, resource: str) -> Path:
+    """A path for a socket that none has had."""
+    ours = plugin_dir / limits.SOCKET_DIRECTORY
+    return ours / limits.unique_socket_name(resource, limits.SOCKET_PATH_LIMIT - len(os.fsencode(ours)) - 1)

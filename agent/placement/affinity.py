@@ -12,13 +12,14 @@ calls each is in brackets:
     60  the board: the same port, as functions of one card do
 
 Each link between the two (NVLink, XGMI) adds 100 times its weight: one link is worth more than any way through PCIe.
+Devices of different resources have no links; what a device has near it of another resource is counted by `Company`.
 Where one device has several IDs, two of them are worth 10,000: nothing is nearer than the device itself.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise, product
 from operator import eq, mul
 from typing import Final
@@ -43,13 +44,15 @@ class Topology(Struct, frozen=True):
     places: tuple[Place, ...]
     links: Mapping[int, Mapping[int, int]]
     """Device → device → the weight of what links them; both ways."""
+    link: int = LINK
+    """What each unit of such a weight is worth."""
 
     def affinity(self, one: int, other: int) -> int:
         """What the pair is worth."""
         if one == other:
             return SAME
         shared = sum(map(eq, self.places[one], self.places[other]))
-        return LEVELS[shared] + LINK * self.links.get(one, {}).get(other, 0)
+        return LEVELS[shared] + self.link * self.links.get(one, {}).get(other, 0)
 
     def towards(self, slots: Sequence[int]) -> list[int]:
         """For each device the worth of all pairs that one slot of it makes with so many slots of each device."""
@@ -63,25 +66,72 @@ class Topology(Struct, frozen=True):
         for device, (place, own) in enumerate(zip(self.places, slots, strict=True)):
             worth = total + sum(map(mul, _RISES, map(counts.__getitem__, place))) + (SAME - LEVELS[-1]) * own
             if linked := self.links.get(device):
-                worth += LINK * sum(weight * slots[other] for other, weight in linked.items())
+                worth += self.link * sum(weight * slots[other] for other, weight in linked.items())
             found.append(worth)
         return found
 
 
-def survey(devices: Sequence[Device], links: Iterable[Link]) -> Topology:
-    """The topology of these devices; links to others, to themselves or of no weight are passed over."""
-    return Topology(_places(devices), _links(devices, links))
+class Company(Struct, frozen=True):
+    """Devices of another resource, each of which a chosen device should have beside it: a GPU its own adapter."""
+
+    devices: Sequence[Device]
+    given: bool = True
+    """Does the container have them? Else they are free, and it may ask for some of them next."""
 
 
-def towards_others(devices: Sequence[Device], others: Sequence[Device]) -> Sequence[int]:
-    """For each device what all pairs with devices of other resources are worth, between which there are no links.
+class Quota(Struct, frozen=True):
+    """Of how many of the devices below one bridge each finds a device of the company there, one that is its own."""
 
-    They are looked at apart, so that what others tell of a bridge changes nothing among the devices themselves.
+    members: frozenset[int]
+    """The devices below the bridge, or on the NUMA node."""
+    rise: int
+    """What such a pair is worth more than one that shares only what is above, in units of affinity."""
+    room: int
+    """The most pairs that the company's devices here can make."""
+    each: int
+    """The most that a device can make: more than one where the company has more devices than are chosen."""
+
+    def worth(self, number: int) -> int:
+        """Of so many of the members together.
+
+        The best pairing makes as many pairs as it can below each bridge, then as many of what is left as it can above
+        it: groups are nested, so that pairing what is near takes no pair from a wider group. So each group counts alone.
+        """
+        return self.rise * min(self.room, number * self.each)
+
+
+def survey(
+    devices: Sequence[Device], links: Iterable[Link], company: Iterable[Company] = (), size: int = 0
+) -> tuple[Topology, list[Quota]]:
+    """The topology of these devices, and what is to be had of devices of other resources where `size` are chosen.
+
+    Links to others, to themselves or of no weight are passed over. A device's own neighbour is worth more than all ways
+    through PCIe among the devices, and one link more than all of that, so that a mesh of GPUs is not left for an adapter.
     """
-    if not others:
-        return [0] * len(devices)
-    both = Topology(_places([*devices, *others]), {})
-    return both.towards([0] * len(devices) + [1] * len(others))[: len(devices)]
+    company = list(company)
+    unit = SAME * size**2 + 1
+    places = _places([*devices, *(device for each in company for device in each.devices)])
+    own, first = places[: len(devices)], len(devices)
+    quotas: list[Quota] = []
+    for each in company:
+        others, first = places[first : first + len(each.devices)], first + len(each.devices)
+        quotas += _quotas(own, others, size, unit, given=each.given)
+    best = sum(quota.worth(size) for quota in quotas)
+    return Topology(own, _links(devices, links), LINK + best + unit if quotas else LINK), quotas
+
+
+def _quotas(own: Sequence[Place], others: Sequence[Place], size: int, unit: int, *, given: bool) -> Iterator[Quota]:
+    """One for each group that has any of both."""
+    there = Counter(group for place in others for group in place)
+    members: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
+    for number, place in enumerate(own):
+        for level, group in enumerate(place):
+            if there[group]:
+                members[level, group].add(number)
+    # where the container has two GPUs and gets four adapters each GPU has two; of what it may not ask for, one each
+    share, each = (-(-size // len(others)), -(-len(others) // size)) if given and others and size else (1, 1)
+    for (level, group), found in members.items():
+        yield Quota(frozenset(found), _RISES[level] * unit, there[group] * share, each)
 
 
 def _links(devices: Sequence[Device], links: Iterable[Link]) -> Mapping[int, Mapping[int, int]]:

@@ -6,11 +6,13 @@ only among choices that are equal in all before it:
 1. **Health.** Healthy before degraded, degraded before unhealthy, unhealthy before what is not known at all.
 2. **Sharing**, where a device has several IDs (`replicas`). `spread`: as few pairs of IDs of one device as can be; then the
    free IDs that are left as even as can be (the least sum of squares). `pack`: these as uneven as can be.
-3. **Affinity**: the sum over all pairs of what they are worth to each other (`affinity`).
-4. **Together with other resources**: as much affinity as can be to what the same container was given of them (`admission`).
-5. **The rest**: as little affinity as can be is cut between what is chosen and what stays free. The smallest group that is
+3. **Links** (NVLink, XGMI), where the container has other resources: without them they count within 5.
+4. **Company**: how many devices have a device of the container's other resources near them that is their own (`admission`),
+   the nearest first. A device whose container has none yet should be near those that are free and are often asked for with it.
+5. **Affinity**: the sum over all pairs of what they are worth to each other (`affinity`).
+6. **The rest**: as little affinity as can be is cut between what is chosen and what stays free. The smallest group that is
    large enough is used up, and the free devices that remain are near to each other.
-6. **Beside others**: as much affinity as can be to what is not free; a group that is in use already is broken, not a whole one.
+7. **Beside others**: as much affinity as can be to what is not free; a group that is in use already is broken, not a whole one.
 
 Ties are broken by the devices' order on the bus.
 """
@@ -24,10 +26,10 @@ from typing import Final
 from msgspec import Struct
 
 from agent.model import Slot, State
-from agent.placement.affinity import LINK, SAME, Topology, survey, towards_others
+from agent.placement.affinity import SAME, Company, Quota, Topology, survey
 from agent.placement.clusters import clusters
 from agent.placement.subsets import Member, best
-from backends.base import Device, Link, Placement
+from backends.base import Link, Placement
 
 _RANKS: Final = {State.HEALTHY: 0, State.DEGRADED: 1, State.UNHEALTHY: 2}
 _UNKNOWN: Final = 3
@@ -40,7 +42,7 @@ def choose(
     available: Iterable[str],
     must_include: Iterable[str],
     size: int,
-    beside: Sequence[Device] = (),
+    company: Sequence[Company] = (),
 ) -> tuple[str, ...]:
     """The best of the available IDs: `size` of them, or as many as there are, each once; never an error.
 
@@ -51,7 +53,7 @@ def choose(
         available: the IDs that are free. Unknown ones are chosen last.
         must_include: these come first, available or not, as far as `size` goes.
         size: how many in all; nothing is chosen where it is not above 0.
-        beside: devices of other resources, that the same container has.
+        company: devices of other resources, each resource by itself.
     """
     available = set(available)
     chosen = list(dict.fromkeys(must_include))[: max(size, 0)]
@@ -60,7 +62,9 @@ def choose(
             break
         if len(alike) > wanted and rank != _UNKNOWN:
             free = {device_id for device_id in available if device_id in slots and slots[device_id].health.offered}
-            alike = _Choice.among(slots, links, free.difference(chosen), chosen, beside).best(alike, placement, wanted)
+            alike = _Choice.among(slots, links, free.difference(chosen), chosen, company, size).best(
+                alike, placement, wanted
+            )
         chosen += alike[:wanted]
     return tuple(chosen)
 
@@ -86,8 +90,8 @@ class _Choice(Struct, frozen=True):
     """How many are chosen already."""
     others: Sequence[int]
     """How many others it has: held by pods, or unhealthy."""
-    to_beside: Sequence[int]
-    """What it is worth to the devices of other resources that the container has."""
+    quotas: Sequence[Quota]
+    """What is to be had of other resources."""
 
     @property
     def every(self) -> int:
@@ -101,9 +105,10 @@ class _Choice(Struct, frozen=True):
         links: Iterable[Link],
         free: Set[str],
         taken: Iterable[str],
-        beside: Sequence[Device],
+        company: Iterable[Company],
+        size: int,
     ) -> _Choice:
-        """What there is to choose from."""
+        """What there is to choose `size` from, those taken included."""
         found = {(device.unit, device.key): device for slot in slots.values() if (device := slot.device) is not None}
         devices = sorted(found.values(), key=lambda device: (device.ancestry, device.key))
         numbers = {(device.unit, device.key): number for number, device in enumerate(devices)}
@@ -119,8 +124,8 @@ class _Choice(Struct, frozen=True):
 
         taken = frozenset(taken)
         others = device_of.keys() - free - taken
-        topology = survey(devices, links)
-        return cls(device_of, topology, count(free), count(taken), count(others), towards_others(devices, beside))
+        topology, quotas = survey(devices, links, company, size)
+        return cls(device_of, topology, count(free), count(taken), count(others), quotas)
 
     def best(self, ids: Iterable[str], placement: Placement, size: int) -> list[str]:
         """The best so many of these IDs, in order."""
@@ -129,8 +134,19 @@ class _Choice(Struct, frozen=True):
             ids_of[self.device_of[device_id]].append(device_id)
         worth = _Worth.of(self, placement)
         members = worth.members({device: len(own) for device, own in ids_of.items()})
-        numbers = best(clusters(self.topology, sorted(ids_of)), members, worth.affinity, size)
+        part = clusters(self.topology, sorted(ids_of))
+        numbers = best(part, members, worth.affinity, size, self._gains(frozenset(ids_of), size, worth.affinity))
         return sorted(device_id for device, number in numbers.items() for device_id in ids_of[device][:number])
+
+    def _gains(self, devices: frozenset[int], size: int, worth: int) -> Mapping[frozenset[int], Sequence[int]]:
+        """Devices → what none, one, two ... of their slots add by what they find of other resources."""
+        gains: dict[frozenset[int], list[int]] = {}
+        for quota in self.quotas:
+            taken = sum(self.taken[device] for device in quota.members)
+            found = gains.setdefault(quota.members & devices, [0] * (size + 1))
+            for number in range(size + 1):
+                found[number] += worth * (quota.worth(taken + number) - quota.worth(taken))
+        return gains
 
 
 class _Worth(Struct, frozen=True):
@@ -142,34 +158,31 @@ class _Worth(Struct, frozen=True):
     to_taken: Sequence[int]
     to_free: Sequence[int]
     to_others: Sequence[int]
-    to_beside: Sequence[int]
     step: int
-    """More than the sums of the last but one and the last but two can be."""
-    leap: int
-    """More than the sum of the last can be."""
+    """More than the sum of the last can be, and of the last but one."""
 
     @classmethod
     def of(cls, choice: _Choice, placement: Placement) -> _Worth:
         free = [free + taken for free, taken in zip(choice.free, choice.taken, strict=True)]
         to_taken, to_free, to_others = map(choice.topology.towards, (choice.taken, free, choice.others))
         # as many are chosen whatever is chosen: only the differences count, and small numbers are faster
-        to_free, to_others, to_beside = map(_above_least, (to_free, to_others, choice.to_beside))
+        to_free, to_others = map(_above_least, (to_free, to_others))
         step = 2 * choice.every * max(*to_free, *to_others) + 1
-        leap = choice.every * max(to_beside) + 1
         shared = placement if choice.every > len(free) else None
-        return cls(choice, shared, to_taken, to_free, to_others, to_beside, step, leap)
+        return cls(choice, shared, to_taken, to_free, to_others, step)
 
     @property
     def affinity(self) -> int:
         """Of one unit of affinity."""
-        return self.leap * self.step**2
+        return self.step**2
 
     @property
     def sharing(self) -> int:
         """More than any sum of affinities, or of squares, can be."""
-        links = self.choice.topology.links.values()
-        linked = max((weight for linked in links for weight in linked.values()), default=0)
-        return 2 * self.choice.every**2 * (SAME + LINK * linked) + 1
+        topology = self.choice.topology
+        linked = max((weight for linked in topology.links.values() for weight in linked.values()), default=0)
+        # all that is to be had of other resources is less than one `link`
+        return 2 * self.choice.every**2 * (SAME + topology.link * (linked + 1)) + 1
 
     def members(self, rooms: Mapping[int, int]) -> dict[int, Member]:
         """The devices of which so many slots can be taken.
@@ -181,7 +194,6 @@ class _Worth(Struct, frozen=True):
         for device, room in rooms.items():
             single, pair = self._shared(device, sharing)
             single = (single * sharing + self.to_taken[device]) * self.affinity
-            single += self.to_beside[device] * self.step**2
             single += self.to_others[device] - self.to_free[device] * self.step
             members[device] = Member(room, single, (pair * sharing + SAME) * self.affinity)
         return members

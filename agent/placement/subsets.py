@@ -10,10 +10,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from operator import add
+from types import MappingProxyType
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from agent.placement.clusters import Group, Part
 from agent.placement.enumeration import are_few, enumerate_all
@@ -31,7 +33,13 @@ class Member(Struct, frozen=True):
     """What any two of them are worth together."""
 
 
-def best(part: Part, members: Mapping[int, Member], worth: int, size: int) -> dict[int, int]:
+def best(
+    part: Part,
+    members: Mapping[int, Member],
+    worth: int,
+    size: int,
+    gains: Mapping[frozenset[int], Sequence[int]] = MappingProxyType({}),
+) -> dict[int, int]:
     """How many slots to take of which member.
 
     Args:
@@ -39,9 +47,26 @@ def best(part: Part, members: Mapping[int, Member], worth: int, size: int) -> di
         members: what they are.
         worth: by which the affinities of the groups are multiplied.
         size: how many slots in all; there must be as many.
+        gains: what none, one, two ... slots of these members add, up to `size`. Where the members are no part by
+            themselves, as below a bridge that links reach across, each slot adds what one adds.
     """
-    table = _Solver(members, worth, size).solve(part)
+    apart = gains.keys() - set(_members(part)) if gains else ()
+    alone = [(them, gains[them][1]) for them in apart]
+    if alone:
+        members = {
+            it: replace(one, single=one.single + sum(gain for them, gain in alone if it in them))
+            for it, one in members.items()
+        }
+    table = _Solver(members, worth, size, gains).solve(part)
     return {member: number for member, number in table.pick(size) if number}
+
+
+def _members(part: Part) -> list[frozenset[int]]:
+    """The members of the part, and after these of each part within it."""
+    if isinstance(part, int):
+        return [frozenset((part,))]
+    within = [_members(one) for one in part.parts]
+    return [frozenset().union(*(one[0] for one in within)), *chain.from_iterable(within)]
 
 
 class _Table(ABC):
@@ -76,9 +101,16 @@ class _Solver(Struct, frozen=True):
     members: Mapping[int, Member]
     worth: int
     size: int
+    gains: Mapping[frozenset[int], Sequence[int]]
     known: _Known = field(default_factory=dict)
 
     def solve(self, part: Part) -> _Table:
+        table = self._solve(part)
+        if self.gains and (gain := self.gains.get(_members(part)[0])):
+            return _Gaining(table, gain)
+        return table
+
+    def _solve(self, part: Part) -> _Table:
         if isinstance(part, int):
             return _Single(part, self.members[part], self.size)
         solved = [self.solve(one) for one in part.parts]
@@ -113,6 +145,20 @@ class _Single(_Table):
 
     def pick(self, size: int) -> Iterator[tuple[int, int]]:
         yield self._number, size
+
+
+class _Gaining(_Table):
+    """A part of which some slots together add something."""
+
+    def __init__(self, table: _Table, gain: Sequence[int]) -> None:
+        self._table, self._gain = table, gain
+        self.room = table.room
+
+    def _work_out(self) -> list[int]:
+        return list(map(add, self._table.values, self._gain))
+
+    def pick(self, size: int) -> Iterator[tuple[int, int]]:
+        return self._table.pick(size)
 
 
 class _Bent(_Table):

@@ -27,6 +27,8 @@ _HEALTH_BYTES: Final = 2 + len("Unhealthy")
 _SUFFIX: Final = ".sock"
 _HASH_BYTES: Final = 6  # 10 characters of base32; 1,000 resources share a name once in 10^9 nodes
 _HASHED: Final = 10 + len(_SUFFIX)
+_UNIQUE_BYTES: Final = 3
+_UNIQUE: Final = 2 * _UNIQUE_BYTES + len("-")
 _USUAL_ROOM: Final = SOCKET_PATH_LIMIT - len(f"/var/lib/kubelet/device-plugins/{SOCKET_DIRECTORY}/")
 
 _DOMAIN_LIMIT: Final = 253 - len("requests.")  # the kubelet checks the name with that in front, as quotas write it
@@ -119,9 +121,14 @@ def socket_name(resource: str, room: int = _USUAL_ROOM) -> str:
     return base64.b32encode(digest).decode().rstrip("=").lower() + _SUFFIX
 
 
+def unique_socket_name(resource: str, room: int = _USUAL_ROOM) -> str:
+    """A file name for a resource's socket that no other socket of it had: before the name stand random digits."""
+    return f"{os.urandom(_UNIQUE_BYTES).hex()}-{socket_name(resource, room - _UNIQUE)}"
+
+
 def plugin_directory_problem(directory: Path) -> str | None:
     """Why no socket could be made in our directory below this plugin directory, or None if it can."""
-    shortest = len(os.fsencode(directory / SOCKET_DIRECTORY)) + 1 + _HASHED
+    shortest = len(os.fsencode(directory / SOCKET_DIRECTORY)) + 1 + _UNIQUE + _HASHED
     if shortest <= SOCKET_PATH_LIMIT:
         return None
     return f"is too long: a socket in it would have a path of {shortest} bytes, and {SOCKET_PATH_LIMIT} is the most"

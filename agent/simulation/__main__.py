@@ -9,13 +9,16 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import anyio
 import msgspec
 
 from agent.simulation.changes import Change, Kind
 from agent.simulation.kubelet import Kubelet
+from agent.simulation.plugin_connections import Handler
 from agent.simulation.pods import Container, Pod
+from agent.simulation.sockets import Version
 
 _UNTOLD = (Kind.CHECKPOINT,)  # follows every list
 
@@ -54,15 +57,14 @@ async def _admit(kubelet: Kubelet, wanted: Pod) -> None:
     await kubelet.admit(wanted)
 
 
-async def simulate(root: Path, seconds: float | None, pods: Sequence[Pod]) -> None:
-    """Run until SIGTERM, SIGINT, or the time is over."""
+async def simulate(kubelet: Kubelet, seconds: float | None, pods: Sequence[Pod]) -> None:
+    """Run it until SIGTERM, SIGINT, or the time is over."""
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, over.set)
     if seconds is not None:
         loop.call_later(seconds, over.set)
-    kubelet = Kubelet(root)
     kubelet.subscribe(_print)
     async with kubelet, anyio.create_task_group() as tasks:
         for wanted in pods:
@@ -77,10 +79,15 @@ def main() -> int:
     parser.add_argument("--root", type=Path, required=True, help="the kubelet's root directory; it is made if missing")
     parser.add_argument("--seconds", type=float, help="end after so many seconds")
     of_pod = "a pod that runs once there is what it asks for, until the kubelet ends; may be repeated"
+    of_kubelet = "behave as this kubelet or, with 1.37, as those after it (default: %(default)s)"
+    parser.add_argument("--kubelet", choices=get_args(Version), default="1.36", help=of_kubelet)
+    of_handler = "what a kubelet of 1.37 does with a Register at a path that is connected (default: %(default)s)"
+    parser.add_argument("--handler", choices=get_args(Handler), default="all", help=of_handler)
     parser.add_argument("--pod", type=pod, action="append", default=[], metavar="NAME=RESOURCE:NUMBER", help=of_pod)
     arguments = parser.parse_args()
     try:
-        asyncio.run(simulate(arguments.root, arguments.seconds, arguments.pod))
+        kubelet = Kubelet(arguments.root, version=arguments.kubelet, handler=arguments.handler)
+        asyncio.run(simulate(kubelet, arguments.seconds, arguments.pod))
     except OSError as error:
         print(f"cannot serve in {arguments.root}: {error}", file=sys.stderr)
         return 1

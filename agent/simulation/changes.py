@@ -39,6 +39,8 @@ class Kind(enum.StrEnum):
     """The kubelet has seen the end of a stream, and has not acted on it yet."""
     DISCONNECTED = "disconnected"
     """The kubelet has closed its connection to the plugin; every device is unhealthy."""
+    PROMOTED = "promoted"
+    """The kubelet has closed its connection to a plugin, and another plugin of the resource is asked from now on (1.37)."""
     EXPIRED = "expired"
     """No plugin registered within the grace period."""
     CHECKPOINT = "checkpoint"

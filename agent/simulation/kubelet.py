@@ -21,7 +21,7 @@ from agent.simulation.background_tasks import Background
 from agent.simulation.changes import Change, Feed, Kind, ResourceView
 from agent.simulation.clock import Clock
 from agent.simulation.device_manager.manager import DeviceManager
-from agent.simulation.plugin_connections import Clients
+from agent.simulation.plugin_connections import Clients, Handler
 from agent.simulation.pod_admission import KubeletStoppedError, Pods, PodWorkers
 from agent.simulation.podresources import Lister
 from agent.simulation.pods import Phase, Pod, PodStatus
@@ -37,10 +37,10 @@ class _Process:
     def __init__(self, kubelet: Kubelet) -> None:
         k = kubelet
         self._background = Background()
-        self.manager = DeviceManager(k.plugin_dir, k._node, k._feed, k._clock, k._rng)
-        self.clients = Clients(self.manager, self._background, k._clock, k._disconnect_delay)
+        self.manager = DeviceManager(k.plugin_dir, k._node, k._feed, k._clock, k._rng, k.version)
+        self.clients = Clients(self.manager, self._background, k._clock, k._disconnect_delay, k.version, k.handler)
         self.pods = PodWorkers(k._pods, self.manager, self._background, k._feed, k._clock, k._rng, k._pod_delay)
-        registration = Registration(k.plugin_dir, self.clients.connect, self._background, k._feed, k._version)
+        registration = Registration(k.plugin_dir, self.clients.connect, self._background, k._feed, k.version)
         self._registration = KubeletSocket([registration], k.socket, k._before_listening)
         lister = Lister(self.pods.resources, self.manager.views, k._clock)
         self._pod_resources = KubeletSocket([lister], k.pod_resources_socket)
@@ -72,6 +72,7 @@ class Kubelet:
         root: the kubelet's root; `pod-resources/kubelet.sock` lies below it.
         plugin_dir: where `kubelet.sock` and the checkpoint lie; `<root>/device-plugins` if not given.
         version: which kubelet it behaves as, where they differ.
+        handler: what one of 1.37 does with a Register at a path that has a client.
         clock: runs its long delays.
         rng: makes its random choices.
         disconnect_delay: seconds from a stream's end until the kubelet deals with it (A2).
@@ -85,6 +86,7 @@ class Kubelet:
         *,
         plugin_dir: Path | None = None,
         version: Version = "1.36",
+        handler: Handler = "all",
         clock: Clock | None = None,
         rng: random.Random | None = None,
         disconnect_delay: float = DISCONNECT_DELAY,
@@ -97,7 +99,9 @@ class Kubelet:
         self.pod_resources_socket = root / "pod-resources" / "kubelet.sock"
         self.registrations: Counter[str] = Counter()
         self.panics: list[str] = []
-        self._version: Version = version
+        self.version: Version = version
+        """Which kubelet the next start makes."""
+        self.handler: Handler = handler
         self._clock = clock or Clock()
         self._rng = rng or random.Random(0)  # noqa: S311  # repeatable choices, no secrets
         self._disconnect_delay = disconnect_delay
@@ -122,7 +126,7 @@ class Kubelet:
             raise RuntimeError("the kubelet runs already; stop it first")
         self.plugin_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
         self.pod_resources_socket.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
-        wipe(self.plugin_dir, wipe_as or self._version)
+        wipe(self.plugin_dir, wipe_as or self.version)
         self._process = _Process(self)
         try:
             await self._process.open()

@@ -90,7 +90,7 @@ class Registration(RegistrationBase):
         if not is_extended_resource(request.resource_name):
             raise PluginError(f'the ResourceName "{request.resource_name}" is invalid')
         path = join(self._directory, request.endpoint)
-        if self._version == "1.36":
+        if self._version != "1.32":
             # grpclib cancels this handler at the caller's deadline, and the dial-back with it (A1).
             await self._connect(request.resource_name, path)
             return

@@ -17,7 +17,8 @@ from agent.simulation.device_manager import checkpoint
 if TYPE_CHECKING:
     from grpclib._typing import IServable
 
-Version = Literal["1.32", "1.36"]
+Version = Literal["1.32", "1.36", "1.37"]
+"""Which kubelet: those between behave as the one before."""
 
 _BACKLOG: Final = 128
 
@@ -31,7 +32,7 @@ def wipe(directory: Path, version: Version) -> None:
     """Remove what a starting kubelet of that version removes from its plugin directory."""
     for path in directory.iterdir():
         spared = path.is_dir() or path.name == checkpoint.NAME
-        if path.is_socket() if version == "1.36" else not spared:
+        if not spared if version == "1.32" else path.is_socket():
             path.unlink()
 
 

@@ -148,6 +148,7 @@ class Bundles(Finder):
         problems = [Problem(glob.text, too_many(glob.text))] if more else []
         members: list[_Member] = []
         wrong: list[Problem] = []
+        directories: list[Problem] = []
         for match in matches:
             if not glob.takes(match):
                 if why := glob.cannot_list(self.host, HostPath(match)):
@@ -156,8 +157,11 @@ class Bundles(Finder):
             try:
                 members.append(self._member(option, match))
             except NoNodeError as error:
-                if error.fault not in (Fault.MISSING, Fault.DIRECTORY):
+                if error.fault is Fault.DIRECTORY:
+                    directories.append(Problem(match, f"{error.sentence}; a bundle is made of nodes, name those in it"))
+                elif error.fault is not Fault.MISSING:
                     wrong.append(Problem(match, error.sentence))
+        wrong += [] if members else directories  # by-path beside the nodes of /dev/snd is none of its matches
         problems += _first(wrong)
         if len(wrong) > _TOLD:
             problems.append(Problem(glob.text, f"{glob.text} matches {len(wrong) - _TOLD:,} more like these"))
@@ -306,7 +310,8 @@ def _shortage(
     present = [(o, p) for o, p in zip(options, paths, strict=True) if p.found or not p.optional]
     scarce, least = min(present, key=lambda one: len(one[1].found) * one[1].limit)
     if not bundles:
-        yield f"there is no bundle, because {scarce.path} matches nothing"
+        what = "nothing" if scarce.type == "mount" else "no device node"
+        yield f"there is no bundle, because {scarce.path} matches {what}"
         return
     for option, path in present:
         if path.limit == 1 and len(path.found) > len(bundles):

@@ -1,4 +1,4 @@
-"""Finds single nodes by path or glob. A node that can be shared has several tokens; a directory that is named is one device.
+"""Finds single nodes by path or glob. A node that can be shared has several tokens; a directory of nodes is one device.
 
 A unit is the host path of a node. The IDs of a resource's only path are KubeVirt's, `kvm0`, `kvm1`, …; those of a
 glob are the node's path below /dev as it is, slashes included: readable, and no two nodes share one (the kubelet takes
@@ -44,7 +44,7 @@ from backends.chardev.paths import (
 from backends.interface.known_devices import Known
 from backends.linux.behind import behind
 from backends.linux.globs import is_glob
-from backends.linux.nodes import DeviceNode, Fault, NoNodeError, device_node, numa_node
+from backends.linux.nodes import DeviceNode, Fault, NoNodeError, device_node, directory, numa_node
 
 _NONE: Final = frozenset[str]()  # one for all: each takes 216 bytes
 
@@ -84,7 +84,7 @@ class Nodes(Finder):
     def discover(self, unit: str) -> Discovery:
         """One device for each resource that takes the node, in the first of its groups that does.
 
-        A named path that leads to no node is a problem. Of a glob, no match is missed, and directories are passed over.
+        A named path that leads to no node is a problem. Of a glob, no match is missed, nor a directory without nodes.
         """
         if not (takers := _first_of_each(self._wanted.takers(unit))):
             return Discovery(problems=tuple(self._complaints(unit)))
@@ -93,7 +93,7 @@ class Nodes(Finder):
         except NoNodeError as error:
             problems = list(self._complaints(unit))
             if error.fault is Fault.DIRECTORY:
-                return self._directory(unit, problems)
+                return self._directory(unit, takers, problems)
             if self._is_missed(unit, error.fault):
                 problems.append(Problem(unit, error.sentence))
             return Discovery(problems=tuple(problems))
@@ -104,13 +104,18 @@ class Nodes(Finder):
         devices = tuple(self._device(group, unit, node, numa) for group in takers)
         return Discovery(devices, problems=tuple(self._complaints(unit)) if unit in self._globs else ())
 
-    def _directory(self, unit: str, problems: list[Problem]) -> Discovery:
-        """One device for each resource that names the directory; globs do not mean directories."""
-        takers = _first_of_each(self._wanted.literals.get(unit, ()))
+    def _directory(self, unit: str, takers: Iterable[Group], problems: list[Problem]) -> Discovery:
+        """One device for each of these; a resource that takes the directory under its own name has it once."""
         try:
+            real = directory(self.host, HostPath(unit))
+            if real is not None and real.text != unit:
+                others = {taker.resource for taker in self._wanted.takers(real.text)}
+                takers = [group for group in takers if group.resource not in others]
             devices = tuple(whole_directories.device(self.host, group, unit, self._permissions) for group in takers)
         except NoNodeError as error:
-            return Discovery(problems=(*problems, Problem(unit, error.sentence)))
+            if unit in self._wanted.literals or error.fault is not Fault.DIRECTORY:  # /dev/input/* takes by-id, too
+                problems.append(Problem(unit, error.sentence))
+            return Discovery(problems=tuple(problems))
         return Discovery(devices, problems=tuple(problems))
 
     def _complaints(self, unit: str) -> Iterator[Problem]:
@@ -154,8 +159,8 @@ class Nodes(Finder):
     def watches(self, known: Known) -> Watches:
         """All uevents, and the directories of all paths, since nodes and links are also made by hand or by udev."""
         listed = (path for unit in known for path in (unit, unit.rpartition("/")[0]))
-        named = (device for unit in self._wanted.literals if unit in known for device in known[unit])
-        whole = {path for device in named for path in whole_directories.directories(device)}
+        every = (device for devices in known.values() for device in devices)
+        whole = {path for device in every for path in whole_directories.directories(device)}
         return Watches(frozenset({ANY_SUBSYSTEM}), frozenset(self._wanted.directories(listed) | whole))
 
     def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
@@ -174,9 +179,9 @@ class Nodes(Finder):
         else:
             path, below = hint.node.text, ()
         links = [*known.minding(f"path:{path}")]
-        directory = path
-        while (directory := directory.rpartition("/")[0]) not in ("", "/dev"):
-            links += (*known.minding(f"path:{directory}"), *([directory] if directory in self._wanted.literals else ()))
+        above = path
+        while (above := above.rpartition("/")[0]) not in ("", "/dev"):
+            links += (*known.minding(f"path:{above}"), *([above] if self._wanted.takers(above) else ()))
         if not self._wanted.takers(path):
             return (*below, *links)
         if path not in known and len(known) >= MOST_MATCHES:  # once this is a problem, only full scans help

@@ -2,7 +2,9 @@
 
 A unit is a device number, `udev:c:188:0`, because that is what events and udev's database both name; or a subsystem,
 `udev:tty`, for what is to be said of all of it. The ID is udev's lasting link to the node, by ID or else by path
-(`serial/by-id/usb-…`); where udev makes none, the node's own name below /dev, which follows the order of plugging in.
+(`serial/by-id/usb-…`). A link that several devices claim is none of theirs: the two cameras of a notebook have one by ID,
+the three codecs of a Raspberry Pi one by path, and which of them udev makes it lead to is chance. Without a link of its own
+a device has the node's own name below /dev, which follows the order of plugging in.
 Where udev keeps a database, a device is offered once it is in there: before that its ID would be another.
 """
 
@@ -82,7 +84,7 @@ class UdevMatches(Finder):
         node = [named_nodes.member(self.host, found.node)]
         stands_for = behind(self.host, node[0][1])
         was = found.properties.get("ID_SERIAL") or found.node.number  # as older versions recorded it
-        lasting = _lasting_link(found.links)
+        lasting = self._lasting_link(found)
         return Device(
             key=unit,
             unit=unit,
@@ -100,6 +102,15 @@ class UdevMatches(Finder):
                 **group.attributes,
             },
         )
+
+    def _lasting_link(self, found: UdevDevice) -> str | None:
+        """The name of the node that no other device claims and that does not depend on the order of plugging in, if any."""
+        own = [link for kind in _LASTING for link in found.links if kind in f"/{link}" and link.isprintable()]
+        if not own:
+            return None
+        numbers = (it for it in self._numbers(found.node.subsystem) or () if _are_siblings(it, found.node.number))
+        others = {link for it in numbers if it != found.node.number for link in udev.links(self.host, it)}
+        return next((link for link in own if link not in others), None)
 
     def _complaints(self, subsystem: str) -> Iterator[str]:
         """The problems of a subsystem in which groups match."""
@@ -147,14 +158,24 @@ class UdevMatches(Finder):
             numbers = (hint.properties.get("MAJOR"), hint.properties.get("MINOR"))
             if hint.action == "change" or hint.subsystem not in self._wanted or None in numbers:
                 return ()
-            return (f"{self.prefix}{'b' if hint.subsystem == 'block' else 'c'}:{':'.join(map(str, numbers))}",)
+            return self._claiming(f"{'b' if hint.subsystem == 'block' else 'c'}:{':'.join(map(str, numbers))}", known)
         if not isinstance(hint, PathChange):
             return ()
         if hint.path == udev.DATABASE:  # it is there, or watched, from now on
             return [unit for unit in known if unit.startswith(self.prefix)]
         if hint.path.parent != udev.DATABASE or (number := udev.entry_number(hint.path.name)) is None:
             return ()
-        return (f"{self.prefix}{number}",)
+        return self._claiming(number, known)
+
+    def _claiming(self, number: str, known: Known) -> list[str]:
+        """The device of a number, and those whose IDs may be others since it claims the same links, or did."""
+        unit = f"{self.prefix}{number}"
+        return [unit, *(it for it, devices in known.items() if devices and it != unit and _are_siblings(it, unit))]
+
+
+def _are_siblings(one: str, other: str) -> bool:
+    """Have two devices one kind and major, and so one driver? Only such devices claim one link."""
+    return one.rpartition(":")[0] == other.rpartition(":")[0]
 
 
 def _fits_kernel(host: Host, option: MatchOption, found: UdevDevice) -> bool:
@@ -170,9 +191,3 @@ def _fits_udev(option: MatchOption, found: UdevDevice) -> bool:
         name in found.properties and fnmatchcase(found.properties[name], wanted)
         for name, wanted in option.properties.items()
     ) and all(any(fnmatchcase(tag, wanted) for tag in found.tags) for wanted in option.tags)
-
-
-def _lasting_link(links: Iterable[str]) -> str | None:
-    """The name of the node that does not depend on the order of plugging in, if udev gives one."""
-    links = sorted(link for link in links if link.isprintable())
-    return next((link for kind in _LASTING for link in links if kind in f"/{link}"), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, Final
 
 from msgspec.structs import replace
@@ -15,6 +15,7 @@ from backends.base import (
     Device,
     Discovery,
     Grant,
+    Heard,
     Hint,
     Host,
     Known,
@@ -25,10 +26,10 @@ from backends.base import (
     Watches,
 )
 from backends.gpu import detection, nodes, wedged
-from backends.gpu.amd.gpus import PARTITION, TOGETHER, WHOLE, Amd
+from backends.gpu.amd.gpus import PLATFORM, TOGETHER, WHOLE, Amd
 from backends.gpu.intel import Intel
-from backends.gpu.nvidia import char_links, tegra_and_wsl, xid
-from backends.gpu.nvidia.gpus import Nvidia
+from backends.gpu.nvidia import char_links, nvml, tegra_and_wsl, xid
+from backends.gpu.nvidia.gpus import DRIVER, Nvidia
 from backends.gpu.options import GpuOptions, GpuResource, complaints
 from backends.gpu.vendor import ATTRIBUTES, Vendor
 from backends.linux.pci import functions as pci
@@ -51,6 +52,7 @@ class Gpu(Backend[GpuOptions]):
     options_type: ClassVar = GpuOptions
     attributes: ClassVar = ATTRIBUTES
     complaints: ClassVar = staticmethod(complaints)
+    hears: ClassVar = "NVIDIA's library (NVML)"
 
     def __init__(self, host: Host, resources: Sequence[GpuResource]) -> None:
         super().__init__(host, resources)
@@ -101,6 +103,8 @@ class Gpu(Backend[GpuOptions]):
         """NVIDIA's XIDs, PCI error recoveries, hanging DRM devices."""
         if record.source == "kmsg":
             yield from xid.signals(record, self.resources)
+        elif record.source in nvml.SOURCES:
+            yield from xid.signals_of(xid.from_nvml(record), self.resources)
         yield from wedged.signals(record)
         if detection.vendor_of(record.properties):
             yield from pci_recovery.signals(record)
@@ -120,8 +124,30 @@ class Gpu(Backend[GpuOptions]):
             subsystems=frozenset({"pci", "drm"}),
             directories=frozenset(directories),
             facts=frozenset({pci_recovery.FACT, wedged.FACT}),
-            kernel_lines=frozenset({xid.LINE}),
+            kernel_lines=xid.LINES,
+            listen=self._with_events(known, "always"),
+            listen_without_log=self._with_events(known, "auto"),
         )
+
+    def _with_events(self, known: Known, when: str) -> frozenset[str]:
+        """The GPUs with NVIDIA's driver that a resource may take which says so of `nvml_events`."""
+        resources = [it for it in self.resources if it.spec.options.nvml_events == when]
+        return frozenset(
+            f"pci:{unit}"
+            for unit, devices in known.items()
+            if pci.ADDRESS.fullmatch(unit)
+            for device in devices[:1]
+            if device.attributes.get("driver") == (DRIVER,) and any(it.might_take(device) for it in resources)
+        )
+
+    def listen(self, hardware: frozenset[str]) -> Iterator[Heard | None]:
+        """What NVIDIA's library tells of these GPUs.
+
+        Raises:
+            NvmlError: it cannot be heard.
+        """
+        nvidia = self._vendors[detection.NVIDIA]
+        return nvml.listen(self.host, nvidia.roots, sorted(name.removeprefix("pci:") for name in hardware))
 
     def affects(self, hint: Hint, known: Known) -> Iterable[str]:
         """The GPUs that an event is about, and those below and above it."""
@@ -135,7 +161,7 @@ class Gpu(Backend[GpuOptions]):
         return self._affected(hint, known) if isinstance(hint, Uevent) else ()
 
     def _affected(self, event: Uevent, known: Known) -> Iterable[str]:
-        if f"/{PARTITION}" in event.devpath:
+        if event.subsystem == "drm" and event.devpath.startswith(PLATFORM) and TOGETHER in known:
             return [TOGETHER]
         told = detection.vendor_of(event.properties) if event.subsystem == "pci" else None
         mine = pci.address_in(event.devpath)

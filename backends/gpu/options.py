@@ -64,9 +64,13 @@ class GpuOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which XIDs make a GPU unhealthy: those of the plugin that `style` names, or those after which NVIDIA's XID catalog
     has the GPU reset, or more."""
     xid_critical: Xids | None = None
-    """Further XIDs that make a GPU unhealthy; "all": every XID that is not ignored."""
+    """Further XIDs that make a GPU unhealthy; "all": every XID that is not ignored. Those since the boot count at a daemon's
+    first start, too: with XIDs of applications (13, 31, 43, 45) each wrong program that has run by then."""
     xid_ignored: Xids | None = None
-    """Further XIDs that are ignored; "all": every XID that `xid_critical` does not list."""
+    """Further XIDs that are ignored, which makes them events only; "all": every XID that `xid_critical` does not list."""
+    nvml_events: Literal["auto", "always", "never"] = "auto"
+    """Are XIDs heard from NVIDIA's library? That takes a process of 35 MB and keeps the driver in use. "auto": only while
+    the kernel's log, which tells the same and more, cannot be read."""
 
     card_ids: bool = False
     """Are Intel's GPUs named as by Intel's plugin, `card0-0`? The number follows the order in which drivers were bound."""
@@ -103,6 +107,7 @@ _OF_BOTH: Final = (
     "xids",
     "xid_critical",
     "xid_ignored",
+    "nvml_events",
 )
 _PATHS: Final = ("device_driver_root", "mps_root", *_OF_GKE)
 

@@ -16,18 +16,27 @@ from backends.infiniband import port_state
 from backends.infiniband.options import UNSEEN_WHEN_AWAY, InfiniBandResource
 from backends.infiniband.port_state import PortState, State
 from backends.interface.attributes import assumed
-from backends.linux.network import rdma
+from backends.interface.selectors import mismatch
+from backends.linux import sysfs
+from backends.linux.network import netdevs, rdma
 from backends.linux.network.rdma import Adapter, Hca
 from backends.linux.pci import functions as pci
 from backends.linux.pci.functions import Function
+from backends.linux.pci.host_uses import manages_nvswitches
 
 _NVIDIA: Final = "15b3"  # its Ethernet controllers are adapters, too
 _NETWORK: Final = "02"  # PCI classes: a network controller,
 _INFINIBAND: Final = "0207"  # and one for InfiniBand
+_RDMA_MODULES: Final = {"mlx4_core": "mlx4_ib", "mlx5_core": "mlx5_ib"}  # drivers/infiniband/hw
+
+_NVSWITCHES: Final = "nvswitches"
+_NAMING: Final = frozenset({"manages", "address", "hca", "node_guid", "dev", "port", "subsystem_device"})
+"""Who selects an adapter by one of these means this very one."""
 
 ATTRIBUTES: Final[Mapping[str, Attribute]] = {
     **pci.ATTRIBUTES,
     "function": one_of("physical", "virtual", "subfunction"),
+    "manages": one_of(_NVSWITCHES),
     "hca": TEXT,
     "away": TEXT,
     "dev": TEXT,
@@ -40,6 +49,11 @@ ATTRIBUTES: Final[Mapping[str, Attribute]] = {
     **dict.fromkeys(("board_id", "fw_ver", "hca_type", "ifname", "sfnum"), TEXT),
 }
 """Those of an adapter, and of a pool of them."""
+
+_MANAGEMENT: Final = (
+    "it leads to the NVSwitches between the GPUs, not to a network, and Fabric Manager needs it; it is offered where the "
+    f'first resource that selects it says manages = "{_NVSWITCHES}", its address or its hca'
+)
 
 _Attributes = dict[str, tuple[str, ...]]
 
@@ -64,13 +78,16 @@ def device(
 ) -> Device:
     """The adapter as a device; `resources` are all of the backend."""
     attributes = _attributes(adapter, hcas, function, states)
+    is_management = function is not None and adapter.subfunction is None and manages_nvswitches(host, function)
+    if is_management:
+        attributes["manages"] = (_NVSWITCHES,)
     if adapter.away:
         attributes = assumed(attributes, UNSEEN_WHEN_AWAY, resources)
     key, owned, depends = _names(adapter, function)
     node_paths = [node.path for node in adapter.nodes]
     if host.local(rdma.RDMA_CM).is_char_device():
         node_paths.append(rdma.RDMA_CM)
-    return Device(
+    found = Device(
         key=key,
         unit=adapter.place,
         hardware=owned,
@@ -82,6 +99,18 @@ def device(
         ancestry=_ancestry(adapter, function),
         attributes=attributes,
     )
+    return (
+        replace(found, nodes=(), unusable=_MANAGEMENT, by_design=True)
+        if is_management and not _is_meant(found, resources)
+        else found
+    )
+
+
+def _is_meant(device: Device, resources: Iterable[InfiniBandResource]) -> bool:
+    """Does the first resource that selects the adapter name it?"""
+    taker = next((it for it in resources if it.refuses(device) is None), None)
+    tables = taker.spec.select if taker else ()
+    return any(not _NAMING.isdisjoint(table) and mismatch(table, device.attributes) is None for table in tables)
 
 
 def adapter_hardware(device: Device) -> str:
@@ -89,15 +118,36 @@ def adapter_hardware(device: Device) -> str:
     return next(name for name in sorted(device.hardware, reverse=True) if name.startswith("rdma:"))
 
 
-def bare(function: Function) -> Device:
-    """A function that is likely to be an adapter, but has no driver that makes it one."""
-    if function.driver is None:
+def bare(host: Host, function: Function) -> Device:
+    """A function that is likely to be an adapter, but has no driver that makes it one, or is a port of another adapter."""
+    if bond := _bonded(host, function):
+        why = f"its port belongs to {bond}, the RDMA device of all ports of its bond"
+    elif function.driver is None:
         why = "it has no driver"
     elif function.driver.startswith("vfio"):
         why = f"it is bound to {function.driver}, for virtual machines"
     else:
-        why = f"its driver {function.driver} has made no RDMA device; is the driver's module for RDMA loaded?"
-    return replace(function.as_device(), identity="", unusable=why)  # the adapter's own identity cannot be told now
+        module = _RDMA_MODULES.get(function.driver, "the driver's module for RDMA")
+        why = f"its driver {function.driver} has made no RDMA device; is {module} loaded?"
+    # the adapter's own identity cannot be told now
+    return replace(function.as_device(), identity="", unusable=why, by_design=bool(bond))
+
+
+def _bonded(host: Host, function: Function) -> str:
+    """The RDMA device that has this function's port, too (RoCE LAG); empty if there is none.
+
+    Once the interfaces of a card are in one bond, mlx5 has one RDMA device for all of them, `mlx5_bond_0`, on the first
+    function of the card (mlx5_do_bond in drivers/net/ethernet/mellanox/mlx5/core/lag/lag.c). udev may rename it.
+    """
+    own, _, _ = function.address.rpartition(".")
+    for ifname in netdevs.names(host, function.path):
+        for other in netdevs.bonded(host, ifname):
+            interface = sysfs.device(host, netdevs.CLASS / other)
+            at = interface.parent.parent if interface else function.path
+            if at != function.path and at.name.rpartition(".")[0] == own:
+                for hca in sysfs.names(host, at / "infiniband"):
+                    return hca
+    return ""
 
 
 def is_likely(kind: str, vendor: str) -> bool:

@@ -32,7 +32,8 @@ def affected(hint: Hint, known: Known) -> Iterable[str] | All:
 
 def _places(event: Uevent, known: Known) -> Iterator[str]:
     if event.subsystem in _CLASSES:
-        yield rdma.place_of(event.devpath)
+        yield (place := rdma.place_of(event.devpath))
+        yield from _other_ports(place, known)
         if before := event.properties.get("DEVPATH_OLD"):
             yield rdma.place_of(before)
         if event.subsystem != "infiniband" and pci.address_in(event.devpath) is None:
@@ -42,6 +43,14 @@ def _places(event: Uevent, known: Known) -> Iterator[str]:
             )
     elif event.subsystem == "net" and (on := pci.address_in(event.devpath)) is not None:
         yield from _at(on, known)
+
+
+def _other_ports(place: str, known: Known) -> Iterator[str]:
+    """The functions of the same card without an adapter: it may have begun or ended to be theirs, too (RoCE LAG)."""
+    card = place.partition("/")[0].rpartition(".")[0]
+    for unit, devices in known.items():
+        if card and unit != place and unit.rpartition(".")[0] == card and any(device.unusable for device in devices):
+            yield unit
 
 
 def _at(address: str, known: Known) -> Iterable[str]:

@@ -72,7 +72,11 @@ class Device(Struct, frozen=True, gc=False):
     ancestry: tuple[str, ...] = ()
     """Its PCI bridges, from the root."""
     unusable: str = ""
-    """Why no resource can have it as it is, one sentence ("it has no driver"); it is shown as unclaimed."""
+    """Why no resource can have it as it is, one sentence ("it has no driver"); it is shown as not offered, and the resource
+    that might take it misses it."""
+    by_design: bool = False
+    """Of an unusable device: is it as it should be (a port of another adapter, an interface that the host needs)? Then it
+    is shown, and no resource misses it."""
     no_reset: str = ""
     """Why no resource with `pre_start = "reset"` can have it, one sentence; may be empty where none is configured."""
     attributes: Mapping[str, tuple[str, ...]] = {}
@@ -114,6 +118,7 @@ class Verdict(enum.Enum):
     DELAYED = "delayed"  # may be transient: unhealthy once it has lasted `after` seconds
     DEGRADED = "degraded"  # still offered; shown with its reason
     INFO = "info"  # shown only
+    NOTE = "note"  # it happened, and is over: told as an event, in the history and by `explain`; changes no health
     FINE = "fine"  # explicitly good; from a record, with `clears_on`: that has happened, latched signals end
 
 
@@ -163,6 +168,13 @@ class Signal(Struct, frozen=True, gc=False):
     The message must not hold the number: every other message is a change, and a list to the kubelet."""
     unless_held: bool = False
     """It does not count while a pod holds the hardware: an HCA that went into the pod's network namespace."""
+    pid: int | None = None
+    """The process that it is about, in the host's PID namespace: it leads to a pod."""
+    process: str = ""
+    """That process's name, which its user chose."""
+    fault: str = ""
+    """Of a record's signal: what happened, in the same words whichever source tells it. Two sources that tell it within 10 s
+    tell of one fault. Empty: no other source tells of it."""
 
 
 class Uevent(Struct, frozen=True):
@@ -203,17 +215,27 @@ class Record(Struct, frozen=True):
     """A fact from the kernel that sysfs does not keep (an XID line, WEDGED)."""
 
     source: str
-    """`kmsg`: a line of the kernel's log; `uevent`: an event with one of the wanted `Watches.facts`."""
+    """`kmsg`: a line of the kernel's log; `uevent`: an event with one of the wanted `Watches.facts`; else `Heard.source`."""
     boot: str
     """/proc/sys/kernel/random/boot_id; with `sequence` it tells a record from all others."""
     sequence: int
-    """The line's number in the kernel's log, or the event's SEQNUM."""
+    """The line's number in the kernel's log, or the event's SEQNUM; of what `Backend.listen` heard, microseconds since boot."""
     time: float
     """Seconds since boot, as the kernel stamped it; of an event, when it was received."""
     text: str
-    """The line; of an event, its DEVPATH."""
+    """The line; of an event, its DEVPATH; `Heard.text`."""
     properties: Mapping[str, str] = {}
     """Of an event; of a line, what the kernel says it is about: SUBSYSTEM, DEVICE."""
+
+
+class Heard(Struct, frozen=True):
+    """What `Backend.listen` heard; it becomes a `Record`."""
+
+    source: str
+    """Names the witness, as `Record.source`: `nvml`. The same for ever; neither `kmsg` nor `uevent`."""
+    text: str
+    """What it said."""
+    properties: Mapping[str, str] = {}
 
 
 PLACEHOLDER: Final = re.compile(r"\{([^{}\s]+)\}")
@@ -362,6 +384,10 @@ class Watches(Struct, frozen=True):
     """A line of the kernel's log that begins with any of these becomes a `Record`."""
     links: bool = False
     """Network interfaces, as `LinkChange`s."""
+    listen: frozenset[str] = frozenset()
+    """Hardware that `Backend.listen` is to hear now."""
+    listen_without_log: frozenset[str] = frozenset()
+    """The same, only while the kernel's log cannot be read."""
     poll: float | None = None
     """Seconds between two glances at all known devices (`Backend.glance`), for what the kernel sends no event of;
     None: a probe each `agent.probe` is often enough."""

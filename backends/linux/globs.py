@@ -26,8 +26,8 @@ def is_glob(path: str) -> bool:
 class Glob:
     """One pattern, an absolute path with wildcards in some of its components.
 
-    It matches device nodes below /dev; with `files`, files and directories anywhere on the host; with `pattern`, only
-    paths in which the regular expression finds something, below /dev.
+    It matches what lies below /dev; with `files`, files and directories anywhere on the host; with `pattern`, only paths in
+    which the regular expression finds something, below /dev.
     """
 
     __slots__ = ("_files", "_parts", "_pattern", "deep", "fixed", "prefix", "text")
@@ -63,7 +63,7 @@ class Glob:
         return len(parts) < len(self._parts) and all(fits(part) for fits, part in zip(self._parts, parts, strict=False))
 
     def matches(self, host: Host) -> Iterator[str]:
-        """The paths that match now, in order; without `files` no directories.
+        """The paths that match now, in order, directories among them.
 
         It also yields directories on the way that match a wildcard or cannot be listed; `takes` tells them apart.
         """
@@ -93,13 +93,12 @@ class Glob:
         if wild:
             yield path.text
         fits, *rest = parts
-        for name, is_directory in sorted(entry for entry in names if fits(entry[0])):
+        for name in sorted(filter(fits, names)):
+            text = (path / name).text
             if rest:
                 yield from self._below(host, path / name, tuple(rest), wild=True)
-            elif self._files or not is_directory:
-                text = (path / name).text
-                if self._pattern.search(text.removeprefix("/dev/")):
-                    yield text
+            elif self._pattern.search(text.removeprefix("/dev/")):
+                yield text
 
 
 def _component(part: str) -> Callable[[str], bool]:
@@ -110,13 +109,12 @@ def _component(part: str) -> Callable[[str], bool]:
     return lambda name: match(name) is not None and (hidden or not name.startswith(".")) and name.isprintable()
 
 
-def _names(host: Host, path: HostPath, *, anywhere: bool) -> list[tuple[str, bool]] | None:
-    """The directory's entries, and whether each is itself a directory; None if there is no such directory."""
+def _names(host: Host, path: HostPath, *, anywhere: bool) -> list[str] | None:
+    """The names in a directory; None if there is no such directory."""
     if (real := directory(host, path, anywhere=anywhere)) is None:
         return None
     try:
-        with os.scandir(host.local(real)) as entries:
-            return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+        return os.listdir(host.local(real))  # noqa: PTH208  # names are all we want
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

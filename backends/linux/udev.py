@@ -92,6 +92,11 @@ def read(host: Host, number: str) -> UdevDevice | None:
     )
 
 
+def links(host: Host, number: str) -> Iterator[str]:
+    """The links below /dev that udev's entry for a device number names; several devices may claim one of them."""
+    return _values(_record(host, DATABASE / number.replace(":", "", 1)) or (), "S")
+
+
 def attribute(host: Host, device: HostPath, name: str) -> str | None:
     """An attribute of the nearest device above that has it."""
     return next((text for up in sysfs.above(device) if (text := sysfs.attribute(host, up / name)) is not None), None)

@@ -49,6 +49,7 @@ class Sriov(Backend[SriovOptions]):
 
     options_type: ClassVar = SriovOptions
     attributes: ClassVar = functions.ATTRIBUTES
+    company: ClassVar = frozenset({"gpu"})
     complaints: ClassVar = staticmethod(complaints)
 
     def __init__(self, host: Host, resources: Sequence[SriovResource], kernel: Kernel | None = None) -> None:
@@ -139,7 +140,7 @@ class Sriov(Backend[SriovOptions]):
         """Check again whether the host needs the device, and write the file that tells CNI plugins about it.
 
         Raises:
-            AllocationRefused: the host's default route leads through it by now, or the file cannot be written.
+            AllocationRefused: the host needs it by now for its network, or the file cannot be written.
         """
         for grant in grants:
             device = grant.device
@@ -147,7 +148,7 @@ class Sriov(Backend[SriovOptions]):
                 raise AllocationRefused(
                     f"The virtual functions of {device.key} are not made yet. Create the pod again."
                 )
-            if why := host_uses.route(self.host, device.attributes.get("ifname", ()), sure=True):
+            if why := host_uses.uplink(self.host, device.attributes.get("ifname", ()), sure=True):
                 raise AllocationRefused(f"{grant.id} of {resource.name} {why}. Create the pod again.")
             if resource.spec.options.device_info and resource.spec.options.device_type == "netDevice":
                 device_info.write(self.host, resource.name, grant.id, _told(resource, device))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -11,6 +12,9 @@ from backends.linux.pci import functions as pci
 from backends.sriov import creation, functions, nodes, subfunctions
 from backends.sriov.functions import Seen
 from backends.sriov.options import SriovResource
+
+_OF_ONE: Final = frozenset({"address", "function", "ifname"})
+"""Attributes by which a card is told from its virtual functions."""
 
 
 def find(host: Host, resources: Sequence[SriovResource], unit: str) -> Discovery:
@@ -26,23 +30,37 @@ def find(host: Host, resources: Sequence[SriovResource], unit: str) -> Discovery
         if seen.virtual != count:
             problem = Problem(unit, creation.different(unit, seen.virtual, count))
             seen = replace(seen, problems=(*seen.problems, problem))
-    if seen.needed:
-        return Discovery(problems=seen.problems, beside=(replace(seen.device, unusable=seen.needed),))
-    devices = _taken(host, seen, [it for it in resources if it.spec.options.device_type == seen.device_type])
-    return Discovery(devices, problems=seen.problems, beside=() if devices else (seen.device,))
+    mine = [it for it in resources if it.spec.options.device_type == seen.device_type]
+    if not seen.needed:
+        return Discovery(_taken(host, seen, mine), problems=seen.problems, beside=(seen.device,))
+    needed = replace(seen.device, unusable=seen.needed, by_design=True)
+    devices = _withheld(seen, needed, mine)
+    return Discovery(devices, problems=seen.problems, beside=() if devices else (needed,))
+
+
+def _withheld(seen: Seen, needed: Device, resources: Sequence[SriovResource]) -> tuple[Device, ...]:
+    """The device with why it is left alone, for the first resource that might take it.
+
+    A card with virtual functions is offered as these: it is for a resource only if a selector means the card itself.
+    """
+    meant = (it for it in resources if it.might_take(needed) and (not seen.virtual or _OF_ONE & it.asks_for))
+    return tuple(replace(needed, resource=it.configured) for it in [*meant][:1])
 
 
 def _taken(host: Host, seen: Seen, resources: Sequence[SriovResource]) -> tuple[Device, ...]:
-    """The device for each resource that can offer it, or with why none can; a card that no resource wants is none.
+    """The device for each resource that wants it, with why it cannot offer it; a card that no resource wants is none.
 
-    The first resource gets it, unless a pod has it from another.
+    The first resource that can offer it gets it, unless a pod has it from another.
     """
     selecting = [it for it in resources if it.refuses(seen.device) is None]
-    if able := [it for it in selecting if not _lacks(seen, it)]:
-        return tuple(_offered(host, seen, it) for it in able)
     might = selecting if seen.has_driver else [it for it in resources if it.might_take(seen.device)]
     if might:
-        return (replace(seen.device, resource=might[0].configured, unusable=_lacks(seen, might[0])),)
+        return tuple(
+            replace(seen.device, resource=it.configured, unusable=why)
+            if (why := _lacks(seen, it))
+            else _offered(host, seen, it)
+            for it in might
+        )
     is_part = seen.device.depends
     return (replace(seen.device, resource=resources[0].configured),) if is_part else ()
 

@@ -107,15 +107,18 @@ def look(host: Host, resources: Sequence[SriovResource], address: str) -> Seen |
 
 
 def _needed(host: Host, function: pci.Function, interfaces: Sequence[str]) -> str:
-    """Why the host needs the function; empty if it does not. No route leads through an interface that is not set up."""
+    """Why the host needs the function; empty if it does not. No route leads through one that is not set up."""
     if function.virtual:
         return f"it has {len(function.virtual)} virtual functions, which would go with it"
+    if host_uses.manages_nvswitches(host, function):
+        return "it leads to the NVSwitches between the GPUs, not to a network, and Fabric Manager needs it"
     is_virtual = function.physical is not None
     if not function.kind.startswith(_NETWORK):
         return ""
     if is_virtual and not any(netdevs.is_enabled(host, name) for name in interfaces):
-        return ""
-    why = host_uses.route(host, interfaces, sure=is_virtual)
+        why = host_uses.membership(host, interfaces)
+    else:
+        why = host_uses.uplink(host, interfaces, sure=is_virtual)
     return f"it {why}" if why else ""
 
 

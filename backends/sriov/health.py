@@ -14,7 +14,7 @@ from backends.linux.network import netdevs
 from backends.linux.nodes import missing
 from backends.linux.pci import functions as pci
 from backends.linux.pci import health as pci_health
-from backends.linux.pci import iommu
+from backends.linux.pci import host_uses, iommu
 from backends.sriov import nodes
 from backends.sriov.functions import link
 from backends.sriov.options import SriovOptions
@@ -33,6 +33,9 @@ def signals(host: Host, device: Device, options: SriovOptions) -> Iterator[Signa
     if device.attributes.get("function") == ("physical",) and _is_away(host, device):
         why = f"the interface of {device.key} cannot be seen: another network namespace has it, or Fairlead is in one"
         yield Signal(hardware, "in-another-namespace", Verdict.NOW, why, unless_held=True)
+    enabled = [name for name in device.attributes.get("ifname", ()) if netdevs.is_enabled(host, name)]
+    for use in host_uses.addresses(host, enabled):
+        yield Signal(hardware, "has-address", Verdict.INFO, f"{device.key} {use}, which it would lose to a pod")
     physical = device.attributes.get("physical", ())
     for address in device.attributes.get("address", ()):
         yield from pci_health.signals(host, address, has_link=not physical)

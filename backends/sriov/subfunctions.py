@@ -54,7 +54,7 @@ def look(host: Host, resources: Sequence[SriovResource], name: str) -> Seen | No
         ancestry=(*function.ancestry, function.address),
         attributes=assumed(attributes, UNSEEN_WHEN_AWAY, resources),
     )
-    why = host_uses.route(host, netdevs.names(host, path), sure=True)
+    why = host_uses.uplink(host, netdevs.names(host, path), sure=True)
     has_driver = sysfs.linked_name(host, path / "driver") is not None
     return Seen(
         device, "auxNetDevice", has_driver, f"it {why}" if why else "", adapter=adapter, problems=function.problems

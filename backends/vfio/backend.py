@@ -75,11 +75,10 @@ class Vfio(Backend[VfioOptions]):
         if device.unusable:
             return
         found = self._look(device)
-        wanted = found[2].vgpu_type if found is not None else None
+        wanted = found[2].spec.options.vgpu_type if found is not None else None
         yield from vgpu.signals(self.host, device, devices.depends(device.unit), wanted)
         if found is not None:
-            group, functions, options = found
-            yield from health.signals(self.host, device, group, functions, options)
+            yield from health.signals(self.host, device, *found)
 
     def signals(self, record: Record) -> Iterable[Signal]:
         """PCI error recoveries, of any function: it may be in any group, or the physical one of a virtual one."""
@@ -111,14 +110,14 @@ class Vfio(Backend[VfioOptions]):
             return ALL
         return units | {unit for address in pci.undivided(hint, known) for unit in _having(known, f"pci:{address}")}
 
-    def _look(self, device: Device) -> tuple[Group, Sequence[pci.Function], VfioOptions] | None:
-        """The group as it is now, which functions of it the resource wants, and the options; None if it is gone."""
+    def _look(self, device: Device) -> tuple[Group, Sequence[pci.Function], VfioResource] | None:
+        """The group as it is now, which functions of it the resource wants, and the resource; None if it is gone."""
         group = iommu.read(self.host, device.unit)
         if group is None or device.resource is None:
             return None
         resource = self.resource(device.resource)
         functions = devices.selected(resource, group)
-        return (group, functions, resource.spec.options) if functions else None
+        return (group, functions, resource) if functions else None
 
     # --- what a pod gets ---
 
@@ -170,11 +169,11 @@ class Vfio(Backend[VfioOptions]):
         """Bind what the options permit, and check the outcome; was anything bound?"""
         options, since = resource.spec.options, time.time()
         group, functions = self._current(resource, device)
-        planned = plan(self.host, group, functions, options)
+        planned = plan(self.host, group, functions, resource)
         if why := planned.refusal or planned.obstacle:
             raise NotReady(why)
         give_back = options.release == "restore"
-        self._binder.bind(planned.bind, options.force, give_back=give_back)
+        self._binder.bind(planned.bind, resource, give_back=give_back)
         given = [
             function.address
             for function in functions

@@ -19,10 +19,10 @@ from backends.linux.kernel import Kernel, explained
 from backends.linux.nodes import NoNodeError, device_node, is_device_node
 from backends.linux.pci import functions as pci
 from backends.linux.pci import iommu
-from backends.linux.pci.host_uses import busy_disks, uses
+from backends.linux.pci.host_uses import busy_disks
 from backends.linux.undo_journal import Notes
-from backends.vfio.options import MODULE
-from backends.vfio.vgpu import vgpus
+from backends.vfio.binding_plan import need_of
+from backends.vfio.options import MODULE, VfioResource
 
 NOTES: Final = HostPath("/run/fairlead/vfio")
 
@@ -42,17 +42,16 @@ class Binder:
         self._kernel = kernel
         self._notes = Notes(host, NOTES)
 
-    def bind(self, functions: Sequence[pci.Function], forced: Sequence[str], *, give_back: bool) -> None:
+    def bind(self, functions: Sequence[pci.Function], resource: VfioResource, *, give_back: bool) -> None:
         """Bind each to vfio-pci, whatever driver has it.
 
-        `forced` are addresses of functions that may be taken although the host needs them; `give_back`: do they get their own
-        drivers back when no pod holds them?
+        `give_back`: do they get their own drivers back when no pod holds them?
 
         Raises:
             NotReady: the host needs one of them, or the kernel refuses. What was already bound stays so.
         """
         for function in functions:
-            self._check(function.address, forced=function.address in forced)
+            self._check(function.address, resource)
         if functions:
             self._load()
         for function in functions:
@@ -95,16 +94,16 @@ class Binder:
 
     # --- one function ---
 
-    def _check(self, address: str, *, forced: bool) -> None:
-        """Check again whether the host needs it: a disk may have been mounted. `force` ends no virtual GPUs."""
+    def _check(self, address: str, resource: VfioResource) -> None:
+        """Check again whether the host needs it: a disk may have been mounted."""
         function = pci.read(self._host, address)
         if function is None:
             raise NotReady(f"{address} is gone")
         if iommu.is_vfio(function):
             return
-        need = vgpus(self._host, function)
-        if need is None and not forced:
-            need = next(uses(self._host, function), None) or next(busy_disks(self._host, function), None)
+        need = need_of(self._host, function, resource)
+        if need is None and address not in resource.spec.options.force:
+            need = next(busy_disks(self._host, function), None)
         if need is not None:
             raise NotReady(f"{address} {need}")
 

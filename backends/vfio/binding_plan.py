@@ -11,7 +11,7 @@ from backends.linux.pci import functions as pci
 from backends.linux.pci import iommu
 from backends.linux.pci.host_uses import uses
 from backends.linux.pci.iommu import Group, Member
-from backends.vfio.options import VfioOptions
+from backends.vfio.options import VfioOptions, VfioResource
 from backends.vfio.vgpu import refusal, vgpus
 
 
@@ -26,16 +26,17 @@ class Plan(Struct, frozen=True):
     """Why the group would not be viable even then, one sentence."""
 
 
-def plan(host: Host, group: Group, selected: Sequence[pci.Function], options: VfioOptions) -> Plan:
-    """What these options permit.
+def plan(host: Host, group: Group, selected: Sequence[pci.Function], resource: VfioResource) -> Plan:
+    """What the resource's options permit.
 
     `selected` are the functions that the resource wants; the device is named by the first of them.
     """
+    options = resource.spec.options
     wanted = {function.address for function in selected}
     others = [member for member in group.members if member.name not in wanted and not member.is_bridge]
     companions = [f for member in others if (f := _companion(member, selected, options)) is not None]
-    obstacles = _obstacles(host, group, others, companions, options)
-    refusals = [why for function in selected if (why := _refusal(host, function, options))]
+    obstacles = _obstacles(host, group, others, companions, resource)
+    refusals = [why for function in selected if (why := _refusal(host, function, resource))]
     permitted = [*companions, *selected] if options.bind != "never" else []
     return Plan(
         bind=tuple(function for function in permitted if not iommu.is_vfio(function)),
@@ -62,11 +63,11 @@ def card(address: str) -> str:
 
 
 def _obstacles(
-    host: Host, group: Group, others: Sequence[Member], companions: Sequence[pci.Function], options: VfioOptions
+    host: Host, group: Group, others: Sequence[Member], companions: Sequence[pci.Function], resource: VfioResource
 ) -> Iterator[str]:
     for member in others:
         function = member.function if member.function in companions else None
-        need = _need(host, function, options) if function is not None else None
+        need = need_of(host, function, resource) if function is not None else None
         where = f"{group.name} cannot be handed out while {member.name}, which is in it,"
         if member.is_viable:
             if need is not None:
@@ -74,7 +75,11 @@ def _obstacles(
         elif need is not None:
             yield f"{where} is bound to {member.driver} and {need}"
         elif function is None:
-            hint = '; companions = "group" would permit to bind it too' if _could_be_bound(member, options) else ""
+            hint = (
+                '; companions = "group" would permit to bind it too'
+                if _could_be_bound(member, resource.spec.options)
+                else ""
+            )
             yield f"{where} is bound to {member.driver}{hint}"
 
 
@@ -82,8 +87,9 @@ def _could_be_bound(member: Member, options: VfioOptions) -> bool:
     return member.function is not None and options.bind != "never" and options.companions == "card"
 
 
-def _refusal(host: Host, function: pci.Function, options: VfioOptions) -> str:
+def _refusal(host: Host, function: pci.Function, resource: VfioResource) -> str:
     """Why a selected function cannot be had; empty if it can."""
+    options = resource.spec.options
     if (of_vgpu := refusal(host, function, options.vgpu_type)) is not None:
         return of_vgpu
     if options.vgpu_type is not None:
@@ -96,13 +102,17 @@ def _refusal(host: Host, function: pci.Function, options: VfioOptions) -> str:
         if function.driver is None:
             return ""  # it may be between two drivers; its health tells
         return f'its driver is {function.driver}; bind it to vfio-pci, or set bind = "start" or "allocate"'
-    if (why := _need(host, function, options)) is not None:
+    if (why := need_of(host, function, resource)) is not None:
         return f"it {why}, and so is left to the host (see force)"
     return ""
 
 
-def _need(host: Host, function: pci.Function, options: VfioOptions) -> str | None:
-    """What the host needs a function for; None if nothing, or if `force` names it. It ends no virtual GPUs."""
+def need_of(host: Host, function: pci.Function, resource: VfioResource) -> str | None:
+    """What the host needs a function for; None if nothing, or if `force` names it. It ends no virtual GPUs.
+
+    One that a selector names by its address may have addresses of the host.
+    """
     if (why := vgpus(host, function)) is not None:
         return why
-    return None if function.address in options.force else next(uses(host, function), None)
+    named = any(function.address in table.get("address", ()) for table in resource.spec.select)
+    return None if function.address in resource.spec.options.force else next(uses(host, function, named=named), None)

@@ -1,8 +1,9 @@
 """Makes a device of each IOMMU group, for each resource that selects any of its functions.
 
-Selectors are matched with each function here, because a group is one device however many of its functions are selected, and
-none if two resources want parts of it. The device has the name and the attributes of its first selected function; the
-inventory matches the selectors with the device again.
+Selectors are matched with each function here, because a group is one device however many of its functions are selected. The
+device has the name and the attributes of its first selected function; the inventory matches the selectors with the device
+again, and gives the group to the first resource that wants a function of it. What else is selected goes with it: it is a
+device of its own that is only shown.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from backends.base import Device, Discovery, Host, HostPath, Node, Problem
+from backends.base import Device, Discovery, Host, HostPath, Node
 from backends.linux import sysfs
 from backends.linux.pci import functions as pci
 from backends.linux.pci import iommu, reset
 from backends.linux.pci.iommu import NODES, Group
-from backends.vfio.binding_plan import plan
+from backends.vfio.binding_plan import card, plan
 from backends.vfio.options import Iommu, VfioResource
 
 OWN_NODES: Final = NODES / "devices"
@@ -35,16 +36,11 @@ def find(host: Host, resources: Iterable[VfioResource], unit: str) -> Discovery:
     wanted = {r.name: (r, functions) for r in resources if (functions := selected(r, group))}
     if not wanted:
         return _unselected(unit, group)
-    split = _split(group, wanted.values())
-    devices = tuple(
-        replace(device, unusable=split) if split else device
-        for resource, functions in wanted.values()
-        for device in (_device(host, unit, group, resource, functions),)
-    )
+    devices = [_device(host, unit, group, resource, functions) for resource, functions in wanted.values()]
+    devices += _companions(unit, group, wanted.values())
     problems = [problem for _, functions in wanted.values() for function in functions for problem in function.problems]
-    if split:
-        problems.append(Problem(group.name, split))
-    return Discovery(devices, problems=tuple(dict.fromkeys(problems)))
+    every = tuple(_plain(unit, group, function) for function in group.functions)
+    return Discovery(tuple(devices), problems=tuple(dict.fromkeys(problems)), beside=every)
 
 
 def _unselected(unit: str, group: Group) -> Discovery:
@@ -52,14 +48,46 @@ def _unselected(unit: str, group: Group) -> Discovery:
 
     Others are not shown: most functions of a machine are among them.
     """
-    hardware = frozenset(function.hardware for function in group.functions)
     first = next((function for function in group.functions if iommu.is_vfio(function)), None)
-    every = {
-        f: Device(f.address, unit, hardware, identity=f.ids, bindings=group.bindings, attributes=f.attributes())
-        for f in group.functions
-    }
+    every = {function: _plain(unit, group, function) for function in group.functions}
     shown = () if first is None else (every.pop(first),)
     return Discovery(shown, beside=tuple(every.values()))
+
+
+def _plain(unit: str, group: Group, function: pci.Function) -> Device:
+    """A function as selectors see it."""
+    hardware = frozenset(it.hardware for it in group.functions)
+    attributes = function.attributes()
+    return Device(
+        function.address, unit, hardware, identity=function.ids, bindings=group.bindings, attributes=attributes
+    )
+
+
+def _companions(
+    unit: str, group: Group, wanted: Iterable[tuple[VfioResource, Sequence[pci.Function]]]
+) -> Iterator[Device]:
+    """The selected functions that go with another one: whoever selects two GPUs of a group is to learn where the second is.
+
+    The other functions of a card, such as a GPU's sound, are expected to go with it.
+    """
+    wanted = list(wanted)
+    told = {functions[0].address for _, functions in wanted}
+    for resource, (first, *others) in wanted:
+        for function in others:
+            if function.address in told:
+                continue
+            told.add(function.address)
+            why = (
+                f"it goes with {first.address}, since {group.name} can only be had whole; exclude its address where "
+                "that is meant"
+            )
+            yield replace(
+                function.as_device(),
+                unit=unit,
+                resource=resource.name,
+                unusable=why,
+                by_design=card(function.address) == card(first.address) and function.kind[:2] != first.kind[:2],
+            )
 
 
 def selected(resource: VfioResource, group: Group) -> list[pci.Function]:
@@ -72,19 +100,6 @@ def depends(unit: str) -> str:
     return f"iommu:{unit}"
 
 
-def _split(group: Group, wanted: Iterable[tuple[VfioResource, Sequence[pci.Function]]]) -> str:
-    """Why no resource can have the group, if several want different functions of it; empty if none do."""
-    owner: dict[str, str] = {}
-    for resource, functions in wanted:
-        for function in functions:
-            owner.setdefault(function.address, resource.name)
-    if len(set(owner.values())) < 2:
-        return ""
-    parts = {name: [address for address, of in owner.items() if of == name] for name in dict.fromkeys(owner.values())}
-    who = " and ".join(f"{name} ({', '.join(addresses)})" for name, addresses in parts.items())
-    return f"{group.name} is split between {who}: it can only be had whole; let one of them select its functions"
-
-
 def _device(host: Host, unit: str, group: Group, resource: VfioResource, functions: Sequence[pci.Function]) -> Device:
     first = functions[0]
     options = resource.spec.options
@@ -94,14 +109,14 @@ def _device(host: Host, unit: str, group: Group, resource: VfioResource, functio
         key=first.address,
         unit=unit,
         resource=resource.name,
-        hardware=frozenset(function.hardware for function in group.functions),
+        hardware=frozenset(function.hardware for function in (functions if options.overlap else group.functions)),
         depends=frozenset({depends(unit), *(f"pci:{f.physical}" for f in functions if f.physical is not None)}),
         identity=first.ids,
         bindings=group.bindings,
         nodes=tuple(nodes(host, group, functions, options.iommu)) if iommu.is_vfio(first) else (),
         numa_node=first.numa_node,
         ancestry=first.ancestry,
-        unusable=_without_iommu(host, group) or plan(host, group, functions, options).refusal,
+        unusable=_without_iommu(host, group) or plan(host, group, functions, resource).refusal,
         no_reset=next(filter(None, unresettable), "") if resource.spec.pre_start == "reset" else "",
         attributes=first.attributes() | ({"companions": others} if others else {}),
     )
@@ -111,10 +126,7 @@ def _without_iommu(host: Host, group: Group) -> str:
     """Why a function without a group cannot be had; empty if vfio may make a group for it."""
     if group.number or sysfs.attribute(host, _NOIOMMU_ALLOWED) in ("Y", "1"):
         return ""
-    return (
-        "it is in no IOMMU group: turn the IOMMU on, in the firmware (VT-d, AMD-Vi) and on the kernel's command line "
-        "(intel_iommu=on)"
-    )
+    return f"it is in no IOMMU group: {iommu.how_to_turn_on(host)}"
 
 
 def nodes(host: Host, group: Group, functions: Sequence[pci.Function], mode: Iommu) -> Iterator[Node]:

@@ -17,15 +17,16 @@ from backends.linux.pci import iommu
 from backends.linux.pci.iommu import Group
 from backends.vfio.binding_plan import Plan, plan
 from backends.vfio.devices import depends, has_own_nodes
-from backends.vfio.options import MODULE, VfioOptions
+from backends.vfio.options import MODULE, VfioOptions, VfioResource
 
 
 def signals(
-    host: Host, device: Device, group: Group, functions: Sequence[pci.Function], options: VfioOptions
+    host: Host, device: Device, group: Group, functions: Sequence[pci.Function], resource: VfioResource
 ) -> Iterator[Signal]:
     """What is wrong with the device now."""
+    options = resource.spec.options
     first, signal = functions[0], partial(Signal, depends(device.unit))
-    planned = plan(host, group, functions, options)
+    planned = plan(host, group, functions, resource)
     if planned.obstacle:
         yield signal("group-not-viable", Verdict.NOW, planned.obstacle)
     if iommu.is_vfio(first):

@@ -31,6 +31,9 @@ class VfioOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What happens to what was bound for a pod when no pod holds it: it stays bound, or gets its own driver back."""
     vgpu_type: int | None = None
     """The vGPU type that a virtual function of an NVIDIA GPU is given for a pod, and loses after it; None: you give types."""
+    overlap: bool = False
+    """May other resources that have this option, too, select other functions of the same group? One machine can then have
+    them together, as KubeVirt's own plugin offers a GPU and its sound; two machines cannot."""
     force: list[str] = []
     """Addresses of functions that may be taken although the host needs them."""
 
@@ -60,6 +63,8 @@ def complaints(resource: VfioResource) -> Iterator[OptionsError]:
         yield OptionsError(("replicas",), "is not for vfio: a function serves one virtual machine at a time")
     if options.release == "restore" and options.bind != "allocate":
         yield OptionsError(("release",), 'is for bind = "allocate": what is not bound for a pod is not undone after it')
+    if options.overlap and options.bind != "never":
+        yield OptionsError(("overlap",), 'is for bind = "never": what is bound for one pod would be taken from another')
     if options.force and options.bind == "never":
         yield OptionsError(
             ("force",), 'is for bind = "start" and "allocate"; nothing is taken from its driver otherwise'

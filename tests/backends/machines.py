@@ -119,6 +119,7 @@ def drm_nodes(path: str, card: int, render: int) -> str:
         f"{path}/drm/card{card}/uevent = MAJOR=226\\nMINOR={card}\\nDEVNAME=dri/card{card}\\nDEVTYPE=drm_minor\n"
         f"{path}/drm/renderD{render}/dev = 226:{render}\n"
         f"{path}/drm/renderD{render}/uevent = MAJOR=226\\nMINOR={render}\\nDEVNAME=dri/renderD{render}\n"
+        f"sys/class/drm/renderD{render} -> ../../{path.removeprefix('sys/')}/drm/renderD{render}\n"
         f"dev/dri/card{card} c 226:{card}\n"
         f"dev/dri/renderD{render} c 226:{render}\n"
     )
@@ -152,9 +153,9 @@ def amd_gpu(
     return lines + (drm_nodes(f"sys/devices/{below}/{address}", number, 128 + number) if driver == "amdgpu" else "")
 
 
-def kfd_node(number: int, address: str, render: int, xgmi: Mapping[int, int]) -> str:
-    """A GPU in KFD's topology; `xgmi` has the number of links to each other node."""
-    place = int(address[5:7], 16) << 8 | int(address[8:10], 16) << 3 | int(address[11])
+def kfd_node(number: int, address: str, render: int, xgmi: Mapping[int, int], partition: int = 0) -> str:
+    """A GPU in KFD's topology; `xgmi` has the number of links to each other node, `partition` is or-ed to its place."""
+    place = int(address[5:7], 16) << 8 | int(address[8:10], 16) << 3 | int(address[11]) | partition
     path = f"sys/class/kfd/kfd/topology/nodes/{number}"
     said = f"cpu_cores_count 0\\nsimd_count 416\\nlocation_id {place}\\ndomain {int(address[:4], 16)}"
     lines = [f"{path}/properties = {said}\\ndrm_render_minor {render}\\nunique_id 1801979520617338022"]
@@ -183,13 +184,17 @@ def mi210_server() -> str:
 MI300X = "0000:0c:00.0"
 
 
-def mi300x_cpx(partitions: int = 4) -> str:
-    """One MI300X divided in CPX mode (into eight, really): itself, the others as platform devices."""
+def mi300x_cpx(partitions: int = 4, *, name: str = "amdgpu_xcp_{}", shift: int = 0) -> str:
+    """One MI300X divided in CPX mode (into eight, really): itself, the others as platform devices.
+
+    Kernels have called those `amdgpu_xcp.0` and `amdgpu_xcp_0` (amdgpu_xcp_drv.c), and put the partition into the lowest
+    bits of KFD's location_id or, for a time, 28 bits higher (kfd_topology.c); low as in AMD's recordings of MI300X and MI308X.
+    """
     gpu = amd_gpu(MI300X, 0, ids="1002:74a1", kind="120000", partition=("CPX", "NPS4"))
     lines = ["dev/kfd c 234:0\n", gpu, kfd_node(1, MI300X, 128, {})]
     for n in range(1, partitions):
-        path = f"sys/devices/platform/amdgpu_xcp_{n}"
-        lines += [drm_nodes(path, n, 128 + n), kfd_node(n + 1, MI300X, 128 + n, {})]
+        path = f"sys/devices/platform/{name.format(n)}"
+        lines += [drm_nodes(path, n, 128 + n), kfd_node(n + 1, MI300X, 128 + n, {}, n << shift)]
     lines.append(drm_nodes("sys/devices/platform/amdgpu_xcp_9", 9, 137))  # made by the driver, not in use
     return "".join(lines)
 

@@ -88,18 +88,21 @@ def adapter(
     guid: str = "b83f:d203:00a1:0001",
     netdevs: Sequence[str] = (),
     seen: bool = True,
+    subsystem: str = "15b3:0041",
+    files: Mapping[str, str] | None = None,
 ) -> str:
-    """A PCI function with its adapter."""
+    """A PCI function with its adapter; `files` are further ones of the function."""
     of_function = function(
         address,
         ids,
         below=below,
-        subsystem="15b3:0041",
+        subsystem=subsystem,
         kind=kind,
         driver=driver,
         numa_node=numa_node,
         physical=physical,
         virtual=virtual,
+        files=files,
     )
     place = f"{below}/{address}"
     return of_function + hca(

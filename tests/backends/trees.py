@@ -8,6 +8,8 @@ an empty file. Directories above an entry come by themselves; `#` starts a comme
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +17,7 @@ from pathlib import Path
 from random import Random
 
 from backends.base import Host
+from tests.needs import CORPUS, RECORDINGS, skip_without
 from tests.nodes import make_node
 
 
@@ -30,6 +33,16 @@ def planted_host(root: Path, text: str = "") -> Host:
     for name in ("dev", "sys", "proc", "run"):
         (root / name).mkdir(parents=True, exist_ok=True)
     plant(root, text)
+    return Host.below(root)
+
+
+def recorded_host(root: Path, name: str) -> Host:
+    """The host that a recording of the corpus is of; without the recordings, or device nodes, the test is skipped."""
+    skip_without(RECORDINGS, "device nodes")
+    environment = {**os.environ, "RAW": "/nonexistent"}  # from what was recorded, not from the repositories themselves
+    subprocess.run(
+        [sys.executable, CORPUS / "build.py", name, root], check=True, env=environment, stdout=subprocess.DEVNULL
+    )
     return Host.below(root)
 
 

@@ -31,6 +31,7 @@ from agent.console.views import (
     Resource,
     Signal,
     Unclaimed,
+    Witness,
 )
 from tests.cli.daemon import running
 from tests.console.fakes import GPU, FakeDaemon, status
@@ -101,6 +102,19 @@ def test_everything_that_is_wrong_is_shown_within_80_columns(daemon: FakeDaemon,
         assert said in result.output
     assert "its uevent file is garbage" in result.output
     assert widest(result) <= 80
+
+
+def test_status_says_which_witnesses_of_faults_are_heard_and_why_one_is_not(daemon: FakeDaemon, run: Run) -> None:
+    log, nvml = Witness("the kernel's log", heard=True), Witness("NVIDIA's library (NVML)", heard=True)
+    daemon.shown = replace(status(), witnesses=(log, replace(nvml, heard=False, needed=False, why="not needed")))
+    assert run("status").output.splitlines()[1:3] == ["Faults are told by the kernel's log", ""]
+    daemon.shown = replace(status(), witnesses=(log, nvml))
+    assert run("status").output.splitlines()[1] == "Faults are told by the kernel's log and NVIDIA's library (NVML)"
+    daemon.shown = replace(status(), witnesses=(replace(log, heard=False, why="permission denied"), nvml))
+    assert run("status").output.splitlines()[1:3] == [
+        "Faults are told by NVIDIA's library (NVML)",
+        "The kernel's log is not heard: permission denied",
+    ]
 
 
 def test_what_is_gone_since_nobody_knows_when_is_not_dated(daemon: FakeDaemon, run: Run) -> None:

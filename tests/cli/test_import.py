@@ -57,7 +57,7 @@ def test_what_is_only_good_to_know_ends_in_0(file: Path) -> None:
         (b"", "", "the file is empty"),
         (b"a: b: c", ":1", "this is no YAML: mapping values are not allowed here"),
         (b"a\n\xff", ":2", "the file is not written in UTF-8"),
-        (b"#" * (MOST_BYTES + 1), "", "the file has more than 256 KiB; no node's configuration does"),
+        (b"#" * (MOST_BYTES + 1), "", "the file has more than 1024 KiB; no node's configuration does"),
         (b"- !!python/name:os.system x", ":1", "the tag '!!python/name:os.system' is not read"),
         (b"devices: 3", "", "this is no configuration of NVIDIA's plugin"),
     ],

@@ -126,7 +126,9 @@ class Node:
                 return told
 
     def sockets(self) -> list[str]:
-        return sorted(path.name for path in self.ours.glob("*.sock") if path.is_socket()) if self.ours.is_dir() else []
+        """The sockets of resources, without the digits that make each another."""
+        found = [path for path in self.ours.glob("*.sock") if path.is_socket()] if self.ours.is_dir() else []
+        return sorted(path.name.split("-", 1)[-1] for path in found)
 
     def shows(self, name: str, *, healthy: int, unhealthy: int = 0) -> bool:
         view = self.kubelet.resources.get(name)

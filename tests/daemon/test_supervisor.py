@@ -157,7 +157,7 @@ async def test_names_that_are_too_long_for_a_socket_are_served_under_a_hash(node
 
 async def test_a_long_plugin_directory_leaves_less_room_for_names(tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.mktemp("n")
-    longest = limits.SOCKET_PATH_LIMIT - len("/fairlead/example.com_toy.sock")
+    longest = limits.SOCKET_PATH_LIMIT - len("/fairlead/123456-example.com_toy.sock")
     node = Node(root / ("d" * (longest - len(f"{root}//k/device-plugins") + 1)))
     await node.kubelet.start()
     async with node.running(toys()):
@@ -672,8 +672,8 @@ async def test_a_cancelled_agent_leaves_no_socket_and_lets_its_streams_return(
 ) -> None:
     original, returned = Plugin._send_lists, []
 
-    async def send_lists(self: Plugin, stream: Any) -> None:
-        await original(self, stream)
+    async def send_lists(self: Plugin, stream: Any, ending: asyncio.Event) -> None:
+        await original(self, stream, ending)
         returned.append(self.resource)
 
     monkeypatch.setattr(Plugin, "_send_lists", send_lists)

@@ -209,16 +209,6 @@ def test_two_resources_that_select_one_function_in_two_modes_are_refused_with_bo
     assert lost.why == f"{loser} selects it, but pci:{GPU} belongs to {winner}"
 
 
-def test_two_vfio_resources_that_split_a_group_are_refused_with_both_names(tmp_path: Path) -> None:
-    parts = resource("a/gpu", bind="allocate"), resource("b/sound", {"class": ("040300",)}, bind="allocate")
-    found, _ = acting(tmp_path, CARD, *parts)
-    inventory = Inventory(parts, {"vfio": found})
-    inventory.update("vfio", by_unit(found.discover("12").devices))
-    assert [list(inventory.slots(part.name)) for part in parts] == [[], []]
-    assert {lost.device.key for lost in inventory.unclaimed()} == {GPU, SOUND}
-    assert all("is split between a/gpu" in lost.why and "b/sound" in lost.why for lost in inventory.unclaimed())
-
-
 def test_what_is_said_of_the_binding_does_not_harm_who_has_the_function_in_another_mode(tmp_path: Path) -> None:
     found, _ = acting(tmp_path, CARD, resource(T4, bind="start"))
     (mine,) = found.discover("12").devices

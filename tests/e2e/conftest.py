@@ -8,14 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from agent.simulation.sockets import Version
 from tests.e2e.node import Node
 from tests.wait import until
 
 
 @pytest.fixture
-def bare_node(tmp_path: Path) -> Node:
+def version() -> Version:
+    """Which kubelet; a module whose subject it is has both."""
+    return "1.36"
+
+
+@pytest.fixture
+def bare_node(tmp_path: Path, version: Version) -> Node:
     """A node whose kubelet has not started yet."""
-    return Node(tmp_path)
+    return Node(tmp_path, version=version)
 
 
 @pytest.fixture

@@ -55,11 +55,19 @@ class KernelLog:
         os.close(self._end)
 
     def say(
-        self, text: str, properties: Mapping[str, str] | None = None, *, facility: int = KERNEL, level: int = 4
+        self,
+        text: str,
+        properties: Mapping[str, str] | None = None,
+        *,
+        facility: int = KERNEL,
+        level: int = 4,
+        flags: str = "-",
     ) -> int:
         """Log a line; its sequence."""
         sequence, microseconds = len(self.lines), self._clock() // 1000
-        line = record(sequence, text, properties, facility=facility, level=level, microseconds=microseconds)
+        line = record(
+            sequence, text, properties, facility=facility, level=level, microseconds=microseconds, flags=flags
+        )
         self.lines.append(line)
         self.write(line)
         return sequence

@@ -14,6 +14,7 @@ from agent.simulation.changes import Change, Kind
 from agent.simulation.clock import Clock
 from agent.simulation.kubelet import Kubelet
 from agent.simulation.pods import Container, Pod, PodStatus
+from agent.simulation.sockets import Version
 from tests.e2e.process import AgentProcess
 from tests.nodes import make_node
 from tests.wait import PATIENCE, limit
@@ -47,8 +48,8 @@ def pod(name: str = "pod", resource: str = WIDGET, count: int = 1) -> Pod:
 class Node:
     """Everything lies below one directory; the agent sees its `dev` as /dev."""
 
-    def __init__(self, root: Path, clock: Clock | None = None) -> None:
-        """`clock` is the kubelet's."""
+    def __init__(self, root: Path, clock: Clock | None = None, version: Version = "1.36") -> None:
+        """`clock` and `version` are the kubelet's."""
         self.root = root
         self.dev = root / "dev"
         self.state = root / "state"
@@ -57,7 +58,7 @@ class Node:
         self.sockets = self.plugin_dir / "fairlead"
         self.http = root / "http.sock"
         self.dev.mkdir()
-        self.kubelet = Kubelet(root, clock=clock)
+        self.kubelet = Kubelet(root, clock=clock, version=version)
         self.lists: list[Change] = []
         self._listed: set[str] = set()  # resources whose stream has brought a list
         self.kubelet.subscribe(self._note)
@@ -179,8 +180,8 @@ class Node:
         return {path.name for path in self.sockets.iterdir()} - {"lock"} if self.sockets.exists() else set()
 
     def served(self) -> set[str]:
-        """The sockets of resources that lie in our directory."""
-        return {name for name in self.leftovers() if name.endswith(".sock")}
+        """The sockets of resources that lie in our directory, without the digits that make each another."""
+        return {name.split("-", 1)[-1] for name in self.leftovers() if name.endswith(".sock")}
 
     def lose_state(self) -> None:
         self.remove(self.state)

@@ -137,7 +137,10 @@ def test_a_pci_device_that_is_disabled_is_left_out() -> None:
             "pciHostDevices:\n- resourceName: a.b/c\n  pciVendorSelector: 10de",
             "3: a.b/c: it selects 10de, not IDs as in 10de:1eb8; it is left out",
         ),
-        ("usb: {}", "1: permittedHostDevices: 'usb' is a table and should be a list; this is left out"),
+        (
+            "permittedHostDevices: {usb: {}}",
+            "1: permittedHostDevices: 'usb' is a table and should be a list; this is left out",
+        ),
         ("usb:\n- a", "2: permittedHostDevices: 'a' in 'usb' should be a table; this is left out"),
         ("usb:\n- resourceName: a.b/c", "2: a.b/c: it has no selectors, and so no devices; it is left out"),
         ("usb:\n- selectors: [{vendor: '1', product: '2'}]", "2: usb: it has no resourceName and is left out"),

@@ -65,7 +65,11 @@ def test_a_list_that_is_said_to_be_smarters_is_read_as_such(text: str) -> None:
         ("a", None, "this is no configuration of"),
         ("[]", None, "this is no configuration of"),
         ("devices: 3", None, "this is no configuration of"),
-        (f"{_SMARTER}---\n{_SMARTER}", 3, "here begins a second configuration; import them one by one"),
+        (
+            f"{_SMARTER}---\n{_SMARTER.replace('fuse', 'kvm')}",
+            3,
+            "here begins a second configuration; import them one by one",
+        ),
         ("kind: ConfigMap\ndata: {conf.yaml: ''}", None, "there is no known plugin's configuration in this ConfigMap"),
         ("kind: DaemonSet\nspec: {}", None, "there is no known plugin's configuration in this DaemonSet"),
         ("version: v2\nflags: {}", 1, "this is version 'v2' of the plugin's configuration; v1 is known"),

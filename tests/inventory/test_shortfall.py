@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from agent.inventory import shortfall
 from agent.inventory.inventory import Inventory
-from agent.inventory.shortfall import Shortfall, found_missing
+from agent.inventory.shortfall import Shortfall, found_missing, not_offered
 from backends.base import Device, Resource
 from tests.fakes import KIND, Fake, by_unit, device, held, inventory, reconfigure, resource
 
@@ -55,6 +55,24 @@ async def test_hardware_that_is_offered_through_another_device_is_not_missing() 
     part = device("mig", B, unit="u", hardware=("part:1",), depends=("pci:1",))
     assert await Node(whole, part).missing() == {}
     assert await Node(whole).missing() == {"gpu": (A, "unusable")}
+
+
+def test_hardware_is_told_once_and_not_where_it_is_offered() -> None:
+    """As a card that is on vfio-pci: the GPU's backend and that of functions look at it, too."""
+    gpu = device("GPU-1", A, unit="g", hardware=("pci:0000:03:00.0",), unusable="it is bound to vfio-pci")
+    function = device("0000:03:00.0", unit="f", hardware=("pci:0000:03:00.0", "pci:0000:03:00.1"))
+    lists = inventory(resource(A), resource(B), devices=[gpu, function])
+    (told,) = not_offered(lists)
+    assert (told.found.device.key, told.why) == ("GPU-1", "it is bound to vfio-pci")
+    lists.update(KIND, by_unit([device(function.key, B, unit="f", hardware=tuple(function.hardware))]))
+    assert not_offered(lists) == []
+
+
+def test_what_is_so_by_design_is_told_and_not_missing() -> None:
+    port = replace(device("port", A, unusable="its port belongs to mlx5_bond_0"), by_design=True)
+    lists = inventory(resource(A), resource(B), devices=[port])
+    assert [(told.why, told.missing) for told in not_offered(lists)] == [("its port belongs to mlx5_bond_0", None)]
+    assert found_missing(lists) == []
 
 
 async def test_what_a_pod_holds_is_listed_and_not_missing_though_it_has_no_place() -> None:

@@ -11,7 +11,7 @@ from tests.wait import limit
 
 
 async def test_what_the_kubelet_asks_after_a_standby_was_lost_is_ours_to_answer_again_at_once(tmp_path: Path) -> None:
-    relay = Relay(lambda name: tmp_path / name)
+    relay = Relay(tmp_path)
     relay.close()
     async with limit():
         with pytest.raises(StandbyLostError):

@@ -16,6 +16,12 @@ from tests.kubelet.test_registration import noticed_to_die, running, well
 from tests.wait import pass_time, settled, until
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These kubelets close no connection of a client that they have forgotten."""
+    monkeypatch.setattr(registration, "_KEPT_AFTER", 0.0)
+
+
 @pytest.mark.parametrize("earlier", [True, False], ids=["in their order", "the other way round"])
 async def test_a_registration_that_is_taken_up_late_does_not_cost_the_resource(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: bool
@@ -31,19 +37,11 @@ async def test_a_registration_that_is_taken_up_late_does_not_cost_the_resource(
         await until(lambda: len(gates) == 2)
         first, second = gates if earlier else reversed(gates)
         first.set()
-        await until(lambda: agent.plugin.streams >= 1)
+        await until(lambda: agent.plugin.streams or agent.plugin.refused)
         second.set()
-        await until(lambda: agent.plugin.refused == 1)
-        await give_up_on_the_old_connection()
-        await until(lambda: agent.plugin.streams >= 2 and well(agent)(node))
+        await until(lambda: agent.plugin.refused == 1 and agent.plugin.streams >= 2 and well(agent)(node))
         await noticed_to_die(node, agent)
         await until(lambda: well(agent)(node))
-
-
-async def give_up_on_the_old_connection() -> None:
-    """The kubelet has forgotten it, and does not close it."""
-    await settled()
-    pass_time(registration._CLOSED_WITHIN)
 
 
 def _stand_still(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.Event]:
@@ -78,7 +76,6 @@ async def test_a_stream_that_is_refused_waits_for_an_allocate_to_be_answered(tmp
             assert agent.registrar.registered
             agent.plugin.allocating -= 1
             agent.plugin.on_call()
-            await give_up_on_the_old_connection()
             await until(lambda: agent.plugin.streams > 1 and well(agent)(node))
             refused.close()
     assert [line["resource"] for line in lines if line["event"] == "stream-refused"] == [TOY]

@@ -13,27 +13,31 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from agent.kubelet import lost_resources, other_plugins, registration
+from agent.kubelet import lost_resources, other_plugins
 from agent.kubelet.lost_resources import INTERVAL, SETTLED, LostResources
 from agent.kubelet.other_plugins import Observation
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.pods.checkpoint import record
 from agent.kubelet.pods.podresources import PodResourcesError
 from agent.kubelet.registration import Kubelet
+from agent.kubelet.transport.server import SocketServer
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
+from agent.simulation.sockets import Version
 from tests.background import running as background
 from tests.kubelet.plugins import TOY, Lists, nothing, served
-from tests.kubelet.test_registration import HOURS, Agent, running, stays_well
+from tests.kubelet.test_registration import Agent, noticed_to_die, running, stays_well, version, well
 from tests.simulation.plugin import recorded
 from tests.wait import at_once, pass_time, settled, until
+
+__all__ = ["version"]
 
 OTHER = "example.com/other"
 
 
 @pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[SimulatedKubelet]:
+async def node(tmp_path: Path, version: Version) -> AsyncIterator[SimulatedKubelet]:
     (tmp_path / "device-plugins").mkdir()
-    kubelet = SimulatedKubelet(tmp_path)
+    kubelet = SimulatedKubelet(tmp_path, version=version)
     await kubelet.start()
     yield kubelet
     await kubelet.stop()
@@ -69,39 +73,58 @@ async def a_look(node: SimulatedKubelet, looks: LostResources) -> AsyncIterator[
 
 
 @asynccontextmanager
-async def rival(node: SimulatedKubelet, resource: str = TOY, ids: Sequence[str] = ("a", "b")) -> AsyncIterator[None]:
+async def rival(
+    node: SimulatedKubelet, resource: str = TOY, ids: Sequence[str] = ("a", "b")
+) -> AsyncIterator[SocketServer]:
     """Another plugin has registered the same name; it goes with this."""
     plugin = Plugin(resource, nothing)
     Lists(plugin).put(*ids)
-    async with served(node.plugin_dir / "rival.sock", plugin):
+    async with served(node.plugin_dir / "rival.sock", plugin) as server:
         kubelet = Kubelet(node.socket)
         kubelet.look()
         await kubelet.register(resource, "rival.sock", plugin.options)
         await recorded(node.plugin_dir, resource, *ids)
-        yield
+        yield server
         plugin.end_stream()
         await until(lambda: not plugin.streaming)
 
 
-async def test_what_another_plugin_took_and_left_is_registered_once_more(
-    node: SimulatedKubelet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(registration, "_CLOSED_WITHIN", HOURS)
+async def test_what_another_plugin_took_and_left_is_registered_once_more(node: SimulatedKubelet) -> None:
     async with running(node, TOY, OTHER) as agent:
         await stays_well(node, agent)
+        looks = looking(agent, node, Clock(agent))
+        await looks.look()
         async with rival(node):
-            pass
-        await until(lambda: node.resources[TOY].allocatable == 0)
+            await looks.look()
+        await until(lambda: node.streams(TOY) == 1)
         assert agent.plugins[TOY].streaming, "nothing else would tell us"
         with capture_logs() as lines:
-            await looking(agent, node, Clock(agent)).look()
-            await settled()
-            assert node.registrations[TOY] == 2, "the kubelet has forgotten our connection, and does not close it"
-            pass_time(HOURS)
-            await until(lambda: agent.plugins[TOY].streams == 2)
+            looks.changed(node.plugin_dir / "rival.sock")
+            await looks.look()
+            await until(lambda: well(agent)(node))
         await stays_well(node, agent)
-        assert [line["resource"] for line in lines if line["event"] == "registration-lost"] == [TOY]
+        await noticed_to_die(node, agent)
+        lost = [line["resource"] for line in lines if line["event"] == "registration-lost"]
+        assert lost == ([] if node.version == "1.37" else [TOY]), "one of 1.37 has gone back to us by itself"
         assert agent.plugins[OTHER].streams == 1
+
+
+async def test_another_plugin_that_was_killed_leaves_its_socket_and_one_of_1_37_its_list(
+    node: SimulatedKubelet,
+) -> None:
+    async with running(node) as agent:
+        await stays_well(node, agent)
+        clock = Clock(agent)
+        looks = looking(agent, node, clock, wall=record(node.plugin_dir)[0] + SETTLED)
+        async with rival(node, ids=("theirs",)) as server:
+            clock.now += SETTLED
+            await looks.look()
+            assert "theirs" in agent.registrar.rival
+            server._made = None  # it leaves its socket
+        clock.now += SETTLED
+        await looks.look()
+        await until(lambda: node.resources[TOY].healthy == {"a", "b"})
+        await stays_well(node, agent)
 
 
 async def test_what_the_kubelet_has_is_left_alone(node: SimulatedKubelet) -> None:

@@ -155,9 +155,9 @@ def noted_pauses(plugin: Plugin, monkeypatch: pytest.MonkeyPatch) -> list[float]
     """How long each of its pauses was to be, once it begins."""
     pauses, pause = list[float](), plugin._pause
 
-    async def paused(seconds: float) -> None:
+    async def paused(seconds: float, ending: asyncio.Event) -> None:
         pauses.append(seconds)
-        await pause(seconds)
+        await pause(seconds, ending)
 
     monkeypatch.setattr(plugin, "_pause", paused)
     return pauses
@@ -646,7 +646,7 @@ def test_no_id_is_given_that_a_list_the_kubelet_may_be_at_lacks_and_lists_never_
             plugin, reader = Plugin(TOY, nothing), Reader(clock)
             lists = Lists(plugin)
             lists.put("a", "b", "c")
-            stream = asyncio.ensure_future(plugin._list_and_watch(cast("Any", reader)))
+            stream = asyncio.ensure_future(plugin.list_and_watch(cast("Any", reader)))
             await turns()
             for device_id, steps in [*flips, ("c", 10)]:
                 (lists.drop if device_id in lists.listing.slots else lists.put)(device_id)

@@ -14,10 +14,10 @@ from agent.kubelet.preference import Preferences, plain
 from agent.kubelet.wire import PreferredRequest
 from agent.model import Health, State
 from agent.placement.choice import choose
-from backends.base import Link, Resource
-from tests.fakes import KIND, Fake, by_unit, device, reconfigure, resource
+from backends.base import Backend, Link, Resource
+from tests.fakes import KIND, Fake, by_unit, device, held, reconfigure, resource
 
-A = "a.example/one"
+A, B = "a.example/one", "b.example/two"
 IDS = ("a", "b", "c", "d")
 
 
@@ -134,3 +134,28 @@ def test_the_plain_choice_is_what_must_be_and_the_first_ones(
     request_: PreferredRequest, expected: tuple[str, ...]
 ) -> None:
     assert plain(request_) == expected
+
+
+class Adapters(Choosy):
+    """Adapters, which a container asks for with GPUs."""
+
+    company = frozenset({"cards"})
+
+
+@pytest.mark.parametrize(
+    ("taken", "size", "expected"), [((), 1, {"n1"}), (("g1",), 1, {"n2"}), (("g1",), 2, {"n2", "n3"})]
+)
+async def test_adapters_asked_for_before_the_gpus_are_those_beside_gpus_that_are_free(
+    taken: Sequence[str], size: int, expected: set[str]
+) -> None:
+    gpus, adapters = resource(B, "cards"), resource(A)
+    backends: dict[str, Backend[Any]] = {KIND: Adapters(adapters), "cards": Choosy(gpus)}
+    inventory = Inventory([adapters, gpus], backends)
+    below = [("pci0", f"port{number}", "up", f"down{number}") for number in range(4)]
+    inventory.update(KIND, by_unit(device(f"n{n}", A, ancestry=below[n]) for n in range(4)))
+    inventory.update("cards", by_unit(device(f"g{n}", B, ancestry=below[n]) for n in (1, 2, 3)))
+    inventory.set_health({"g3": Health(State.UNHEALTHY, "xid", "It is sick.")} if size == 1 else {})
+    inventory.claim([held(B, key) for key in taken])
+    prefer = Preferences(inventory, backends).of(A)
+    assert prefer is not None
+    assert set(await prefer(wish(size, ("n0", "n1", "n2", "n3")))) == expected

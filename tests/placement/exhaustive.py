@@ -7,7 +7,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import combinations
 
 from agent.model import Slot
+from agent.placement.affinity import Company
 from backends.base import Device, Link, Placement
+
+_MOST = 1_000_000
+"""More than all ways through PCIe among the devices of a test are worth."""
 
 Key = tuple[int, ...]
 """What counts, the most important first; the greatest is the best."""
@@ -43,7 +47,7 @@ class Exhaustive:
         links: Iterable[Link],
         placement: Placement,
         available: Collection[str],
-        beside: Sequence[Device] = (),
+        company: Sequence[Company] = (),
     ) -> None:
         self._placement = placement
         self._devices = {device_id: slot.device for device_id, slot in slots.items() if slot.device is not None}
@@ -53,8 +57,18 @@ class Exhaustive:
         for link in links:
             pair = frozenset((link.one, link.other))
             weights[pair] = max(link.weight, weights.get(pair, 0))
+        everything = [*every, *(device for each in company for device in each.devices)]
+        self._near = [
+            {a: [level(one, other, everything) - 10 for other in each.devices] for a, one in self._devices.items()}
+            for each in company
+        ]
+        self._given = [each.given for each in company]
+        self._has_company = any(worth for near in self._near for of_one in near.values() for worth in of_one)
+        linked = _MOST if self._has_company else 100
         pairs = {
-            (id(a), id(b)): 10_000 if a is b else level(a, b, every) + 100 * weights.get(frozenset((a.key, b.key)), 0)
+            (id(a), id(b)): 10_000
+            if a is b
+            else level(a, b, everything) + linked * weights.get(frozenset((a.key, b.key)), 0)
             for a in every
             for b in every
         }
@@ -62,9 +76,6 @@ class Exhaustive:
             (a, b): pairs[id(one), id(other)] for a, one in self._devices.items() for b, other in self._devices.items()
         }
         self._shared = len(every) < len(self._devices)
-        self._beside = {
-            a: sum(level(one, other, [*every, *beside]) for other in beside) for a, one in self._devices.items()
-        }
 
     def key(self, chosen: Collection[str]) -> Key:
         """How good this choice is."""
@@ -72,13 +83,37 @@ class Exhaustive:
         others = self._devices.keys() - set(chosen) - set(rest)
         cut = sum(self._affinity[a, b] for a in chosen for b in rest)
         beside = sum(self._affinity[a, b] for a in chosen for b in others)
-        return (*self.within(chosen), sum(self._beside[a] for a in chosen), -cut, beside)
+        inside = sum(self._affinity[pair] for pair in combinations(chosen, 2))
+        if not self._has_company:
+            return (*self._sharing(chosen, rest), inside, -cut, beside)
+        return (*self.first(chosen), self._own(chosen), inside % _MOST, -cut, beside)
 
-    def within(self, chosen: Collection[str]) -> Key:
-        """The same, as far as it is a matter of the resource alone and of what is chosen."""
+    def first(self, chosen: Collection[str]) -> Key:
+        """What counts more than the container's other resources: how devices are shared, and their links."""
         rest = [device_id for device_id in self._available if device_id not in chosen]
         inside = sum(self._affinity[pair] for pair in combinations(chosen, 2))
-        return (*self._sharing(chosen, rest), inside)
+        return (*self._sharing(chosen, rest), inside // _MOST)
+
+    def _own(self, chosen: Collection[str]) -> int:
+        """The most that pairs are worth which give each chosen slot a device of its own: of each resource by itself."""
+        total = 0
+        for near, given in zip(self._near, self._given, strict=True):
+            others = len(next(iter(near.values()), ()))
+            if not chosen or not others:
+                continue
+            share, each = (-(-len(chosen) // others), -(-others // len(chosen))) if given else (1, 1)
+            places = [slot for slot in chosen for _ in range(each)]
+            found = {0: 0}  # which places are taken → the most that those pairs are worth
+            for other in (other for other in range(others) for _ in range(share)):
+                more = dict(found)
+                for places_taken, worth in found.items():
+                    for number, slot in enumerate(places):
+                        if not places_taken >> number & 1:
+                            key, value = places_taken | 1 << number, worth + near[slot][other]
+                            more[key] = max(value, more.get(key, 0))
+                found = more
+            total += max(found.values())
+        return total
 
     def _sharing(self, chosen: Iterable[str], rest: Iterable[str]) -> Key:
         if not self._shared:
@@ -104,7 +139,7 @@ class Exhaustive:
         best: list[Key] = [()] * (len(free) + 1)
 
         def look(first: int, chosen: tuple[str, ...], inside: int, near_free: int, near_others: int) -> None:
-            best[len(chosen)] = max(best[len(chosen)], (inside, 0, 2 * inside - near_free, near_others))
+            best[len(chosen)] = max(best[len(chosen)], (inside, 2 * inside - near_free, near_others))
             for number in range(first, len(free)):
                 one = free[number]
                 look(

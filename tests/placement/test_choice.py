@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.model import Health, Slot, State
-from agent.placement.affinity import survey
+from agent.placement.affinity import Company, survey
 from agent.placement.choice import choose
 from agent.placement.search import Search
 from backends.base import Device, Link, Placement
@@ -133,27 +133,38 @@ def test_devices_linked_at_random_are_placed_as_well_as_by_exhaustive_search(rng
 # --- beside what the container has of other resources ---
 
 
-@settings(deadline=None, max_examples=100)
-@given(machines(most=6), st.integers(1, 2), st.sampled_from(["spread", "pack"]), st.data())
-def test_devices_near_what_the_container_has_are_chosen_among_those_that_are_as_good_within_the_resource(
-    machine: Machine, replicas: int, placement: Placement, data: st.DataObject
+@settings(deadline=None, max_examples=150)
+@given(machines(most=6), st.booleans(), st.integers(1, 2), st.sampled_from(["spread", "pack"]), st.data())
+def test_each_device_gets_its_own_neighbour_of_the_containers_other_resources_as_well_as_by_exhaustive_search(
+    machine: Machine, linked: bool, replicas: int, placement: Placement, data: st.DataObject
 ) -> None:
-    slots = machine.slots(replicas)
-    neighbours = data.draw(st.lists(st.tuples(st.sampled_from(machine.devices), st.integers(0, 2)), max_size=3))
-    beside = [
-        replace(device, key=f"beside{n}", ancestry=device.ancestry[: len(device.ancestry) - up])
-        for n, (device, up) in enumerate(neighbours)
+    slots, mesh = machine.slots(replicas), machine.links
+    if not linked:
+        machine = Machine(machine.devices, all_linked(range(len(machine.devices)), data.draw(st.integers(0, 2))))
+    places = st.tuples(st.sampled_from(machine.devices), st.integers(0, 2))
+    company = [
+        Company(
+            [
+                replace(device, key=f"{number}-{n}", ancestry=device.ancestry[: len(device.ancestry) - up])
+                for n, (device, up) in enumerate(data.draw(st.lists(places, max_size=3)))
+            ],
+            given=given,
+        )
+        for number, given in enumerate(data.draw(st.lists(st.booleans(), max_size=2)))
     ]
-    free = data.draw(st.lists(st.sampled_from(sorted(slots)), unique=True, min_size=1, max_size=9))
+    free = data.draw(st.lists(st.sampled_from(sorted(slots)), unique=True, min_size=1, max_size=8))
     must = data.draw(st.lists(st.sampled_from(free), unique=True, max_size=2))
     size = data.draw(st.integers(len(must), len(free)))
-    found = choose(slots, machine.links, placement, free, must, size, beside)
-    alone = choose(slots, machine.links, placement, free, must, size)
-    oracle = Exhaustive(slots, machine.links, placement, free, beside)
-    assert len(set(found)) == len(alone) == size
+    found = choose(slots, machine.links, placement, free, must, size, company)
+    oracle = Exhaustive(slots, machine.links, placement, free, company)
+    best = oracle.best(size, must)
+    assert len(set(found)) == size
     assert set(must) <= set(found)
-    assert oracle.key(found) == oracle.best(size, must)
-    assert oracle.within(found) == oracle.within(alone), "no worse within the resource than without the others"
+    if linked and mesh:
+        first = len(oracle.first(found))
+        assert oracle.key(found)[:first] == best[:first], "a mesh is not left for a neighbour"
+    else:
+        assert oracle.key(found) == best
 
 
 def switches(*of: int) -> list[list[Device]]:
@@ -168,26 +179,39 @@ def switches(*of: int) -> list[list[Device]]:
 @pytest.mark.parametrize(
     ("size", "beside", "expected"),
     [
-        pytest.param(1, [], [2], id="alone: no whole switch is broken"),
+        pytest.param(1, [], [4], id="alone: no whole switch is broken"),
         pytest.param(1, [0], [0], id="at the switch of the other device"),
-        pytest.param(1, [1], [2], id="at its switch"),
-        pytest.param(2, [1], [0, 1], id="those of the resource stay together first"),
+        pytest.param(1, [1], [4], id="at its switch"),
+        pytest.param(2, [1, 1], [0, 4], id="as many as there are at its switch"),
+        pytest.param(2, [0, 1], [0, 4], id="one for each, not two that are near to each other"),
+        pytest.param(2, [0, 0], [0, 1], id="both where both are"),
+        pytest.param(2, [0], [0, 1], id="two for the one"),
+        pytest.param(3, [0, 1], [0, 1, 4], id="one for each, and one more"),
         pytest.param(1, [0, 0, 1], [0], id="at the switch of most"),
     ],
 )
 def test_beside_devices_of_another_resource_a_container_gets(size: int, beside: list[int], expected: list[int]) -> None:
-    (one, two) = switches(4, 4)
-    adapters = Machine([*one[:2], *two[:1]]).slots()
-    gpus = [(one, two)[switch][3] for switch in beside]
+    (one, two) = switches(7, 4)
+    adapters = Machine([*one[:4], *two[:1]]).slots()
+    gpus = [(one[4:], two[1:])[switch][number] for number, switch in enumerate(beside)]
     ids = list(adapters)
-    assert choose(adapters, (), "spread", ids, (), size, gpus) == tuple(ids[number] for number in expected)
+    found = choose(adapters, (), "spread", ids, (), size, [Company(gpus)])
+    assert found == tuple(ids[4 if number == 4 else number] for number in expected)
+
+
+def test_an_adapter_that_is_asked_for_before_the_gpu_is_one_near_a_free_gpu() -> None:
+    three = switches(3, 3, 3)
+    adapters = Machine([device for switch in three for device in switch[:2]]).slots()
+    free = [three[1][2], three[2][2]]
+    found = choose(adapters, (), "spread", list(adapters), (), 2, [Company(free, given=False)])
+    assert {adapters[it].device.ancestry[:-1] for it in found} == {gpu.ancestry[:-1] for gpu in free}  # type: ignore[union-attr]
 
 
 def test_a_device_that_is_well_is_not_passed_over_for_a_sick_one_that_is_nearer() -> None:
     (one, two) = switches(2, 1)
     machine = Machine([one[0], two[0]])
     slots = machine.slots(health={one[0].key: SLOW})
-    assert choose(slots, (), "spread", list(slots), (), 1, [one[1]]) == (two[0].key,)
+    assert choose(slots, (), "spread", list(slots), (), 1, [Company([one[1]])]) == (two[0].key,)
 
 
 # --- what that means on machines that are known ---
@@ -411,6 +435,6 @@ def test_a_link_between_gpus_is_one_between_their_parts() -> None:
         for gpu in ("pci:a", "pci:b", "pci:c")
         for n in (1, 2)
     ]
-    topology = survey(parts, [Link("pci:a", "pci:c", 2)])
+    topology, _ = survey(parts, [Link("pci:a", "pci:c", 2)])
     assert {other for other, weight in topology.links[0].items() if weight == 2} == {4, 5}
     assert 2 not in topology.links

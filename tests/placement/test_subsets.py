@@ -116,7 +116,7 @@ def webs(part: Part) -> int:
 
 def assert_true(machine: Machine, part: Part) -> None:
     """Whatever the groups say of two devices is so."""
-    topology = survey(machine.devices, machine.links)
+    topology, _ = survey(machine.devices, machine.links)
     if isinstance(part, int):
         return
     for (a, one), (b, other) in combinations(enumerate(part.parts), 2):
@@ -129,7 +129,7 @@ def assert_true(machine: Machine, part: Part) -> None:
 @pytest.mark.parametrize("name", MACHINES)
 def test_the_groups_of_a_published_machine_are_true(name: str) -> None:
     machine = MACHINES[name]()
-    part = clusters(survey(machine.devices, machine.links), range(len(machine.devices)))
+    part = clusters(survey(machine.devices, machine.links)[0], range(len(machine.devices)))
     assert sorted(members(part)) == list(range(len(machine.devices)))
     assert_true(machine, part)
 
@@ -141,7 +141,7 @@ def test_the_groups_of_any_machine_are_true(rng: random.Random) -> None:
         slots.switch(2, rng.randrange(2))
     links = [link for link in all_linked(range(6), rng.randrange(1, 3)) if rng.randrange(3)]
     machine = Machine(slots.found, links)
-    part = clusters(survey(machine.devices, links), range(6))
+    part = clusters(survey(machine.devices, links)[0], range(6))
     assert sorted(members(part)) == list(range(6))
     assert_true(machine, part)
 
@@ -149,7 +149,7 @@ def test_the_groups_of_any_machine_are_true(rng: random.Random) -> None:
 def test_only_what_no_group_describes_is_a_web() -> None:
     found = {make.__name__: make() for make in (dgx1, dgx2, hgx_h100, l40s, mi250x)}
     counted = {
-        name: webs(clusters(survey(machine.devices, machine.links), range(len(machine.devices))))
+        name: webs(clusters(survey(machine.devices, machine.links)[0], range(len(machine.devices))))
         for name, machine in found.items()
     }
     assert counted == {"dgx1": 1, "dgx2": 0, "hgx_h100": 0, "l40s": 0, "mi250x": 2}
@@ -162,7 +162,7 @@ def test_twins_in_a_web_are_one_part_of_it() -> None:
             slots.device((f"pci0000:{number:02}", slots.bridge()), 0)
     path = [(0, 1), (1, 2), (2, 3)]  # of boards, which makes a web
     links = [Link(f"g{3 * a + x:02}", f"g{3 * b + y:02}", 1) for a, b in path for x, y in product(range(3), range(3))]
-    part = clusters(survey(slots.found, links), range(12))
+    part = clusters(survey(slots.found, links)[0], range(12))
     assert isinstance(part, Web)
     assert [len(members(one)) for one in part.parts] == [3, 3, 3, 3]
 
@@ -171,7 +171,7 @@ def test_the_links_of_very_many_devices_are_left_out_of_account() -> None:
     slots = Slots()
     for _ in range(LINKED_MOST + 1):
         slots.device((), None)
-    topology = survey(slots.found, [Link("g00", "g01", 1)])
+    topology, _ = survey(slots.found, [Link("g00", "g01", 1)])
     assert isinstance(clusters(topology, range(LINKED_MOST)), Group)
     assert clusters(topology, range(LINKED_MOST + 1)) == Group(10, tuple(range(LINKED_MOST + 1)))
 
@@ -179,7 +179,7 @@ def test_the_links_of_very_many_devices_are_left_out_of_account() -> None:
 def test_what_a_slot_is_worth_to_all_others_is_the_sum_of_its_pairs() -> None:
     for make in MACHINES.values():
         machine = make()
-        topology = survey(machine.devices, machine.links)
+        topology, _ = survey(machine.devices, machine.links)
         every = range(len(machine.devices))
         slots = [number % 3 for number in every]
         expected = [sum(slots[other] * topology.affinity(one, other) for other in every) for one in every]

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from grpclib.exceptions import GRPCError
 
 from agent.simulation.kubelet import Kubelet
 from tests.simulation.plugin import ToyPlugin, devices
@@ -85,3 +86,15 @@ async def test_a_root_that_cannot_be_made_is_told_in_one_line(tmp_path: Path) ->
     assert process.returncode == 1
     assert errors.decode().startswith("cannot serve in")
     assert errors.count(b"\n") == 1
+
+
+async def test_it_behaves_as_the_kubelet_that_is_named(tmp_path: Path) -> None:
+    process = await run("--root", str(tmp_path), "--kubelet", "1.37", "--handler", "first")
+    assert process.stdout is not None
+    assert json.loads(await process.stdout.readline())["change"] == "started"
+    async with ToyPlugin(Kubelet(tmp_path).plugin_dir, TOY, devices("a")) as plugin:
+        await plugin.register()
+        with pytest.raises(GRPCError, match="device plugin already connected"):
+            await plugin.register()
+        process.send_signal(signal.SIGTERM)
+        await process.communicate()

@@ -41,6 +41,13 @@ def daemon(said: Status | str) -> Iterator[Finding]:
         else:
             mend = _MENDS.get(problem.subject, "Mend what it names; Fairlead tries again by itself.")
             yield warning(f"{problem.message}.", mend, problem.subject.replace(" ", "-"))
+    for it in said.witnesses:
+        if it.heard:
+            yield fine(f"It hears {it.name}.", "witnesses")
+        elif not it.needed:
+            yield fine(f"It need not hear {it.name}: {it.why}.", "witnesses")
+        else:
+            yield warning(f"It does not hear {it.name}: {it.why.rstrip('.')}.", "Mend what it names.", "witnesses")
     missing = [resource for resource in said.resources if not resource.served]
     if waiting := said.kubelet.waiting_for:
         without = f" {len(missing)} of its {len(said.resources)} resources are not registered." if missing else ""

@@ -52,9 +52,9 @@ Check = Callable[[Patient], Iterator[Finding]]
 """Looks at one thing; may block for a second."""
 
 
-def fine(found: str) -> Finding:
+def fine(found: str, check: str = "") -> Finding:
     """All is well."""
-    return Finding("", Level.FINE, found)
+    return Finding(check, Level.FINE, found)
 
 
 def warning(found: str, mend: str, check: str = "") -> Finding:

@@ -12,6 +12,8 @@ from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import found_missing
 from agent.inventory.survey import Survey
 from agent.model import State
+from backends.base import Problem
+from backends.linux.globs import Glob, is_glob
 
 _LEFT_SHOWN: Final = 3
 _MEND: Final = "Ask `fairlead explain DEVICE` about one of them, and `fairlead discover` about all."
@@ -47,7 +49,8 @@ def hardware(found: Survey, said: Status | None = None) -> Iterator[Finding]:
             yield fine(f"{template} offers nothing: {NAMES_NOTHING}.")
         elif not given:
             yield _nothing(found, template)
-    told = {path for name in names if not inventory.slots(name) for path in _paths_of(inventory, name)}
+    empty = {name for name in (*names, *inventory.selection.given()) if name not in served and not _left(found, name)}
+    told = empty | {it.subject for name in names if not inventory.slots(name) for it in _problems_of_paths(found, name)}
     for kind, problem in found.problems:
         if problem.subject in told:
             continue  # it has been said of the resource
@@ -85,9 +88,15 @@ def _why(message: str, reason: str) -> str:
 
 
 def _left(found: Survey, name: str) -> list[tuple[str, str]]:
-    """The devices that the resource or template could have had and does not have, each with why."""
-    kind = found.inventory.kind(name) or ""
-    every = [it for it in found.inventory.unclaimed() if it.backend == kind and it.device.resource in (None, name)]
+    """The devices that the resource or template could have had and does not have, each with why; none that it excludes."""
+    kind, resource = found.inventory.kind(name) or "", found.inventory.selection.written.get(name)
+    every = [
+        it
+        for it in found.inventory.unclaimed()
+        if it.backend == kind
+        and it.device.resource in (None, name)
+        and (resource is None or resource.might_take(it.device))
+    ]
     return [*((it.device.key, it.why) for it in every), *_elsewhere(found.inventory, kind, name)]
 
 
@@ -96,7 +105,10 @@ def _nothing(found: Survey, name: str) -> Finding:
     if not (left := _left(found, name)):
         paths = ", ".join(sorted(_paths_of(found.inventory, name)))
         kind = found.inventory.kind(name)
-        missing = f"nothing is at {paths}" if paths else f"the backend {kind} finds no such hardware on this node"
+        own = [it for _, it in found.problems if it.subject == name] or _problems_of_paths(found, name)
+        missing = _first([it.sentence.removeprefix(f"{name}: ").rstrip(".") for it in own]) or (
+            f"no device node is at {paths}" if paths else f"the backend {kind} finds no such hardware on this node"
+        )
         return warning(
             f"{name} offers nothing: {missing}.",
             "Look whether its driver is loaded, its nodes are there, and its selectors are meant so: `fairlead discover`.",
@@ -113,6 +125,18 @@ def _first(reasons: Sequence[str]) -> str:
 def _paths_of(inventory: Inventory, name: str) -> Iterator[str]:
     resource = inventory.resource(name)
     return node_paths(resource.spec.options) if resource is not None else iter(())
+
+
+def _problems_of_paths(found: Survey, name: str) -> list[Problem]:
+    """What is wrong with what is at the paths of a resource, or at those that its globs take."""
+    paths = {*_paths_of(found.inventory, name)}
+    globs = [Glob(path) for path in paths if is_glob(path)]
+    kind = found.inventory.kind(name)
+    return [
+        problem
+        for of, problem in found.problems
+        if of == kind and (problem.subject in paths or any(glob.takes(problem.subject) for glob in globs))
+    ]
 
 
 def _elsewhere(inventory: Inventory, kind: str, name: str) -> Iterator[tuple[str, str]]:

@@ -9,8 +9,9 @@ from typing import Final
 
 from agent.console.doctor.findings import Finding, Patient, failure, fine, warning
 from agent.discovery.sources import kmsg
-from backends.base import HostPath
+from backends.base import Host, HostPath
 from backends.errors import reason_of
+from backends.linux.globs import Glob, is_glob
 
 _READS_KERNEL_LOG: Final = frozenset({"gpu"})
 _WRITES_SYSFS: Final = frozenset({"cex", "vfio"})
@@ -22,11 +23,35 @@ _MODULES: Final = {
     "/dev/fuse": ("fuse", "fuse"),
     "/dev/vfio/vfio": ("vfio", "vfio-pci"),
     "/dev/onload": ("onload", "onload (onload_tool reload)"),
+    "/dev/iommu": ("iommufd", "iommufd (Linux 6.2 and newer)"),
+    "/dev/uinput": ("uinput", "uinput"),
+    "/dev/uhid": ("uhid", "uhid"),
+    "/dev/cuse": ("cuse", "cuse"),
+    "/dev/ppp": ("ppp_generic", "ppp_generic"),
+    "/dev/vsock": ("vsock", "vsock"),
+    "/dev/loop-control": ("loop", "loop"),
+    "/dev/loop0": ("loop", "loop"),
+    "/dev/nbd0": ("nbd", "nbd"),
+    "/dev/i2c-0": ("i2c_dev", "i2c-dev"),
+    "/dev/ipmi0": ("ipmi_devintf", "ipmi_devintf and ipmi_si"),
+    "/dev/cpu/0/msr": ("msr", "msr"),
+    "/dev/kfd": ("amdgpu", "amdgpu"),
+    "/dev/nvidia-uvm": ("nvidia_uvm", "nvidia-uvm, and make the node: `nvidia-modprobe -u -c=0` does both"),
+    "/dev/infiniband/uverbs0": ("ib_uverbs", "ib_uverbs"),
+    "/dev/infiniband/umad0": ("ib_umad", "ib_umad"),
+    "/dev/infiniband/issm0": ("ib_umad", "ib_umad"),
+    "/dev/infiniband/rdma_cm": ("rdma_ucm", "rdma_ucm"),
 }
-"""Node → the module that makes it, and what to load."""
+"""Node, of several the first → the module that makes it, and what to load."""
 
 _NEEDED: Final = {"mdev": "/dev/vfio/vfio", "solarflare": "/dev/onload", "vfio": "/dev/vfio/vfio"}
 """Backend → a node that it needs whatever is configured."""
+
+_COMPANIONS: Final = {
+    "gpu": (("/dev/nvidiactl", "/dev/nvidia-uvm"),),
+    "infiniband": tuple(("/sys/class/infiniband/*", f"/dev/infiniband/{name}") for name in ("rdma_cm", "umad0")),
+}
+"""Backend → where that is, pods are to get this, too, and get what they are given without it."""
 
 _LEAST_FREE: Final = 1 << 20  # bytes; the state is some kilobytes
 
@@ -83,28 +108,57 @@ def kernel_log(patient: Patient) -> Iterator[Finding]:
         mend = "Run privileged, or add CAP_SYSLOG and let this process open the host's /dev/kmsg (device 1:11)."
         if kmsg.is_denied_by_cgroup(error, patient.proc):
             reason, mend = f"{reason}: {kmsg.DENIED}", f"{kmsg.ALLOW[:1].upper()}{kmsg.ALLOW[1:]}."
-        found = f"{path} cannot be read: {reason}; XID errors of NVIDIA GPUs are not seen."
+        found = f"{path} cannot be read: {reason}; XIDs of NVIDIA GPUs are heard by NVML alone, if at all."
         yield warning(found, mend)
     else:
         yield fine(f"{path} can be read, for {', '.join(wanting)}.")
 
 
 def modules(patient: Patient) -> Iterator[Finding]:
-    """Are the modules loaded that make the nodes which the configuration names?"""
+    """Are the modules loaded that make the nodes which the configuration names, or which pods get beside their devices?"""
     host = patient.config.host
     named = {path for resource in patient.config.resources for path in node_paths(resource.spec.options)}
     named |= {node for backend, node in _NEEDED.items() if backend in patient.backends()}
+    if any(getattr(resource.spec.options, "iommu", None) == "iommufd" for resource in patient.config.resources):
+        named.add("/dev/iommu")
     missing = [
         (node, load)
         for node, (module, load) in _MODULES.items()
-        if node in named
-        and not host.local(HostPath(node)).exists()
+        if any(_means(path, node) and not _is_there(host, path) for path in named)
         and not host.local(HostPath(f"/sys/module/{module}")).is_dir()
     ]
     for node, load in missing:
         yield failure(f"{node} is not there, and the module that makes it is not loaded.", f"Load {load}.")
-    if not missing:
+    lacking = list(_companions(patient))
+    for resource, node in lacking:
+        yield warning(f"{node} is not there: pods with {resource} go without it.", f"Load {_MODULES[node][1]}.")
+    if not missing and not lacking:
         yield fine("None is missing for what is configured.")
+
+
+def _companions(patient: Patient) -> Iterator[tuple[str, str]]:
+    """Each node that pods do not get beside their devices, with the first resource that would give it."""
+    host = patient.config.host
+    told = set[str]()
+    for resource in patient.config.resources:
+        for beside, node in _COMPANIONS.get(resource.spec.backend, ()):
+            every = node.removesuffix("0") + ("*" if node.endswith("0") else "")
+            wanted = getattr(resource.spec.options, HostPath(node).name.removesuffix("0"), True)  # the option umad
+            if wanted and node not in told and _is_there(host, beside) and not _is_there(host, every):
+                told.add(node)
+                yield resource.name, node
+
+
+def _means(path: str, node: str) -> bool:
+    return Glob(path).takes(node) if is_glob(path) else path == node
+
+
+def _is_there(host: Host, path: str) -> bool:
+    """Is anything at a path, or taken by a glob?"""
+    if not is_glob(path):
+        return os.path.lexists(host.local(HostPath(path)))
+    found = Glob(path, files=True)
+    return any(found.takes(match) for match in found.matches(host))
 
 
 def state_directory(patient: Patient) -> Iterator[Finding]:

@@ -95,7 +95,7 @@ def _event(number: int, wall: float, line: Mapping[str, Any]) -> Event:
         for name, value in line.items()
         if name not in _APART and not (name in _ASIDE and (sentence or "message" in line))
     }
-    more = ", ".join(f"{name} {value}" for name, value in said.items() if value != device)
+    more = ", ".join(f"{name} {value}" for name, value in said.items() if value not in (device, "", "None"))
     return Event(
         number,
         wall,

@@ -2,9 +2,17 @@
 
 Each read of /dev/kmsg is one record (Documentation/ABI/testing/dev-kmsg): `level,sequence,microseconds,flags;text`,
 then lines ` KEY=value` with what it is about. Only the kernel's own count: root may write to the log too, but what it
-writes bears another facility. Only lines that begin with a wanted text count: users choose much of what lines quote. So
-a fragment (flag `c`) never counts, since what is before it is in another record. A line shows once it has ended: the
-kernel keeps one without a newline open for more.
+writes bears another facility. Only lines that begin with a wanted text count: users choose much of what lines quote.
+
+The flag `c` says that a record was printed with KERN_CONT. Where the same task's line is still open, such a text goes on in
+that line's record; else it is a record of its own. So it is either a whole line (NVIDIA's driver prints each of its lines so:
+nv_printf, kernel-open/nvidia/os-interface.c), or the rest of a line that a record of another CPU has cut in two. In 6.12 three
+such rests begin with a user's text: the name of a cgroup after `,cpuset=` (cpuset_print_current_mems_allowed, of the OOM
+killer and of failed allocations) and after `empty cpuset ` (cgroup v1), a radio text after `<control>: ` (log_ctrl of V4L2).
+All others begin with the kernel's own words. So a record with that flag counts, unless a line that may go on like that was cut
+before it, up to `_TORN` seconds ago.
+
+A line shows once it has ended: the kernel keeps one without a newline open for more.
 A FIFO does in the log's place, for tests and pretend nodes: several records may come with one read.
 """
 
@@ -14,7 +22,7 @@ import asyncio
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -25,12 +33,22 @@ from anyio.lowlevel import checkpoint
 from msgspec import Struct, field
 
 from agent.discovery.sources.base import Beat, Emit, boot_id, unwatched
+from agent.runtime.errors import words
 from agent.runtime.supervision.watchdog import beating
 from backends.base import Host, HostPath, Record
 from backends.linux import kernel_log
 
 _READ_BYTES: Final = 8192  # CONSOLE_EXT_LOG_MAX until Linux 6.3; PRINTK_MESSAGE_MAX, 2048, since
 _BATCH: Final = 256  # lines between two turns of the event loop: 1 ms
+
+_CUT: Final = ("cpuset=", "empty cpuset ")
+_CUT_LABEL: Final = ": "
+"""How a line ends that the kernel meant to go on with a text that a user may have chosen (see above). Whole lines may end in a
+label's colon, too: NVIDIA's driver has such (`Sent following content to FSP: `), and lines of `=` (`=== GSP-RM unresponsive
+===`) just before an XID. So of those with KERN_CONT a label does not count, nor of dev_printk's, which are always whole."""
+_TORN: Final = 60.0
+"""Seconds until the rest of it must have come: the printing task can be preempted in between, but holds rcu_read_lock, which
+the kernel complains of after 21 s (CONFIG_RCU_CPU_STALL_TIMEOUT)."""
 
 _ADVICE: Final = (
     "until it can, errors that drivers tell nowhere else go unseen; "
@@ -64,7 +82,7 @@ class Line(Struct, frozen=True):
     text: str
     properties: dict[str, str] = field(default_factory=dict)
     is_fragment: bool = False
-    """The rest of a line whose beginning another record has (KERN_CONT)."""
+    """Printed with KERN_CONT: a whole line, or the rest of one whose beginning another record has."""
 
 
 def split(data: bytes) -> tuple[list[bytes], bytes]:
@@ -101,7 +119,18 @@ def _text(data: bytes) -> str:
 class KmsgSource:
     """Hands on the kernel's lines that begin with a wanted text, from the oldest that the log still has, each of them once."""
 
-    def __init__(self, emit: Emit, host: Host, after: tuple[str, int] | None = None, beat: Beat = unwatched) -> None:
+    def __init__(
+        self,
+        emit: Emit,
+        host: Host,
+        after: tuple[str, int] | None = None,
+        beat: Beat = unwatched,
+        on_complaint: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Prepare; `on_complaint` is called when `complaint` is another."""
+        self.complaint: str | None = None
+        """Why the log cannot be read, in one sentence; empty while it is read; None before that was tried."""
+        self._on_complaint = on_complaint
         self.after = after
         """A boot, and the sequence of a line of it: what was logged until then is passed over. Set it before `run`."""
         self.caught_up = asyncio.Event()
@@ -114,6 +143,7 @@ class KmsgSource:
         self._pass = anyio.CancelScope()  # over the log, for these texts
         self._boot = ""
         self._position = -1  # the last line that was read
+        self._cut = -_TORN  # when the kernel printed the last line that may go on with a user's text
         self._pending = b""
         self._told: dict[str, int] = {}  # text → the line up to which those with it have been handed on
         self._said: set[str] = set()
@@ -133,12 +163,16 @@ class KmsgSource:
         while True:
             with anyio.CancelScope() as self._pass:
                 if self._texts:
-                    await self._read()
+                    try:
+                        await self._read()
+                    except OSError as error:
+                        self._complain(words(error))
+                        raise
                 await beating(anyio.sleep_forever, self._beat)
 
     async def _read(self) -> None:
         """Hand on what there is, from the oldest line on, and what comes."""
-        texts, self._position, self._pending = self._texts, -1, b""
+        texts, self._position, self._cut, self._pending = self._texts, -1, -_TORN, b""
         self._boot = boot_id(self._host)
         try:
             with _opened(self._path) as log:
@@ -147,10 +181,16 @@ class KmsgSource:
                         self._beat()
                         await checkpoint()
                     self.caught_up.set()
+                    self._complain("")
                     await beating(lambda: anyio.wait_readable(log), self._beat)
         finally:
             self._told |= {text: max(self._position, self._told.get(text, -1)) for text in texts}
             self.caught_up.set()
+
+    def _complain(self, why: str) -> None:
+        if why != self.complaint:
+            self.complaint = why
+            self._on_complaint()
 
     def _receive(self, log: int) -> bool:
         """Read one batch; True if more may be waiting."""
@@ -192,12 +232,22 @@ class KmsgSource:
             self._say_lost("it has lines that are not as the kernel writes them; they are passed over")
             return
         self._position = line.sequence
-        if line.facility or line.is_fragment or not any(text in line.text for text in self._texts):
+        if line.facility:
+            return
+        is_proof = not line.is_fragment or line.time - self._cut >= _TORN
+        is_plain = not line.is_fragment and not line.properties
+        if line.text.endswith(_CUT) or (is_plain and line.text.endswith(_CUT_LABEL)):
+            self._cut = line.time
+        if not any(text in line.text for text in self._texts):
             return
         record = Record("kmsg", self._boot, line.sequence, line.time, line.text, line.properties)
         message = kernel_log.message(record)
         found = [text for text in self._texts if message.startswith(text)]
-        if found and line.sequence > max(self._passed(), *(self._told.get(text, -1) for text in found)):
+        if found and not is_proof:
+            self._say_lost(
+                "a line of it was cut in two, and what came next may be a user's text in place of a driver's"
+            )
+        elif found and line.sequence > max(self._passed(), *(self._told.get(text, -1) for text in found)):
             self._emit(record)
 
     def _passed(self) -> int:

@@ -13,17 +13,24 @@ from msgspec import Struct
 
 from agent.config.typed import parse_path
 from agent.importing.fields import Fields
-from agent.importing.inputs import Settings
 from agent.importing.model import Draft, DraftGroup, ImportRefusedError, Part, Remark, Sketch, Value
+from agent.importing.settings import Settings
 from agent.importing.shared_nodes import share
 from agent.importing.values import USB_IDS, usb_ids
-from agent.importing.yaml_tree import Items, Table, Tree, read_yaml, text_at
+from agent.importing.yaml_tree import Items, Scalar, Table, Tree, embedded, text_at
 from agent.runtime.limits import plugin_directory_problem
 
 DOMAIN: Final = "squat.ai"
-"""Its own default."""
+"""Its own default, before release 0.2.0."""
+_DOMAIN_SINCE: Final = "devic.es"
+"""The default since then."""
+_RELEASE: Final = re.compile(r":v?(\d+)\.(\d+)(\.\d+)?([-@]|$)")
+"""Of its image. Its other tags are names of commits, and `latest`."""
 
-_ARGUMENTS: Final = ("domain", "plugin-directory", "listen", "log-level")
+_SETTINGS: Final = {
+    name: (name, name.replace("-", "_").upper()) for name in ("domain", "plugin-directory", "listen", "log-level")
+}
+"""Key of the file → argument and variable (config.go: viper's AutomaticEnv)."""
 _PLUGIN_DIRECTORY: Final = "/var/lib/kubelet/device-plugins"
 _PERMISSIONS: Final = "mrw"
 _TYPES: Final = {"Device": "device", "Mount": "mount"}
@@ -44,8 +51,12 @@ class _Group(Struct, frozen=True):
 
 def is_it(document: Tree) -> bool:
     """Has the document a list of devices?"""
-    return isinstance(document, Table) and any(
-        isinstance(document.values.get(key), Items) for key in ("devices", "device")
+    if not isinstance(document, Table):
+        return False
+    is_alone = not document.values.keys() - {"devices", "device", *_SETTINGS}
+    lists = [it for it in map(document.values.get, ("devices", "device")) if isinstance(it, Items)]
+    return any(
+        is_alone or all(isinstance(item, Table) and "groups" in item.values for item in it.items) for it in lists
     )
 
 
@@ -55,31 +66,50 @@ def read(document: Tree | None, settings: Settings) -> Sketch:
     Raises:
         ImportRefusedError: there is no list of devices.
     """
-    document = document or _of_arguments(settings)
+    document = _of_arguments(document, settings)
     if not isinstance(document, Table) or not document.values.keys() & {"devices", "device"}:
         raise ImportRefusedError("generic-device-plugin's configuration has a list 'devices', and there is none", 1)
-    fields = Fields(document, "generic-device-plugin")
-    domain = settings.domain or fields.text("domain") or DOMAIN
+    fields = Fields(_told(document, settings), "generic-device-plugin")
+    domain = settings.domain or fields.text("domain") or _default_domain(settings.image, fields)
     fields.scalar("domain")
     parts = [part for key in ("devices", "device") for table in fields.tables(key) for part in _device(table, domain)]
     agent = _agent(fields)
     if fields.text("listen"):
         fields.lost("listen", "listen is left out; where Fairlead serves HTTP is said with listen in [http]")
-    if fields.text("log-level"):
+    if fields.text("log-level") not in (None, "info"):  # its own default, and ours
         fields.lost("log-level", "log-level is left out; it is said on the command line: fairlead run --log-level")
     fields.end()
     return Sketch(_SOURCE, (fields.part(), *share(parts)), agent)
 
 
-def _of_arguments(settings: Settings) -> Table | None:
-    """What the plugin's arguments say, as its file would; None if they name no device."""
+def _default_domain(image: str, fields: Fields) -> str:
+    """The domain where nothing says one, by the release of the plugin's image."""
+    if release := _RELEASE.search(image):
+        return _DOMAIN_SINCE if (int(release[1]), int(release[2])) >= (0, 2) else DOMAIN
+    why = f"no domain is said, nor which release it is; {DOMAIN} is taken, as before 0.2.0; since then it is {_DOMAIN_SINCE}"
+    fields.note("domain", f"{why}: say it with --domain")
+    return DOMAIN
+
+
+def _told(document: Table, settings: Settings) -> Table:
+    """The document below what arguments and the environment say beside it: arguments win, then the environment."""
+    said = {
+        key: tree for key, tree in settings.table(_SETTINGS).values.items() if isinstance(tree, Scalar) and tree.text
+    }
+    return Table(
+        document.line, {**document.values, **said}, {**document.lines, **{key: it.line for key, it in said.items()}}
+    )
+
+
+def _of_arguments(document: Tree | None, settings: Settings) -> Tree | None:
+    """The document; where arguments name devices, these take the place of all of its own, as viper has it."""
     said = [value for name, value in settings.repeated if name == "device"]
     if not said:
-        return None
-    devices = tuple(tree for value in said for tree in read_yaml(value.text, value.line))
-    others: dict[str, Tree] = {key: settings.arguments[key] for key in _ARGUMENTS if key in settings.arguments}
-    values: dict[str, Tree] = {**others, "devices": Items(said[0].line, devices)}
-    return Table.of(said[0].line, values)
+        return document
+    line = said[0].line
+    devices = Items(line, tuple(tree for value in said for tree in embedded(value)))
+    kept = document.without(("device", "devices")) if isinstance(document, Table) else Table(line, {}, {})
+    return Table(line, {**kept.values, "devices": devices}, {**kept.lines, "devices": line})
 
 
 def _agent(fields: Fields) -> Mapping[str, str]:

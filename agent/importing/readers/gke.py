@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from agent.importing.fields import Fields, spelled
-from agent.importing.inputs import Settings
 from agent.importing.model import Draft, Remark, Sketch, Value
+from agent.importing.settings import Settings
 from agent.importing.values import is_xid
 from agent.importing.yaml_tree import Items, Table, Tree
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from agent.importing.fields import Fields, spelled
-from agent.importing.inputs import Settings, as_argument
-from agent.importing.model import Draft, Part, Sketch, Value
+from agent.importing.model import Draft, Part, Remark, Sketch, Value
+from agent.importing.settings import Settings, as_argument
 from agent.importing.yaml_tree import Scalar, Table, Tree, below, text_at
 
 KIND: Final = "GpuDevicePlugin"
@@ -15,7 +15,7 @@ _SOURCE: Final = (
     "From the arguments of Intel's GPU plugin. Names, IDs, nodes and mounts are the same. Without card_ids an ID is a PCI "
     "address, which stays when drivers are bound in another order."
 )
-_OF_THE_OPERATOR: Final = {
+OF_THE_OPERATOR: Final = {
     "sharedDevNum": "shared-dev-num",
     "preferredAllocationPolicy": "allocation-policy",
     "enableMonitoring": "enable-monitoring",
@@ -27,7 +27,9 @@ _OF_THE_OPERATOR: Final = {
 }
 """Key of its resource → the plugin's argument."""
 
-_ARGUMENTS: Final = (*_OF_THE_OPERATOR.values(), "health-management", "xpumd-endpoint", "wsl")
+_OF_ITS_PODS: Final = ("image", "initImage", "logLevel", "nodeSelector", "tolerations")
+
+_ARGUMENTS: Final = (*OF_THE_OPERATOR.values(), "health-management", "xpumd-endpoint", "wsl")
 _LIMITS: Final = ("temp-limit", "gpu-temp-limit", "memory-temp-limit")
 _PLACEMENTS: Final = {"none": "", "balanced": "", "packed": "pack"}
 _BY_PATHS: Final = ("single", "all", "none")
@@ -47,7 +49,8 @@ def is_it(document: Tree) -> bool:
 
 def read(document: Tree | None, settings: Settings) -> Sketch:
     """The resources that the plugin's arguments mean."""
-    fields = Fields(_said(document, settings), "Intel's GPU plugin")
+    remarks: list[Remark] = []
+    fields = Fields(_said(document, settings, remarks), "Intel's GPU plugin", remarks)
     options: dict[str, Value] = {"card_ids": True}
     if (shared := fields.whole("shared-dev-num")) and shared > 1:
         options["replicas"] = shared
@@ -81,12 +84,15 @@ def read(document: Tree | None, settings: Settings) -> Sketch:
     return Sketch(_SOURCE, (fields.part(), *parts, *monitors))
 
 
-def _said(document: Tree | None, settings: Settings) -> Table:
+def _said(document: Tree | None, settings: Settings, remarks: list[Remark]) -> Table:
     """The arguments; what the operator's resource says, by their names."""
     spec = below(document, "spec") if document is not None and is_it(document) else None
-    values = spelled(spec, tuple(_OF_THE_OPERATOR)).values if isinstance(spec, Table) else {}
+    values = spelled(spec, (*OF_THE_OPERATOR, *_OF_ITS_PODS)).values if isinstance(spec, Table) else {}
+    for key, tree in values.items():
+        if key not in OF_THE_OPERATOR and key not in _OF_ITS_PODS:
+            remarks.append(Remark(tree.line, f"Fairlead has nothing for the key {key!r} of a {KIND}"))
     said: dict[str, Tree] = {}
-    for key, argument in _OF_THE_OPERATOR.items():
+    for key, argument in OF_THE_OPERATOR.items():
         if isinstance(found := values.get(key), Scalar):
             said[argument] = as_argument(found.text, found.line)
     said |= {key: settings.arguments[key] for key in (*_ARGUMENTS, *_LIMITS) if key in settings.arguments}

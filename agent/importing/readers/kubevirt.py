@@ -9,11 +9,11 @@ from typing import Final
 from msgspec.structs import replace
 
 from agent.importing.fields import Fields
-from agent.importing.inputs import Settings
 from agent.importing.model import Draft, ImportRefusedError, Part, Sketch, Value
 from agent.importing.readers import mediated
+from agent.importing.settings import Settings
 from agent.importing.values import USB_IDS, usb_ids
-from agent.importing.yaml_tree import Table, Tree, below
+from agent.importing.yaml_tree import Items, Table, Tree, below
 
 KEYS: Final = frozenset({"pciHostDevices", "mediatedDevices", "usb", "usbHostDevices"})
 """What `permittedHostDevices` may have; `usbHostDevices` is HyperConverged's name for `usb`."""
@@ -43,7 +43,7 @@ def _find(document: Tree) -> tuple[Table | None, Table | None]:
     """The same, and the table in which they stand."""
     for place in _PLACES:
         found, above = below(document, *place), below(document, *place[:-1]) if place else None
-        if isinstance(found, Table) and (place or found.values.keys() & KEYS):
+        if isinstance(found, Table) and (place or any(isinstance(found.values.get(key), Items) for key in KEYS)):
             return found, above if isinstance(above, Table) else None
     return None, None
 
@@ -58,7 +58,7 @@ def read(document: Tree | None, _settings: Settings) -> Sketch:
     if permitted is None:
         raise ImportRefusedError("there is no permittedHostDevices, nor a list that it would have", 1)
     fields = Fields(permitted, "permittedHostDevices")
-    parts = [*_merged(map(_functions, fields.tables("pciHostDevices")), _with_selectors)]
+    parts = [*_overlapping(list(_merged(map(_functions, fields.tables("pciHostDevices")), _with_selectors)))]
     parts += _merged(mediated.read(fields.tables("mediatedDevices"), beside), _with_selectors)
     sticks = [_sticks(table) for key in ("usb", "usbHostDevices") for table in fields.tables(key)]
     parts += _merged(sticks, _with_groups)
@@ -77,6 +77,24 @@ def _merged(parts: Iterable[Part], join: Callable[[Draft, Draft], Draft]) -> Ite
         else:
             by_name[part.draft.name] = Part(before.remarks + part.remarks, join(before.draft, part.draft))
     yield from by_name.values()
+
+
+def _overlapping(parts: list[Part]) -> Iterator[Part]:
+    """The parts; functions that may be in one group, as a GPU and its sound are, and are in different resources, share it."""
+    vendors = [_vendors(part) for part in parts]
+    for index, part in enumerate(parts):
+        others = set().union(*(it for other, it in enumerate(vendors) if other != index))
+        if part.draft is None or not vendors[index] & others:
+            yield part
+            continue
+        (group,) = part.draft.groups
+        draft = replace(part.draft, groups=(replace(group, options={**group.options, "overlap": True}),))
+        yield replace(part, draft=draft)
+
+
+def _vendors(part: Part) -> set[str]:
+    groups = part.draft.groups if part.draft else ()
+    return {str(it["id"]).partition(":")[0] for group in groups for it in group.items("select")}
 
 
 def _with_groups(one: Draft, other: Draft) -> Draft:

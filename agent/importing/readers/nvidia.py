@@ -5,14 +5,24 @@ from __future__ import annotations
 from typing import Final
 
 from agent.importing.fields import Fields
-from agent.importing.inputs import Settings
 from agent.importing.model import ImportRefusedError, Remark, Sketch, Value
 from agent.importing.readers import nvidia_sharing
+from agent.importing.settings import Settings
 from agent.importing.values import is_xid
 from agent.importing.yaml_tree import Items, Scalar, Table, Tree, below, text_at
 
 _KEYS: Final = frozenset({"version", "flags", "resources", "sharing", "imex", "health"})
-_SECTIONS: Final = frozenset({"flags", "sharing", "imex"})
+SECTIONS: Final = frozenset({"flags", "sharing", "imex"})
+"""Keys that nothing but its configuration has."""
+_ELSEWHERE: Final = {
+    **dict.fromkeys(
+        ("renameByDefault", "failRequestsGreaterThanOne", "resources"), "below sharing.timeSlicing or sharing.mps"
+    ),
+    **dict.fromkeys(("timeSlicing", "mps"), "below sharing"),
+    **dict.fromkeys(("sharing", "version", "flags", "health"), "at the top of the file"),
+    "replicas": "in the list sharing.timeSlicing.resources",
+}
+"""Keys that the plugin knows at another place, and where. Where they are misplaced it passes over them."""
 
 SETTINGS: Final = {
     "migStrategy": ("mig-strategy", "MIG_STRATEGY"),
@@ -63,7 +73,7 @@ def is_it(document: Tree) -> bool:
     """Is the document one of the plugin's?"""
     if not isinstance(document, Table) or not document.values or document.values.keys() - _KEYS:
         return False
-    return bool(document.values.keys() & _SECTIONS) or text_at(document, "version") == "v1"
+    return bool(document.values.keys() & SECTIONS) or text_at(document, "version") == "v1"
 
 
 def read(document: Tree | None, settings: Settings) -> Sketch:
@@ -90,6 +100,7 @@ def read(document: Tree | None, settings: Settings) -> Sketch:
             fields.note(key, f"{key} is not needed: {why}")
     for key in ("compatWithCPUManager", "plugin"):
         fields.tree(key)
+    _misplaced(fields)
     fields.end()
     for key in ("flags", "imex"):
         above.tree(key)
@@ -99,6 +110,13 @@ def read(document: Tree | None, settings: Settings) -> Sketch:
     parts = nvidia_sharing.resources(above.tree("sharing"), strategy, fields.line("migStrategy"), options, mps)
     above.end()
     return Sketch(_SOURCE, (fields.part(), *parts))
+
+
+def _misplaced(fields: Fields) -> None:
+    """Say where keys belong that the plugin does not look for among its flags."""
+    for key, where in _ELSEWHERE.items():
+        if fields.tree(key) is not None:
+            fields.note(key, f"{key} belongs {where}; the plugin passes over it here, and so does this")
 
 
 def _effective(file: Table, settings: Settings) -> Table:

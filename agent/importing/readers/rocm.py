@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from agent.importing.fields import Fields
-from agent.importing.inputs import Settings
 from agent.importing.model import Draft, Part, Sketch
+from agent.importing.settings import Settings
 from agent.importing.yaml_tree import Tree
 
 _SOURCE: Final = "From the arguments of AMD's device plugin. Names, IDs and nodes are the same."

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from agent.importing import regex_globs
 from agent.importing.fields import Fields
-from agent.importing.inputs import Settings
 from agent.importing.model import Draft, DraftGroup, ImportRefusedError, Part, Remark, Sketch, Value
+from agent.importing.settings import Settings
 from agent.importing.yaml_tree import Items, Table, Tree
 
 _PREFIX: Final = "smarter-devices/"

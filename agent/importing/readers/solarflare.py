@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from agent.importing.fields import Fields
-from agent.importing.inputs import Settings
 from agent.importing.model import Draft, ImportRefusedError, Sketch, Value
+from agent.importing.settings import Settings
 from agent.importing.yaml_tree import Table, Tree
 
 _NAME: Final = "solarflare/smartNIC"

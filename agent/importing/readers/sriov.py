@@ -9,8 +9,8 @@ from typing import Final
 from msgspec import Struct
 
 from agent.importing.fields import Fields, spelled
-from agent.importing.inputs import Settings
 from agent.importing.model import Draft, ImportRefusedError, Part, Remark, Sketch, Value
+from agent.importing.settings import Settings
 from agent.importing.values import link_layers
 from agent.importing.yaml_tree import Items, Scalar, Table, Tree
 

@@ -118,6 +118,11 @@ class PodClaims:
         """The pods that have this slot, as `namespace/name`, by the kubelet's last answer."""
         return [f"{it.namespace}/{it.pod}" for it in self.holders.get(slot, ())]
 
+    def uids_of(self, slot: SlotKey) -> dict[str, str]:
+        """The same pods, each with its UID, by the checkpoint; empty where that does not say."""
+        uids = self.uids(slot[0])
+        return {f"{it.namespace}/{it.pod}": uids.get((it.container, slot[1]), "") for it in self.holders.get(slot, ())}
+
     def uids(self, resource: str) -> Mapping[tuple[str, str], str]:
         """(Container, device ID) → the UID of its pod, from the checkpoint; empty where several pods have it."""
         checkpoint = self._checkpoint.last

@@ -23,6 +23,7 @@ from agent.simulation.device_manager import checkpoint, state
 from agent.simulation.device_manager.allocation import AdmissionError, Allocation, Choice, PodDevices, begin
 from agent.simulation.plugin_client import Arrival, PluginClient, PluginError
 from agent.simulation.pods import Container
+from agent.simulation.sockets import Version
 
 GRACE_PERIOD: Final = 300.0  # seconds from a plugin's end until its endpoint is removed (kubelet contract: A3)
 
@@ -47,7 +48,13 @@ class DeviceManager:
     """Resources, endpoints and allocations; `node` holds the views that the node's status shows."""
 
     def __init__(
-        self, directory: Path, node: dict[str, ResourceView], feed: Feed, clock: Clock, rng: random.Random
+        self,
+        directory: Path,
+        node: dict[str, ResourceView],
+        feed: Feed,
+        clock: Clock,
+        rng: random.Random,
+        version: Version,
     ) -> None:
         self._directory = directory
         self._node = node
@@ -55,7 +62,9 @@ class DeviceManager:
         self._clock = clock
         self._rng = rng
         self._resources: dict[str, state.Resource] = {}
-        self._endpoints: dict[str, _Endpoint] = {}
+        self._goes_by_path = version == "1.37"
+        self._endpoints: dict[str, tuple[_Endpoint, ...]] = {}
+        """Resource → its endpoints; the last is in force. Until 1.36 there is one (kubelet contract: A2, A12)."""
         self._graces: dict[str, Callable[[], None]] = {}
         self._in_flight: set[_InFlight] = set()
         self._unlisted: dict[str, frozenset[str]] = {}
@@ -80,7 +89,7 @@ class DeviceManager:
         self.held = PodDevices(entries)
         for name in resources:
             self._resources[name] = state.empty(name)
-            self._endpoints[name] = _Endpoint(None, DevicePluginOptions(), stopped=True)
+            self._endpoints[name] = (_Endpoint(None, DevicePluginOptions(), stopped=True),)
             self._await_return(name)
             self._show(ResourceView(name))
         self._unlisted = {name: self.held.in_use(name) for name in {key[2] for key in entries}}
@@ -96,10 +105,17 @@ class DeviceManager:
     # --- what the clients say ---
 
     def connected(self, client: PluginClient, options: DevicePluginOptions) -> None:
-        """A plugin has answered: it is the resource's endpoint now."""
+        """A plugin has answered: it is the resource's endpoint now.
+
+        Raises:
+            PluginError: its path is that of an endpoint.
+        """
+        before = self._living(client.resource) if self._goes_by_path else ()
+        if any(it.client.path == client.path for it in before if it.client):
+            raise PluginError(f"device plugin already connected: {client.path}")
         if call_off := self._graces.pop(client.resource, None):
             call_off()
-        self._endpoints[client.resource] = _Endpoint(client, options)
+        self._endpoints[client.resource] = (*before, _Endpoint(client, options))
 
     def stream_opened(self, resource: str) -> None:
         """ListAndWatch has been sent."""
@@ -126,12 +142,21 @@ class DeviceManager:
         """A stream's end has been seen."""
         self._feed.publish(Change(Kind.STREAM_ENDED, resource, reason))
 
-    def disconnected(self, resource: str) -> None:
-        """The plugin is gone: every device unhealthy at once, and a grace period for its return (A3)."""
-        endpoint = self._endpoints.get(resource)
-        if endpoint is None:
+    def disconnected(self, client: PluginClient) -> None:
+        """The plugin is gone: every device unhealthy at once, and a grace period for its return (A3).
+
+        From 1.37 on only the end of the last plugin does that: until then another one is the endpoint (A12).
+        """
+        resource = client.resource
+        if resource not in self._endpoints:
             return
-        self._endpoints[resource] = replace(endpoint, stopped=True)
+        before = self._living(resource)
+        left = tuple(it for it in before if it.client and it.client.path != client.path)
+        if self._goes_by_path and left:
+            self._endpoints[resource] = left
+            self._feed.publish(Change(Kind.PROMOTED, resource))
+            return
+        self._endpoints[resource] = tuple(replace(it, stopped=True) for it in self._endpoints[resource][-1:])
         self._await_return(resource)
         known = self._resources.get(resource)
         if known is None:
@@ -139,6 +164,9 @@ class DeviceManager:
             return
         self._resources[resource] = state.lost(known)
         self._show(self._resources[resource].view, Kind.DISCONNECTED)
+
+    def _living(self, resource: str) -> tuple[_Endpoint, ...]:
+        return tuple(it for it in self._endpoints.get(resource, ()) if not it.stopped)
 
     def views(self) -> list[ResourceView]:
         """What is known of every resource."""
@@ -194,7 +222,7 @@ class DeviceManager:
         return choice.finish(await self._preferred(resource, choice), self._rng)
 
     async def _preferred(self, resource: str, choice: Choice) -> Collection[str]:
-        endpoint = self._endpoints[resource]
+        endpoint = self._endpoints[resource][-1]
         if not endpoint.options.get_preferred_allocation_available or endpoint.client is None:
             return ()
         try:
@@ -205,7 +233,7 @@ class DeviceManager:
             raise AdmissionError(f"device plugin GetPreferredAllocation rpc failed with err: {error}") from None
 
     async def _ask(self, resource: str, ids: frozenset[str]) -> Allocation:
-        endpoint = self._endpoints[resource]
+        endpoint = self._endpoints[resource][-1]
         if endpoint.client is None or endpoint.stopped:
             raise AdmissionError(f"endpoint of {resource} has been stopped")
         in_flight = _InFlight(resource, ids)
@@ -232,9 +260,9 @@ class DeviceManager:
             PluginError: one of them objects.
         """
         for resource, allocation in self.held.of(uid, container).items():
-            endpoint = self._endpoints.get(resource)
-            if endpoint is None:
+            if resource not in self._endpoints:
                 raise PluginError(f"endpoint not found in cache for a registered resource: {resource}")
+            endpoint = self._endpoints[resource][-1]
             if endpoint.client is None or not endpoint.options.pre_start_required:
                 continue
             try:

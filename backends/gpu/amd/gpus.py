@@ -1,16 +1,18 @@
 """Finds AMD's GPUs and the partitions of those that are divided, and hands them out as ROCm's k8s-device-plugin does.
 
-A divided GPU is its own first partition; the others are platform devices (`amdgpu_xcp_1`). /dev/kfd belongs to all GPUs.
+A divided GPU is its own first partition; the others are platform devices, which kernels name `amdgpu_xcp_1` or
+`amdgpu_xcp.1`. /dev/kfd belongs to all GPUs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from msgspec.structs import replace
 
-from backends.base import Device, Discovery, HostPath, Signal, Verdict
+from backends.base import Device, Discovery, HostPath, Problem, Signal, Verdict
 from backends.gpu import detection, nodes
 from backends.gpu.amd import exporter as amd_exporter
 from backends.gpu.amd import kfd
@@ -21,14 +23,17 @@ from backends.linux.pci import functions as pci
 
 DRIVER: Final = "amdgpu"
 KFD: Final = HostPath("/dev/kfd")
-PLATFORM: Final = HostPath("/sys/devices/platform")
-PARTITION: Final = "amdgpu_xcp_"
+PLATFORM: Final = "/devices/platform/"
+"""The kernel's events of partitions have such a path."""
 
 TOGETHER: Final = "kfd"
 """The unit for what all GPUs have together."""
 
 WHOLE: Final = "spx"
 """The compute partition of a GPU that is not divided."""
+
+_PARTS: Final[Mapping[str, int]] = {"dpx": 2, "tpx": 3, "qpx": 4}
+"""Partitions of a GPU that is divided so (aqua_vanjaram.c); with cpx there is one for each of its XCCs."""
 
 _PARTITIONS: Final = ("current_compute_partition", "current_memory_partition")
 
@@ -68,28 +73,49 @@ class Amd(Vendor):
     def together(self) -> Discovery:
         """The partitions beyond the first ones, and the XGMI links."""
         known = kfd.gpus(self.host)
-        return Discovery(tuple(self._partitions(known)), tuple(kfd.links(known)))
+        return Discovery(tuple(self._partitions(known)), tuple(kfd.links(known)), problems=tuple(self._lost(known)))
 
     def _partitions(self, known: Iterable[kfd.KfdNode]) -> Iterator[Device]:
         """The partitions that KFD assigns to a GPU. The driver makes more than it needs; the others are not in use."""
-        by_minor = {node.render_minor: node.address for node in known}
         whole: dict[str, pci.Function | None] = {}
-        for name in sysfs.names(self.host, PLATFORM):
-            found = sysfs.names(self.host, PLATFORM / name / "drm") if name.startswith(PARTITION) else []
-            minors = [int(one.removeprefix("renderD")) for one in found if one.removeprefix("renderD").isdecimal()]
-            for address in (by_minor[minor] for minor in minors[:1] if minor in by_minor):
-                if address not in whole:
-                    whole[address] = pci.read(self.host, address)
-                function = whole[address]
-                if function is not None and detection.is_gpu(function.vendor, function.kind):
-                    yield self._partition(name, found, function)
+        for node in known:
+            if node.device is None or node.device.name == node.address:
+                continue
+            if node.address not in whole:
+                whole[node.address] = pci.read(self.host, node.address)
+            function = whole[node.address]
+            if function is not None and detection.is_gpu(function.vendor, function.kind):
+                yield self._partition(node.device, function)
 
-    def _partition(self, name: str, drm: Sequence[str], function: pci.Function) -> Device:
-        wanted = (Wanted(KFD), *nodes.drm(self.host, PLATFORM / name, drm))
+    def _lost(self, known: Collection[kfd.KfdNode]) -> Iterator[Problem]:
+        """A problem for each divided GPU of which not all partitions are found.
+
+        KFD has no node for a partition without a DRM device, but for the same partition of other GPUs of the model.
+        """
+        by_gpu = defaultdict[str, list[kfd.KfdNode]](list)
+        for node in known:
+            by_gpu[node.address].append(node)
+        modes = {it: (sysfs.attribute(self.host, pci.FUNCTIONS / it / _PARTITIONS[0]) or "").lower() for it in by_gpu}
+        divided = {it: parts for it, parts in by_gpu.items() if modes[it] not in ("", WHOLE)}
+        most = defaultdict[tuple[str, int], int](int)
+        for address, parts in divided.items():
+            like = modes[address], parts[0].model
+            most[like] = max(most[like], len(parts), _PARTS.get(modes[address], 0))
+        for address, parts in divided.items():
+            found = sum(part.device is not None for part in parts)
+            if found < (meant := most[modes[address], parts[0].model]):
+                yield Problem(
+                    address,
+                    f"{found} of {meant} partitions of {address} are found: the others have no DRM device. The kernel's "
+                    "log says why; before Linux 6.12 it has room for 64, a server's own screen among them",
+                )
+
+    def _partition(self, device: HostPath, function: pci.Function) -> Device:
+        wanted = (Wanted(KFD), *nodes.drm(self.host, device, sysfs.names(self.host, device / "drm")))
         unusable = driver_fault(function, DRIVER) or nodes.fault(self.host, wanted) or ""
         attributes = self._described(function)
         told = (*attributes.get("uuid", (function.ids,)), *attributes.get("partition", ()))
-        found = part(gpu(function, (), attributes), name, wanted, attributes)
+        found = part(gpu(function, (), attributes), device.name, wanted, attributes)
         return withheld(replace(found, unit=TOGETHER, identity=" ".join(told)), unusable)
 
     def probe(self, device: Device) -> Iterator[Signal]:

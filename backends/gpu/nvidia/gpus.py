@@ -170,7 +170,7 @@ class Nvidia(Vendor):
         """The NVLinks, if the library tells them; on a machine without PCI its one device."""
         if (alone := tegra_and_wsl.device(self.host, "nvlink")) is not None:
             return Discovery((alone,))
-        if not nvml.is_there(self.host, self.roots) or not procfs.addresses(self.host):
+        if len(procfs.addresses(self.host)) < 2 or not nvml.is_there(self.host, self.roots):  # both ends
             return Discovery()
         try:
             return Discovery(links=nvml.survey(self.host, self.roots).links)

@@ -1,33 +1,32 @@
-"""Asks NVIDIA's management library (NVML) for MIG devices, NVLinks, memory and drained GPUs, which nothing else tells.
+"""Asks NVIDIA's management library (NVML) for MIG devices, NVLinks, memory, drained GPUs and events.
 
 It is optional: the Python package nvidia-ml-py (module `pynvml`, extra `nvidia`) and the driver's libnvidia-ml.so.1,
-which this process must be able to see. An open library keeps the driver in use, so it is opened for one survey and closed
-again; a survey is kept until the driver's entries in /proc change. Another process tries a library before it is loaded here
-for the first time: one that crashes or hangs there is not loaded.
+which this process must be able to see. It is never loaded here: `nvml_process` asks it in a process that ends with the
+answer. An open library takes 20 MB and keeps the driver in use, and it may crash, or hang in the driver. A survey is kept
+until the driver's entries in /proc change.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import importlib
 import importlib.util
+import json
 import os
 import platform
+import select
 import subprocess
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 from msgspec import Struct, field
 
-from backends.base import Host, HostPath, Link
-from backends.gpu.nvidia import procfs
+from backends.base import Heard, Host, HostPath, Link
+from backends.errors import reason_of
+from backends.gpu.nvidia import nvml_process, procfs
 
 INSTALL: Final = (
     "install the Python package nvidia-ml-py where Fairlead is, and let Fairlead see the driver's libnvidia-ml.so.1"
@@ -37,18 +36,34 @@ _UPGRADED: Final = (
     "container can use a GPU: reboot, or unload and load the driver's modules"
 )
 
+SOURCES: Final = ("nvml", "nvml-ecc")
+"""Of its records: XIDs, and double-bit ECC errors, of which it tells an XID too."""
+
 _NAME: Final = "libnvidia-ml.so.1"
 _ROOTS: Final = (HostPath("/"), HostPath("/run/nvidia/driver"), HostPath("/home/kubernetes/bin/nvidia"))
 """Where a host's package, the GPU operator's driver container and GKE's installer on COS put the driver."""
 _DIRECTORIES: Final = (f"usr/lib/{platform.machine()}-linux-gnu", "usr/lib64", "usr/lib", "lib64")
-_TRIAL: Final = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).nvmlInit_v2()"
-_TRIAL_DEADLINE: Final = 10.0  # seconds; it starts no GPU
 
+_SCRIPT: Final = nvml_process.__file__
+_OPENS_WITHIN: Final = 10.0  # seconds; it starts no GPU
+_ANSWERS_WITHIN: Final = 60.0  # seconds; without nvidia-persistenced each GPU of a node may take 2 s to start
+_ENDS_WITHIN: Final = 1.0  # seconds for a process that was killed; one that hangs in the driver takes for ever
+_SILENCE: Final = 15.0  # seconds without a sign of life from who hears events; each second has one
 _OTHER_VERSION: Final = 18  # NVML_ERROR_LIB_RM_VERSION_MISMATCH in nvml.h
-_asking: Final = threading.Lock()  # a GPU that hangs may hang the library, which must cost one thread and not all
+
+_asking: Final = threading.Lock()  # one process at a time: of two that ask at once the second gets what the first hears
 _hangs: Final = threading.Event()
 _PATIENCE: Final = 2.0  # seconds that a scan waits for the survey of another; after that, no scan waits for it any more
-_KEPT_FOR: Final = 10.0  # seconds between two questions about what sends no event: a drained GPU, a new library
+_KEPT_FOR: Final = (
+    10.0  # seconds between two questions about what sends no event: a drained GPU, a new library, a failure
+)
+_undead: Final[list[subprocess.Popen[bytes]]] = []
+"""Processes that were killed and have not ended: they hang in the driver. While there is one, no other is started."""
+
+_NOT_THERE: Final = f"NVIDIA's management library is not there; {INSTALL}"
+_NO_ANSWER: Final = "NVIDIA's management library (NVML) does not answer"
+
+_T = TypeVar("_T")
 
 
 class NvmlError(Exception):
@@ -117,13 +132,8 @@ def survey(host: Host, roots: Sequence[HostPath]) -> Survey:
     Raises:
         NvmlError: it cannot be used.
     """
-    return _survey(_library(host, roots), procfs.stamp(host))
-
-
-@functools.lru_cache(maxsize=4)
-def _survey(path: str | None, _stamp: tuple[str, ...]) -> Survey:
-    with _opened(path) as library:
-        return _asked(library)
+    path = _library(host, roots)
+    return _kept(("survey", path, procfs.stamp(host)), lambda: _surveyed(_answer(path, "survey")))
 
 
 def drained(host: Host, roots: Sequence[HostPath]) -> frozenset[str]:
@@ -132,149 +142,176 @@ def drained(host: Host, roots: Sequence[HostPath]) -> frozenset[str]:
     Raises:
         NvmlError: it cannot be asked.
     """
+    path, addresses = _library(host, roots), procfs.addresses(host)
     moment = int(time.monotonic() // _KEPT_FOR)
-    return _drained(_library(host, roots), tuple(procfs.addresses(host)), moment)
+    return _kept(
+        ("drained", path, *addresses, moment),
+        lambda: frozenset(cast("list[str]", _answer(path, "drained", *addresses))),
+    )
 
 
-@functools.lru_cache(maxsize=1)
-def _drained(path: str | None, addresses: tuple[str, ...], _moment: int) -> frozenset[str]:
-    with _opened(path, attach=False) as library:
-        return frozenset(address for address in addresses if _is_drained(library, address))
+def listen(host: Host, roots: Sequence[HostPath], addresses: Sequence[str]) -> Iterator[Heard | None]:
+    """Yield each XID and double-bit ECC error of these GPUs that NVML tells; None each second.
 
-
-def _is_drained(library: Any, address: str) -> bool:
-    place = library.nvmlPciInfo_t()
-    domain, bus, rest = address.split(":")
-    place.domain, place.bus, place.device = int(domain, 16), int(bus, 16), int(rest.partition(".")[0], 16)
-    try:
-        return bool(library.nvmlDeviceQueryDrainState(place) == library.NVML_FEATURE_ENABLED)
-    except library.NVMLError:  # a virtual GPU, for instance
-        return False
-
-
-@contextmanager
-def _opened(path: str | None, *, attach: bool = True) -> Iterator[Any]:
-    """The opened library; without `attach` it leaves the GPUs alone."""
-    try:
-        library = importlib.import_module("pynvml")
-    except ImportError:
-        raise NvmlError(f"NVIDIA's management library is not there; {INSTALL}") from None
-    if path is None:
-        raise NvmlError(f"NVIDIA's management library is not there; {INSTALL}")
-    if not _asking.acquire(timeout=0.0 if _hangs.is_set() else _PATIENCE):
-        _hangs.set()
-        raise NvmlError("NVIDIA's management library (NVML) does not answer")
-    try:
-        _load(path)
-        if attach:
-            library.nvmlInit()
-        else:
-            library.nvmlInitWithFlags(library.NVML_INIT_FLAG_NO_ATTACH | library.NVML_INIT_FLAG_NO_GPUS)
-        try:
-            yield library
-        finally:
-            library.nvmlShutdown()
-    except library.NVMLError as error:
-        if getattr(error, "value", None) == _OTHER_VERSION:
-            raise NvmlError(_UPGRADED) from error
-        raise NvmlError(f"NVIDIA's management library (NVML) fails: {error}") from error
-    except OSError as error:
-        raise NvmlError(f"{path} cannot be loaded: {error}") from error
-    finally:
-        _hangs.clear()
-        _asking.release()
-
-
-def _load(path: str) -> None:
-    """Load this library, so that `pynvml`, which asks for it by its name alone, gets the same.
+    The driver cannot be unloaded, nor a GPU be unbound, until the generator is closed.
 
     Raises:
-        NvmlError: it crashes or hangs another process that loads it.
-        OSError: it is no library for this process.
+        NvmlError: the library cannot be used, hangs, or none of these GPUs has events.
     """
-    if why := _tried(path, Path(path).stat().st_mtime):
-        raise NvmlError(f"{path} {why} when it is loaded")
-    ctypes.CDLL(path)
+    with _Process(_library(host, roots), "events", *addresses) as process:
+        process.opened()
+        deaf = ""
+        while True:
+            said = process.line(_SILENCE, f"the events of {_NO_ANSWER}")
+            if said.get("deaf"):
+                deaf = "; ".join(f"{address}: {why}" for address, why in sorted(said["deaf"].items()))
+            if said.get("registered") == []:
+                raise NvmlError(f"no GPU tells NVIDIA's management library (NVML) of errors: {deaf}")
+            yield _heard(said) if "xid" in said else None
 
 
-@functools.lru_cache(maxsize=4)
-def _tried(path: str, _changed: float) -> str:
-    """What the library does to another process that loads it: "hangs" or "crashes …"; empty if no harm."""
-    command = [sys.executable, "-I", "-c", _TRIAL, path]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=_TRIAL_DEADLINE, check=False)  # noqa: S603
-    except subprocess.TimeoutExpired:
-        return "hangs"
-    return f"crashes (signal {-done.returncode})" if done.returncode < 0 else ""
+def _heard(said: Mapping[str, Any]) -> Heard:
+    properties = {"address": str(said["address"]), "xid": str(int(said["xid"]))}
+    if said["gi"] is not None:
+        properties["gi"] = str(int(said["gi"]))
+    return Heard(SOURCES[said["ecc"]], f"XID {said['xid']} of {said['address']}", properties)
 
 
-def _asked(library: Any) -> Survey:
-    handles = {}
-    for index in range(library.nvmlDeviceGetCount()):
+# --- what is kept of answers ---
+
+_answers: Final[dict[tuple[object, ...], tuple[float, Any]]] = {}
+
+
+def _kept(key: tuple[object, ...], ask: Callable[[], _T]) -> _T:
+    """The answer that is kept under this key, else a new one. A failure is kept too, for `_KEPT_FOR`.
+
+    Raises:
+        NvmlError: as `ask` raises it, or another thread has asked and gets no answer.
+    """
+    if (answer := _known(key)) is None:
+        if not _asking.acquire(timeout=0.0 if _hangs.is_set() else _PATIENCE):
+            _hangs.set()
+            raise NvmlError(_NO_ANSWER)
         try:
-            handle = library.nvmlDeviceGetHandleByIndex(index)
-            handles[_address(library.nvmlDeviceGetPciInfo(handle).busId)] = handle
-        except library.NVMLError:  # a dead GPU; its entry in /proc is reported
-            continue
-    gpus = {address: gpu for address, handle in handles.items() if (gpu := _gpu(library, handle)) is not None}
-    return Survey(gpus, tuple(_links({address: _peers(library, handle) for address, handle in handles.items()})))
+            if (answer := _known(key)) is None:
+                try:
+                    answer = ask()
+                except NvmlError as error:
+                    answer = error
+                if len(_answers) > 8:  # a survey and the drained GPUs, before and after a change
+                    _answers.clear()
+                _answers[key] = time.monotonic(), answer
+        finally:
+            _hangs.clear()
+            _asking.release()
+    if isinstance(answer, NvmlError):
+        raise NvmlError(str(answer))
+    return cast("_T", answer)
 
 
-def _gpu(library: Any, handle: Any) -> Gpu | None:
-    try:
-        uuid = _text(library.nvmlDeviceGetUUID(handle))
-    except library.NVMLError:
-        return None
-    try:
-        memory = library.nvmlDeviceGetMemoryInfo(handle).total
-    except library.NVMLError:  # its memory is that of the machine
-        memory = None
-    try:
-        current, _pending = library.nvmlDeviceGetMigMode(handle)
-    except library.NVMLError:  # it knows no MIG
-        return Gpu(uuid, memory=memory)
-    divided = current == library.NVML_DEVICE_MIG_ENABLE
-    return Gpu(uuid, divided, dict(_mig_devices(library, handle)) if divided else {}, memory)
+def _known(key: tuple[object, ...]) -> Any:
+    since, answer = _answers.get(key, (0.0, None))
+    return None if isinstance(answer, NvmlError) and time.monotonic() - since >= _KEPT_FOR else answer
 
 
-def _mig_devices(library: Any, handle: Any) -> Iterator[tuple[tuple[int, int], MigDevice]]:
-    for index in range(library.nvmlDeviceGetMaxMigDeviceCount(handle)):
+def _surveyed(said: Any) -> Survey:
+    gpus = {}
+    for address, it in said["gpus"].items():
+        parts = {
+            (one["gi"], one["ci"]): MigDevice(one["uuid"], one["index"], one["profile"]) for one in it.get("mig", ())
+        }
+        gpus[address] = Gpu(it["uuid"], it.get("mig_mode", False), parts, it.get("memory"))
+    return Survey(gpus, tuple(Link(**link) for link in said["links"]))
+
+
+# --- the process that asks ---
+
+
+def _answer(path: str | None, question: str, *addresses: str) -> Any:
+    """What the library at this path answers to a question of `nvml_process`.
+
+    Raises:
+        NvmlError: it cannot be used.
+    """
+    with _Process(path, question, *addresses) as process:
+        process.opened()
+        return process.line(_ANSWERS_WITHIN, _NO_ANSWER)
+
+
+class _Process:
+    """A process that asks the library one question; it is killed where the body ends."""
+
+    def __init__(self, path: str | None, question: str, *addresses: str) -> None:
+        if path is None or not _is_installed():
+            raise NvmlError(_NOT_THERE)
+        _undead[:] = [it for it in _undead if it.poll() is None]
+        if _undead:
+            raise NvmlError(f"{_NO_ANSWER}: process {_undead[0].pid} hangs in the driver")
+        self._path = path
+        self._read = b""
+        command = [sys.executable, "-I", _SCRIPT, path, question, *addresses]
         try:
-            mig = library.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
-            place = library.nvmlDeviceGetGpuInstanceId(mig), library.nvmlDeviceGetComputeInstanceId(mig)
-            _, _, profile = _text(library.nvmlDeviceGetName(mig)).partition(" MIG ")  # NVIDIA A100-… MIG 1g.5gb
-            yield place, MigDevice(_text(library.nvmlDeviceGetUUID(mig)), index, profile or None)
-        except library.NVMLError:  # no device has this index
-            continue
+            self._process = subprocess.Popen(  # noqa: S603
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+        except OSError as error:
+            raise NvmlError(f"{_NO_ANSWER}: no process can be started for it: {reason_of(error)}") from error
 
+    def __enter__(self) -> _Process:
+        return self
 
-def _peers(library: Any, handle: Any) -> Counter[str]:
-    """How many of a GPU's NVLinks lead to which GPU."""
-    peers: Counter[str] = Counter()
-    for link in range(library.NVML_NVLINK_MAX_LINKS):
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdout is not None
+        self._process.kill()
+        self._process.stdout.close()
         try:
-            if library.nvmlDeviceGetNvLinkState(handle, link) != library.NVML_FEATURE_ENABLED:
-                continue
-            peers[_address(library.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)] += 1
-        except library.NVMLError:  # it has no link of this number, or none at all
-            continue
-    return peers
+            self._process.wait(_ENDS_WITHIN)
+        except subprocess.TimeoutExpired:
+            _undead.append(self._process)
+
+    def opened(self) -> None:
+        """Wait until the library is open.
+
+        Raises:
+            NvmlError: it cannot be opened.
+        """
+        self.line(_OPENS_WITHIN, f"{self._path} hangs when it is loaded", "when it is loaded")
+
+    def line(self, within: float, hangs: str, when: str = "when it is asked") -> Any:
+        """The next document that the process writes.
+
+        Raises:
+            NvmlError: there is none, or it tells of a failure; `hangs` says that none came within so many seconds.
+        """
+        assert self._process.stdout is not None
+        out, until = self._process.stdout.fileno(), time.monotonic() + within
+        while b"\n" not in self._read:
+            if not select.select([out], [], [], max(0.0, until - time.monotonic()))[0]:
+                raise NvmlError(hangs)
+            if not (data := os.read(out, 1 << 16)):
+                raise NvmlError(self._ended(when))
+            self._read += data
+        written, _, self._read = self._read.partition(b"\n")
+        said = json.loads(written)
+        if isinstance(said, dict) and (why := failure(self._path, said)):
+            raise NvmlError(why)
+        return said
+
+    def _ended(self, when: str) -> str:
+        try:
+            code = self._process.wait(_ENDS_WITHIN)
+        except subprocess.TimeoutExpired:
+            return _NO_ANSWER
+        return f"{self._path} crashes (signal {-code}) {when}" if code < 0 else f"{_NO_ANSWER}: exit code {code}"
 
 
-def _links(peers: Mapping[str, Counter[str]]) -> Iterator[Link]:
-    """Pairs of GPUs with their number of links. One to an NVSwitch reaches every GPU with such a link."""
-    switched = {one: sum(n for other, n in found.items() if other not in peers) for one, found in peers.items()}
-    for one in sorted(peers):
-        for other in sorted(peers):
-            if one < other and (links := peers[one][other] + min(switched[one], switched[other])):
-                yield Link(f"pci:{one}", f"pci:{other}", links)
-
-
-def _address(bus_id: str | bytes) -> str:
-    """The address as sysfs writes it; the library writes `00000000:3B:00.0`."""
-    domain, _, rest = _text(bus_id).lower().partition(":")
-    return f"{int(domain, 16):04x}:{rest}"
-
-
-def _text(answer: str | bytes) -> str:
-    return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
+def failure(path: str, said: Mapping[str, Any]) -> str:
+    """What a document of the process says does not work; empty if it is an answer."""
+    if said.get("missing"):
+        return _NOT_THERE
+    if "unloadable" in said:
+        return f"{path} cannot be loaded: {said['unloadable']}"
+    if "error" in said:
+        is_upgraded = said["code"] == _OTHER_VERSION
+        return _UPGRADED if is_upgraded else f"NVIDIA's management library (NVML) fails: {said['error']}"
+    return ""

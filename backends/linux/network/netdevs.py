@@ -39,6 +39,15 @@ def uplink(host: Host, device: HostPath) -> str | None:
     return next(iter((*own, *found)) if len(found) > 1 else iter(found), None)
 
 
+def bonded(host: Host, name: str) -> list[str]:
+    """The interfaces of the bond that an interface is in, itself among them; none if it is in none.
+
+    A bridge or Open vSwitch is a `master`, too. Files: Documentation/networking/bonding.rst.
+    """
+    master = sysfs.linked_name(host, CLASS / name / "master")
+    return (sysfs.attribute(host, CLASS / master / "bonding/slaves") or "").split() if master else []
+
+
 def link_layer(host: Host, name: str) -> str | None:
     """`Ethernet` or `InfiniBand`; None if it is neither, or unknown."""
     return _KINDS.get(sysfs.number(host, CLASS / name / "type") or 0)

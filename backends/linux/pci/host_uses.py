@@ -1,7 +1,12 @@
-"""Tells what the host itself needs a PCI function for: its screen, its disks, its network.
+"""Tells what the host itself needs a PCI function for: its screen, its disks, its network, the switches between its GPUs.
 
 This is checked before a function is taken from its driver. What cannot be read counts as needed: a missing file must not
-cost a machine its root file system. Files: proc_pid_mountinfo(5); /proc/swaps in proc(5); for routes see `default_routes`.
+cost a machine its root file system. Files: proc_pid_mountinfo(5); /proc/swaps in proc(5); for routes see `routes`.
+
+What the kernel tells of interfaces (net/core/dev.c, netdev_adjacent_sysfs_add): `upper_NAME` is what is made of one (VLAN,
+macvlan, ipvlan, bond), in the same network namespace; `master` is the one of these that gets all that it receives (bridge,
+bond, team, VRF, ovs-system). Of Open vSwitch it tells no more: a bridge of it, as br-ex, which has the addresses and routes,
+is linked to no port (net/openvswitch/vport-netdev.c links ports to ovs-system; vport-internal_dev.c links nothing).
 """
 
 from __future__ import annotations
@@ -10,17 +15,19 @@ import errno
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final, TypeVar
 
 from backends.base import Host, HostPath
 from backends.errors import not_short
 from backends.linux import sysfs
-from backends.linux.network import default_routes, netlink
+from backends.linux.network import netdevs, netlink
+from backends.linux.network import routes as host_routes
 from backends.linux.pci import functions as pci
 
 _BLOCK: Final = HostPath("/sys/class/block")
-_NET: Final = HostPath("/sys/class/net")
+_BTRFS: Final = HostPath("/sys/fs/btrfs")
+"""Has a directory for each btrfs that is mounted, with the names of all its disks (fs/btrfs/sysfs.c)."""
 _MOUNTS: Final = HostPath("/proc/1/mountinfo")
 """The host's own, not those of the container that we may be in."""
 _SWAPS: Final = HostPath("/proc/swaps")
@@ -28,18 +35,31 @@ _SWAPS: Final = HostPath("/proc/swaps")
 _NVME_PATH: Final = re.compile(r"nvme(\d+)c\d+n(\d+)")  # the path by one of the controllers that lead to a disk
 _ETHERNET: Final = "0200"
 _IN_USER_SPACE: Final = frozenset({"uio_pci_generic", "igb_uio"})  # drivers that make no interface
-_OPEN_VSWITCH: Final = "ovs-system"  # above all ports of all its bridges, of which none is above another
+_NVIDIA, _INFINIBAND = "15b3", "0207"
+_SWITCH_MANAGEMENT: Final = b"SMDL=SW_MNG"
+"""In the vital product data of the adapters by which Fabric Manager reaches the NVSwitches of an HGX B200 or B300, and in that
+of no other: NVIDIA's nvidia-fabricmanager-start.sh chooses them by it. Apart from that they are ConnectX-7 as all others."""
+_SWITCH_MANAGEMENT_IDS: Final = ("15b3", "0087")
+"""Their subsystem where that data cannot be read (only root may): of all four in the udev database of a DGX B200 in
+canonical/checkbox, DISK_SAMSUNG_KIOXIA.txt; its adapters for computing have 15b3:0050."""
 
 _Thing = TypeVar("_Thing")
 
 
-def uses(host: Host, function: pci.Function) -> Iterator[str]:
-    """What the host needs the function for, each in words that follow its name: `drives the screen`."""
+def uses(host: Host, function: pci.Function, *, named: bool = False) -> Iterator[str]:
+    """What the host needs the function for, each in words that follow its name: `drives the screen`.
+
+    `named`: does the configuration name this very function? Then it may have addresses.
+    """
     yield from _screens(host, function)
+    if manages_nvswitches(host, function):
+        yield "manages the NVSwitches between the GPUs, for Fabric Manager"
     if function.virtual:
         yield f"has {len(function.virtual)} virtual functions, which would go"
+    if below := [name for name in function.entries if ".sf." in name]:  # mlx5_core.sf.2, of the auxiliary bus
+        yield f"has {len(below)} subfunctions, which would go"
     yield from _disks(host, function)
-    yield from _networks(host, function)
+    yield from _networks(host, function, named=named)
 
 
 def busy_disks(host: Host, function: pci.Function) -> Iterator[str]:
@@ -56,6 +76,22 @@ def busy_disks(host: Host, function: pci.Function) -> Iterator[str]:
         except OSError as error:
             if not_short(error).errno == errno.EBUSY:
                 yield f"has the disk {name}, which something uses"
+
+
+def manages_nvswitches(host: Host, function: pci.Function) -> bool:
+    """Is it an adapter whose only port leads to the NVSwitches of the GPUs here, to none of a network?"""
+    if function.vendor != _NVIDIA or not function.kind.startswith(_INFINIBAND) or function.physical is not None:
+        return False
+    try:
+        return _SWITCH_MANAGEMENT in _vital_data(host, function.path, function.binding)
+    except OSError:
+        return (function.subsystem_vendor, function.subsystem_device) == _SWITCH_MANAGEMENT_IDS
+
+
+@lru_cache(maxsize=256)
+def _vital_data(host: Host, path: HostPath, _binding: str) -> bytes:
+    """The function's VPD, read once: it never changes, and the kernel fetches it in steps of four bytes (pci/vpd.c)."""
+    return sysfs.read_bytes(host, path / "vpd")
 
 
 # --- screens ---
@@ -84,14 +120,26 @@ def _disks(host: Host, function: pci.Function) -> Iterator[str]:
     if mounts is None:
         yield f"has the disk {min(blocks)}, and what is mounted cannot be read in {_MOUNTS}"
         return
-    swaps = _swapped_to(host)
+    swaps, backed = _swapped_to(host), _backed(host)
     for name, path in blocks.items():
-        yield from _uses_of(host, name, path, mounts, swaps)
+        yield from _uses_of(host, name, path, mounts, swaps, backed)
 
 
-def _uses_of(host: Host, name: str, path: HostPath, mounts: Mapping[str, str], swaps: frozenset[str]) -> Iterator[str]:
-    """What a disk or partition is used for, itself or through what is made of it (dm, md)."""
-    made_of_it = {above.name: above for above in _all_above(path, partial(_holders, host))}
+def _uses_of(
+    host: Host,
+    name: str,
+    path: HostPath,
+    mounts: Mapping[str, str],
+    swaps: frozenset[str],
+    backed: Mapping[str, Sequence[HostPath]],
+) -> Iterator[str]:
+    """What a disk or partition is used for, itself or through what is made of it (dm, md, a loop device)."""
+
+    def made_of(disk: HostPath) -> Iterator[HostPath]:
+        yield from _holders(host, disk)
+        yield from backed.get(disk.name, ())
+
+    made_of_it = {above.name: above for above in _all_above(path, made_of)}
     for block, at in {name: path, **made_of_it}.items():
         where = f"has the disk {name}" + (f", part of {block}" if block != name else "")
         number = sysfs.attribute(host, at / "dev") or ""
@@ -103,6 +151,8 @@ def _uses_of(host: Host, name: str, path: HostPath, mounts: Mapping[str, str], s
             return
     if made_of_it:
         yield f"has the disk {name}, part of {min(made_of_it)}"
+    elif any(name in sysfs.names(host, _BTRFS / volume / "devices") for volume in sysfs.names(host, _BTRFS)):
+        yield f"has the disk {name}, part of a mounted btrfs"
 
 
 def _blocks(host: Host, function: pci.Function) -> dict[str, HostPath]:
@@ -120,6 +170,20 @@ def _holders(host: Host, disk: HostPath) -> Iterator[HostPath]:
     """What is made of a disk or partition."""
     for holder in sysfs.names(host, disk / "holders"):
         yield sysfs.device(host, _BLOCK / holder) or _BLOCK / holder
+
+
+def _backed(host: Host) -> dict[str, list[HostPath]]:
+    """Disk or partition → the loop and zram devices on it, which are not among its holders.
+
+    Files: loop/backing_file (drivers/block/loop.c), backing_dev (drivers/block/zram).
+    """
+    found: dict[str, list[HostPath]] = {}
+    for name in sysfs.names(host, _BLOCK):
+        file = {"loop": "loop/backing_file", "zram": "backing_dev"}.get(name[:4])
+        below = sysfs.attribute(host, _BLOCK / name / file) if file is not None else None
+        if below is not None and below.startswith("/dev/"):
+            found.setdefault(below.rpartition("/")[2], []).append(sysfs.device(host, _BLOCK / name) or _BLOCK / name)
+    return found
 
 
 def _mounted(host: Host) -> dict[str, str] | None:
@@ -146,7 +210,7 @@ def _swapped_to(host: Host) -> frozenset[str]:
 # --- networks ---
 
 
-def _networks(host: Host, function: pci.Function) -> Iterator[str]:
+def _networks(host: Host, function: pci.Function, *, named: bool) -> Iterator[str]:
     names = _interfaces(host, function)
     if not names:
         if (
@@ -156,48 +220,70 @@ def _networks(host: Host, function: pci.Function) -> Iterator[str]:
         ):
             yield "is a network card whose interface cannot be seen: a pod may have it, or /sys is not the host's own"
         return
-    if (why := route(host, names)) is not None:
+    if (why := uplink(host, names)) is not None:
         yield why
+    elif not named:
+        yield from addresses(host, names)
+        for name in names:
+            if made := _uppers(host, name):
+                yield f"has the network interface {name}, of which {made[0]} is made"
 
 
-def route(host: Host, names: Sequence[str], *, sure: bool = False) -> str | None:
-    """Why the host's default route leads through one of these interfaces, or what is made of them.
+def uplink(host: Host, names: Sequence[str], *, sure: bool = False) -> str | None:
+    """Why the host would lose its network with these interfaces.
 
-    The words follow the name of the hardware; None if no route does, or there are no interfaces. If the routes cannot be
-    read, one may lead through them, which counts unless `sure`.
+    They are, or something made of them is, a part of a bridge, a bond or the like, or a default route leads through it.
+    The words follow the name of the hardware; None if nothing is so. If the routes cannot be read, one may lead through
+    them, which counts unless `sure`.
     """
     if not names:
         return None
-    routed = default_routes.default_interfaces(host)
-    if routed is None:
-        return (
-            None if sure else f"has the network interface {names[0]}, and the routes cannot be read in {netlink.ROUTES}"
-        )
-    for name in names:
-        if through := next(
-            (above for above in (name, *_all_above(name, partial(_uppers, host))) if above in routed), None
-        ):
-            return f"carries the default route, through {name}" + (f" and {through}" if through != name else "")
+    routes = host_routes.read(host)
+    for name, member in _chains(host, names):
+        if routes is not None and member in routes.default:
+            return f"carries the default route, through {name}" + (f" and {member}" if member != name else "")
+    if (why := membership(host, names)) is not None or routes is not None or sure:
+        return why
+    return f"has the network interface {names[0]}, and the routes cannot be read in {netlink.ROUTES}"
+
+
+def membership(host: Host, names: Sequence[str]) -> str | None:
+    """What these interfaces, or those made of them, are a part of, up or down; in the same words."""
+    for name, member in _chains(host, names):
+        if (master := sysfs.linked_name(host, netdevs.CLASS / member / "master")) is not None:
+            through = f", through {member}" if member != name else ""
+            return f"has the network interface {name}, which is part of {master}{through}"
     return None
+
+
+def addresses(host: Host, names: Sequence[str]) -> Iterator[str]:
+    """Which of these interfaces the host itself talks through, in the same words; none if the routes cannot be read."""
+    routes = host_routes.read(host) if names else None
+    for name, member in _chains(host, names):
+        if routes is not None and member in routes.every:
+            made = f" and {member}, made of it" if member != name else ""
+            yield f"has an address or a route of the host at the network interface {name}{made}"
+
+
+def _chains(host: Host, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Each interface with itself, and with each that is made of it."""
+    return ((name, member) for name in names for member in (name, *_all_above(name, partial(_uppers, host))))
 
 
 def _interfaces(host: Host, function: pci.Function) -> list[str]:
     """The interfaces below it, however deep (a virtio card's are)."""
     below = (
         name
-        for name in sysfs.names(host, _NET)
-        if (path := sysfs.device(host, _NET / name)) is not None and path.text.startswith(f"{function.path}/")
+        for name in sysfs.names(host, netdevs.CLASS)
+        if (path := sysfs.device(host, netdevs.CLASS / name)) is not None and path.text.startswith(f"{function.path}/")
     )
     return sorted({*function.net, *below})
 
 
-def _uppers(host: Host, name: str) -> Iterator[str]:
+def _uppers(host: Host, name: str) -> list[str]:
     """What is made of an interface: bonds, bridges, VLANs."""
-    path = sysfs.device(host, _NET / name)
-    kinds = ("upper_", "lower_") if name == _OPEN_VSWITCH else ("upper_",)
-    for entry in sysfs.names(host, path) if path is not None else ():
-        if entry.startswith(kinds):
-            yield entry[len("upper_") :]
+    entries = sysfs.names(host, netdevs.CLASS / name)
+    return [entry.removeprefix("upper_") for entry in entries if entry.startswith("upper_")]
 
 
 def _all_above(below: _Thing, above: Callable[[_Thing], Iterable[_Thing]]) -> Iterator[_Thing]:

@@ -8,7 +8,8 @@ Files: Documentation/ABI/testing/sysfs-kernel-iommu_groups.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Final
 
 from msgspec import Struct
@@ -25,6 +26,20 @@ NODES: Final = HostPath("/dev/vfio")
 _VFIO_DRIVER: Final = re.compile(r"(?:.*[-_])?vfio[-_]pci")  # vfio-pci, mlx5_vfio_pci, nvgrace-gpu-vfio-pci
 _HARMLESS: Final = frozenset({"pci-stub", "pcieport"})  # both have `driver_managed_dma`
 _PCI_BRIDGES: Final = ("0604", "0609")  # to another PCI bus (pci_ids.h); vfio has always left these alone
+
+
+_CPUS: Final[Mapping[str, str]] = {
+    "vendor_id: GenuineIntel": "turn VT-d on in the firmware, and write intel_iommu=on on the kernel's command line",
+    "vendor_id: (AuthenticAMD|HygonGenuine)": "turn AMD-Vi (IOMMU) on in the firmware; the kernel uses it by itself",
+    "vendor_id: IBM/S390": "s390x has one for each PCI function; the kernel needs CONFIG_S390_IOMMU",
+    "cpu: POWER": "POWER's is always on and has a group for each PE; the kernel's log says why this function is in none (IODA)",
+    "CPU implementer: .*": "the firmware must tell the kernel of an SMMU, in ACPI's table IORT or in the device tree; "
+    "the kernel's log has a line of arm-smmu for each",
+    "isa: rv.*": "the firmware must tell the kernel of an IOMMU, in ACPI's table RIMT or in the device tree",
+}
+"""A line of /proc/cpuinfo (arch/*/kernel/cpu/proc.c, setup-common.c, cpuinfo.c) → how its machines turn the IOMMU on."""
+_OFF: Final = frozenset({"intel_iommu=off", "amd_iommu=off", "iommu=off", "pci=nommu"})
+"""What turns it off on the kernel's command line (Documentation/admin-guide/kernel-parameters.txt)."""
 
 
 class Member(Struct, frozen=True):
@@ -145,6 +160,19 @@ def _member(host: Host, number: str, name: str) -> Member | None:
         return None if function is None else Member(name, function.driver, function)
     path = sysfs.device(host, GROUPS / number / "devices" / name)
     return None if path is None else Member(name, sysfs.linked_name(host, path / "driver"), None)
+
+
+@lru_cache(maxsize=4)
+def how_to_turn_on(host: Host) -> str:
+    """What to do where PCI functions are in no group, by the host's processor; it stays the same until a reboot."""
+    said = sysfs.attribute(host, HostPath("/proc/cpuinfo")) or ""
+    lines = {re.sub(r"\s*:\s*", ": ", line) for line in said.splitlines()}
+    advice = next((advice for line, advice in _CPUS.items() if any(re.match(line, it) for it in lines)), None)
+    if off := sorted(_OFF.intersection((sysfs.attribute(host, HostPath("/proc/cmdline")) or "").split())):
+        return f"take {' and '.join(off)} off the kernel's command line" + (f"; {advice}" if advice else "")
+    if any(line.startswith("flags: ") and " hypervisor" in line for line in lines):
+        return "this is a virtual machine, which must be given an IOMMU by its hypervisor"
+    return advice or "turn the IOMMU on, in the firmware and, where it needs that, on the kernel's command line"
 
 
 def is_noiommu_group(host: Host, number: str) -> bool:

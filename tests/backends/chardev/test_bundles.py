@@ -123,7 +123,7 @@ def test_a_required_path_without_a_match_leaves_no_bundle_and_says_so(tmp_path: 
     assert holdings(backend) == {}
     assert problems(backend) == [
         "/dev/led does not exist",
-        "there is no bundle, because /dev/led matches nothing",
+        "there is no bundle, because /dev/led matches no device node",
     ]
 
 

@@ -43,11 +43,36 @@ def test_a_container_gets_every_node_below_a_directory_and_no_links(tmp_path: Pa
     assert (device.attributes["path"], device.attributes["name"]) == ((SND,), ("snd",))
 
 
-def test_a_directory_is_no_device_without_a_node_and_where_only_a_glob_matches_it(tmp_path: Path) -> None:
-    backend = chardev(tmp_path, "dev/snd/", sound(), configured("example.com/y", paths=[{"path": "/dev/s*"}]))
+def test_a_named_directory_is_no_device_without_a_node(tmp_path: Path) -> None:
+    backend = chardev(tmp_path, "dev/snd/", sound())
     assert problems(backend, SND) == ["/dev/snd is a directory with no device node below it"]
     plant(tmp_path, CARD)
     assert [device.resource for device in backend.discover(SND).devices] == ["example.com/x"]
+
+
+# generic-device-plugin takes whatever its glob does, and a runtime every node below a directory that it is given.
+TUNERS = "".join(
+    f"dev/dvb/adapter{n}/frontend0 c 212:{4 * n}\ndev/dvb/adapter{n}/demux0 c 212:{4 * n + 1}\n" for n in (0, 1)
+)
+
+
+def test_a_glob_takes_directories_of_nodes_and_passes_over_those_of_links(tmp_path: Path) -> None:
+    tree = TUNERS + "dev/dvb/by-path/x -> ../adapter0/frontend0\ndev/dvb/first -> adapter0\n"
+    tuners = configured(paths=[{"path": "/dev/dvb/*", "mount_path": "/dev/dvb/adapter0"}])
+    backend = chardev(tmp_path, tree, tuners)
+    found = {it.key: it for unit in backend.units() for it in backend.discover(unit).devices}
+    assert list(found) == ["/dev/dvb/adapter0", "/dev/dvb/adapter1"]
+    second = found["/dev/dvb/adapter1"]
+    assert [node.container_path for node in second.nodes] == ["/dev/dvb/adapter0/demux0", "/dev/dvb/adapter0/frontend0"]
+    assert list(backend.ids(tuners, second)) == ["dvb/adapter1"]
+    assert [problem for unit in backend.units() for problem in backend.discover(unit).problems] == []
+
+
+def test_an_event_of_a_node_in_a_directory_that_a_glob_takes_is_about_the_directory(tmp_path: Path) -> None:
+    backend = chardev(tmp_path, TUNERS, configured(paths=[{"path": "/dev/dvb/adapter*"}]))
+    here = known(backend)
+    assert affected(backend, event("/dev/dvb/adapter2/frontend0"), here) == {"/dev/dvb/adapter2"}
+    assert HostPath("/dev/dvb/adapter0") in backend.watches(here).directories
 
 
 def test_a_directory_of_too_many_entries_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
@@ -99,3 +124,16 @@ def test_whatever_comes_and_goes_below_a_directory_has_it_looked_at_again(tmp_pa
         assert not affected(backend, hint, found), hint
     empty = CharDev(backend.host, backend.resources)
     assert affected(empty, event(f"{SND}/timer"), known(chardev(tmp_path / "empty", "", sound()))) == {SND}
+
+
+def test_a_bundle_of_directories_says_that_it_wants_nodes(tmp_path: Path) -> None:
+    tuners = configured(paths=[{"path": "/dev/dvb/adapter*"}, {"path": "/dev/tty*"}])
+    backend = chardev(tmp_path, TUNERS + "dev/ttyS0 c 4:64", tuners)
+    (unit,) = [unit for unit in backend.units() if unit.startswith("bundle:")]
+    assert [problem.sentence for problem in backend.discover(unit).problems] == [
+        *(
+            f"/dev/dvb/adapter{n} is a directory, not a device node; a bundle is made of nodes, name those in it"
+            for n in (0, 1)
+        ),
+        "there is no bundle, because /dev/dvb/adapter* matches no device node",
+    ]

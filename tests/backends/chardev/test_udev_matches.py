@@ -1,11 +1,11 @@
 from __future__ import annotations
 
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent.inventory.inventory import Inventory
 from backends.base import Device, Host, HostPath, Node, PathChange, Uevent
 from backends.chardev import CharDev, CharDevResource
 from backends.interface.known_devices import Known
@@ -119,17 +119,68 @@ def test_an_id_is_the_link_that_lasts_longest_else_the_nodes_name(tmp_path: Path
     assert list(backend.ids(found, only(backend, UNIT))) == [name]
 
 
-def test_two_devices_with_one_link_are_one_id_and_a_reason(tmp_path: Path) -> None:
+def test_a_link_that_two_sticks_claim_is_neithers_id_while_both_are_there(tmp_path: Path) -> None:
     found = resource({"subsystem": "tty"})
     tree = serial_port() + serial_port("1-3", "ttyUSB1", "188:1").replace("/005", "/006").replace("189:4", "189:5")
     backend = chardev(tmp_path, tree, found)
-    for name in ("c188:0", "c188:1"):
-        record(tmp_path, name, f"S:{BY_ID}")
-    inventory = Inventory([found], {"chardev": backend})
-    inventory.update("chardev", {unit: backend.discover(unit).devices for unit in backend.units()})
-    assert list(inventory.slots("example.com/x")) == [BY_ID]
-    (unclaimed,) = inventory.unclaimed()
-    assert unclaimed.why == f"example.com/x selects it, but its ID {BY_ID} is that of {UNIT}"
+    other = "udev:c:188:1"
+    record(tmp_path, "c188:0", f"S:{BY_ID}", "S:serial/by-path/pci-1-2")
+    assert only(backend, UNIT).attributes["id"] == (BY_ID,)
+    record(tmp_path, "c188:1", f"S:{BY_ID}")
+    ids = {unit: only(backend, unit).attributes["id"] for unit in (UNIT, other)}
+    assert ids == {UNIT: ("serial/by-path/pci-1-2",), other: ("ttyUSB1",)}
+    known = Known({unit: backend.discover(unit).devices for unit in (UNIT, other)})
+    gone = Uevent("remove", "tty", "/devices/x", None, {"MAJOR": "188", "MINOR": "1"})
+    for hint in (gone, PathChange(HostPath("/run/udev/data/c188:1"))):
+        assert backend.affects(hint, known) == [other, UNIT]
+    assert backend.affects(PathChange(HostPath("/run/udev/data/c4:64")), known) == ["udev:c:4:64"]
+
+
+@pytest.mark.parametrize(
+    ("machine", "ids"),
+    [
+        (
+            "HP_ELITEBOOK_835_13_INCH_G10",
+            {
+                f"v4l/by-path/pci-0000:c4:00.4-usb-0:1:1.{function}-video-index{n}"
+                for function in (0, 2)
+                for n in (0, 1)
+            },
+        ),
+        (
+            "RPI4B4G",
+            {f"v4l/by-path/platform-bcm2835-isp-video-index{n}" for n in range(4)} | {"video10", "video11", "video12"},
+        ),
+    ],
+)
+def test_each_camera_and_each_codec_of_a_real_machine_is_offered(tmp_path: Path, machine: str, ids: set[str]) -> None:
+    """Of the notebook's two cameras udev makes one link by ID, of the Raspberry Pi's three codecs one by path."""
+    recording = Path(__file__).resolve().parents[4] / f"shared/corpus/trees/udev-{machine}.tar.xz"
+    if not recording.is_file():
+        pytest.skip("there are no recordings of other people's machines beside this checkout")
+    with tarfile.open(recording) as tree:
+        text = next(file.read().decode() for it in tree if it.isfile() and (file := tree.extractfile(it)))
+    videos = [it for it in text.split("\n\n") if "E: SUBSYSTEM=video4linux" in it]
+    lines = []
+    for video in videos:
+        of = dict(line.split("=", 1) for line in video.replace("E: ", "").splitlines() if "=" in line)
+        at, numbers, name = f"sys{of['DEVPATH']}", f"{of['MAJOR']}:{of['MINOR']}", of["DEVNAME"].removeprefix("/dev/")
+        lines += [f"{at}/dev = {numbers}", f"{at}/uevent = DEVNAME={name}", f"{at}/subsystem -> /sys/class/video4linux"]
+        lines += [f"dev/{name} c {numbers}"]
+        if of.get("ID_BUS") == "usb":
+            above = Path(at).parents[2]
+            lines += [f"{above}/idVendor = {of['ID_VENDOR_ID']}", f"{above}/idProduct = {of['ID_MODEL_ID']}"]
+            lines += [f"{above}/serial = {of['ID_USB_SERIAL_SHORT']}"] if "ID_USB_SERIAL_SHORT" in of else []
+        lines += [
+            f"sys/{link} -> ../..{of['DEVPATH']}" for link in (f"class/video4linux/{name}", f"dev/char/{numbers}")
+        ]
+        record(
+            tmp_path, f"c{numbers}", *(it.replace(": ", ":", 1) for it in video.splitlines() if it[:2] in ("S:", "E:"))
+        )
+    found = resource({"subsystem": "video4linux"})
+    backend = chardev(tmp_path, "\n".join(lines), found)
+    every = [device for unit in backend.units() for device in backend.discover(unit).devices]
+    assert {device_id for device in every for device_id in backend.ids(found, device)} == ids
 
 
 # --- with udev's word, and without ---

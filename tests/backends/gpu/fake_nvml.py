@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from backends.gpu.nvidia import nvml
+from backends.gpu.nvidia import nvml, nvml_process
 from tests.backends.machines import CONTROLS, mig, nvidia_gpu, uuid
 
 
@@ -64,7 +65,17 @@ class FakeNvml(ModuleType):
     def __init__(self, gpus: list[FakeGpu], fault: str = "") -> None:
         super().__init__("pynvml")
         self.gpus, self.fault = gpus, fault
-        self.opened = self.closed = self.asked_for_drains = 0
+        self.opened = self.asked_for_drains = 0
+
+    def answer(self, path: str | None, question: str, *addresses: str) -> Any:
+        """As a process that asks this library does."""
+        if path is None:
+            raise nvml.NvmlError(nvml._NOT_THERE)
+        said: list[Any] = []
+        nvml_process.answer(self, question, addresses, said.append)
+        if isinstance(said[-1], dict) and "error" in said[-1]:
+            raise nvml.NvmlError(nvml.failure(path, said[-1]))
+        return json.loads(json.dumps(said[-1]))
 
     def nvmlInit(self) -> None:
         if self.fault:
@@ -75,9 +86,6 @@ class FakeNvml(ModuleType):
         """Without touching GPUs (3)."""
         if self.fault or flags != 3:
             raise NVMLError(self.fault or "touches GPUs")
-
-    def nvmlShutdown(self) -> None:
-        self.closed += 1
 
     def nvmlDeviceGetCount(self) -> int:
         return len(self.gpus)
@@ -143,7 +151,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *gpus: FakeGpu, fault: str = "") ->
     monkeypatch.setitem(sys.modules, "pynvml", library)
     monkeypatch.setattr(nvml, "_is_installed", lambda: True)
     monkeypatch.setattr(nvml, "_library", lambda *_: "/usr/lib64/libnvidia-ml.so.1")
-    monkeypatch.setattr(nvml, "_load", lambda _path: None)
+    monkeypatch.setattr(nvml, "_answer", library.answer)
     return library
 
 
@@ -151,5 +159,4 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where neither package nor library are, whether they are here or not."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setattr(nvml, "_library", lambda *_: None)
-    nvml._survey.cache_clear()
-    nvml._drained.cache_clear()
+    nvml._answers.clear()

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from backends.base import AllocationRefused, Grant, Link
+from backends.gpu import Gpu
 from tests.backends.gpu.gpus import backend, devices, given, look, nodes, offered, resource
 from tests.backends.machines import MI210, MI300X, amd_gpu, kfd_node, mi210_server, mi300x_cpx
+from tests.backends.trees import recorded_host
 
 AMD = resource("amd.com/gpu", select={"vendor": ("1002",)})
 
@@ -62,6 +64,40 @@ def test_partitions(tmp_path: Path) -> None:
     assert part.depends == {f"pci:{MI300X}"}
     assert part.ancestry == (*found[MI300X].ancestry, MI300X)
     assert nodes(given(gpu, AMD, "amdgpu_xcp_2")) == ["/dev/kfd rw", "/dev/dri/card2 rw", "/dev/dri/renderD130 rw"]
+
+
+@pytest.mark.parametrize("name", ["amdgpu_xcp_{}", "amdgpu_xcp.{}"])
+@pytest.mark.parametrize("shift", [0, 28])
+def test_partitions_of_every_kernel_are_found(tmp_path: Path, name: str, shift: int) -> None:
+    gpu = backend(tmp_path, mi300x_cpx(8, name=name, shift=shift), AMD)
+    found = devices(gpu)
+    assert sorted(found) == [MI300X, *(name.format(n) for n in range(1, 8))]
+    assert all(part.depends == {f"pci:{MI300X}"} for key, part in found.items() if key != MI300X)
+    assert look(gpu)["kfd"].problems == ()
+
+
+def test_partitions_that_are_missing_are_told(tmp_path: Path) -> None:
+    gpu = backend(tmp_path, mi300x_cpx(8), AMD)
+    for n in range(1, 8):
+        (tmp_path / f"sys/class/drm/renderD{128 + n}").unlink()
+    (problem,) = look(gpu)["kfd"].problems
+    assert problem.sentence.startswith(f"1 of 8 partitions of {MI300X} are found: the others have no DRM device.")
+
+
+def test_a_partition_of_which_kfd_knows_nothing_is_told(tmp_path: Path) -> None:
+    gpu = backend(tmp_path, mi300x_cpx(3), AMD)
+    (tmp_path / f"sys/bus/pci/devices/{MI300X}/current_compute_partition").write_text("QPX\n")
+    (problem,) = look(gpu)["kfd"].problems
+    assert problem.sentence.startswith(f"3 of 4 partitions of {MI300X} are found")
+
+
+def test_eight_mi300x_of_amd_in_cpx_offer_all_their_partitions(tmp_path: Path) -> None:
+    gpu = Gpu(recorded_host(tmp_path, "kfd-topo-mi300-cpx"), (AMD,))
+    for function in (tmp_path / "sys/bus/pci/devices").iterdir():
+        (function / "current_compute_partition").write_text("CPX\n")  # the recording is of KFD alone
+    assert len(offered(gpu)) == 63
+    (problem,) = look(gpu)["kfd"].problems
+    assert problem.sentence.startswith("7 of 8 partitions of 0000:e5:00.0 are found")
 
 
 def test_a_partition_is_not_reset_since_the_others_would_be_too(tmp_path: Path) -> None:

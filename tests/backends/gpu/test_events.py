@@ -8,6 +8,7 @@ import pytest
 
 from backends.base import Grant, HostPath, Known, LinkChange, PathChange, Uevent, Verdict, Watches
 from backends.gpu import Gpu
+from backends.gpu.nvidia import xid
 from backends.linux.pci import functions as pci
 from tests.backends.gpu.gpus import backend, devices, look, resource
 from tests.backends.kernel_calls import kernel_calls
@@ -104,7 +105,7 @@ def test_where_there_is_no_gpu_no_directory_is_watched(tmp_path: Path) -> None:
     gpu = backend(tmp_path, "")
     assert list(gpu.units()) == []
     assert gpu.watches(Known()) == Watches(
-        frozenset({"pci", "drm"}), frozenset(), frozenset({"ERROR_EVENT", "WEDGED"}), frozenset({"NVRM: Xid"})
+        frozenset({"pci", "drm"}), frozenset(), frozenset({"ERROR_EVENT", "WEDGED"}), xid.LINES
     )
 
 

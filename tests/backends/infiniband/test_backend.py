@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from backends.base import ContainerEdits, Device, Grant, Host, OptionsError, Resource, ResourceSpec, Selector
+from backends.base import (
+    ContainerEdits,
+    Device,
+    Grant,
+    Host,
+    Known,
+    OptionsError,
+    Resource,
+    ResourceSpec,
+    Selector,
+    Uevent,
+)
 from backends.infiniband import InfiniBand, InfiniBandOptions, InfiniBandResource
 from backends.linux.network import rdma
 from tests.backends.pci_trees import function
 from tests.backends.rdma_trees import DOWN, ETHERNET, RDMA_CM, PortTree, adapter, exclusive, hca, rxe
-from tests.backends.trees import plant, planted_host
+from tests.backends.trees import plant, planted_host, recorded_host
 
 PF = "0000:3b:00.0"
 VF = "0000:3b:00.1"
@@ -162,12 +173,37 @@ def test_an_hgx_has_eight_adapters_and_their_virtual_functions(tmp_path: Path) -
     assert len({device.identity for device in taken}) == 8
 
 
+def test_the_second_port_of_a_roce_lag_is_told_as_that_and_not_missed(tmp_path: Path) -> None:
+    """As `rdma link` and /proc/net/bonding/bond1 show it on nodes of others: one RDMA device, on the first function."""
+    first, second = "0000:01:00.0", "0000:01:00.1"
+    tree = adapter("mlx5_bond_1", first, (ETHERNET,), netdevs=["enp1s0f0np0"])
+    tree += function(second, "15b3:1021", below="pci0000:00", kind="020000", driver="mlx5_core")
+    tree += "sys/devices/virtual/net/bond1/bonding/slaves = enp1s0f0np0 enp1s0f1np1\n"
+    tree += "sys/class/net/bond1 -> ../../devices/virtual/net/bond1\n"
+    for address, name in ((first, "enp1s0f0np0"), (second, "enp1s0f1np1")):
+        at = f"devices/pci0000:00/{address}/net/{name}"
+        tree += f"sys/class/net/{name} -> ../../{at}\nsys/{at}/master -> ../../../../virtual/net/bond1\n"
+    found = backend(tmp_path, tree)
+    (port,) = found.discover(second).devices
+    assert (port.unusable, port.by_design) == (
+        "its port belongs to mlx5_bond_1, the RDMA device of all ports of its bond",
+        True,
+    )
+    begins = Uevent("add", "infiniband", f"/devices/pci0000:00/{first}/infiniband/mlx5_bond_1")
+    concerned = found.affects(begins, Known({second: (port,)}))
+    assert isinstance(concerned, Iterable)
+    assert {first, second} <= {*concerned}
+    (tmp_path / "sys/devices/virtual/net/bond1/bonding/slaves").write_text("enp1s0f1np1\n")
+    (port,) = found.discover(second).devices
+    assert (port.unusable[:39], port.by_design) == ("its driver mlx5_core has made no RDMA d", False)
+
+
 @pytest.mark.parametrize(
     ("driver", "why"),
     [
         (None, "it has no driver"),
         ("vfio-pci", "it is bound to vfio-pci, for virtual machines"),
-        ("mlx5_core", "its driver mlx5_core has made no RDMA device; is the driver's module for RDMA loaded?"),
+        ("mlx5_core", "its driver mlx5_core has made no RDMA device; is mlx5_ib loaded?"),
     ],
 )
 def test_a_function_that_could_be_an_adapter_says_why_it_is_none(tmp_path: Path, driver: str | None, why: str) -> None:
@@ -325,3 +361,40 @@ def test_a_late_module_is_seen_when_it_comes(tmp_path: Path) -> None:
     plant(tmp_path, hca("mlx5_0", f"pci0000:00/{PF}"))
     (late,) = found.discover(PF).devices
     assert (late.key, late.unusable) == (PF, "")
+
+
+# The words around the mark are made up; the mark is what NVIDIA's nvidia-fabricmanager-start.sh looks for.
+SWITCH_MANAGEMENT = {"vpd": "ConnectX-7 MCX0 V0 SMDL=SW_MNG RV"}
+
+
+@pytest.mark.parametrize("how", [{"files": SWITCH_MANAGEMENT}, {"subsystem": "15b3:0087"}])
+def test_an_adapter_that_manages_nvswitches_is_not_offered_unless_it_is_named(tmp_path: Path, how: Any) -> None:
+    tree = adapter("mlx5_0", PF, **how)
+    found = device(tmp_path, tree, PF, resource(select=[{"vendor": ("15b3",)}]))
+    assert found.unusable.startswith("it leads to the NVSwitches between the GPUs, not to a network")
+    assert found.nodes == ()
+    for name, value in {"address": PF, "hca": "mlx5_0", "manages": "nvswitches"}.items():
+        named = device(tmp_path / name, tree, PF, resource(select=[{name: (value,)}]))
+        assert named.unusable == ""
+        assert named.nodes
+    assert device(tmp_path / "late", tree, PF, resource(), resource("a.b/c", select=[{"hca": ("mlx5_0",)}])).unusable
+
+
+def test_an_adapter_whose_product_data_names_no_switches_is_offered(tmp_path: Path) -> None:
+    tree = adapter("mlx5_0", PF, subsystem="15b3:0087", files={"vpd": "ConnectX-7 MCX0 V0 SMDL=MODEL RV"})
+    assert device(tmp_path, tree).unusable == ""
+
+
+def test_a_pool_leaves_out_what_manages_nvswitches(tmp_path: Path) -> None:
+    tree = adapter("mlx5_0", PF, files=SWITCH_MANAGEMENT) + adapter("mlx5_1", "0000:5e:00.0", number=1)
+    shared = resource(shared=2)
+    (pool,) = backend(tmp_path, tree, shared).discover(f"pool:{shared.name}").devices
+    assert pool.attributes["pool"] == ("mlx5_1",)
+
+
+def test_a_dgx_b200_offers_its_adapters_and_none_of_its_switches(tmp_path: Path) -> None:
+    found = InfiniBand(recorded_host(tmp_path, "udev-DISK_SAMSUNG_KIOXIA"), (resource(),))
+    every = {it.key: it for unit in found.units() for it in found.discover(unit).devices}
+    withheld = sorted(key for key, it in every.items() if it.unusable.startswith("it leads to the NVSwitches"))
+    assert withheld == [f"0000:05:00.{n}" for n in range(4)]
+    assert len([it for it in every.values() if it.nodes]) == 14

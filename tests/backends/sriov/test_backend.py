@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from agent.inventory.survey import survey
 from backends.base import (
     AllocationRefused,
     ContainerEdits,
@@ -23,6 +24,7 @@ from backends.base import (
     ResourceSpec,
     Selector,
     Uevent,
+    Verdict,
 )
 from backends.infiniband import InfiniBand
 from backends.sriov import Sriov, SriovOptions, SriovResource
@@ -57,8 +59,10 @@ def offered(found: Sriov) -> dict[str, list[str]]:
     every: dict[str, list[str]] = {of.name: [] for of in found.resources}
     taken: set[str] = set()
     for device in devices(found):
+        if device.unusable:
+            continue
         of = found.resource(str(device.resource))
-        if of.refuses(device) is None and not device.unusable and device.key not in taken:
+        if of.refuses(device) is None and device.key not in taken:
             every[of.name].append(device.key)
             taken.add(device.key)
     return every
@@ -90,7 +94,7 @@ def both_cards(tmp_path_factory: pytest.TempPathFactory) -> Host:
     return planted_host(tmp_path_factory.mktemp("cards"), everything())
 
 
-@pytest.mark.parametrize(("rdma", "most"), [(False, 29), (True, 54)])
+@pytest.mark.parametrize(("rdma", "most"), [(False, 31), (True, 56)])
 def test_one_of_many_virtual_functions_is_read_with_few_calls(both_cards: Host, rdma: bool, most: int) -> None:
     found = Sriov(both_cards, (resource(rdma=rdma),))
     assert kernel_calls(lambda: found.discover(CONNECTX.vf(7))) <= most
@@ -140,6 +144,21 @@ def test_a_function_belongs_to_the_first_resource_that_has_all_that_it_asks_for(
     }
 
 
+async def test_a_selector_is_told_what_functions_have_that_another_resource_takes(tmp_path: Path) -> None:
+    mine, mistaken = resource({"pf": ("ens1f0",)}, name="a.b/mine"), resource({"pf": ("ens1f0_0",)}, name="a.b/x")
+    found = backend(tmp_path, small(E810).tree(), mine, mistaken)
+    ((_, problem),) = (await survey(found.resources, {"sriov": found}, 5.0)).problems
+    assert problem.sentence == (
+        "a.b/x: its selector pf = 'ens1f0_0' matches nothing; the sriov backend found pf ens1f0 (4), unknown (1)"
+    )
+
+
+def test_each_resource_is_told_what_a_function_lacks_for_it(tmp_path: Path) -> None:
+    found = backend(tmp_path, small(E810).tree(), resource(name="a.b/rdma", rdma=True), resource(name="a.b/any"))
+    told = {device.resource: device.unusable for device in found.discover(E810.vf(0)).devices}
+    assert told == {"a.b/rdma": "it has no RDMA device, which a.b/rdma asks for (rdma)", "a.b/any": ""}
+
+
 def test_a_device_is_its_function_and_hangs_on_the_card(tmp_path: Path) -> None:
     tree = small(E810).tree()
     found = backend(tmp_path, tree)
@@ -167,22 +186,68 @@ def test_a_card_without_virtual_functions_is_offered_and_one_that_the_host_needs
     tree += f"sys/devices/{used.below}/{used.address}/net/{used.netdev}/upper_bond0 -> ../x\n"
     found = backend(tmp_path, tree)
     assert offered(found) == {"intel.com/sriov_net": [idle.address]}
-    (beside,) = found.discover(used.address).beside
-    assert beside.unusable == f"it carries the default route, through {used.netdev} and bond0"
+    (withheld,) = found.discover(used.address).devices
+    assert (withheld.resource, withheld.unusable, withheld.by_design) == (
+        "intel.com/sriov_net",
+        f"it carries the default route, through {used.netdev} and bond0",
+        True,
+    )
+    elsewhere = Sriov(found.host, [resource({"vendor": ("8086",)})])
+    assert elsewhere.discover(used.address).devices == ()  # what no resource wants is not shown
+
+
+@pytest.mark.parametrize("virtual", [0, 1], ids=["a card", "a virtual function that is down"])
+def test_a_port_of_open_vswitch_is_left_to_the_host_until_it_leaves(tmp_path: Path, virtual: int) -> None:
+    """As the kernel links it (net/openvswitch/vport-netdev.c); tests/guest/uplinks.py has a kernel do so."""
+    card = small(E810, virtual)
+    function_, name = (card.vf(0), f"{card.netdev}v0") if virtual else (card.address, card.netdev)
+    found = backend(tmp_path, card.tree() + "sys/class/net/ovs-system -> ../../devices/virtual/net/ovs-system\n")
+    (offer,) = found.discover(function_).devices
+    link = tmp_path / f"sys/class/net/{name}/master"
+    link.symlink_to("/sys/devices/virtual/net/ovs-system")
+    (withheld,) = found.discover(function_).devices
+    assert withheld.unusable == f"it has the network interface {name}, which is part of ovs-system"
+    with pytest.raises(AllocationRefused, match="which is part of ovs-system"):
+        found.claim(found.resources[0], [Grant(offer.key, offer)])
+    link.unlink()
+    assert found.discover(function_).devices == (offer,)
+
+
+def test_a_card_with_an_address_is_offered_as_elsewhere_and_says_so(tmp_path: Path) -> None:
+    card = small(E810, 0)
+    connected = f"{card.netdev}\t0002A8C0\t00000000\t0001\t0\t0\t100\t00FFFFFF\t0\t0\t0"
+    found = Sriov(planted_host(tmp_path, f"{ROUTES.rstrip()}\\n{connected}\n{card.tree()}"), [resource()])
+    (device,) = found.discover(card.address).devices
+    assert not device.unusable
+    (signal,) = found.probe(device)
+    assert (signal.reason, signal.verdict) == ("has-address", Verdict.INFO)
+    assert f"has an address or a route of the host at the network interface {card.netdev}" in signal.message
 
 
 def test_without_the_routes_virtual_functions_are_offered_and_whole_cards_are_not(tmp_path: Path) -> None:
     idle = small(CONNECTX, 0)
     found = Sriov(planted_host(tmp_path, idle.tree() + small(E810, 1).tree()), [resource()])
     assert offered(found) == {"intel.com/sriov_net": [E810.vf(0)]}
-    assert "the routes cannot be read" in found.discover(idle.address).beside[0].unusable
+    assert "the routes cannot be read" in found.discover(idle.address).devices[0].unusable
+
+
+def test_an_adapter_that_manages_nvswitches_is_left_to_fabric_manager(tmp_path: Path) -> None:
+    one, mark = "0000:05:00.0", {"vpd": "x SMDL=SW_MNG"}
+    found = backend(tmp_path, function(one, "15b3:1021", kind="020700", driver="mlx5_core", files=mark))
+    assert offered(found) == {"intel.com/sriov_net": []}
+    (device,) = found.discover(one).devices
+    assert device.by_design
+    assert device.unusable.startswith("it leads to the NVSwitches between the GPUs")
 
 
 def test_a_card_with_virtual_functions_and_a_function_without_a_driver_are_told_and_not_offered(tmp_path: Path) -> None:
     tree = small(E810).tree(bare=[3]) + E810.virtual_function(3, None)
     found = backend(tmp_path, tree, resource({"driver": ("iavf",)}))
     assert offered(found) == {"intel.com/sriov_net": [E810.vf(n) for n in range(3)]}
-    assert found.discover(E810.address).beside[0].unusable == "it has 4 virtual functions, which would go with it"
+    why = "it has 4 virtual functions, which would go with it"
+    assert found.discover(E810.address).beside[0].unusable == why
+    meant = backend(tmp_path / "meant", tree, resource({"function": ("physical",)}))
+    assert meant.discover(E810.address).devices[0].unusable == why
     assert found.discover(E810.vf(3)).devices[0].unusable == "it has no driver"
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.inventory.inventory import Inventory
+from agent.inventory.shortfall import found_missing, not_offered
 from agent.inventory.survey import survey
 from backends.base import AllocationRefused, Device, Grant, Verdict
 from backends.vfio import Vfio, VfioResource
@@ -29,6 +30,7 @@ from tests.backends.vfio.vfio_node import (
     resource,
     sound,
 )
+from tests.fakes import by_unit, held
 
 OTHER = "0000:5e:00.0"
 
@@ -72,13 +74,20 @@ def test_the_driver_bound_anew_is_another_binding_of_the_same_hardware(tmp_path:
     assert before.bindings != after.bindings
 
 
-def test_two_cards_in_one_group_are_one_device(tmp_path: Path) -> None:
+def test_of_two_cards_in_one_group_one_is_offered_and_the_other_told_as_going_with_it(tmp_path: Path) -> None:
     other = function(OTHER, "10de:1eb8", driver="vfio-pci", vfio=["vfio9"], group=12)
-    found = backend(tmp_path, gpu() + other)
-    device = only(found)
+    found = backend(tmp_path, gpu() + sound() + other, resource("a/x", {"vendor": ("10de",)}))
+    device, *_ = devices(found)
     assert device.key == GPU
-    assert device.hardware == {f"pci:{GPU}", f"pci:{OTHER}"}
-    assert found.edits(found.resources[0], [grant(device)]).env == {"PCI_RESOURCE_NVIDIA_COM_T4": GPU}
+    assert device.hardware == {f"pci:{GPU}", f"pci:{SOUND}", f"pci:{OTHER}"}
+    assert found.edits(found.resources[0], [grant(device)]).env == {"PCI_RESOURCE_A_X": GPU}
+    inventory = Inventory(found.resources, {"vfio": found})
+    inventory.update("vfio", by_unit(found.discover("12").devices))
+    why = f"it goes with {GPU}, since IOMMU group 12 can only be had whole; exclude its address where that is meant"
+    told = {one.found.device.key: (one.why, one.missing and one.missing.resource) for one in not_offered(inventory)}
+    assert told == {SOUND: (why, None), OTHER: (why, "a/x")}  # a card's sound is expected to go with it
+    inventory.claim([held("a/x", GPU, device)])
+    assert {one.device for one in found_missing(inventory)} == {OTHER}
 
 
 def test_a_virtual_function_depends_on_its_physical_one(tmp_path: Path) -> None:
@@ -124,23 +133,46 @@ def test_two_resources_that_select_one_function_have_a_device_each_for_the_inven
     ]
 
 
-def test_two_resources_that_split_a_group_are_refused_with_both_names(tmp_path: Path) -> None:
-    found = backend(tmp_path, gpu() + sound(), resource("a/gpu"), resource("b/sound", {"class": ("040300",)}))
+@pytest.mark.parametrize("first", ["a/gpu", "b/sound"])
+def test_a_group_that_two_resources_want_is_the_first_ones_and_the_other_is_told(tmp_path: Path, first: str) -> None:
+    parts = {"a/gpu": resource("a/gpu"), "b/sound": resource("b/sound", {"class": ("040300",)})}
+    resources = sorted(parts.values(), key=lambda it: it.name != first)
+    found = backend(tmp_path, gpu() + sound(), *resources)
+    inventory = Inventory(resources, {"vfio": found})
+    inventory.update("vfio", by_unit(found.discover("12").devices))
+    (other,) = parts.keys() - {first}
+    mine, its = (GPU, SOUND) if first == "a/gpu" else (SOUND, GPU)
+    assert {name: list(inventory.slots(name)) for name in parts} == {first: [mine], other: []}
+    (told,) = not_offered(inventory)
+    assert told.missing is not None
+    assert (told.found.device.key, told.missing.resource) == (its, other)
+    where = {
+        "a/gpu": f"pci:{GPU}, which goes with it, belongs to a/gpu",
+        "b/sound": f"pci:{GPU} belongs to b/sound, as part of {SOUND}",
+    }
+    assert told.why == f"{other} selects it, but {where[first]}"
+
+
+async def test_a_selector_that_matches_what_goes_with_another_function_matches_something(tmp_path: Path) -> None:
+    both = resource("a/x", {"id": ("10de:1eb8",)}, {"id": ("10de:10f8",)})
+    found = backend(tmp_path, gpu() + sound(), both)
+    assert (await survey(found.resources, {"vfio": found}, 5.0)).problems == ()
+
+
+def test_resources_that_overlap_offer_a_gpu_and_its_sound_so_that_one_machine_can_have_both(tmp_path: Path) -> None:
+    both = resource("a/gpu", overlap=True), resource("b/sound", {"class": ("040300",)}, overlap=True)
+    found = backend(tmp_path, gpu() + sound("vfio-pci"), *both)
     discovery = found.discover("12")
-    sentence = (
-        f"IOMMU group 12 is split between a/gpu ({GPU}) and b/sound ({SOUND}): "
-        "it can only be had whole; let one of them select its functions"
-    )
-    assert [device.unusable for device in discovery.devices] == [sentence, sentence]
-    assert [problem.sentence for problem in discovery.problems] == [sentence]
-
-
-def test_a_resource_that_has_all_of_a_group_leaves_nothing_to_split_unless_another_comes_first(tmp_path: Path) -> None:
-    everything, part = resource("a/all", {"vendor": ("10de",)}), resource("b/gpu")
-    found = backend(tmp_path, gpu() + sound(), everything, part)
-    assert [device.unusable for device in devices(found)] == ["", ""]
-    found = Vfio(found.host, [part, everything])
-    assert all("is split between b/gpu" in device.unusable for device in devices(found))
+    assert [(device.resource, device.key, device.unusable) for device in discovery.devices] == [
+        ("a/gpu", GPU, ""),
+        ("b/sound", SOUND, ""),
+    ]
+    first, second = (device.hardware for device in discovery.devices)
+    assert not first & second
+    assert discovery.problems == ()
+    found = Vfio(found.host, [both[0], resource("b/sound", {"class": ("040300",)})])
+    gpu_, sound_ = devices(found)
+    assert gpu_.hardware < sound_.hardware, "the group is the first resource's, as where none overlaps"
 
 
 # --- what cannot be used as it is ---
@@ -166,7 +198,7 @@ UNSAFE = "sys/module/vfio/parameters/enable_unsafe_noiommu_mode = Y\n"
 @pytest.mark.parametrize(
     ("tree", "options", "why"),
     [
-        (gpu(None, group=None), {}, "it is in no IOMMU group: turn the IOMMU on"),
+        (gpu(None, group=None), {}, "it is in no IOMMU group: turn the IOMMU on, in the firmware and, "),
         (gpu(None, group=None) + UNSAFE, {"bind": "allocate"}, ""),  # it may be used without, and waits for a pod
         (gpu("nouveau", files={"boot_vga": "1"}), {"bind": "start"}, SCREEN),
         (gpu("nouveau", files={"boot_vga": "1"}), {"bind": "allocate"}, SCREEN),
@@ -191,6 +223,21 @@ ROUTER = (
     + f"sys/class/net/eth0 -> ../../devices/pci0000:00/{OTHER}/net/eth0\n"
     + "proc/1/net/route = Iface\\neth0\t00000000\t0102A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\n"
 )
+
+
+def test_a_card_with_an_address_is_bound_only_where_its_own_address_is_named(tmp_path: Path) -> None:
+    connected = "eth1\t0002A8C0\t00000000\t0001\t0\t0\t100\t00FFFFFF\t0\t0\t0"
+    tree = CARD + f"sys/class/net/eth1 -> ../../devices/pci0000:00/{OTHER}/net/eth1\n"
+    host = backend(tmp_path, tree).host
+    (tmp_path / "proc/1/net/route").write_text(f"Iface\n{connected}\n")
+    by_model, by_address = (
+        only(Vfio(host, [resource("a/nic", it, bind="start")])).unusable
+        for it in ({"id": ("8086:10d3",)}, {"address": (OTHER,)})
+    )
+    assert "has an address or a route of the host at the network interface eth1" in by_model
+    assert by_address == ""
+
+
 NOT_VIABLE = "group-not-viable", Verdict.NOW
 BLOCKED = "IOMMU group 12 cannot be handed out while"
 

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from agent.console.doctor.daemon import daemon
 from agent.console.doctor.findings import Level
-from agent.console.views import Kubelet, Resource, Status
+from agent.console.views import Kubelet, Resource, Status, Witness
 from tests.console.fakes import status
 
 MISSING = Resource("a.example/one", "stub", False, False)
@@ -37,3 +37,15 @@ def test_each_resource_that_is_missing_for_no_common_reason_is_named() -> None:
 def test_where_everything_is_registered_all_is_well() -> None:
     (one,) = daemon(status())
     assert (one.level, one.mend) == (Level.FINE, "")
+
+
+def test_each_witness_of_faults_is_a_finding_and_one_that_should_be_heard_and_is_not_a_warning() -> None:
+    log = Witness("the kernel's log", heard=False, why="permission denied")
+    nvml = Witness("NVIDIA's library (NVML)", heard=True)
+    spare = replace(nvml, heard=False, needed=False, why="the kernel's log tells the same")
+    found = [it for it in daemon(replace(status(), witnesses=(log, nvml, spare))) if it.check == "witnesses"]
+    assert [(it.level, it.found) for it in found] == [
+        (Level.WARNING, "It does not hear the kernel's log: permission denied."),
+        (Level.FINE, "It hears NVIDIA's library (NVML)."),
+        (Level.FINE, "It need not hear NVIDIA's library (NVML): the kernel's log tells the same."),
+    ]

@@ -21,6 +21,8 @@ from agent.console.doctor.findings import Check, Finding, Level, Patient
 from agent.kubelet.pods.checkpoint import FILE_NAME
 from backends.base import Host, Resource, ResourceSpec
 from backends.chardev.options import CharDevOptions, PathOption
+from backends.gpu import GpuOptions
+from backends.infiniband.options import InfiniBandOptions
 from backends.sriov.options import SriovOptions
 from backends.vfio.options import VfioOptions
 from tests.backends.trees import plant, planted_host
@@ -267,6 +269,31 @@ def test_a_module_that_makes_a_configured_node_and_is_not_loaded(patient: Patien
     assert "kvm_intel" in one(host.modules, wanting).mend
     plant(patient.config.host.sys, "module/kvm/\n")
     assert one(host.modules, wanting).level is Level.FINE
+
+
+def test_a_module_whose_nodes_a_glob_names(patient: Patient) -> None:
+    wanting = with_resource(patient, "chardev", CharDevOptions(paths=[PathOption("/dev/i2c-*")]))
+    assert one(host.modules, wanting).mend == "Load i2c-dev."
+    plant(patient.config.host.dev, "i2c-7 c 89:7")
+    assert one(host.modules, wanting).level is Level.FINE
+
+
+def test_nodes_that_pods_go_without_are_told_with_their_modules(patient: Patient) -> None:
+    wanting = with_resource(patient, "infiniband", InfiniBandOptions(issm=False))
+    assert one(host.modules, wanting).level is Level.FINE  # there is no adapter
+    plant(patient.config.host.sys, "class/infiniband/mlx5_0/\n")
+    connections, management = host.modules(wanting)
+    assert connections.found == "/dev/infiniband/rdma_cm is not there: pods with a.b/c go without it."
+    assert (connections.mend, management.mend) == ("Load rdma_ucm.", "Load ib_umad.")
+    plant(patient.config.host.dev, "infiniband/rdma_cm c 10:121\ninfiniband/umad3 c 231:3")
+    assert one(host.modules, wanting).level is Level.FINE
+
+
+def test_nvidias_memory_node_that_is_missing_beside_its_gpus(patient: Patient) -> None:
+    wanting = with_resource(patient, "gpu", GpuOptions())
+    assert one(host.modules, wanting).level is Level.FINE
+    plant(patient.config.host.dev, "nvidiactl c 195:255")
+    assert "nvidia-modprobe -u -c=0" in one(host.modules, wanting).mend
 
 
 def test_onload_that_is_not_loaded_for_its_cards(patient: Patient) -> None:

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+from msgspec.structs import replace
+
 from agent.console import views
 from agent.console.doctor.findings import Finding, Level
 from agent.console.doctor.hardware import hardware
 from agent.console.views import Status
 from agent.health import HealthBook
 from agent.inventory.inventory import Inventory
+from agent.inventory.shortfall import not_offered
 from agent.inventory.survey import Survey
+from agent.inventory.unmatched import unmatched
 from agent.model import Health, State
 from backends.base import Device, Problem, Resource, ResourceSpec
 from backends.chardev import CharDev
@@ -87,7 +92,25 @@ def test_a_resource_of_nodes_that_are_not_there_says_which(tmp_path: Path) -> No
     inventory = Inventory([tty], {"chardev": backend})
     missing = Problem("/dev/ttyS9", "/dev/ttyS9 does not exist")
     (one,) = hardware(Survey(inventory, HealthBook(), (("chardev", missing),), {}))  # and not a second time
-    assert one.found == "a.example/tty offers nothing: nothing is at /dev/ttyS9."
+    assert one.found == "a.example/tty offers nothing: /dev/ttyS9 does not exist."
+
+
+@pytest.mark.parametrize(
+    ("there", "said"),
+    [
+        ("", "no device node is at /dev/spi*"),
+        ("dev/spi0/", "no device node is at /dev/spi*"),
+        ("dev/spi0", "/dev/spi0 is a plain file, not a device node"),
+        ("dev/spi0 -> gone", "/dev/spi0 is a link to /dev/gone, which does not exist"),
+        ("dev/spi0 -> spi1\ndev/spi1 -> spi0", "/dev/spi0 is a loop of symbolic links; /dev/spi1 is a loop of"),
+    ],
+)
+def test_what_a_glob_finds_and_does_not_take_is_told(tmp_path: Path, there: str, said: str) -> None:
+    spi = Resource("a.example/spi", ResourceSpec("chardev", CharDevOptions(paths=[PathOption("/dev/spi*")])))
+    backend = CharDev(planted_host(tmp_path, there), [spi])
+    problems = tuple(("chardev", it) for unit in backend.units() for it in backend.discover(unit).problems)
+    (one,) = hardware(Survey(Inventory([spi], {"chardev": backend}), HealthBook(), problems, {}))
+    assert one.found.startswith(f"a.example/spi offers nothing: {said}")
 
 
 def test_a_resource_that_comes_after_another_that_takes_all_says_which_has_it() -> None:
@@ -102,8 +125,22 @@ def test_a_resource_whose_hardware_is_left_out_says_why() -> None:
 
 
 def test_many_that_are_left_out_are_not_all_named() -> None:
-    (one,) = look(*(device(f"d{n}", "other.example/x") for n in range(5)))
+    (one,) = look(*(device(f"d{n}", A, unusable="it has no driver") for n in range(5)))
     assert one.found.endswith("; and 2 more.")
+
+
+def test_a_resource_names_no_hardware_that_its_selectors_exclude_but_what_they_ask_for_instead() -> None:
+    nvidias = replace(device("0000:07:00.0", unusable="it has no driver"), attributes={"vendor": ("10de",)})
+    amd = resource(A)
+    amd = replace(amd, spec=replace(amd.spec, select=({"vendor": ("1002",)},)))
+    inventory = Inventory([amd], {KIND: Fake(amd)})
+    inventory.update(KIND, by_unit([nvidias]))
+    problems = tuple(unmatched([amd], {KIND: [nvidias]}))
+    (one,) = hardware(Survey(inventory, HealthBook(), problems, {}))  # and the problem not a second time
+    assert one.found == (
+        f"{A} offers nothing: its selector vendor = '1002' matches nothing; the fake backend found vendor 10de (1)."
+    )
+    assert not_offered(inventory) == []
 
 
 def test_devices_that_are_not_well_and_problems_are_warnings() -> None:

@@ -25,6 +25,7 @@ from tests.wait import limit, settled, until
 BOOT = "6b0b1c6e-8a6a-4c39-9d2c-7a2e5c1f3d11"
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, GPU has fallen off the bus."
 WANTED = frozenset({"NVRM: Xid"})
+H100 = Path(__file__).parents[2] / "backends/gpu/h100/kmsg.txt"
 OVERWRITTEN = "the kernel overwrote lines of its log before they were read"
 
 texts = st.text(st.characters(codec="utf-8"))
@@ -166,6 +167,81 @@ async def test_what_user_space_writes_is_not_believed(node: Path, log: KernelLog
     log.say("NVRM: Xid said by the kernel")
     async with reading(Reading(node)) as it:
         assert it.texts() == ["NVRM: Xid said by the kernel"]
+
+
+async def test_lines_of_nvidias_driver_count_though_it_prints_each_as_the_rest_of_another(
+    node: Path, log: KernelLog
+) -> None:
+    log.write(H100.read_bytes())
+    async with reading(Reading(node)) as it:
+        assert [found.sequence for found in it.records] == list(range(361, 373))
+        assert it.texts()[0].startswith("NVRM: Xid (PCI:0000:00:06): 31, pid=1634, name=python3, channel 0x0000001e")
+        assert it.records[0].time == 75.349193
+
+
+@pytest.mark.parametrize("flags", ["-", "-,caller=T17", "c", "c,caller=C3", "+"])
+@pytest.mark.parametrize(
+    ("prefix", "tags"),
+    [("", {}), ("nvidia 0000:3b:00.0: ", {"SUBSYSTEM": "pci", "DEVICE": "+pci:0000:3b:00.0"})],
+)
+async def test_a_drivers_line_counts_by_whichever_of_the_kernels_functions_it_was_printed(
+    node: Path, log: KernelLog, flags: str, prefix: str, tags: dict[str, str]
+) -> None:
+    log.write(record(0, "systemd[1]: Started Journal Service.") + record(1, prefix + XID, tags, flags=flags))
+    async with reading(Reading(node)) as it:
+        await it.have(prefix + XID)
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=",  # 4.19 on; a cgroup's name follows
+        "python3: page allocation failure: order:4, mode:0x40dc0(GFP_KERNEL), nodemask=(null),cpuset=",
+        "stress cpuset=",  # dump_header until 4.18
+        "cpuset: failed to transfer tasks out of empty cpuset ",
+        "si4713 2-0063: RDS Radio Text: ",  # VIDIOC_LOG_STATUS; a control's value follows
+    ],
+)
+async def test_a_users_text_that_a_cut_line_goes_on_with_is_not_believed(node: Path, log: KernelLog, cut: str) -> None:
+    second = 1_000_000
+    log.write(
+        record(0, cut, microseconds=50 * second)
+        + record(1, "eth0: link up", microseconds=50 * second)  # of another CPU: it cuts the line
+        + record(2, XID, flags="c", microseconds=50 * second + 20)
+        + record(3, ",mems_allowed=0,global_oom", flags="c", microseconds=50 * second + 40)
+        + record(4, XID, flags="c", microseconds=109 * second)  # the task can have been kept from its CPU
+        + record(5, f"whole {XID}", microseconds=109 * second)
+        + record(6, "NVRM: Xid that no fragment is", microseconds=109 * second)
+        + record(7, "NVRM: Xid when no rest can come any more", flags="c", microseconds=110 * second)
+    )
+    with capture_logs() as lines:
+        async with reading(Reading(node)) as it:
+            assert it.texts() == ["NVRM: Xid that no fragment is", "NVRM: Xid when no rest can come any more"]
+    (said,) = [line["reason"] for line in lines if line["event"] == "kernel-lines-lost"]
+    assert said == "a line of it was cut in two, and what came next may be a user's text in place of a driver's"
+
+
+@pytest.mark.parametrize(
+    ("text", "tags", "flags"),
+    [
+        ("NVRM: =============== GSP-RM unresponsive ==================", {}, "c"),  # kernel_gsp.c, before an XID 119
+        ("NVRM: Sent following content to FSP: ", {}, "c"),  # kern_fsp_gh100.c
+        ("nvidia 0000:3b:00.0: DSD properties: ", {"SUBSYSTEM": "pci", "DEVICE": "+pci:0000:3b:00.0"}, "-"),
+        ("==================================================================", {}, "-"),  # KASAN, lockdep
+    ],
+)
+async def test_a_whole_line_that_only_looks_cut_keeps_no_xid_back(
+    node: Path, log: KernelLog, text: str, tags: dict[str, str], flags: str
+) -> None:
+    log.write(record(0, text, tags, flags=flags) + record(1, XID, flags="c"))
+    async with reading(Reading(node)) as it:
+        assert it.texts() == [XID]
+
+
+async def test_what_user_space_writes_cuts_no_line(node: Path, log: KernelLog) -> None:
+    log.write(record(0, "mine,cpuset=", facility=USER) + record(1, XID, flags="c"))
+    async with reading(Reading(node)) as it:
+        assert it.texts() == [XID]
 
 
 @pytest.mark.needs("/dev/kmsg", "root")

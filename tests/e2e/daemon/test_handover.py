@@ -13,6 +13,7 @@ import pytest
 
 from agent.simulation.changes import Change, Kind
 from agent.simulation.pods import Container, Phase, Pod
+from agent.simulation.sockets import Version
 from tests.e2e.node import UNHURRIED, Node, chardev, pod
 from tests.e2e.process import AgentProcess, Process, finish
 from tests.wait import PATIENCE, limit, until
@@ -24,10 +25,10 @@ HOLDER = Pod("holder", (Container("main", dict.fromkeys(NAMES, 1)),))
 
 PATIENT = """
 from agent.daemon import shutdown, handover as giving, serving
-from agent.kubelet import handover
+from agent.kubelet import handover, registration
 giving._TAKES_WITHIN = giving._UNDER_WAY = giving._AT_MOST = serving._TAKEN_WITHIN = shutdown.LEAVE = 3600.0
-handover._SAYS_WITHIN = handover._COMES_WITHIN = 3600.0
-handover._SEEN_BY_KUBELET = 0.5
+handover._SAYS_WITHIN = handover._COMES_WITHIN = handover._ENDS_WITHIN = 3600.0
+registration._SEEN_BY_KUBELET = 0.5
 """
 """A prelude: on a machine however busy, one that lives is not taken for one that hangs, and a kubelet sees a stream's end."""
 
@@ -61,18 +62,27 @@ OLD = [
     "die(serving.Serving, '_stop_acting', 'before')",
     "die(serving.Serving, '_stop_acting', 'after')",
     "die(daemon.Giver, '_end', 'before', 2)",
+    "die(registration.Registrar, '_detach', 'before', 2)",
+    "die(registration.Registrar, '_detach', 'after', 2)",
     "die(daemon.Giver, '_end', 'after', 2)",
     "die(serving.Serving, 'hand_over', 'after')",
 ]
 NEW = [
     "die(handover.Predecessor, 'decided', 'before')",
     "die(handover.Predecessor, 'decided', 'after')",
-    "die(registration.Registrar, '_take_from', 'before', 2)",
+    "die(registration.Registrar, '_announce', 'before', 2)",
+    "die(registration.Registrar, '_announce', 'after', 2)",
     "die(handover.Predecessor, 'end', 'before', 2)",
     "die(handover.Predecessor, 'end', 'after', 2)",
     "die(registration.Registrar, '_set_registered', 'before', 2)",
     "die(handover.Predecessor, 'done', 'before')",
 ]
+
+
+@pytest.fixture(params=["1.36", "1.37"])
+def version(request: pytest.FixtureRequest) -> Version:
+    version: Version = request.param
+    return version
 
 
 def plant(node: Node) -> None:

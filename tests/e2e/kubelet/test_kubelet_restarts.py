@@ -34,6 +34,12 @@ UNTOLD = "from agent.kubelet import registration\nregistration._WORTH_SAYING = 6
 """A kubelet's restart may take longer on a busy machine, which the agent would mention."""
 
 
+@pytest.fixture(params=["1.36", "1.37"])
+def version(request: pytest.FixtureRequest) -> Version:
+    version: Version = request.param
+    return version
+
+
 async def restart(node: Node, rng: random.Random) -> None:
     """One restart of a random kind; now and then the next comes before everything is registered again."""
     styles: tuple[Version, ...] = ("1.32", "1.36")

@@ -18,6 +18,7 @@ from agent.kubelet.api.v1beta1 import (
     DevicePluginStub,
 )
 from agent.simulation.pods import Phase
+from agent.simulation.sockets import Version
 from tests.e2e.foreign import hold, other_plugin
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import AgentProcess, finish
@@ -27,6 +28,12 @@ from tests.wait import until
 OTHER = "fl.test/other"
 SELDOM = "from agent.kubelet import lost_resources\nlost_resources.INTERVAL = 3600.0\n"
 """Nothing is found by looking every minute: what is found is found by a sign."""
+
+
+@pytest.fixture(params=["1.36", "1.37"])
+def version(request: pytest.FixtureRequest) -> Version:
+    version: Version = request.param
+    return version
 
 
 async def status(node: Node) -> dict[str, object]:
@@ -202,7 +209,8 @@ async def test_who_asks_for_what_we_do_not_have_is_not_the_kubelet_and_does_not_
         await node.healthy("w1")
         async with other_plugin(node, WIDGET, "theirs-0", name="rival.sock"):
             await agent.says("overtaken", resource=WIDGET)
-            lists, channel = len(node.lists), Channel(path=str(node.sockets / "fl.test_widget.sock"))
+            (socket,) = node.sockets.glob("*-fl.test_widget.sock")
+            lists, channel = len(node.lists), Channel(path=str(socket))
             with pytest.raises(GRPCError, match="theirs-0"):
                 await DevicePluginStub(channel).allocate(AllocateRequest([ContainerAllocateRequest(["theirs-0"])]))
             channel.close()

@@ -8,12 +8,19 @@ import signal
 import pytest
 
 from agent.simulation.pods import Phase
+from agent.simulation.sockets import Version
 from tests.e2e.conftest import Trouble
 from tests.e2e.node import UNHURRIED, WIDGET, Node, chardev, pod
 from tests.e2e.process import AgentProcess
 from tests.wait import PATIENCE
 
 TROUBLED = "fl.test/troubled0"
+
+
+@pytest.fixture(params=["1.36", "1.37"])
+def version(request: pytest.FixtureRequest) -> Version:
+    version: Version = request.param
+    return version
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)

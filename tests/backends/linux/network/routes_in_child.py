@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from backends.linux.network.default_routes import default_interfaces
+from backends.linux.network import routes
 from backends.linux.network.netlink import ROUTES
 from tests.backends.trees import planted_host
 from tests.discovery.sources.links_in_child import Interface
@@ -18,11 +18,11 @@ from tests.discovery.sources.links_in_child import Interface
 SIOCSIFADDR, SIOCSIFNETMASK = 0x8916, 0x891C  # linux/sockios.h
 NEW_ROUTE, REQUEST_CREATE_ACK = 24, 0x405  # linux/rtnetlink.h, linux/netlink.h
 MAIN, BOOT, UNIVERSE, UNICAST, UNREACHABLE = 254, 3, 0, 1, 7
-GATEWAY, HOPS = 5, 9
+TO, GATEWAY, HOPS = 1, 5, 9
 OUR_ROUTES = Path("/proc/self/net/route")
 
 
-def asked(root: str, *, ours: bool = True) -> list[str]:
+def asked(root: str, *, ours: bool = True, default: bool = True) -> list[str]:
     """The interfaces; are we in the host's network namespace, or do we have no more than its file?"""
     host = planted_host(Path(root))
     file = host.local(ROUTES)
@@ -31,7 +31,9 @@ def asked(root: str, *, ours: bool = True) -> list[str]:
         file.symlink_to(OUR_ROUTES)
     else:
         file.write_text(OUR_ROUTES.read_text())
-    return sorted(default_interfaces(host) or ())
+    found = routes.read(host)
+    assert found is not None
+    return sorted(found.default if default else found.every)
 
 
 def several_hops(root: str) -> list[list[str]]:
@@ -48,6 +50,22 @@ def other_table(root: str) -> list[str]:
         add_route(gateways[1], table=77)
         add_route(table=78)
         return asked(root)
+
+
+def half_of_everything(root: str) -> list[str]:
+    """Half of all addresses go through one interface, as OpenVPN's `redirect-gateway def1` has it."""
+    with interfaces("t0", "t1") as gateways:
+        add_route(gateways[0], length=1)
+        add_route(gateways[1], length=2)
+        return asked(root)
+
+
+def alone(root: str) -> list[list[str]]:
+    """An address without a network, which has no connected route; and an interface that has none but its own fe80::."""
+    with interfaces("t0", "t1"):
+        set_address("t0", SIOCSIFNETMASK, "255.255.255.255")
+        set_address("t1", SIOCSIFADDR, "0.0.0.0")
+        return [asked(f"{root}/default"), asked(f"{root}/every", default=False)]
 
 
 def many(root: str) -> list[str]:
@@ -84,13 +102,14 @@ def set_address(name: str, request: int, address: str) -> None:
         fcntl.ioctl(any_socket, request, packed)
 
 
-def add_route(*gateways: Gateway, table: int = MAIN) -> None:
-    """A default route through all of these; through none, one that rejects."""
+def add_route(*gateways: Gateway, table: int = MAIN, length: int = 0) -> None:
+    """A default route through all of these, or one to what begins with so many bits 0; through none, one that rejects."""
     hops = b"".join(
         struct.pack("=HBBi", 16, 0, 0, number) + attribute(GATEWAY, address) for number, address in gateways
     )
     kind = UNICAST if gateways else UNREACHABLE
-    body = struct.pack("=BBBBBBBBI", socket.AF_INET, 0, 0, 0, table, BOOT, UNIVERSE, kind, 0)
+    body = struct.pack("=BBBBBBBBI", socket.AF_INET, length, 0, 0, table, BOOT, UNIVERSE, kind, 0)
+    body += attribute(TO, bytes(4)) if length else b""
     body += attribute(HOPS, hops) if hops else b""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
         kernel.send(struct.pack("=IHHII", 16 + len(body), NEW_ROUTE, REQUEST_CREATE_ACK, 1, 0) + body)

@@ -44,9 +44,11 @@ def mounts(*lines: str) -> str:
     return "proc/1/mountinfo = " + "\\n".join(every) + "\n"
 
 
-def interface(name: str, below: str = f"{PATH}/net", *entries: str) -> str:
+def interface(name: str, below: str = f"{PATH}/net", *, master: str = "", upper: str = "") -> str:
+    """An interface with the links to its master and to what else is made of it, as tests/guest/uplinks.py sees them made."""
     path = f"{below}/{name}"
-    links = "".join(f"{path}/{entry} -> x\n" for entry in entries)
+    entries = {"master": master, f"upper_{master}": master, f"upper_{upper}": upper}
+    links = "".join(f"{path}/{entry} -> ../{target}\n" for entry, target in entries.items() if target)
     return f"sys/class/net/{name} -> ../../{path.removeprefix('sys/')}\n{path}/ifindex = 2\n{links}"
 
 
@@ -111,6 +113,22 @@ def test_a_volume_that_is_not_mounted_may_be_a_databases(tmp_path: Path) -> None
     assert said(tmp_path, tree + mounts()) == ["has the disk sda, part of dm-7"]
 
 
+@pytest.mark.parametrize(("above", "file"), [("loop0", "loop/backing_file"), ("zram0", "backing_dev")])
+def test_a_disk_below_a_loop_or_zram_device_which_is_no_holder_of_it(tmp_path: Path, above: str, file: str) -> None:
+    virtual = "sys/devices/virtual/block"
+    tree = disk("nvme0n1", "259:0") + disk(above, "7:0", virtual) + f"{virtual}/{above}/{file} = /dev/nvme0n1\n"
+    assert said(tmp_path, tree + mounts("30 22 7:0 / /srv rw - ext4 /dev/loop0 rw")) == [
+        f"has the disk nvme0n1, part of {above}, which is mounted at /srv"
+    ]
+
+
+def test_the_second_disk_of_a_btrfs(tmp_path: Path) -> None:
+    tree = disk("nvme1n1", "259:1") + "sys/fs/btrfs/2a94c5f4-0be6-4a0c-a1f7-dbd1a3ab8ce7/devices/nvme1n1 -> x\n"
+    assert said(tmp_path, tree + mounts("30 22 0:45 / /home rw - btrfs /dev/nvme0n1 rw")) == [
+        "has the disk nvme1n1, part of a mounted btrfs"
+    ]
+
+
 def test_btrfs_is_mounted_under_a_number_of_its_own(tmp_path: Path) -> None:
     tree = disk("nvme0n1", "259:0") + mounts("30 22 0:45 /@home /home rw - btrfs /dev/nvme0n1 rw")
     assert said(tmp_path, tree) == ["has the disk nvme0n1, which is mounted at /home"]
@@ -166,18 +184,43 @@ def test_the_default_route(tmp_path: Path) -> None:
     assert said(tmp_path / "other", interface("eth1") + routes("eth0"), net=["eth1"]) == []
 
 
+VIRTUAL = "sys/devices/virtual/net"
+
+
 def test_the_default_route_through_a_bond_with_a_vlan_in_a_bridge(tmp_path: Path) -> None:
-    virtual = "sys/devices/virtual/net"
-    tree = interface("eth0", f"{PATH}/net", "upper_bond0") + interface("bond0", virtual, "upper_bond0.7", "lower_eth0")
-    tree += interface("bond0.7", virtual, "upper_br0") + interface("br0", virtual) + routes("br0")
-    assert said(tmp_path, tree) == ["carries the default route, through eth0 and br0"]
+    tree = interface("eth0", master="bond0") + interface("bond0", VIRTUAL, upper="bond0.7")
+    tree += interface("bond0.7", VIRTUAL, master="br0") + interface("br0", VIRTUAL)
+    assert said(tmp_path, tree + routes("br0")) == ["carries the default route, through eth0 and br0"]
+    assert said(tmp_path / "other", tree + routes()) == ["has the network interface eth0, which is part of bond0"]
 
 
-def test_the_default_route_through_a_bridge_of_open_vswitch(tmp_path: Path) -> None:
-    virtual = "sys/devices/virtual/net"
-    tree = interface("eth0", f"{PATH}/net", "upper_ovs-system") + interface("br-ex", virtual, "upper_ovs-system")
-    tree += interface("ovs-system", virtual, "lower_eth0", "lower_br-ex") + routes("br-ex")
-    assert said(tmp_path, tree) == ["carries the default route, through eth0 and br-ex"]
+def test_a_port_of_open_vswitch_whose_bridge_has_the_default_route(tmp_path: Path) -> None:
+    """The kernel links the port to ovs-system alone (net/openvswitch/vport-netdev.c), and br-ex to nothing."""
+    tree = interface("eth0", master="ovs-system") + interface("br-ex", VIRTUAL) + interface("ovs-system", VIRTUAL)
+    assert said(tmp_path, tree + routes("br-ex")) == ["has the network interface eth0, which is part of ovs-system"]
+
+
+def test_a_vlan_that_is_a_port_of_a_bridge_without_any_address(tmp_path: Path) -> None:
+    tree = interface("eth0", upper="eth0.5") + interface("eth0.5", VIRTUAL, master="br0") + interface("br0", VIRTUAL)
+    assert said(tmp_path, tree + routes()) == ["has the network interface eth0, which is part of br0, through eth0.5"]
+
+
+def test_an_address_is_no_reason_for_a_function_that_the_configuration_names(tmp_path: Path) -> None:
+    tree = interface("eth9") + routes("eth0")  # eth9 has a connected route
+    host = planted_host(tmp_path, function(ONE) + tree)
+    assert list(uses(host, found(host))) == ["has an address or a route of the host at the network interface eth9"]
+    assert list(uses(host, found(host), named=True)) == []
+
+
+def test_an_interface_of_which_another_is_made(tmp_path: Path) -> None:
+    tree = interface("eth0", upper="macvlan0") + interface("macvlan0", VIRTUAL) + routes()
+    assert said(tmp_path, tree) == ["has the network interface eth0, of which macvlan0 is made"]
+
+
+def test_subfunctions_would_go_with_it(tmp_path: Path) -> None:
+    assert said(tmp_path, f"{PATH}/mlx5_core.sf.2/sfnum = 88\n{PATH}/mlx5_core.eth.0/x = 1\n") == [
+        "has 1 subfunctions, which would go"
+    ]
 
 
 def test_the_default_route_of_ipv6_but_not_one_that_rejects(tmp_path: Path) -> None:
@@ -205,3 +248,10 @@ def test_a_network_card_whose_interface_is_elsewhere(tmp_path: Path) -> None:
     assert "a pod may have it" in sentence
     assert said(tmp_path / "bare", routes(), kind="020000") == []
     assert said(tmp_path / "dpdk", routes(), driver="uio_pci_generic", kind="020000") == []
+
+
+def test_an_adapter_that_manages_nvswitches(tmp_path: Path) -> None:
+    mark = {"vpd": "x SMDL=SW_MNG"}
+    assert said(tmp_path, "", ids="15b3:1021", kind="020700", files=mark) == [
+        "manages the NVSwitches between the GPUs, for Fabric Manager"
+    ]

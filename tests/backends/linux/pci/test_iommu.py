@@ -8,7 +8,7 @@ import pytest
 
 from backends.linux.pci import iommu
 from tests.backends.pci_trees import function
-from tests.backends.trees import planted_host
+from tests.backends.trees import planted_host, recorded_host
 
 GPU, SOUND, BRIDGE = "0000:3b:00.0", "0000:3b:00.1", "0000:3a:00.0"
 
@@ -84,3 +84,38 @@ def test_what_is_gone_is_none(tmp_path: Path) -> None:
     assert iommu.read(host, "../12") is None
     assert iommu.read(host, GPU) is None  # it is in a group of its own number
     assert list(iommu.units(planted_host(tmp_path / "nothing"))) == []
+
+
+# The lines are those that Linux prints (arch/*/kernel), their values real: only the first that tell are here.
+CPUS = {
+    "processor\t: 0\\nvendor_id\t: GenuineIntel": "turn VT-d on in the firmware, and write intel_iommu=on",
+    "processor\t: 0\\nvendor_id\t: AuthenticAMD": "turn AMD-Vi (IOMMU) on in the firmware; the kernel uses it",
+    "processor\t: 0\\nvendor_id\t: GenuineIntel\\nflags\t\t: fpu vme hypervisor lahf_lm": "this is a virtual machine",
+    "processor\t: 0\\ncpu\t\t: POWER8 (raw), altivec supported": "POWER's is always on",
+    "processor\t: 0\\nBogoMIPS\t: 50.00\\nCPU implementer\t: 0x41": "the firmware must tell the kernel of an SMMU",
+    "vendor_id       : IBM/S390": "s390x has one for each PCI function",
+    "": "turn the IOMMU on, in the firmware",
+}
+
+
+@pytest.mark.parametrize(("cpuinfo", "said"), CPUS.items())
+def test_how_the_iommu_is_turned_on_depends_on_the_machine(tmp_path: Path, cpuinfo: str, said: str) -> None:
+    host = planted_host(tmp_path, f"proc/cpuinfo = {cpuinfo}\nproc/cmdline = quiet")
+    assert iommu.how_to_turn_on(host).startswith(said)
+
+
+def test_what_turns_the_iommu_off_is_named(tmp_path: Path) -> None:
+    host = planted_host(tmp_path, "proc/cpuinfo = vendor_id\t: AuthenticAMD\nproc/cmdline = quiet amd_iommu=off")
+    assert iommu.how_to_turn_on(host).startswith("take amd_iommu=off off the kernel's command line; turn AMD-Vi")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("hwloc-32em64t-2n8c+dax+nvme+mic+dimms", "turn VT-d on"),
+        ("ghw-s390x", "s390x has one"),
+        ("udev-MELLANOX_40GBPS", "turn the IOMMU on, in the"),  # a POWER8; its processor is not recorded
+    ],
+)
+def test_recorded_machines_are_told_of_no_other_vendors_iommu(tmp_path: Path, name: str, said: str) -> None:
+    assert iommu.how_to_turn_on(recorded_host(tmp_path, name)).startswith(said)

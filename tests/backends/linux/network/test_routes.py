@@ -1,4 +1,4 @@
-"""The default routes that only the kernel tells of, asked for in a network namespace of its own."""
+"""The routes that only the kernel tells of, asked for in a network namespace of its own."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.base import Host
-from backends.linux.network import default_routes
+from backends.linux.network import routes
 from tests.discovery import one_child
 
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    names = ("several_hops", "other_table", "many")
+    names = ("several_hops", "other_table", "many", "half_of_everything", "alone")
     roots = {name: [str(tmp_path_factory.mktemp(name))] for name in names}
     return one_child.run("tests.backends.linux.network.routes_in_child", roots)
 
@@ -33,13 +33,21 @@ class TestTheKernel:
     def test_more_routes_than_one_message_holds_are_all_told(self, cases: dict[str, Any]) -> None:
         assert cases["many"] == ["t0", "t1"]
 
+    def test_a_route_to_half_of_all_addresses_is_as_good_as_a_default_route(self, cases: dict[str, Any]) -> None:
+        assert cases["half_of_everything"] == ["t0"]
+
+    def test_an_address_is_seen_without_a_connected_route_and_the_interfaces_own_does_not_count(
+        self, cases: dict[str, Any]
+    ) -> None:
+        assert cases["alone"] == [[], ["t0"]]
+
 
 @given(st.binary(max_size=200))
 def test_no_message_makes_the_reader_fail(message: bytes) -> None:
-    list(default_routes._interfaces(memoryview(message)))
+    list(routes._interfaces(memoryview(message)))
 
 
 @pytest.mark.needs("/sys")
 def test_the_machines_own_routes_are_read() -> None:
-    found = default_routes.default_interfaces(Host())
-    assert found is None or found <= {path.name for path in Path("/sys/class/net").iterdir()}
+    found = routes.read(Host())
+    assert found is None or found.default | found.every <= {path.name for path in Path("/sys/class/net").iterdir()}

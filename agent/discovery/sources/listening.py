@@ -1,0 +1,102 @@
+"""Runs a backend's own way to hear of its hardware (`Backend.listen`) in a thread, which may hang; again after a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from typing import Any, Final
+
+import anyio
+
+from agent.discovery import backend_answers
+from agent.runtime.errors import words
+from agent.runtime.supervision.problems import Problems
+from agent.runtime.workers import NoWorkerError, Workers
+from backends.base import Backend, Heard
+
+SILENCE: Final = 30.0
+"""Seconds without a sign of life after which a thread is taken to hang, and left alone."""
+
+_LOOK: Final = 5.0  # seconds between two looks whether it hangs
+_FIRST_DELAY: Final = 1.0  # seconds before it is tried again, doubling
+_MOST_DELAY: Final = 60.0  # seconds
+
+
+class Listening:
+    """Listens to this hardware through a backend."""
+
+    def __init__(
+        self,
+        backend: Backend[Any],
+        hardware: frozenset[str],
+        take: Callable[[Heard], None],
+        workers: Workers,
+        problems: Problems,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepare; `take` is told on the event loop what is heard, `workers` has threads of its own for this backend."""
+        self.hardware = hardware
+        self.complaint = "it is being opened"
+        """Why nothing is heard, in one sentence; empty while it is."""
+        self._backend = backend
+        self._take = take
+        self._workers = workers
+        self._clock = clock
+        self._last = clock()
+        self._trouble = problems.trouble(
+            "listening", f"{backend.hears} cannot be heard", "not-heard", "heard-again", then="it is tried again"
+        )
+
+    async def run(self) -> None:
+        """Listen until cancelled. The thread ends with what it hears next, or hangs on."""
+        delay = _FIRST_DELAY
+        try:
+            while True:
+                why = await self._listen()
+                delay = _FIRST_DELAY if not self.complaint else delay
+                self.complaint = why
+                self._trouble.report_once(why)
+                await anyio.sleep(delay)
+                delay = min(delay * 2, _MOST_DELAY)
+        finally:
+            self._trouble.healed()
+
+    async def _listen(self) -> str:
+        """Listen until that fails; returns why."""
+        over, loop = threading.Event(), asyncio.get_running_loop()
+        self._last = self._clock()
+        try:
+            job = self._workers.start(lambda: self._hear(over, loop))
+        except NoWorkerError as error:
+            return str(error)
+        try:
+            while not job.done():
+                await asyncio.wait([job], timeout=_LOOK)
+                if not job.done() and self._clock() - self._last >= SILENCE:
+                    return f"it has given no sign of life for {SILENCE:g} s"
+            failure = job.exception()
+            return "it ended, which it should not" if failure is None else words(failure)
+        finally:
+            over.set()
+            job.cancel()
+
+    def _hear(self, over: threading.Event, loop: asyncio.AbstractEventLoop) -> None:
+        """Hand on what the backend hears; in the thread."""
+        with closing(self._backend.listen(self.hardware)) as every:  # type: ignore[type-var]  # a generator, mostly
+            for heard in every:
+                if over.is_set():
+                    return
+                told = backend_answers.heard(heard)
+                with suppress(RuntimeError):  # the loop is closed: the process is ending
+                    loop.call_soon_threadsafe(self._note, told, over)
+
+    def _note(self, heard: Heard | None, over: threading.Event) -> None:
+        if over.is_set():
+            return
+        self._last, self.complaint = self._clock(), ""
+        self._trouble.healed()
+        if heard is not None:
+            self._take(heard)
