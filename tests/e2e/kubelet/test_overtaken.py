@@ -191,11 +191,14 @@ async def test_a_list_that_hides_another_plugin_is_found_out_by_what_its_pods_ho
             await other.register()
             await node.shows(lambda k: k.resources[WIDGET].healthy == {"theirs-0"})
             await hold(node, WIDGET, "theirs")
-            before = node.kubelet.registrations[WIDGET]
             node.mknod("w2")
             said = await agent.says("registration-lost", resource=WIDGET)
             assert "ours hid it" in said["reason"]
-            await registered_again(node, agent, before)
+            await agent.says("registered", resource=WIDGET, times=2)
+            await node.shows(lambda k: k.resources[WIDGET].healthy == {"w1", "w2"})
+            asked = len(other.allocations)
+            assert (await node.admit(pod("later"))).phase == Phase.RUNNING
+            assert len(other.allocations) == asked, "the kubelet asks us"
 
 
 async def nothing(_: Sequence[str]) -> AllocateResponse:
