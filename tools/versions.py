@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-_SHIPPED: Final = ("Containerfile", "deploy")
+_SHIPPED: Final = ("Containerfile", "agent/__init__.py", "deploy")
 _NUMBER: Final = r"[\"']?v?(\d+\.\d+\.\d+[\w.+-]*)"
 _NAMES: Final = re.compile(
     rf"fairlead:{_NUMBER}|newTag: {_NUMBER}|app\.kubernetes\.io/version: {_NUMBER}|image\.version={_NUMBER}"
-    rf"|^(?:appVersion|version): {_NUMBER}",
+    rf"|^(?:appVersion|version): {_NUMBER}|^__version__: Final = {_NUMBER}",
     re.MULTILINE,
 )
 

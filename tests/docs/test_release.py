@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from agent import __version__
 from tools import audit, versions
 
 
 def test_every_file_that_is_shipped_names_the_version_of_pyproject() -> None:
     assert list(versions.others()) == []
+    assert __version__ == versions.version()
 
 
 @pytest.mark.parametrize(
@@ -21,6 +23,7 @@ def test_every_file_that_is_shipped_names_the_version_of_pyproject() -> None:
         'org.opencontainers.image.version="9.9.9"',
         "appVersion: v9.9.9",
         "version: 9.9.9",
+        '__version__: Final = "9.9.9"',
     ],
 )
 def test_each_way_to_name_a_version_is_found_with_its_line(line: str) -> None:
