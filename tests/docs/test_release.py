@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from agent import __version__
@@ -11,6 +13,20 @@ from tools import audit, versions
 def test_every_file_that_is_shipped_names_the_version_of_pyproject() -> None:
     assert list(versions.others()) == []
     assert __version__ == versions.version()
+
+
+def test_what_python_has_compiled_beside_a_script_names_no_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = tmp_path / "deploy/kubectl/__pycache__/kubectl-fairlead.cpython-311.pyc"
+    compiled.parent.mkdir(parents=True)
+    compiled.write_bytes(b"\xa7\r\r\n\x80 fairlead:9.9.9")
+    for shipped in ("Containerfile", "agent/__init__.py"):
+        (tmp_path / shipped).parent.mkdir(exist_ok=True)
+        (tmp_path / shipped).touch()
+    monkeypatch.setattr(versions, "version", lambda: "0.1.0")
+    monkeypatch.setattr(versions, "ROOT", tmp_path)
+    assert list(versions.others()) == []
 
 
 @pytest.mark.parametrize(
