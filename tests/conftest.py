@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import resource
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,6 +83,8 @@ def fresh_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def pytest_configure() -> None:
     pretend()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a login's 1,024 are too few
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

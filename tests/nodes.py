@@ -59,6 +59,26 @@ def pretend() -> None:
         for able in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
             if ask in able:
                 able.add(seeing)
+    for name in ("chmod", "fchmod"):
+        change = getattr(os, name)
+        keeping = _keeping_the_mark(change)
+        setattr(os, name, keeping)
+        for able in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
+            if change in able:
+                able.add(keeping)
+
+
+def _keeping_the_mark(change: Callable[..., None]) -> Callable[..., None]:
+    """A chmod that leaves a file that pretends to be a node one."""
+    asked = getattr(os.stat, "__wrapped__", os.stat)  # what the file is itself
+
+    @functools.wraps(change)
+    def keeping(file: Any, mode: int, **options: Any) -> None:
+        found = asked(file, **options)
+        marked = found.st_mode & ~0o777 == _PRETENDS
+        change(file, mode | stat.S_ISVTX if marked else mode, **options)
+
+    return keeping
 
 
 def _seeing(ask: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import os
+import resource
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import nodes
 
 SKIPS: dict[str, str] = {
     "in a test": "import pytest\ndef test_it(): pytest.skip('no such card')",
@@ -68,3 +73,25 @@ def test_what_the_machine_lacks_is_skipped_with_one_line_for_each_reason(tmp_pat
     assert found.returncode == pytest.ExitCode.OK
     assert "needs root" not in found.stdout
     assert "SKIPPED 2: needs a card" in found.stdout.splitlines()
+
+
+def test_a_file_that_pretends_to_be_a_node_is_one_after_its_mode_has_changed(tmp_path: Path) -> None:
+    node, plain = tmp_path / "node", tmp_path / "plain"
+    for file, mode in ((node, 0o1600), (plain, 0o600)):
+        file.touch()
+        file.chmod(mode)
+        nodes._keeping_the_mark(os.chmod)(file, 0o666)
+    its_own = getattr(os.stat, "__wrapped__", os.stat)
+    assert [stat.S_IMODE(its_own(file).st_mode) for file in (node, plain)] == [0o1666, 0o666]
+
+
+def test_tests_have_as_many_descriptors_as_their_user_may_have(tmp_path: Path) -> None:
+    """A login has 1,024 and may have half a million; tests side by side need more than it has."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+    try:
+        inner = "import resource\ndef test_it(): assert len(set(resource.getrlimit(resource.RLIMIT_NOFILE))) == 1"
+        done = run(tmp_path, inner)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert done.returncode == 0, done.stdout

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-_SHIPPED: Final = ("Containerfile", "deploy")
+_SHIPPED: Final = ("Containerfile", "agent/__init__.py", "deploy")
 _NUMBER: Final = r"[\"']?v?(\d+\.\d+\.\d+[\w.+-]*)"
 _NAMES: Final = re.compile(
     rf"fairlead:{_NUMBER}|newTag: {_NUMBER}|app\.kubernetes\.io/version: {_NUMBER}|image\.version={_NUMBER}"
-    rf"|^(?:appVersion|version): {_NUMBER}",
+    rf"|^(?:appVersion|version): {_NUMBER}|^__version__: Final = {_NUMBER}",
     re.MULTILINE,
 )
 
@@ -36,7 +36,7 @@ def others() -> Iterator[str]:
     for shipped in _SHIPPED:
         place = ROOT / shipped
         for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
-            if file.is_file():
+            if file.is_file() and "__pycache__" not in file.parts:  # as where a test has loaded what is shipped
                 for line, found in named(file.read_text()):
                     if found != ours:
                         yield f"{file.relative_to(ROOT)}:{line}: {found}, and pyproject.toml has {ours}"

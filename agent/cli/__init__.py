@@ -11,6 +11,7 @@ from typing import Final
 
 import click
 
+from agent import __version__
 from agent.runtime.errors import ExitCode, FairleadError, unknown
 from backends.printable import printable_lines
 
@@ -61,7 +62,7 @@ class _Lazy(click.Group):
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done, 1 trouble, 2 wrong usage or configuration; `doctor`: 0 all is well, 1 warnings, 2 failures.",
 )
-@click.version_option(package_name="fairlead", message="fairlead %(version)s")
+@click.version_option(__version__, message="fairlead %(version)s")
 def fairlead() -> None:
     """Offer a node's hardware to Kubernetes, all kinds of it from one process."""
 

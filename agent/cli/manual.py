@@ -9,7 +9,7 @@ from typing import Final
 
 import click
 
-from agent.runtime.version import version
+from agent import __version__
 
 _FILES = (
     ("/etc/fairlead/config.toml", "The configuration; `fairlead schema` describes it."),
@@ -48,7 +48,7 @@ def manual(ctx: click.Context) -> None:
 
 
 def _page(root: click.Context, group: click.Group) -> Iterator[str]:
-    yield f'.TH FAIRLEAD 8 "" "fairlead {version()}" "System Administration"'
+    yield f'.TH FAIRLEAD 8 "" "fairlead {__version__}" "System Administration"'
     yield from (".SH NAME", r"fairlead \- offer a node's hardware to Kubernetes")
     yield from (".SH SYNOPSIS", ".B fairlead", r"\fICOMMAND\fR [\fIOPTIONS\fR]")
     yield from (".SH DESCRIPTION", *_paragraphs(group.help or ""))

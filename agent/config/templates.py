@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from agent.runtime.limits import resource_name_problem
 from backends.base import PLACEHOLDER
+from backends.interface.patterns import pattern
 
 _STRANGE: Final = re.compile(r"[^-A-Za-z0-9_.]+")
 _VALUE: Final = "[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?"  # what `sanitised` makes
@@ -87,15 +88,14 @@ def _only_value(name: str, values: tuple[str, ...]) -> str:
             raise NamelessError(f"it has more than one {name}, after which it would be named: {', '.join(several)}")
 
 
-@functools.cache
-def _pattern(template: str) -> re.Pattern[str]:
-    fixed = PLACEHOLDER.split(template)[::2]
-    return re.compile(_VALUE.join(map(re.escape, fixed)))
-
-
 def fits(template: str, name: str) -> bool:
     """Could the template have given this name?"""
-    return _pattern(template).fullmatch(name) is not None and resource_name_problem(name) is None
+    domain, _, rest = template.partition("/")
+    its_domain, _, its_rest = name.partition("/")
+    if domain != its_domain or resource_name_problem(name) is not None:
+        return False
+    fixed = map(re.escape, PLACEHOLDER.split(rest)[::2])
+    return pattern(f"^{_VALUE.join(fixed)}$").is_in(its_rest)
 
 
 def is_distinctive(template: str) -> bool:

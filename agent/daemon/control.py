@@ -11,6 +11,7 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
+from agent import __version__
 from agent.console import views
 from agent.console.control import NoSuchDeviceError, RefusedError
 from agent.console.device_views import Drawn, described, draw
@@ -34,7 +35,6 @@ from agent.model import Slot, SlotKey
 from agent.runtime.chunked_work import in_batches, in_slices
 from agent.runtime.errors import FairleadError
 from agent.runtime.supervision.problems import Problems
-from agent.runtime.version import version
 from backends.base import Backend, Device, Problem
 
 log = structlog.get_logger()
@@ -83,7 +83,7 @@ class AgentControl:
         self._drawn = {name: drawn for name, drawn in self._drawn.items() if name in names}
         devices = {name: await self._devices(name) for name in names}
         return views.Status(
-            version(),
+            __version__,
             self._started,
             self._wall_clock(),
             self._kubelet(),

@@ -15,6 +15,7 @@ import anyio
 import structlog
 from anyio.abc import TaskGroup, TaskStatus
 
+from agent import __version__
 from agent.daemon.handover import Giver
 from agent.daemon.sole_agent import SoleAgent
 from agent.discovery.sources.base import Beat
@@ -32,7 +33,6 @@ from agent.runtime.errors import words
 from agent.runtime.supervision.notify import Notifier
 from agent.runtime.supervision.problems import Problems
 from agent.runtime.supervision.restarts import supervise
-from agent.runtime.version import version
 from backends.errors import reason_of
 
 _DIRECTORY_RETRY: Final = 1.0  # seconds
@@ -92,7 +92,7 @@ class Serving:
         self._leaving: set[str] = set()
         self._awaited = self._owner = ""
         self.standbys = Standbys()
-        self.predecessor = Predecessor(self._ours, lambda: f"{os.getpid()} {version()}")
+        self.predecessor = Predecessor(self._ours, lambda: f"{os.getpid()} {__version__}")
         self._is_giving, self._giving, self._starts_over = False, asyncio.Lock(), asyncio.Event()
         self._scope, self._acting = anyio.CancelScope(), anyio.CancelScope()
         self._acts, self._reported = asyncio.Lock(), asyncio.Event()

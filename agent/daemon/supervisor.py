@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import ModuleType
-from typing import Any, Final
+from typing import Any
 
 import anyio
 import structlog
@@ -66,10 +66,7 @@ from agent.runtime.supervision.notify import Notifier
 from agent.runtime.supervision.problems import Problems
 from agent.runtime.supervision.restarts import supervise
 from agent.runtime.supervision.watchdog import Watchdog
-from agent.runtime.version import version
 from backends.base import Backend
-
-_STARTED: Final = 1.0  # seconds in which the start is over
 
 log = structlog.get_logger()
 
@@ -181,10 +178,8 @@ class Agent:
         """Run until SIGTERM or SIGINT."""
         garbage.settle()  # what has been imported: nobody has to walk over it while thousands of devices are found
         log.info("starting", file=str(self.config.source or "none; KubeVirt's devices"))
-        loop = asyncio.get_running_loop()
         with self._shutdown.waited_for():
-            loop.add_signal_handler(signal.SIGHUP, self._reloader.request)
-            loop.call_later(_STARTED, version)  # later, what is installed may be another one
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reloader.request)
             await self.run(garbage.settle)
         log.info("stopped")
 

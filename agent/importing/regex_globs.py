@@ -1,7 +1,7 @@
 """Turns regular expressions over the paths below /dev into names, or into globs that take all that they might.
 
 Only what people write in smarter-device-manager's configuration is understood: characters, classes, `.`, quantifiers
-and anchors. What is not understood is still carried over where Python and Go read it alike.
+and anchors. What is not understood is still carried over where a `pattern` of ours and Go read it alike.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import re
 from typing import Final
 
 from msgspec import Struct
+
+from backends.interface.patterns import complaint
 
 MOST_NAMES: Final = 16
 """A pattern that means no more names than this is written out."""
@@ -62,14 +64,8 @@ def globs(expression: str) -> tuple[str, ...]:
 
 
 def is_understood(expression: str) -> bool:
-    """Do Python and Go read the expression alike?"""
-    if _UNLIKE.search(expression):
-        return False
-    try:
-        re.compile(expression)
-    except (re.error, OverflowError, RecursionError):
-        return False
-    return True
+    """Do Go and our own `pattern` read the expression alike?"""
+    return _UNLIKE.search(expression) is None and complaint(expression) is None
 
 
 def _anchored(expression: str) -> tuple[_Piece, ...] | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import warnings
 from collections.abc import Iterator
 from typing import Final, Literal, TypeAlias, TypeVar
 
@@ -17,6 +15,7 @@ from backends.chardev.selectors import (
     may_take_one_stick,
     usb_complaints,
 )
+from backends.interface.patterns import complaint
 from backends.linux.globs import is_glob
 
 _Item = TypeVar("_Item")
@@ -202,12 +201,7 @@ def _pattern_complaint(option: PathOption) -> str | None:
     assert option.pattern is not None
     if option.type == "mount" or not is_glob(option.path):
         return "is for nodes whose path has wildcards; it chooses among what they match"
-    try:
-        with warnings.catch_warnings(action="error"):
-            re.compile(option.pattern)
-    except (re.error, OverflowError, RecursionError, FutureWarning) as error:
-        return f"{option.pattern!r} is no regular expression: {error}"
-    return None
+    return complaint(option.pattern)
 
 
 def _place_complaint(option: PathOption) -> str | None:

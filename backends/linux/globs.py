@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 from backends.base import Host, HostPath
 from backends.errors import not_short, reason_of
+from backends.interface.patterns import pattern as compiled
 from backends.linux.nodes import NoNodeError, directory
 
 _WILD = re.compile(r"[*?\[]")
@@ -28,6 +29,9 @@ class Glob:
 
     It matches what lies below /dev; with `files`, files and directories anywhere on the host; with `pattern`, only paths in
     which the regular expression finds something, below /dev.
+
+    Raises:
+        PatternError: the regular expression is none, or needs more than `backends.interface.patterns` has.
     """
 
     __slots__ = ("_files", "_parts", "_pattern", "deep", "fixed", "prefix", "text")
@@ -35,7 +39,7 @@ class Glob:
     def __init__(self, text: str, *, files: bool = False, pattern: str | None = None) -> None:
         self.text = text
         self._files = files
-        self._pattern = re.compile(pattern or "")
+        self._pattern = compiled(pattern) if pattern is not None else None
         parts = text.split("/")
         first = next(n for n, part in enumerate(parts) if is_glob(part))
         self.fixed = HostPath("/".join(parts[:first]) or "/")
@@ -52,7 +56,7 @@ class Glob:
             path.startswith(self.prefix)
             and len(parts := path.split("/")) == len(self._parts)
             and all(fits(part) for fits, part in zip(self._parts, parts, strict=True))
-            and self._pattern.search(path.removeprefix("/dev/")) is not None
+            and self._chooses(path)
         )
 
     def leads_through(self, path: str) -> bool:
@@ -97,8 +101,11 @@ class Glob:
             text = (path / name).text
             if rest:
                 yield from self._below(host, path / name, tuple(rest), wild=True)
-            elif self._pattern.search(text.removeprefix("/dev/")):
+            elif self._chooses(text):
                 yield text
+
+    def _chooses(self, path: str) -> bool:
+        return self._pattern is None or self._pattern.is_in(path.removeprefix("/dev/"))
 
 
 def _component(part: str) -> Callable[[str], bool]:

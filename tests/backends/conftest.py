@@ -20,7 +20,9 @@ from tests.backends.gpu.fake_nvml import Install
 from tests.cdi.runtime import container
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(
+    autouse=True, scope="module"
+)  # not for the session: in a random order, tests of other folders come next
 def checked_backends() -> Iterator[None]:
     """A selector of what a device has must never be refused as a mistake; a runtime makes what a kubelet would."""
     with pytest.MonkeyPatch.context() as patch:
@@ -31,6 +33,7 @@ def checked_backends() -> Iterator[None]:
         yield
 
 
+@functools.cache
 def _checked(backend: type[Backend[Any]]) -> Any:
     discover, known = backend.discover, backend.attributes or {}
 
@@ -44,6 +47,7 @@ def _checked(backend: type[Backend[Any]]) -> Any:
     return checked
 
 
+@functools.cache
 def _by_cdi_too(backend: type[Backend[Any]]) -> Any:
     edits = backend.edits
     compared = set[str]()

@@ -162,3 +162,12 @@ def test_templates_that_gave_the_same_name_can_meet(
         return
     if same:
         assert can_meet(one, other)
+
+
+def test_no_name_keeps_a_template_long() -> None:
+    template = "a.b/" + "-".join(f"{{p{n}}}" for n in range(16)) + "_"
+    assert not fits(template, "a.b/" + "-".join("a" * 32))  # 31 over 15 ways to cut it
+    assert fits(template + "x", "a.b/" + "-".join("a" * 30) + "_x")
+    assert fits("a.b/" + "{p}" * 63, "a.b/" + "a" * 63)
+    assert not fits("a.b/" + "{p}" * 63, "a.b/" + "a" * 62)
+    assert not fits("a.b/x-{p}", "a.c/x-a")

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from agent.runtime.version import version
+from agent import __version__
 from tests.deploy.manifests import REPOSITORY
 from tests.deploy.test_systemd import UNITS
 from tests.needs import skip_without
@@ -44,7 +44,7 @@ def test_what_make_install_puts_below_a_prefix_runs_and_make_uninstall_removes_a
     done = subprocess.run(
         [prefix / "lib/fairlead/bin/python3", prefix / "sbin/fairlead", "--version"], capture_output=True, text=True
     )
-    assert (done.stdout.split()[-1], done.stderr) == (version(), "")
+    assert (done.stdout.split()[-1], done.stderr) == (__version__, "")
     assert (prefix / "sbin/fairlead").read_text().startswith("#!/usr/local/lib/fairlead/bin/python3\n")
     assert (
         "ExecStart=/usr/local/lib/fairlead/bin/fairlead run\n"

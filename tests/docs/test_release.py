@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from agent import __version__
 from tools import audit, versions
 
 
 def test_every_file_that_is_shipped_names_the_version_of_pyproject() -> None:
+    assert list(versions.others()) == []
+    assert __version__ == versions.version()
+
+
+def test_what_python_has_compiled_beside_a_script_names_no_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = tmp_path / "deploy/kubectl/__pycache__/kubectl-fairlead.cpython-311.pyc"
+    compiled.parent.mkdir(parents=True)
+    compiled.write_bytes(b"\xa7\r\r\n\x80 fairlead:9.9.9")
+    for shipped in ("Containerfile", "agent/__init__.py"):
+        (tmp_path / shipped).parent.mkdir(exist_ok=True)
+        (tmp_path / shipped).touch()
+    monkeypatch.setattr(versions, "version", lambda: "0.1.0")
+    monkeypatch.setattr(versions, "ROOT", tmp_path)
     assert list(versions.others()) == []
 
 
@@ -21,6 +39,7 @@ def test_every_file_that_is_shipped_names_the_version_of_pyproject() -> None:
         'org.opencontainers.image.version="9.9.9"',
         "appVersion: v9.9.9",
         "version: 9.9.9",
+        '__version__: Final = "9.9.9"',
     ],
 )
 def test_each_way_to_name_a_version_is_found_with_its_line(line: str) -> None:

@@ -13,6 +13,7 @@ from typing import Final
 
 import pytest
 
+from agent import __version__
 from agent.cdi import names
 from tests.e2e.forkserver import REPOSITORY
 from tests.guest.guest import Guest, guest
@@ -48,8 +49,10 @@ def release(version: str) -> Path:
     subprocess.run(["dpkg-deb", "--raw-extract", built, tree], check=True)
     control = tree / "DEBIAN/control"
     control.write_text(re.sub(r"(?m)^Version: .*", f"Version: {version}", control.read_text()))
-    (metadata,) = tree.glob("usr/lib/fairlead/lib/python3*/site-packages/fairlead-*.dist-info/METADATA")
-    metadata.write_text(re.sub(r"(?m)^Version: .*", f"Version: {version}", metadata.read_text()))
+    (program,) = tree.glob("usr/lib/fairlead/lib/python3*/site-packages/agent/__init__.py")
+    program.write_text(program.read_text().replace(f'"{__version__}"', f'"{version}"'))
+    for compiled in program.parent.glob("__pycache__/__init__.*"):  # Python takes it for the source's, without a look
+        compiled.unlink()
     unit = tree / "usr/lib/systemd/system/fairlead.service"
     unit.write_text(unit.read_text().replace("[Service]\n", f"[Service]\nEnvironment=RELEASE={version}\n"))
     done = NEXT / f"fairlead_{version}.deb"

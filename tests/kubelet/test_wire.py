@@ -269,3 +269,25 @@ def test_the_codec_passes_encoded_bytes_and_messages_and_nothing_else() -> None:
     for wrong in (b"plain bytes", api.Empty(), None):
         with pytest.raises(TypeError, match="expected AllocateRequest or Encoded, got"):
             codec.encode(wrong, api.AllocateRequest)
+
+
+@pytest.mark.parametrize("call", [wire.AllocateCall, wire.IdsCall])
+def test_a_call_that_names_more_devices_than_any_pod_is_not_read_to_its_end(
+    call: type[wire.AllocateCall | wire.IdsCall], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[bytes] = []
+
+    def text(value: bytes) -> str:
+        read.append(value)
+        return value.decode()
+
+    monkeypatch.setattr(wire, "text", text)
+    ids = [f"x{n}" for n in range(60_000)]
+    with pytest.raises(MalformedError, match="names more than 20,000 devices"):
+        call.parse(wire.encode_preferred([ids]) if call is wire.AllocateCall else wire.encode_ids(ids))
+    assert len(read) == wire.MOST_IDS + 1
+    with pytest.raises(MalformedError, match="names more than 20,000 devices"):
+        wire.AllocateCall.parse(wire.encode_preferred([[]] * 30_000))
+    many = tuple(f"x{n}" for n in range(wire.MOST_IDS))
+    assert wire.IdsCall.parse(wire.encode_ids(many)).ids == many
+    assert wire.AllocateCall.parse(wire.encode_preferred([many[:9], many[9:]])).containers == (many[:9], many[9:])

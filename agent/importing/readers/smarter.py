@@ -91,7 +91,7 @@ def _resources(expression: str, line: int, count: int, remarks: list[Remark]) ->
     if names := regex_globs.names(expression):
         yield from (Part(tuple(remarks) if not n else (), _named(name, line, count)) for n, name in enumerate(names))
     elif not regex_globs.is_understood(expression):
-        sentence = f"{expression}: this regular expression is not one that Python and Go read alike; it is left out"
+        sentence = f"{expression}: this regular expression is not one that Fairlead and Go read alike; it is left out"
         yield Part((*remarks, Remark(line, sentence)))
     else:
         globs = regex_globs.globs(expression)

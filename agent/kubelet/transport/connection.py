@@ -68,6 +68,7 @@ class Connection(H2Protocol):
     def connection_lost(self, exc: BaseException | None) -> None:
         """Cancel the calls."""
         super().connection_lost(exc)
+        self._http2.release()
         self._server.disconnected(self)
 
     def data_received(self, data: bytes) -> None:

@@ -133,6 +133,14 @@ def test_a_pattern_chooses_among_what_a_glob_matches_by_the_path_below_dev(tmp_p
     assert affected(backend, event("/dev/video0-raw")) == set()
     assert refused(resource("/dev/*", pattern="(")).path == ("paths", 0, "pattern")
     assert refused(resource("/dev/null", pattern="n")).path == ("paths", 0, "pattern")
+    assert "(?!0" in str(refused(resource("/dev/video*", pattern="video(?!0$)")))
+
+
+def test_no_name_of_a_node_keeps_a_pattern_long(tmp_path: Path) -> None:
+    name = "a" * 200 + "!"
+    backend = chardev(tmp_path, f"dev/{name} c 81:0", configured(paths=[{"path": "/dev/*", "pattern": "^((a+)+|b)$"}]))
+    assert list(backend.units()) == []  # `re` would be looking for it still
+    assert affected(backend, event(f"/dev/{name}")) == set()
 
 
 def test_a_path_that_is_absent_is_missed_and_a_globs_match_is_not(tmp_path: Path) -> None:

@@ -19,10 +19,11 @@ import pytest
 from grpclib.client import Channel, UnaryUnaryMethod
 from grpclib.const import Cardinality, Handler
 from grpclib.server import Stream
+from h2.events import DataReceived, Event, RemoteSettingsChanged, RequestReceived, StreamReset
 from hpack import Decoder, Encoder
 
 from agent.kubelet.api.v1beta1 import PreStartContainerRequest
-from agent.kubelet.transport.http2.connection import ServerConnection
+from agent.kubelet.transport.http2.connection import Held, ServerConnection
 from agent.kubelet.transport.server import SocketServer
 from agent.kubelet.wire import Codec, Encoded
 from tests.kubelet.transport.frames import (
@@ -314,12 +315,9 @@ VIOLATIONS = {
     "a short goodbye": (FRAME_SIZE_ERROR, frame(GOAWAY, 0, 0, bytes(3))),
     "more data than allowed in all": (
         FLOW_CONTROL_ERROR,
-        b"".join(frame(HEADERS, 4, it, ask("Wait")) + frame(DATA, 0, it, bytes(16384)) * 150 for it in (1, 3)),
+        b"".join(frame(HEADERS, 4, it, ask("Wait")) + frame(DATA, 0, it, bytes(16384)) * 200 for it in (1, 3, 5)),
     ),
-    "more data than allowed": (
-        FLOW_CONTROL_ERROR,
-        frame(HEADERS, 4, 1, ask("Wait")) + frame(DATA, 0, 1, bytes(16384)) * 300,
-    ),
+    "more settings than there are": (ENHANCE_YOUR_CALM, frame(SETTINGS, 0, 0, b"\0\4" + numbers(1) + (b"\0\x63" + numbers(1)) * 32)),
 }  # fmt: skip
 
 
@@ -364,6 +362,94 @@ async def test_our_settings_come_first_and_together_with_the_answer_to_the_clien
     assert second is not None
     assert second.kind == WINDOW_UPDATE
     assert third == Frame(SETTINGS, 1, 0, b"")
+
+
+def calls(number: int, message: bytes, connection: ServerConnection, first: int = 1) -> list[Event]:
+    """Begin so many calls, each with what is given of a message."""
+    events = []
+    for stream in range(first, first + 2 * number, 2):
+        events += receive(connection, frame(HEADERS, 4, stream, ask("Wait")))
+        for at in range(0, len(message), 16384):
+            events += receive(connection, frame(DATA, 0, stream, message[at : at + 16384]))
+    return events
+
+
+def greeted(held: Held) -> ServerConnection:
+    connection = ServerConnection(held)
+    connection.receive_data(HELLO)
+    return connection
+
+
+def test_a_client_that_changes_its_first_window_again_and_again_has_the_last_one() -> None:
+    connection = greeted(Held())
+    calls(100, b"", connection)
+    events = connection.receive_data(frame(SETTINGS, 0, 0, b"".join(b"\0\4" + numbers(n) for n in range(32))))
+    assert [type(event) for event in events] == [RemoteSettingsChanged]
+    assert {connection.local_flow_control_window(stream) for stream in connection.streams} == {31}
+
+
+def test_a_message_goes_on_when_it_is_whole_however_many_pieces_it_came_in() -> None:
+    """grpclib keeps an object of 400 bytes for each (CVE-2026-84304 of grpc-go)."""
+    connection = greeted(Held())
+    message = b"\0\0\0\1\0" + bytes(256)
+    receive(connection, frame(HEADERS, 4, 1, ECHO))
+    events = [it for byte in message for it in receive(connection, frame(DATA, 0, 1, bytes([byte])))]
+    assert [(event.data, event.flow_controlled_length) for event in events] == [(message, 261)]  # type: ignore[attr-defined]
+    assert [it for _ in range(1000) for it in receive(connection, frame(DATA, 0, 1, b"x"))] == []
+
+
+def test_no_client_and_not_all_together_hold_more_than_a_few_requests() -> None:
+    held, half = Held(), b"\0\0\x3f\xff\xff" + bytes(1 << 17)
+    first = greeted(held)
+    with pytest.raises(h2.exceptions.ProtocolError):  # it may not send so much that is not read
+        calls(100, half, first)
+    assert held.bytes <= 9 << 20
+    first.release()
+    assert held.bytes == 0
+    others = [greeted(held) for _ in range(10)]
+    refused = [it for one in others for it in calls(40, half, one) if isinstance(it, StreamReset)]
+    assert held.bytes <= 17 << 20
+    assert refused
+    small = calls(1, SAID, others[-1], first=101)  # a pod's Allocate goes through all the same
+    assert [type(event) for event in small] == [RequestReceived, DataReceived]
+    for one in others:
+        one.release()
+    assert held.bytes == 0
+
+
+def test_calls_that_end_hold_nothing_and_give_back_what_their_client_may_send() -> None:
+    held = Held()
+    connection = greeted(held)
+    for stream in range(1, 2001, 2):
+        calls(1, b"\0\0\x3f\xff\xff" + bytes(1 << 14), connection, first=stream)
+        receive(connection, frame(RST_STREAM, 0, stream, numbers(8)))
+    assert held.bytes == 0
+
+
+def test_a_message_that_is_too_long_is_refused_by_its_head() -> None:
+    connection = greeted(Held())
+    (_, reset) = calls(1, b"\0\0\x40\0\1", connection)
+    assert isinstance(reset, StreamReset)
+
+
+@pytest.mark.parametrize("value", ["0n", "0S", "1n", "99999999n", "1u", "1m", "9" * 400 + "H", "-1S", "", "1s", "٣S"])
+async def test_no_time_that_a_client_gives_a_call_is_worth_a_traceback(
+    client: Client, caplog: pytest.LogCaptureFixture, value: str
+) -> None:
+    await client.send(frame(HEADERS, 4, 1, ask("Echo", ("grpc-timeout", value))) + frame(DATA, 1, 1, SAID))
+    said, headers = await client.reply(1)
+    assert said == SAID or headers["grpc-message"] == "Invalid grpc-timeout header"
+    assert [record for record in caplog.records if record.exc_info] == []
+    await client.echoes(3)
+
+
+async def test_a_request_without_an_authority_is_answered(client: Client) -> None:
+    """It ended servers of grpc-go (GO-2026-6443); a `host` may take its place, or nothing."""
+    no_authority = [(":method", "POST"), (":path", "/t/Echo"), ("content-type", "application/grpc"), ("te", "trailers")]
+    for stream, more in ((1, []), (3, [("host", "x")]), (5, [("host", "")])):
+        await client.send(frame(HEADERS, 4, stream, Encoder().encode([*no_authority, *more])))
+        await client.send(frame(DATA, 1, stream, SAID))
+        assert (await client.reply(stream))[0] == SAID
 
 
 async def test_a_request_without_a_path_is_reset_and_its_connection_goes_on(client: Client) -> None:

@@ -1,15 +1,18 @@
 """Reads and writes a server's HTTP/2 frames (RFC 9113): the part of `h2.connection.H2Connection` that grpclib's server uses.
 
 h2 holds each frame against the whole RFC, in objects of their own: half of an Allocate's time is its. This knows what a
-gRPC client may send, ignores what may be ignored, and ends the connection for anything else.
+gRPC client may send, ignores what may be ignored, and ends the connection for anything else. A message goes on when it is
+whole: grpclib keeps 400 bytes for each piece, which may be one byte long (as grpc-go did, CVE-2026-84304).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import ClassVar, Final
 
+import msgspec
 from h2.connection import ConnectionState
 from h2.errors import ErrorCodes
 from h2.events import (
@@ -51,11 +54,28 @@ _MOST_BLOCK: Final = 65536
 _MOST_STREAMS: Final = 100
 _MOST_WINDOW: Final = 2**31 - 1
 _FIRST_WINDOW: Final = 65535
-_WINDOW: Final = 4 << 20
-"""Bytes that a client may send before they are read: in one stream, and in all. As many as grpclib allows."""
+_MOST_SETTINGS: Final = 32
+"""Entries of one frame: HTTP/2 knows ten, and nghttp2 takes as many (NGHTTP2_DEFAULT_MAX_SETTINGS)."""
 
-_MOST_REQUEST: Final = 5 + MESSAGE_LIMIT
+_HEAD_OF_MESSAGE: Final = 5  # bytes: is it compressed, and its length
+_MOST_REQUEST: Final = _HEAD_OF_MESSAGE + MESSAGE_LIMIT
 """Bytes of a request, with gRPC's head."""
+
+_WINDOW: Final = 2 * _MOST_REQUEST
+"""Bytes that a client may send before they are read, in all streams; one has room for the longest request. Half of them may
+have been read without the client being told; such a request fits into the other half."""
+
+_MOST_HELD: Final = 2 * _MOST_REQUEST
+"""Bytes of the requests of all open calls of a connection. A kubelet makes one call at a time that has more than a few."""
+_MOST_HELD_BY_ALL: Final = 4 * _MOST_REQUEST
+"""The same of all connections: what is read of them takes ten times as much."""
+_ALWAYS: Final = _MOST_FRAME
+"""Bytes of a request that are taken whatever others hold: a pod's Allocate has a few hundred."""
+
+_TIMEOUT: Final = "grpc-timeout"
+_TIMEOUT_VALUE: Final = re.compile("[0-9]{1,8}[HMSmun]")  # gRPC over HTTP/2, "Timeout"
+_SHORT: Final = re.compile("0*[HMS]|[0-9]{0,3}m|[0-9]{0,6}u|[0-9]*n")  # less than a second
+_NO_TIMEOUT: Final = "malformed"
 
 
 def _frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
@@ -68,7 +88,7 @@ def _number(value: int) -> bytes:
 
 _OUR_SETTINGS: Final = {
     SettingCodes.MAX_CONCURRENT_STREAMS: _MOST_STREAMS,
-    SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW,
+    SettingCodes.INITIAL_WINDOW_SIZE: _MOST_REQUEST,
     SettingCodes.MAX_HEADER_LIST_SIZE: _MOST_BLOCK,
 }
 _GREETING: Final = _frame(
@@ -84,6 +104,16 @@ class ViolationError(ProtocolError):
         self.error_code = code
 
 
+class Held:
+    """How many bytes of requests are held for calls that are open."""
+
+    bytes = 0
+
+
+BY_ALL: Final = Held()
+"""By all connections of this process."""
+
+
 class _Stream(Struct, eq=False):
     """A call, until both sides have ended it; h2's has `closed` and `open`, for which grpclib asks."""
 
@@ -91,12 +121,18 @@ class _Stream(Struct, eq=False):
     open: ClassVar = True
     window: int
     """Bytes that we may still send."""
-    room: int = _WINDOW
+    room: int = _MOST_REQUEST
     """Bytes that the client may still send."""
     read: int = 0
     """Bytes read of which the client has not been told."""
     received: int = 0
     """Bytes that have come."""
+    waiting: bytearray = msgspec.field(default_factory=bytearray)
+    """Bytes of a message that is not whole."""
+    unread: int = 0
+    """Bytes of the window that these took, padding among them."""
+    has_request: bool = False
+    """Has a whole message come? No call of ours has two: what follows waits for the end."""
     ended: bool = False
     """By the client."""
 
@@ -107,8 +143,9 @@ class ServerConnection:
     The names are those by which grpclib calls h2's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, held_by_all: Held = BY_ALL) -> None:
         self.streams: dict[int, _Stream] = {}
+        self._held, self._held_by_all = 0, held_by_all
         self.max_outbound_frame_size = _MOST_FRAME
         self.state_machine = SimpleNamespace(state=ConnectionState.SERVER_OPEN)
         self.frames = 0
@@ -142,7 +179,7 @@ class ServerConnection:
             kind, flags, block = _CONTINUATION, 0, block[_MOST_FRAME:]
         self._out += _frame(kind, flags | _END_HEADERS, stream_id, block)
         if end_stream and self.streams[stream_id].ended:
-            del self.streams[stream_id]
+            self._forget(stream_id)
 
     def local_flow_control_window(self, stream_id: int) -> int:
         """How many bytes may be sent now.
@@ -163,7 +200,7 @@ class ServerConnection:
 
     def reset_stream(self, stream_id: int, error_code: int = ErrorCodes.NO_ERROR) -> None:
         """End a call at once; grpclib asks first whether it has ended."""
-        del self.streams[stream_id]
+        self._forget(stream_id)
         self._out += _frame(_RST_STREAM, 0, stream_id, _number(error_code))
 
     def acknowledge_received_data(self, size: int, stream_id: int) -> None:
@@ -178,6 +215,21 @@ class ServerConnection:
             if stream.read >= _WINDOW // 2:
                 self._out += _frame(_WINDOW_UPDATE, 0, stream_id, _number(stream.read))
                 stream.room, stream.read = stream.room + stream.read, 0
+
+    def release(self) -> None:
+        """Let go what is held, once the connection is lost."""
+        for stream_id in list(self.streams):
+            self._forget(stream_id)
+
+    def _forget(self, stream_id: int) -> bool:
+        """Let go a call, and what is held for it; False if it had ended."""
+        if (stream := self.streams.pop(stream_id, None)) is None:
+            return False
+        self._held -= stream.received
+        self._held_by_all.bytes -= stream.received
+        if stream.unread:
+            self.acknowledge_received_data(stream.unread, stream_id)
+        return True
 
     def ping(self, data: bytes) -> None:
         """Ask whether the client is there; grpclib does so every two hours."""
@@ -291,6 +343,7 @@ class ServerConnection:
         elif (stream := self.streams.get(stream_id)) is not None and stream.ended:
             raise ViolationError(ErrorCodes.STREAM_CLOSED, "headers after a stream's end")
         if flags & _END_STREAM and (stream := self.streams.get(stream_id)) is not None:  # trailers, or there is no data
+            self._hand_on(stream_id, stream, events)
             stream.ended = True
             events.append(StreamEnded(stream_id=stream_id))
 
@@ -304,6 +357,8 @@ class ServerConnection:
         elif ":method" not in names or ":path" not in names:  # grpclib takes them for granted
             self._out += _frame(_RST_STREAM, 0, stream_id, _number(ErrorCodes.PROTOCOL_ERROR))
         else:
+            if _TIMEOUT in names:
+                headers = tuple((name, _timeout(value) if name == _TIMEOUT else value) for name, value in headers)
             self.streams[stream_id] = _Stream(self._stream_window)
             # grpclib has h2 decode headers into text, which h2's types do not say
             events.append(RequestReceived(stream_id=stream_id, headers=headers))  # type: ignore[arg-type]
@@ -322,19 +377,37 @@ class ServerConnection:
             self.acknowledge_received_data(size, stream_id)
             return
         stream.room -= size
-        stream.received += len(data)
         if stream.ended:
             raise ViolationError(ErrorCodes.STREAM_CLOSED, "data after a stream's end")
         if stream.room < 0:
             raise ViolationError(ErrorCodes.FLOW_CONTROL_ERROR, "more data than allowed")
-        if size:  # grpclib takes a piece of nothing for the end
-            events.append(DataReceived(stream_id=stream_id, data=data, flow_controlled_length=size))
-        if stream.received > _MOST_REQUEST:
+        stream.received += len(data)
+        self._held += len(data)
+        self._held_by_all.bytes += len(data)
+        stream.waiting += data
+        stream.unread += size
+        begins = not stream.has_request and len(stream.waiting) >= _HEAD_OF_MESSAGE
+        announced = int.from_bytes(stream.waiting[1:_HEAD_OF_MESSAGE], "big") if begins else 0
+        if announced > MESSAGE_LIMIT or stream.received > _MOST_REQUEST or self._is_full(stream):
             self.reset_stream(stream_id, ErrorCodes.ENHANCE_YOUR_CALM)
             events.append(StreamReset(stream_id=stream_id, remote_reset=False))
-        elif flags & _END_STREAM:
+            return
+        if flags & _END_STREAM or (begins and len(stream.waiting) >= _HEAD_OF_MESSAGE + announced):
+            self._hand_on(stream_id, stream, events)
+        if flags & _END_STREAM:
             stream.ended = True
             events.append(StreamEnded(stream_id=stream_id))
+
+    def _is_full(self, stream: _Stream) -> bool:
+        """Is more held than may be, and not for small calls alone?"""
+        return stream.received > _ALWAYS and (self._held > _MOST_HELD or self._held_by_all.bytes > _MOST_HELD_BY_ALL)
+
+    @staticmethod
+    def _hand_on(stream_id: int, stream: _Stream, events: list[Event]) -> None:
+        if stream.unread:  # grpclib takes a piece of nothing for the end
+            data, size = bytes(stream.waiting), stream.unread
+            events.append(DataReceived(stream_id=stream_id, data=data, flow_controlled_length=size))
+            stream.waiting, stream.unread, stream.has_request = bytearray(), 0, True
 
     def _receive_window(self, stream_id: int, more: int, events: list[Event]) -> None:
         if not more:
@@ -356,9 +429,11 @@ class ServerConnection:
             raise ViolationError(ErrorCodes.FRAME_SIZE_ERROR, f"settings of {len(payload)} bytes")
         if flags & _ACK:
             return
-        for start in range(0, len(payload), 6):
-            code = int.from_bytes(payload[start : start + 2], "big")
-            value = int.from_bytes(payload[start + 2 : start + 6], "big")
+        if len(payload) > _MOST_SETTINGS * 6:
+            raise ViolationError(ErrorCodes.ENHANCE_YOUR_CALM, f"{len(payload) // 6} settings in one frame")
+        # the last of several counts (RFC 9113, 6.5.3): each first window changes those of all streams
+        settings = {payload[at : at + 2]: payload[at + 2 : at + 6] for at in range(0, len(payload), 6)}
+        for code, value in ((int.from_bytes(it, "big"), int.from_bytes(what, "big")) for it, what in settings.items()):
             if code == SettingCodes.INITIAL_WINDOW_SIZE:
                 for stream in self.streams.values():
                     stream.window += value - self._stream_window
@@ -379,8 +454,19 @@ class ServerConnection:
     def _receive_reset(self, stream_id: int, code: int, events: list[Event]) -> None:
         if stream_id > self._newest:
             raise ViolationError(ErrorCodes.PROTOCOL_ERROR, "a reset of no stream")
-        if self.streams.pop(stream_id, None) is not None:
+        if self._forget(stream_id):
             events.append(StreamReset(stream_id=stream_id, error_code=code, remote_reset=True))
+
+
+def _timeout(value: str) -> str:
+    """A call's time as grpclib can take it.
+
+    It fails, with a traceback, on times that no number holds, and on one that is over before the call begins. Clients end
+    their calls themselves; ours ends only what nobody waits for.
+    """
+    if not _TIMEOUT_VALUE.fullmatch(value):
+        return _NO_TIMEOUT
+    return "1S" if _SHORT.fullmatch(value) else value
 
 
 def _content(flags: int, payload: bytes) -> bytes:
