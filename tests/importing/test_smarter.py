@@ -68,7 +68,10 @@ def test_the_gpu_of_a_jetson_is_told_to_the_runtime_by_its_number_as_by_the_plug
         ("{devicematch: [a], nummaxdevices: 1}", "2: a device: 'devicematch' is a list and should be a text"),
         ("{devicematch: ^a$, nummaxdevices: 1.5}", "2: ^a$: 'nummaxdevices' is '1.5' and should be a whole number"),
         ("{devicematch: ^a$, nummaxdevices: -1}", "2: ^a$: 'nummaxdevices' is '-1' and should be a whole number"),
-        ("{devicematch: '(?i)a', nummaxdevices: 1}", "2: (?i)a: this regular expression is not one that Fairlead and Go"),
+        (
+            "{devicematch: '(?i)a', nummaxdevices: 1}",
+            "2: (?i)a: this regular expression is not one that Fairlead and Go",
+        ),
         ("{devicematch: ^fuse$, nummaxdevices: 1}", "2: smarter-devices/fuse: name: resource[0] has the name"),
         ("{devicematch: ^/$, nummaxdevices: 1}", "2: smarter-devices/devices: path: '/dev//'"),
     ],
