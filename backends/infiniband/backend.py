@@ -158,7 +158,7 @@ class InfiniBand(Backend[InfiniBandOptions]):
     # --- handing out ---
 
     def ids(self, resource: InfiniBandResource, device: Device) -> Sequence[str]:
-        """Numbers for the tokens of a pool, as k8s-rdma-shared-dev-plugin has them; the adapters in it have no IDs."""
+        """Those of a pool's tokens; the adapters in it have no IDs."""
         if resource.spec.options.shared is None:
             return super().ids(resource, device)
         return _tokens(resource) if device.resource is not None else ()
@@ -183,4 +183,9 @@ def _kind(node: Node) -> str:
 
 
 def _tokens(resource: InfiniBandResource) -> tuple[str, ...]:
-    return tuple(str(n) for n in range(resource.spec.options.shared or 0))
+    """Unique on the node, as its devices' IDs are.
+
+    A kubelet before kubernetes 140323 finds the pod that a change of health concerns by the ID alone, so that `0` of one pool
+    reached a pod with `0` of another.
+    """
+    return tuple(f"{resource.name}-{n}" for n in range(resource.spec.options.shared or 0))
