@@ -161,7 +161,10 @@ class CharDev(Backend[CharDevOptions]):
             options = self._group(resource, grant.device).options
             if options.paths:
                 continue
-            if grant.device not in self.discover(grant.device.unit).devices:
+            found = self.discover(
+                grant.device.unit
+            ).devices  # the kernel links a stick's port some time after its event
+            if grant.device not in (replace(device, place=grant.device.place) for device in found):
                 raise AllocationRefused(
                     f"{grant.id} of {resource.name} was unplugged or plugged in again this moment. Create the pod again."
                 )

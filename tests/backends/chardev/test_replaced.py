@@ -243,6 +243,13 @@ def test_a_stick_with_firmware_is_the_one_that_the_pod_was_given(
     assert len(node.states()) == 1
 
 
+def test_a_stick_is_given_though_the_kernel_linked_its_port_after_it_was_found(tmp_path: Path) -> None:
+    node = Node(tmp_path, stick("1-1", 5), configured(usb={"vendor": "0403"}))
+    grant = node.grant(HERE)
+    plant(tmp_path, socket("1-1"))
+    node.backend.claim(node.backend.resources[0], [grant])
+
+
 def test_a_stick_with_firmware_is_in_no_other_resource_while_its_pod_runs(tmp_path: Path) -> None:
     one, two = ([selector] for selector in CORAL)
     node = Node(
