@@ -72,8 +72,8 @@ class End(enum.StrEnum):
     """It ended, and the kubelet closed its connection."""
     KEPT = "kept"
     """It ended; the kubelet had forgotten that agent's client, and with it ours."""
-    LOST = "lost"
-    """That agent was lost meanwhile, or had to break the connection: nothing is known."""
+    UNKNOWN = "unknown"
+    """That agent was lost meanwhile, had to break the connection, or does not say."""
 
 
 # --- of the agent that serves ---
@@ -310,12 +310,12 @@ class Predecessor:
                     self._news.set()
                 elif word == "ended":
                     resource, _, how = what.partition(" ")
-                    self._tell_ended(resource, End(how) if how in set(End) else End.KEPT)
+                    self._tell_ended(resource, End(how) if how in set(End) else End.UNKNOWN)
         finally:
             self._writer, self.gives = None, False
             writer.close()
             for resource in self._ended:
-                self._tell_ended(resource, End.LOST)
+                self._tell_ended(resource, End.UNKNOWN)
             self._gone.set()
             self._news.set()
 
@@ -331,7 +331,7 @@ class Predecessor:
         One that says nothing is left: it takes its time, and what it does then would be the next stream's end.
         """
         if self._writer is None:
-            return End.LOST
+            return End.UNKNOWN
         ended: asyncio.Future[End]
         ended = self._ended[resource] = asyncio.get_running_loop().create_future()
         self._say("end", resource, *([] if self.has_fixed_paths else [path]))
@@ -343,7 +343,7 @@ class Predecessor:
                 del self._ended[resource]
         if self._writer is not None:
             self._writer.close()
-        return End.LOST
+        return End.UNKNOWN
 
     def _tell_ended(self, resource: str, how: End) -> None:
         if (ended := self._ended.get(resource)) is not None and not ended.done():

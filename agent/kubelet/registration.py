@@ -49,9 +49,10 @@ _CLOSED_WITHIN: Final = 0.5  # seconds; a kubelet that has not closed by then ha
 _KEPT_AFTER: Final = (
     1.0  # seconds; one of 1.37 closes within 23 ms (A12), and one until 1.36 that has forgotten us never
 )
-_SEEN_BY_KUBELET: Final = 0.05  # seconds that a kubelet takes to see a stream's end, which nothing shows (A2)
+_SEEN_BY_KUBELET: Final = 0.2  # seconds that a kubelet takes to see a stream's end, which nothing shows (A2)
 _UNANSWERED_AT_MOST: Final = 4  # sockets of registrations that were given up, and may be taken up yet
 _ALLOCATE_PATIENCE: Final = 0.5  # seconds for Allocates under way when we stop, before their stream ends
+_LINGER: Final = 0.3  # seconds for calls that the kubelet sent us before it knew of a later registration
 _STOP_PATIENCE: Final = 0.7  # seconds for running calls when we stop
 _FIRST_DELAY: Final = 0.001  # seconds before the second try: a new socket may not listen yet for 3 ms (A6); doubling
 _LINK: Final = "It is a symbolic link, which no kubelet makes, and is not followed; remove it"
@@ -336,6 +337,8 @@ class Registrar:
         began = time.monotonic()
         self._set_registered(True)
         try:
+            if self._former:
+                await self._until(lambda: not self.plugin.streaming or self._must_renew, _LINGER)
             await self._close_former()
             await self._until(lambda: not self.plugin.streaming or self._must_renew)
             await self._until_answered(lambda: not self.plugin.streaming or not self.plugin.allocating)
@@ -378,8 +381,10 @@ class Registrar:
             if predecessor.has_fixed_paths:
                 await self._serve_at_fixed_path()
             ends.add(await predecessor.end(self.plugin.resource, self._endpoint))
-        if End.LOST in ends:
-            self._is_outdated = True  # the kubelet may have forgotten our client
+            self._predecessor = None
+        if End.UNKNOWN in ends:  # the kubelet may have forgotten our client: register after this one, as ever
+            await asyncio.sleep(_SEEN_BY_KUBELET)
+            self._is_outdated = True
         elif End.KEPT in ends:
             await self._register_alone()
 
@@ -430,7 +435,7 @@ class Registrar:
         await self._until_answered(lambda: not self.plugin.allocating)
         await self._detach()
         if not await end():
-            return End.LOST
+            return End.UNKNOWN
         return End.CLOSED if await server.wait_disconnected(_KEPT_AFTER) else End.KEPT
 
     async def _end_earlier(self) -> bool:

@@ -37,7 +37,7 @@ from agent.simulation.sockets import Version
 from tests.e2e.kmsg import USER
 from tests.nodes import make_node
 from tests.simulation.plugin import ToyPlugin, devices
-from tests.soak.world import GPU, GPUS, LATE, SHARED, STUB, TROUBLED, WIDGET, World
+from tests.soak.world import GPU, GPUS, KUBELETS, LATE, SHARED, STUB, TROUBLED, WIDGET, World
 
 Body = Callable[[World], AsyncIterator[None]]
 _HUNG: Final = 5.0  # seconds after which a read counts as one that hangs (agent.discovery.discoverer.UNIT_DEADLINE)
@@ -167,6 +167,7 @@ async def the_kubelet_restarts(w: World) -> AsyncIterator[None]:
     styles: tuple[Version, ...] = ("1.32", "1.36")
     with w.model.unseen():
         for _ in range(w.rng.choice([1, 1, 3])):
+            w.node.kubelet.version = w.rng.choice(KUBELETS)
             await w.node.kubelet.restart(w.rng.choice(styles), kill=w.rng.random() < 0.5)
     yield
 

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Self, get_args
 
 from agent.console.client import Client
 from agent.runtime.errors import FairleadError
@@ -20,8 +20,10 @@ from agent.simulation.changes import Change, Kind
 from agent.simulation.device_manager.manager import KubeletPanicError
 from agent.simulation.hardware import write_stub_file
 from agent.simulation.kubelet import Kubelet
+from agent.simulation.plugin_connections import Handler
 from agent.simulation.pod_admission import KubeletStoppedError
 from agent.simulation.pods import Container, Phase, Pod, PodStatus
+from agent.simulation.sockets import Version
 from tests.backends.machines import CONTROLS, nvidia_gpu, uuid
 from tests.backends.trees import planted_host
 from tests.e2e.conftest import Trouble
@@ -42,6 +44,7 @@ _UNITS: Final[dict[str, Units]] = {
     **{name: {unit: (unit,) for unit in units} for name, units in zip(TROUBLED, ("abc", "def"), strict=True)},
 }
 GPUS: Final = ("0000:3b:00", "0000:5e:00")
+KUBELETS: Final[tuple[Version, ...]] = ("1.36", "1.37")
 END: Final = "end of: "
 """Before the name of a fault: what all must be well after."""
 
@@ -90,7 +93,8 @@ class World:
         self.node = Node(root)
         self.node.dev.rmdir()
         planted_host(root, CONTROLS + "".join(nvidia_gpu(f"{at}.0", n, numa_node=n) for n, at in enumerate(GPUS)))
-        self.node.kubelet = Kubelet(root, rng=random.Random(rng.random()))
+        version, handler = rng.choice(KUBELETS), rng.choice(get_args(Handler))
+        self.node.kubelet = Kubelet(root, version=version, handler=handler, rng=random.Random(rng.random()))
         self.node.kubelet.subscribe(self._changed)
         self.kmsg = KernelLog(root / "dev/kmsg")
         self.trouble = Trouble(root / "trouble", self.node)

@@ -74,7 +74,7 @@ async def test_a_plugin_directory_that_is_removed_and_made_again_is_used_again(n
 
 async def test_a_plugin_directory_with_a_long_path_is_served(tmp_path: Path) -> None:
     home = tmp_path.parent  # whose name is not already too long
-    root = home / ("long" + "g" * (82 - len(f"{home}/long/device-plugins")))
+    root = home / ("long" + "g" * (75 - len(f"{home}/long/device-plugins")))
     root.mkdir()
     node = Node(root)
     node.mknod("w1")
