@@ -321,7 +321,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("seed", range(6))
 async def test_whatever_happens_at_once_it_ends_well(node: Node, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     world, dial = World(seed), PluginClient.dial
-    node.kubelet._version = world.dice.choice(["1.32", "1.36"])
+    node.kubelet.version = world.dice.choice(["1.32", "1.36", "1.37"])
 
     async def late(self: PluginClient) -> None:
         end = world.steps + world.dice.randrange(chaos.frozen + 1)
