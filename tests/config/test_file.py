@@ -261,7 +261,7 @@ _ODD = '[[resource]]\nname = "a.b/odd"\nbackend = "odd"\n'
         ("agent = 5\n", "1: agent: expected a table, got a whole number"),
         ('[http]\nlisten = "9440"\n', "2: http.listen: '9440' is no address; write 'host:port', 'unix:/path' or 'off'"),
         (
-            f'[agent]\nplugin_dir = "/{"d" * 82}"\n',
+            f'[agent]\nplugin_dir = "/{"d" * 75}"\n',
             "2: agent.plugin_dir: is too long: a socket in it would have a path of 108 bytes, and 107 is the most",
         ),
         ("a = 1\nb = \n", " this is no TOML: Invalid value"),
