@@ -157,7 +157,7 @@ class InfiniBand(Backend[InfiniBandOptions]):
     # --- handing out ---
 
     def ids(self, resource: InfiniBandResource, device: Device) -> Sequence[str]:
-        """Numbers for the tokens of a pool, as k8s-rdma-shared-dev-plugin has them; the adapters in it have no IDs."""
+        """Those of the pool's tokens; the adapters in it have no IDs."""
         if resource.spec.options.shared is None:
             return super().ids(resource, device)
         return _tokens(resource) if device.resource is not None else ()
@@ -182,4 +182,9 @@ def _kind(node: Node) -> str:
 
 
 def _tokens(resource: InfiniBandResource) -> tuple[str, ...]:
-    return tuple(str(n) for n in range(resource.spec.options.shared or 0))
+    """The IDs of a pool's tokens.
+
+    k8s-rdma-shared-dev-plugin has bare numbers, those of one pool in each: kubelets before kubernetes 140323 tell the health
+    of one to pods that have the other (kubelet contract: A11.8). A pod that holds a number keeps it: it is a former ID.
+    """
+    return tuple(f"{resource.name}::{n}" for n in range(resource.spec.options.shared or 0))
