@@ -38,7 +38,6 @@ class InfiniBand(Backend[InfiniBandOptions]):
 
     options_type: ClassVar = InfiniBandOptions
     attributes: ClassVar = adapters.ATTRIBUTES
-    company: ClassVar = frozenset({"gpu"})
     complaints: ClassVar = staticmethod(complaints)
 
     @classmethod
@@ -77,7 +76,7 @@ class InfiniBand(Backend[InfiniBandOptions]):
         function = pci.read(self.host, unit) if pci.ADDRESS.fullmatch(unit) else None
         if function is None or not adapters.is_likely(function.kind, function.vendor):
             return Discovery()
-        return Discovery((adapters.bare(self.host, function),), problems=function.problems)
+        return Discovery((adapters.bare(function),), problems=function.problems)
 
     def _missing_ports(self, hcas: Iterable[Hca], device: Device) -> Iterator[Problem]:
         """A problem for each port that the resource asks for by number and the adapter does not have."""
@@ -100,7 +99,7 @@ class InfiniBand(Backend[InfiniBandOptions]):
                 function = adapters.function_of(self.host, adapter)
                 hcas = rdma.hcas(self.host, adapter)
                 device = adapters.device(self.host, adapter, hcas, function, (), self.resources)
-                if device.unusable or resource.refuses(device) is not None:
+                if resource.refuses(device) is not None:
                     continue
                 if (other := pools.kept_from(resource, device, self.resources)) is None:
                     members.append(device)
@@ -158,7 +157,7 @@ class InfiniBand(Backend[InfiniBandOptions]):
     # --- handing out ---
 
     def ids(self, resource: InfiniBandResource, device: Device) -> Sequence[str]:
-        """Those of a pool's tokens; the adapters in it have no IDs."""
+        """Those of the pool's tokens; the adapters in it have no IDs."""
         if resource.spec.options.shared is None:
             return super().ids(resource, device)
         return _tokens(resource) if device.resource is not None else ()
@@ -183,9 +182,9 @@ def _kind(node: Node) -> str:
 
 
 def _tokens(resource: InfiniBandResource) -> tuple[str, ...]:
-    """Unique on the node, as its devices' IDs are.
+    """The IDs of a pool's tokens.
 
-    A kubelet before kubernetes 140323 finds the pod that a change of health concerns by the ID alone, so that `0` of one pool
-    reached a pod with `0` of another.
+    k8s-rdma-shared-dev-plugin has bare numbers, those of one pool in each: kubelets before kubernetes 140323 tell the health
+    of one to pods that have the other (kubelet contract: A11.8). A pod that holds a number keeps it: it is a former ID.
     """
-    return tuple(f"{resource.name}-{n}" for n in range(resource.spec.options.shared or 0))
+    return tuple(f"{resource.name}::{n}" for n in range(resource.spec.options.shared or 0))

@@ -128,7 +128,7 @@ class Node:
     def sockets(self) -> list[str]:
         """The sockets of resources, without the digits that make each another."""
         found = [path for path in self.ours.glob("*.sock") if path.is_socket()] if self.ours.is_dir() else []
-        return sorted(path.name.split("-", 1)[-1] for path in found)
+        return sorted({path.name.split("-", 1)[-1] for path in found})
 
     def shows(self, name: str, *, healthy: int, unhealthy: int = 0) -> bool:
         view = self.kubelet.resources.get(name)

@@ -41,11 +41,8 @@ def inventory(found: InfiniBand) -> Inventory:
 def test_each_token_gives_all_adapters(tmp_path: Path) -> None:
     """Golden: rdmaHcaMax tokens; the nodes of each adapter, rwm; rdma_cm once and not for each adapter."""
     found = backend(tmp_path)
-    assert (
-        list(inventory(found).slots("rdma/hca_shared"))
-        == [f"rdma/hca_shared-{n}" for n in range(4)]
-        == list(found.fixed_ids(SHARED))
-    )
+    assert list(inventory(found).slots("rdma/hca_shared")) == list(found.fixed_ids(SHARED))
+    assert list(found.fixed_ids(SHARED)) == [f"rdma/hca_shared::{n}" for n in range(4)]
     (pool,) = found.discover("pool:rdma/hca_shared").devices
     said = found.edits(SHARED, [Grant("2", pool)])
     names = ["issm0", "umad0", "uverbs0", "issm1", "umad1", "uverbs1", "rdma_cm"]
@@ -67,7 +64,7 @@ def test_a_pool_leaves_out_what_an_earlier_resource_takes(tmp_path: Path) -> Non
     first = resource("example.com/hca", select=[{"hca": ("mlx5_0",)}])
     made = inventory(backend(tmp_path, first, SHARED))
     assert list(made.slots("example.com/hca")) == [A]
-    assert (pool := made.slots("rdma/hca_shared")["rdma/hca_shared-0"].device)
+    assert (pool := made.slots("rdma/hca_shared")["rdma/hca_shared::0"].device)
     assert pool.hardware == {f"pci:{B}", f"rdma:{B}"}
 
 
@@ -84,7 +81,7 @@ def test_what_a_pool_is_chosen_by_is_never_a_mixture(tmp_path: Path) -> None:
     found = backend(tmp_path, odd)
     (pool,) = found.discover("pool:rdma/all").devices
     assert pool.attributes["pool"] == ("mlx5_0", "mlx5_1", "mlx5_2")
-    assert list(inventory(found).slots("rdma/all")) == ["rdma/all-0", "rdma/all-1"]
+    assert list(inventory(found).slots("rdma/all")) == ["rdma/all::0", "rdma/all::1"]
 
 
 def test_a_pool_without_adapters_has_no_tokens(tmp_path: Path) -> None:
@@ -140,14 +137,27 @@ def test_a_pool_that_grows_or_shrinks_is_still_the_one_that_a_pod_has(tmp_path: 
     found = backend(tmp_path)
     made = inventory(found)
     (pool,) = found.discover("pool:rdma/hca_shared").devices
-    made.claim([Held("rdma/hca_shared", "rdma/hca_shared-1", "infiniband", pool.hardware, pool.identity)])
+    made.claim([Held("rdma/hca_shared", "rdma/hca_shared::1", "infiniband", pool.hardware, pool.identity)])
     (found.host.sys / "class/infiniband/mlx5_1").unlink()
     (found.host.sys / "class/infiniband_verbs/uverbs1").unlink()
     made.update("infiniband", {B: (), "pool:rdma/hca_shared": found.discover("pool:rdma/hca_shared").devices})
-    held = made.slots("rdma/hca_shared")["rdma/hca_shared-1"]
+    held = made.slots("rdma/hca_shared")["rdma/hca_shared::1"]
     assert held.device is not None
     assert held.device.hardware == {f"pci:{A}", f"rdma:{A}"}
     assert held.health.state is State.HEALTHY
+
+
+def test_a_pod_that_holds_a_bare_number_keeps_it_and_no_other_resource_has_a_token_of_that_name(tmp_path: Path) -> None:
+    """As k8s-rdma-shared-dev-plugin gave it; a number is a token of each pool, and health may reach the wrong pod."""
+    found = backend(tmp_path, ALL_OF_THEM, FABRIC)
+    made = inventory(found)
+    assert made.slots("rdma/all").keys().isdisjoint(made.slots("rdma/fabric"))
+    pool = made.slots("rdma/all")["rdma/all::0"].device
+    assert pool
+    made.claim([Held("rdma/all", "1", "infiniband", pool.hardware, pool.identity)])
+    slots = made.slots("rdma/all")
+    assert slots["1"].health.state is State.HEALTHY
+    assert sum(slot.health.offered for slot in slots.values()) == 2, "as many pods as before"
 
 
 # --- pools that have the same adapters ---
@@ -163,7 +173,7 @@ ALL_OF_THEM, FABRIC = overlapping("rdma/all"), overlapping("rdma/fabric", select
 def test_pools_that_overlap_have_the_same_adapters_and_no_other_resource_has(tmp_path: Path) -> None:
     found = backend(tmp_path, ALL_OF_THEM, FABRIC, resource("example.com/hca"), SHARED)
     made = inventory(found)
-    pooled = {name: slot.device for name in made.names() if (slot := made.slots(name).get(f"{name}-0"))}
+    pooled = {name: slot.device for name in made.names() if (slot := made.slots(name).get(f"{name}::0"))}
     assert {name: pool.attributes["pool"] for name, pool in pooled.items() if pool} == {
         "rdma/all": ("mlx5_0", "mlx5_1", "mlx5_2"),
         "rdma/fabric": ("mlx5_0", "mlx5_1"),
@@ -173,18 +183,18 @@ def test_pools_that_overlap_have_the_same_adapters_and_no_other_resource_has(tmp
     above = inventory(
         backend(tmp_path / "above", resource("a.com/x", select=[{"hca": ("mlx5_0",)}]), FABRIC, ALL_OF_THEM)
     )
-    of_two = [above.slots(name)[f"{name}-0"].device for name in ("rdma/fabric", "rdma/all")]
+    of_two = [above.slots(name)[f"{name}::0"].device for name in ("rdma/fabric", "rdma/all")]
     assert [pool and pool.attributes["pool"] for pool in of_two] == [("mlx5_1",), ("mlx5_1", "mlx5_2")]
 
 
 def test_each_of_two_pools_is_as_well_as_its_adapters_whoever_holds_the_other(tmp_path: Path) -> None:
     made = inventory(backend(tmp_path, ALL_OF_THEM, FABRIC))
-    held = made.slots("rdma/fabric")["rdma/fabric-1"].device
+    held = made.slots("rdma/fabric")["rdma/fabric::1"].device
     assert held
-    made.claim([Held("rdma/fabric", "rdma/fabric-1", "infiniband", held.hardware, held.identity)])
+    made.claim([Held("rdma/fabric", "rdma/fabric::1", "infiniband", held.hardware, held.identity)])
 
     def states() -> list[State]:
-        return [made.slots(name)[f"{name}-1"].health.state for name in ("rdma/all", "rdma/fabric")]
+        return [made.slots(name)[f"{name}::1"].health.state for name in ("rdma/all", "rdma/fabric")]
 
     assert states() == [State.HEALTHY, State.HEALTHY]
     made.set_health({f"rdma:{A}": unhealthy("a")})
@@ -209,16 +219,3 @@ def test_the_kubelet_is_not_told_a_pools_numa_node_where_that_is_not_wanted(tmp_
         found = backend(tmp_path / str(topology), resource("rdma/one", shared=1, topology=topology, select=select))
         (pool,) = found.discover("pool:rdma/one").devices
         assert pool.numa_node == numa_node
-
-
-def test_tokens_of_two_pools_have_no_id_in_common_and_a_pod_keeps_the_one_it_was_given_before(tmp_path: Path) -> None:
-    """Kubelet contract: A9. Kubernetes 140323; older versions of Fairlead numbered each pool's tokens from 0."""
-    two = [resource(f"rdma/{name}", shared=4, overlap=True) for name in ("one", "other")]
-    made = inventory(backend(tmp_path, *two))
-    one, other = (made.slots(it.name) for it in two)
-    assert one.keys().isdisjoint(other)
-    device = one["rdma/one-0"].device
-    assert device is not None
-    made.claim([Held("rdma/one", "1", "infiniband", device.hardware, device.identity)])
-    assert made.slots("rdma/one")["1"].health.offered
-    assert sum(slot.health.offered for slot in made.slots("rdma/one").values()) == 4, "as many pods as before"
