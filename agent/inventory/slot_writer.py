@@ -219,9 +219,9 @@ class SlotWriter:
 
     def _write_former(self, listing: Listing, claims: Iterable[Held]) -> None:
         """Write the slots of claims whose IDs no device has; a thousand of one device are judged once."""
-        behind: dict[tuple[frozenset[str], str], tuple[Device | None, Health]] = {}
+        behind: dict[tuple[frozenset[str], str, frozenset[str]], tuple[Device | None, Health]] = {}
         for claim in claims:
-            if (key := (claim.hardware, claim.identity)) not in behind:
+            if (key := (claim.hardware, claim.identity, claim.place)) not in behind:
                 behind[key] = self._behind(claim)
             listing.put(Slot(claim.id, *behind[key]))
 

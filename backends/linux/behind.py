@@ -23,6 +23,8 @@ _NVIDIA_MAJOR: Final = 195
 """Of /dev/nvidia0 and so on (Documentation/admin-guide/devices.txt). Their driver makes no devices in sysfs; their numbers
 follow the order in which it finds the GPUs."""
 _SOFTWARE: Final = "/sys/devices/virtual/"
+_DISKS: Final = f"{_SOFTWARE}nvme-subsystem/"
+"""Where disks are that several NVMe controllers may lead to, as most of servers are (drivers/nvme/host/multipath.c)."""
 _SCSI_HOST: Final = re.compile(r"host\d+")
 _OWN_IDS: Final = ("wwid", "cid", "serial", "unique_id")
 """Attributes that tell one piece from another of its model: of disks and NVMe namespaces (drivers/scsi/scsi_sysfs.c,
@@ -38,7 +40,7 @@ class Behind(Struct, frozen=True):
     identity: str = ""
     """Its IDs, its serial, and which part of it the node is: `0403:6001:A50285BI 1.0`; empty if nothing is known."""
     place: frozenset[str] = frozenset()
-    """As `Device.place`: the USB port, the PCI function or the platform device; of a disk behind a SCSI host itself."""
+    """As `Device.place`: the USB port, the PCI function or the platform device; of a disk behind a SCSI host, or several NVMe controllers, itself."""
 
 
 def behind(host: Host, node: DeviceNode) -> Behind:
@@ -47,7 +49,7 @@ def behind(host: Host, node: DeviceNode) -> Behind:
     path = sysfs.device(host, HostPath(link))
     if path is None and node.major == _NVIDIA_MAJOR and not node.block:
         return _nvidia(host, node.minor)
-    if path is None or path.text.startswith(_SOFTWARE):
+    if path is None or (path.text.startswith(_SOFTWARE) and not path.text.startswith(_DISKS)):
         return Behind()
     own: list[str] = []
     parts: list[str] = []
@@ -66,7 +68,7 @@ def behind(host: Host, node: DeviceNode) -> Behind:
         parts += (text for it in _PARTS if it in names and (text := _text(host, up / it)))
         parts += (up.name.partition(":")[2],) if usb.is_interface(up.name) else ()
         disk = disk or _SCSI_HOST.fullmatch(up.name) is not None
-    return Behind()
+    return Behind(" ".join((*own, *parts)), frozenset(own)) if own and path.text.startswith(_DISKS) else Behind()
 
 
 def _nvidia(host: Host, minor: int) -> Behind:

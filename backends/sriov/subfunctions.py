@@ -50,6 +50,7 @@ def look(host: Host, resources: Sequence[SriovResource], name: str) -> Seen | No
         hardware=frozenset((f"aux:{name}", f"rdma:{function.address}-{called}")),  # as the backend infiniband calls it
         depends=frozenset((function.hardware, f"pci:{above}", link(above))),
         identity=f"{function.ids} {called}",
+        place=frozenset((f"sf:{function.address}-{called}",)),  # its name is the next one's after a boot
         numa_node=function.numa_node,
         ancestry=(*function.ancestry, function.address),
         attributes=assumed(attributes, UNSEEN_WHEN_AWAY, resources),

@@ -34,6 +34,22 @@ def test_another_card_in_the_slot_of_one_that_a_pod_holds_waits_for_the_pod() ->
     assert {device_id: reason for device_id, (_, reason, _) in shown(it, STICKS).items()} == {"GPU-2": ""}
 
 
+def test_pods_that_were_given_one_number_at_two_places_are_judged_each_by_its_own() -> None:
+    """The kernel gave the number of a stick that was pulled to one of the same model elsewhere; then the IDs are others."""
+    own = frozenset({"node:c:188:0"})
+    first, second, renamed = (
+        replace(device(name, NODES, hardware=own, exclusive=own, identity="0403:6001: 1.0"), place=frozenset({place}))
+        for name, place in (("one", "usb:1"), ("two", "usb:2"), ("three", "usb:2"))
+    )
+    it = inventory(resource(NODES), devices=[renamed])
+    it.claim([held(NODES, "one", first), held(NODES, "two", second)])
+    assert {name: reason for name, (_, reason, _) in shown(it, NODES).items()} == {
+        "one": "gone",
+        "two": "held",
+        "three": "held",
+    }
+
+
 @dataclass(frozen=True)
 class Stick:
     """What is plugged in."""

@@ -83,9 +83,12 @@ def manages_nvswitches(host: Host, function: pci.Function) -> bool:
     if function.vendor != _NVIDIA or not function.kind.startswith(_INFINIBAND) or function.physical is not None:
         return False
     try:
-        return _SWITCH_MANAGEMENT in _vital_data(host, function.path, function.binding)
+        data = _vital_data(host, function.path, function.binding)
     except OSError:
+        data = b""
+    if not data:  # it is empty where the kernel makes no sense of it
         return (function.subsystem_vendor, function.subsystem_device) == _SWITCH_MANAGEMENT_IDS
+    return _SWITCH_MANAGEMENT in data
 
 
 @lru_cache(maxsize=256)

@@ -12,6 +12,7 @@ from backends.linux.nodes import DeviceNode
 from tests.backends.trees import planted_host
 
 NVME = "pci0000:00/0000:00:1b.0/0000:03:00.0"
+HEAD = "virtual/nvme-subsystem/nvme-subsys0/nvme0n1"
 SATA = "pci0000:00/0000:00:17.0"
 HID = "pci0000:00/0000:00:14.0/usb1/1-2/1-2:1.1/0003:046D:C534.0002"
 CAMERA = "pci0000:00/0000:00:14.0/usb1/1-3/1-3:1.0/video4linux/video0"
@@ -41,6 +42,8 @@ USB = "sys/devices/pci0000:00/0000:00:14.0/usb1/version = 2.00"
         (CAMERA, [(CAMERA, "index = 0"), (CAMERA, "name = C920")], ":: C920 0 1.0", "usb:0000:00:14.0-usbv2-3"),
         (f"{I2C}/i2c-dev/i2c-0", [(I2C.rpartition("/")[0], PCI), (I2C, "name = SMBus I801")], f"{IDS} SMBus I801", "pci:0000:00:1f.4"),
         (f"{PI}/i2c-1/i2c-dev/i2c-1", [(PI, "subsystem -> ../../../../bus/platform")], "fe804000.i2c", "platform:fe804000.i2c"),
+        (f"{HEAD}/nvme0n1p2", [(f"{HEAD}/nvme0n1p2", "partition = 2"), (HEAD, "nsid = 1"), (HEAD, "wwid = eui.0025")], "wwid=eui.0025 2 1", "wwid=eui.0025"),
+        (HEAD, [(HEAD, "nsid = 1")], "", None),
         ("virtual/misc/kvm", [], "", None),
     ],
 )  # fmt: skip

@@ -11,6 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from agent.inventory.survey import survey
+from agent.inventory.tombstones import is_same
+from agent.model import Held
 from backends.base import (
     AllocationRefused,
     ContainerEdits,
@@ -328,6 +330,26 @@ def test_a_subfunction_is_told_by_its_name_and_comes_with_its_rdma_nodes(tmp_pat
     of_it = f"/devices/{CONNECTX.below}/{CONNECTX.address}/mlx5_core.sf"
     assert found.affects(Uevent("remove", "auxiliary", f"{of_it}.2"), known) == ("mlx5_core.sf.2",)
     assert found.affects(Uevent("add", "auxiliary", f"{of_it}.2/mlx5_core.eth.2"), known) == ()
+
+
+def test_a_subfunction_that_has_the_name_of_another_after_a_boot_is_another(tmp_path: Path) -> None:
+    """Each port of a card has one with the same number, and the kernel numbers their devices as they come."""
+    other = replace(CONNECTX, address="0000:5e:00.1", netdev="ens2f1np1")
+    trees = small(CONNECTX, 0).tree() + small(other, 0).tree()
+    before, after = (
+        next(
+            device
+            for device in devices(backend(tmp_path / when, tree, resource(device_type="auxNetDevice")))
+            if device.key == "mlx5_core.sf.2"
+        )
+        for when, tree in (
+            ("before", trees + subfunction(CONNECTX, 2, 88)),
+            ("after", trees + subfunction(other, 2, 88)),
+        )
+    )
+    claim = Held.of("a.b/sf", before.key, "sriov", before)
+    assert is_same(claim, before)
+    assert not is_same(claim, after)
 
 
 # --- what a container gets ---

@@ -252,6 +252,9 @@ def test_a_network_card_whose_interface_is_elsewhere(tmp_path: Path) -> None:
 
 def test_an_adapter_that_manages_nvswitches(tmp_path: Path) -> None:
     mark = {"vpd": "x SMDL=SW_MNG"}
-    assert said(tmp_path, "", ids="15b3:1021", kind="020700", files=mark) == [
-        "manages the NVSwitches between the GPUs, for Fabric Manager"
-    ]
+    why = "manages the NVSwitches between the GPUs, for Fabric Manager"
+    assert said(tmp_path, "", ids="15b3:1021", kind="020700", files=mark) == [why]
+    tree = function(ONE, "15b3:1021", subsystem="15b3:0087", kind="020700", files={"vpd": "x"})
+    host = planted_host(tmp_path / "empty", tree)
+    host.local(found(host).path / "vpd").write_bytes(b"")  # as the kernel shows it where it makes no sense of it
+    assert list(uses(host, found(host))) == [why]
