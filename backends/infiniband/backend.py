@@ -38,6 +38,7 @@ class InfiniBand(Backend[InfiniBandOptions]):
 
     options_type: ClassVar = InfiniBandOptions
     attributes: ClassVar = adapters.ATTRIBUTES
+    company: ClassVar = frozenset({"gpu"})
     complaints: ClassVar = staticmethod(complaints)
 
     @classmethod
@@ -76,7 +77,7 @@ class InfiniBand(Backend[InfiniBandOptions]):
         function = pci.read(self.host, unit) if pci.ADDRESS.fullmatch(unit) else None
         if function is None or not adapters.is_likely(function.kind, function.vendor):
             return Discovery()
-        return Discovery((adapters.bare(function),), problems=function.problems)
+        return Discovery((adapters.bare(self.host, function),), problems=function.problems)
 
     def _missing_ports(self, hcas: Iterable[Hca], device: Device) -> Iterator[Problem]:
         """A problem for each port that the resource asks for by number and the adapter does not have."""
@@ -99,7 +100,7 @@ class InfiniBand(Backend[InfiniBandOptions]):
                 function = adapters.function_of(self.host, adapter)
                 hcas = rdma.hcas(self.host, adapter)
                 device = adapters.device(self.host, adapter, hcas, function, (), self.resources)
-                if resource.refuses(device) is not None:
+                if device.unusable or resource.refuses(device) is not None:
                     continue
                 if (other := pools.kept_from(resource, device, self.resources)) is None:
                     members.append(device)
@@ -157,7 +158,7 @@ class InfiniBand(Backend[InfiniBandOptions]):
     # --- handing out ---
 
     def ids(self, resource: InfiniBandResource, device: Device) -> Sequence[str]:
-        """Those of the pool's tokens; the adapters in it have no IDs."""
+        """Those of a pool's tokens; the adapters in it have no IDs."""
         if resource.spec.options.shared is None:
             return super().ids(resource, device)
         return _tokens(resource) if device.resource is not None else ()

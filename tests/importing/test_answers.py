@@ -210,7 +210,8 @@ async def test_each_token_of_a_shared_pool_gives_all_its_adapters_and_pools_may_
     ]
     node = await Node.switched(tmp_path, tree, f"configList: {pools}\n")
     assert node.lists == {
-        name: [f"{name}::{n}" for n in range(count)] for name, count in (("rdma/one", 3), ("rdma/all", 2))
+        "rdma/one": [f"rdma/one::{n}" for n in range(3)],
+        "rdma/all": ["rdma/all::0", "rdma/all::1"],
     }
     own = [[f"/dev/infiniband/{name}{n} rwm" for name in ("issm", "umad", "uverbs")] for n in range(2)]
     cm = "/dev/infiniband/rdma_cm rwm"

@@ -41,8 +41,11 @@ def inventory(found: InfiniBand) -> Inventory:
 def test_each_token_gives_all_adapters(tmp_path: Path) -> None:
     """Golden: rdmaHcaMax tokens; the nodes of each adapter, rwm; rdma_cm once and not for each adapter."""
     found = backend(tmp_path)
-    assert list(inventory(found).slots("rdma/hca_shared")) == list(found.fixed_ids(SHARED))
-    assert list(found.fixed_ids(SHARED)) == [f"rdma/hca_shared::{n}" for n in range(4)]
+    assert (
+        list(inventory(found).slots("rdma/hca_shared"))
+        == [f"rdma/hca_shared::{n}" for n in range(4)]
+        == list(found.fixed_ids(SHARED))
+    )
     (pool,) = found.discover("pool:rdma/hca_shared").devices
     said = found.edits(SHARED, [Grant("2", pool)])
     names = ["issm0", "umad0", "uverbs0", "issm1", "umad1", "uverbs1", "rdma_cm"]
@@ -147,19 +150,6 @@ def test_a_pool_that_grows_or_shrinks_is_still_the_one_that_a_pod_has(tmp_path: 
     assert held.health.state is State.HEALTHY
 
 
-def test_a_pod_that_holds_a_bare_number_keeps_it_and_no_other_resource_has_a_token_of_that_name(tmp_path: Path) -> None:
-    """As k8s-rdma-shared-dev-plugin gave it; a number is a token of each pool, and health may reach the wrong pod."""
-    found = backend(tmp_path, ALL_OF_THEM, FABRIC)
-    made = inventory(found)
-    assert made.slots("rdma/all").keys().isdisjoint(made.slots("rdma/fabric"))
-    pool = made.slots("rdma/all")["rdma/all::0"].device
-    assert pool
-    made.claim([Held("rdma/all", "1", "infiniband", pool.hardware, pool.identity)])
-    slots = made.slots("rdma/all")
-    assert slots["1"].health.state is State.HEALTHY
-    assert sum(slot.health.offered for slot in slots.values()) == 2, "as many pods as before"
-
-
 # --- pools that have the same adapters ---
 
 
@@ -219,3 +209,16 @@ def test_the_kubelet_is_not_told_a_pools_numa_node_where_that_is_not_wanted(tmp_
         found = backend(tmp_path / str(topology), resource("rdma/one", shared=1, topology=topology, select=select))
         (pool,) = found.discover("pool:rdma/one").devices
         assert pool.numa_node == numa_node
+
+
+def test_tokens_of_two_pools_have_no_id_in_common_and_a_pod_keeps_the_one_it_was_given_before(tmp_path: Path) -> None:
+    """Kubelet contract: A9. Kubernetes 140323; older versions of Fairlead numbered each pool's tokens from 0."""
+    two = [resource(f"rdma/{name}", shared=4, overlap=True) for name in ("one", "other")]
+    made = inventory(backend(tmp_path, *two))
+    one, other = (made.slots(it.name) for it in two)
+    assert one.keys().isdisjoint(other)
+    device = one["rdma/one::0"].device
+    assert device is not None
+    made.claim([Held("rdma/one", "1", "infiniband", device.hardware, device.identity)])
+    assert made.slots("rdma/one")["1"].health.offered
+    assert sum(slot.health.offered for slot in made.slots("rdma/one").values()) == 4, "as many pods as before"
