@@ -110,6 +110,8 @@ def _needed(host: Host, function: pci.Function, interfaces: Sequence[str]) -> st
     """Why the host needs the function; empty if it does not. No route leads through one that is not set up."""
     if function.virtual:
         return f"it has {len(function.virtual)} virtual functions, which would go with it"
+    if number := host_uses.subfunctions(function):
+        return f"it has {number} subfunctions, which would go with it"
     if host_uses.manages_nvswitches(host, function):
         return "it leads to the NVSwitches between the GPUs, not to a network, and Fabric Manager needs it"
     is_virtual = function.physical is not None

@@ -31,6 +31,9 @@ _BTRFS: Final = HostPath("/sys/fs/btrfs")
 _MOUNTS: Final = HostPath("/proc/1/mountinfo")
 """The host's own, not those of the container that we may be in."""
 _SWAPS: Final = HostPath("/proc/swaps")
+_PPPOE: Final = HostPath("/proc/1/net/pppoe")
+"""The sessions of PPP over Ethernet: a header, then ID, address and the card's interface in each line (pppoe_seq_show,
+drivers/net/ppp/pppoe.c). The kernel links ppp0, which has the route, to no card."""
 
 _NVME_PATH: Final = re.compile(r"nvme(\d+)c\d+n(\d+)")  # the path by one of the controllers that lead to a disk
 _ETHERNET: Final = "0200"
@@ -56,8 +59,8 @@ def uses(host: Host, function: pci.Function, *, named: bool = False) -> Iterator
         yield "manages the NVSwitches between the GPUs, for Fabric Manager"
     if function.virtual:
         yield f"has {len(function.virtual)} virtual functions, which would go"
-    if below := [name for name in function.entries if ".sf." in name]:  # mlx5_core.sf.2, of the auxiliary bus
-        yield f"has {len(below)} subfunctions, which would go"
+    if number := subfunctions(function):
+        yield f"has {number} subfunctions, which would go"
     yield from _disks(host, function)
     yield from _networks(host, function, named=named)
 
@@ -76,6 +79,11 @@ def busy_disks(host: Host, function: pci.Function) -> Iterator[str]:
         except OSError as error:
             if not_short(error).errno == errno.EBUSY:
                 yield f"has the disk {name}, which something uses"
+
+
+def subfunctions(function: pci.Function) -> int:
+    """How many subfunctions are made of it; they go when it gets another driver, or moves into a pod."""
+    return sum(".sf." in name for name in function.entries)  # mlx5_core.sf.2, of the auxiliary bus
 
 
 def manages_nvswitches(host: Host, function: pci.Function) -> bool:
@@ -242,12 +250,21 @@ def uplink(host: Host, names: Sequence[str], *, sure: bool = False) -> str | Non
     if not names:
         return None
     routes = host_routes.read(host)
+    over_ppp = routes is not None and any(name.startswith("ppp") for name in routes.default)
+    sessions = _pppoe(host) if over_ppp else set()
     for name, member in _chains(host, names):
+        if member in sessions:
+            return f"carries the default route, through {member} and PPPoE"
         if routes is not None and member in routes.default:
             return f"carries the default route, through {name}" + (f" and {member}" if member != name else "")
     if (why := membership(host, names)) is not None or routes is not None or sure:
         return why
     return f"has the network interface {names[0]}, and the routes cannot be read in {netlink.ROUTES}"
+
+
+def _pppoe(host: Host) -> set[str]:
+    """The interfaces over which PPPoE sessions go."""
+    return {line.split()[-1] for line in (sysfs.text(host, _PPPOE) or "").splitlines()[1:] if line.strip()}
 
 
 def membership(host: Host, names: Sequence[str]) -> str | None:

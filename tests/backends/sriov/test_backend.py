@@ -290,6 +290,15 @@ def test_an_interface_in_a_pod_takes_no_function_from_its_resource(tmp_path: Pat
     assert list(found.probe(devices(found)[0])) == []
 
 
+def test_a_card_with_subfunctions_is_not_offered_beside_them(tmp_path: Path) -> None:
+    tree = small(CONNECTX, 0).tree() + subfunction(CONNECTX, 2, 88)
+    cards, sfs = resource(), resource(name="a.b/sf", device_type="auxNetDevice")
+    found = backend(tmp_path, tree, cards, sfs)
+    assert offered(found) == {"intel.com/sriov_net": [], "a.b/sf": ["mlx5_core.sf.2"]}
+    (card,) = found.discover(CONNECTX.address).devices
+    assert card.unusable == "it has 1 subfunctions, which would go with it"
+
+
 @pytest.mark.parametrize(
     ("selector", "expected"),
     [

@@ -217,6 +217,13 @@ def test_an_interface_of_which_another_is_made(tmp_path: Path) -> None:
     assert said(tmp_path, tree) == ["has the network interface eth0, of which macvlan0 is made"]
 
 
+def test_a_card_over_which_pppoe_reaches_the_network(tmp_path: Path) -> None:
+    """The route leads through ppp0, which the kernel links to no card; lines as pppoe_seq_show writes them."""
+    tree = interface("eth0") + interface("ppp0", VIRTUAL) + "sys/class/net/eth0/operstate = up\n"
+    sessions = "proc/1/net/pppoe = Id       Address              Device\\n00000B12 00:30:88:1b:4c:2e     eth0\n"
+    assert said(tmp_path, tree + routes("ppp0") + sessions) == ["carries the default route, through eth0 and PPPoE"]
+
+
 def test_subfunctions_would_go_with_it(tmp_path: Path) -> None:
     assert said(tmp_path, f"{PATH}/mlx5_core.sf.2/sfnum = 88\n{PATH}/mlx5_core.eth.0/x = 1\n") == [
         "has 1 subfunctions, which would go"
