@@ -51,7 +51,7 @@ async def test_soft_rdma_comes_fails_recovers_and_goes(node: Node) -> None:
                 "ifname": [netdev],
             }, json.dumps(found)
             await node.guest.run("rdma dev set rxe0 name mlx5_9")
-            await node.shows(POOL, "0", "1")
+            await node.shows(POOL, f"{POOL}::0", f"{POOL}::1")
             await node.guest.run("rdma dev set mlx5_9 name rxe0")
             await node.shows(POOL)
             await node.shows(HCA, "rxe0")
