@@ -38,10 +38,8 @@ async def other_plugin(
         left = node.kubelet.streams(resource) - 1
         plugin.end_streams()
     async with limit("the other plugin's end"):
-        if left and node.kubelet.version == "1.37":  # it goes back to ours, and keeps the other one's list (A12)
-            await node.shows(lambda k: k.streams(resource) <= left, resource)
-        else:
-            await node.shows(lambda k: not k.resources[resource].healthy, resource)
+        # 1.37 goes back to ours, and keeps the other one's list (A12); until 1.36 ours may be back before anybody looks
+        await node.shows(lambda k: not k.resources[resource].healthy or 0 < k.streams(resource) <= left, resource)
 
 
 async def hold(node: Node, resource: str, name: str = "foreign", count: int = 1) -> tuple[Pod, str]:
