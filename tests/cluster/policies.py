@@ -147,7 +147,6 @@ def events(node: str, other: str) -> Iterator[tuple[str, Object]]:
     yield "from no one", event(node, source={})
     yield "reported by the kubelet", event(node, reportingComponent="kubelet")
     yield "reported by another node", event(node, reportingInstance=other)
-    yield "reported by no one", event(node, reportingComponent="", reportingInstance="")
     about = event(node)["involvedObject"]
     yield "about another node", event(node, involvedObject=about | {"name": other, "uid": other})
     yield "about this node with another's UID", event(node, involvedObject=about | {"uid": other})

@@ -140,10 +140,10 @@ def test_an_event_is_written_as_the_agent_does_about_its_node_or_a_pod(beneath: 
     assert "[dyn(oldObject), dyn(object)]" in spec["variables"][1]["expression"]
     written, about = (it["expression"] for it in spec["validations"])
     event = notices.event(notices.unknown_drain(notices.node("n"), "gpu0", "…"), "e", 0, 0, 1, "n")
-    values = {"source.component": event["source"]["component"], "source.host": event["source"]["host"]}
-    values |= {key: event[key] for key in ("reportingComponent", "reportingInstance")}
-    for key, value in values.items():
-        assert f"it.{key} == {'variables.node' if value == 'n' else repr(value)}" in written
+    assert event["source"] == {"component": "fairlead", "host": "n"}
+    assert "it.source.component == 'fairlead' && it.source.host == variables.node" in written
+    assert (event["reportingComponent"], event["reportingInstance"]) == ("fairlead", "n")
+    assert "it.reportingComponent in ['', 'fairlead'] && it.reportingInstance in ['', variables.node]" in written
     for key in ("name", "uid"):
         assert event["involvedObject"][key] == "n"
         assert f"it.involvedObject.{key} == variables.node" in about
