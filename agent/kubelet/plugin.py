@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
 import structlog
+from anyio import to_thread
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 
@@ -56,6 +57,12 @@ would fail a pod that asks, as it should, for hardware that is there.
 _FORMER_AT_MOST: Final = 100_000  # a list of 4 MiB has half as many
 
 _AT_ONCE: Final = 5000  # IDs that are encoded in one step of the loop, which takes some ms
+_LONG: Final = (
+    1 << 16
+)  # bytes of a request that a thread reads: 5,000 IDs; a list has ten times as many, all may be free
+
+A = TypeVar("A")
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -211,11 +218,9 @@ class Plugin:
         return {
             wire.PLUGIN_SERVICE + "GetDevicePluginOptions": Handler(self._options, unary, wire.EmptyCall, wire.Encoded),
             wire.PLUGIN_SERVICE + "ListAndWatch": Handler(self.list_and_watch, stream, wire.EmptyCall, wire.DeviceList),
-            wire.PLUGIN_SERVICE + "Allocate": Handler(self._allocate, unary, wire.AllocateCall, wire.Encoded),
-            wire.PLUGIN_SERVICE + "GetPreferredAllocation": Handler(
-                self._prefer, unary, wire.PreferredCall, wire.Encoded
-            ),
-            wire.PLUGIN_SERVICE + "PreStartContainer": Handler(self._pre_start, unary, wire.IdsCall, wire.Encoded),
+            wire.PLUGIN_SERVICE + "Allocate": Handler(self._allocate, unary, wire.Encoded, wire.Encoded),
+            wire.PLUGIN_SERVICE + "GetPreferredAllocation": Handler(self._prefer, unary, wire.Encoded, wire.Encoded),
+            wire.PLUGIN_SERVICE + "PreStartContainer": Handler(self._pre_start, unary, wire.Encoded, wire.Encoded),
         }
 
     async def _options(self, stream: Stream[wire.EmptyCall, wire.Encoded]) -> None:
@@ -326,8 +331,9 @@ class Plugin:
             and device_id not in self._left
         )
 
-    async def _allocate(self, stream: Stream[wire.AllocateCall, Any]) -> None:
-        call, began = await _receive(stream), time.monotonic()
+    async def _allocate(self, stream: Stream[wire.Encoded, Any]) -> None:
+        data, began = await _receive(stream), time.monotonic()
+        call = await _read(data, wire.AllocateCall.parse)
         self.allocating += 1
         self.asked += any(device_id in self._sent for ids in call.containers for device_id in ids)
         try:
@@ -370,17 +376,18 @@ class Plugin:
         self._counts.allocations[self.resource, "granted"] += 1
         return given
 
-    async def _prefer(self, stream: Stream[wire.PreferredCall, Any]) -> None:
-        call, began = await _receive(stream), time.monotonic()
+    async def _prefer(self, stream: Stream[wire.Encoded, Any]) -> None:
+        data, began = await _receive(stream), time.monotonic()
+        call, aside = await _read(data, wire.PreferredCall.parse), _aside(data)
         preferred = [
-            plain(request) if self._prefer_ids is None else await self._prefer_ids(request)
+            await (aside(plain, request) if self._prefer_ids is None else self._prefer_ids(request))
             for request in call.containers
         ]
-        await stream.send_message(wire.encode_preferred(preferred))
+        await stream.send_message(await aside(wire.encode_preferred, preferred))
         self._counts.preferring.observe(time.monotonic() - began)
 
-    async def _pre_start(self, stream: Stream[wire.IdsCall, wire.Encoded]) -> None:
-        call = await _receive(stream)
+    async def _pre_start(self, stream: Stream[wire.Encoded, wire.Encoded]) -> None:
+        call = await _read(await _receive(stream), wire.IdsCall.parse)
         if self._check_start is not None:
             try:
                 await self._let_start(self._check_start, call.ids)
@@ -397,11 +404,33 @@ class Plugin:
 
 
 async def _receive(stream: Stream[Any, Any]) -> Any:
-    """The message of a call; malformed bytes end this call alone."""
-    try:
+    """The message of a call."""
+    with _blaming_the_caller():
         message = await stream.recv_message()
-    except wire.SENSELESS as error:
-        raise GRPCError(Status.INVALID_ARGUMENT, f"malformed request: {error}") from None
     if message is None:
         raise GRPCError(Status.INVALID_ARGUMENT, "the request has no message")
     return message
+
+
+async def _read(data: wire.Encoded, parse: Callable[[bytes], T]) -> T:
+    """What a message says."""
+    with _blaming_the_caller():
+        return await _aside(data)(parse, data)
+
+
+def _aside(data: wire.Encoded) -> Callable[[Callable[[A], T], A], Awaitable[T]]:
+    """What has work on a message done: in a thread where the message is long."""
+    return to_thread.run_sync if len(data) > _LONG else _here
+
+
+async def _here(call: Callable[[A], T], argument: A) -> T:
+    return call(argument)
+
+
+@contextmanager
+def _blaming_the_caller() -> Iterator[None]:
+    """Malformed bytes end this call alone."""
+    try:
+        yield
+    except wire.SENSELESS as error:
+        raise GRPCError(Status.INVALID_ARGUMENT, f"malformed request: {error}") from None
