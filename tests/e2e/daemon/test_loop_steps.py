@@ -55,6 +55,7 @@ async def test_no_step_of_the_loop_is_long_when_all_devices_go_come_back_or_are_
     was_never_long(crowd)
 
 
+@pytest.mark.timeout(3600)  # seconds: half a minute on an idle machine; see `Crowd.ask`
 async def test_no_step_of_the_loop_is_long_at_a_reload_and_whoever_asks(crowd: Crowd) -> None:
     async with crowd.agent() as agent:
         await crowd.hold()
