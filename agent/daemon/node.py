@@ -169,7 +169,8 @@ class Node:
         self.keep_claims()
 
     def claims_asked(self) -> None:
-        """The kubelet has answered who has what."""
+        """The kubelet was asked who has what, as it is every minute: names that nobody needs may go."""
+        self._commit()
         self.history.claims_changed()
 
     def keep_claims(self) -> None:
