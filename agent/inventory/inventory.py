@@ -27,7 +27,6 @@ from agent.model import Health, Held, Slot, SlotKey, Snapshot, State
 from agent.runtime import garbage
 from backends.base import Backend, Device, Link, Resource
 
-
 KEPT: Final = 86400.0
 """Seconds for which a name that a template gave is served without a device and without a claim: as long as its hardware is said
 to be missing. The kubelet goes on with a capacity of 0 afterwards, as before (kubelet contract: A3, A2)."""
