@@ -201,7 +201,9 @@ def test_a_match_whose_name_cannot_be_printed_is_left_out_and_said_so_until_it_h
         name.touch()
     assert list(backend.units()) == ["/dev/x1", "/dev/x*"]
     (sentence,) = problems(backend, "/dev/x*")
-    assert sentence.startswith("/dev/x* matches /dev/x\\n2 (and 1 more), which is left out: a name that cannot be printed")
+    assert sentence.startswith(
+        "/dev/x* matches /dev/x\\n2 (and 1 more), which is left out: a name that cannot be printed"
+    )
     assert affected(backend, PathChange(HostPath("/dev/x\n2")), known(backend)) == {"/dev/x*"}
     for name in names:
         name.unlink()
