@@ -197,8 +197,10 @@ async def test_names_that_came_and_went_leave_nothing_behind_and_come_back_at_on
             await node.healthy(resource=name)
         for name in names[:4]:
             await agent.says("resource-retired", resource=name)
-            await until(lambda name=name: node.kubelet.streams(name) == 0, f"the end of {name}")
-        assert agent.open_files() - before <= 2 * 2, "a socket and a stream for each that stays"
+        await until(
+            lambda: agent.open_files() - before <= 2 * 2, "a socket and a stream for each that stays, and no more"
+        )
+        assert [node.kubelet.streams(name) for name in names] == [0, 0, 0, 0, 1, 1]
         metrics = await node.get("/metrics")
         assert names[0] not in metrics
         assert names[5] in metrics
