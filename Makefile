@@ -17,7 +17,7 @@ VERSION_TESTS := tests/kubelet tests/config tests/cli tests/console/test_admin_p
 	tests/placement tests/claims tests/hardware tests/e2e/kubelet/test_kubelet_restarts.py tests/e2e/daemon/test_stop.py \
 	tests/e2e/hardware/test_hotplug.py tests/runtime/test_workers.py tests/kubernetes
 # What reads the clone, in which a first run has left its traces.
-TREE_TESTS := tests/test_house.py tests/test_rules.py tests/test_conftest.py tests/deploy
+TREE_TESTS := tests/test_house.py tests/test_rules.py tests/deploy/kubectl tests/docs/test_release.py
 JOBS ?= $(shell expr $$(nproc) + 1)
 BIN := $(VENV)/bin
 INSTALL := python -m pip --quiet --quiet --disable-pip-version-check install --no-deps
