@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -133,6 +134,7 @@ class Plugin:
         self._left: dict[str, float] = {}  # ID → when the last list that lacked it was sent, if one before had it
         self._former: dict[str, None] = {}  # the IDs that left the lists of the open stream, the latest of them last
         self._news = asyncio.Event()
+        self._reading = anyio.CapacityLimiter(1)  # of long messages: one of 4 MiB becomes 50 MB
         self._open: list[asyncio.Event] = []  # of each open stream what ends it; the one that opened last has the lists
         self._latest: asyncio.Event | None = None
         self._accepts_another, self._is_stopping = False, False
@@ -333,7 +335,7 @@ class Plugin:
 
     async def _allocate(self, stream: Stream[wire.Encoded, Any]) -> None:
         data, began = await _receive(stream), time.monotonic()
-        call = await _read(data, wire.AllocateCall.parse)
+        call = await self._read(data, wire.AllocateCall.parse)
         self.allocating += 1
         self.asked += any(device_id in self._sent for ids in call.containers for device_id in ids)
         try:
@@ -378,7 +380,7 @@ class Plugin:
 
     async def _prefer(self, stream: Stream[wire.Encoded, Any]) -> None:
         data, began = await _receive(stream), time.monotonic()
-        call, aside = await _read(data, wire.PreferredCall.parse), _aside(data)
+        call, aside = await self._read(data, wire.PreferredCall.parse), self._aside(data)
         preferred = [
             await (aside(plain, request) if self._prefer_ids is None else self._prefer_ids(request))
             for request in call.containers
@@ -387,13 +389,22 @@ class Plugin:
         self._counts.preferring.observe(time.monotonic() - began)
 
     async def _pre_start(self, stream: Stream[wire.Encoded, wire.Encoded]) -> None:
-        call = await _read(await _receive(stream), wire.IdsCall.parse)
+        call = await self._read(await _receive(stream), wire.IdsCall.parse)
         if self._check_start is not None:
             try:
                 await self._let_start(self._check_start, call.ids)
             except AllocationRefused as refused:
                 raise refusal(Status.FAILED_PRECONDITION, refused.sentence) from None
         await stream.send_message(wire.Encoded())  # PreStartContainerResponse has no fields
+
+    async def _read(self, data: wire.Encoded, parse: Callable[[bytes], T]) -> T:
+        """What a message says."""
+        with _blaming_the_caller():
+            return await self._aside(data)(parse, data)
+
+    def _aside(self, data: wire.Encoded) -> Callable[[Callable[[A], T], A], Awaitable[T]]:
+        """What has work on a message done: in a thread where the message is long, one message after the other."""
+        return partial(to_thread.run_sync, limiter=self._reading) if len(data) > _LONG else _here
 
     async def _let_start(self, check: PreStart, ids: Sequence[str]) -> None:
         if self.relay is not None:
@@ -410,17 +421,6 @@ async def _receive(stream: Stream[Any, Any]) -> Any:
     if message is None:
         raise GRPCError(Status.INVALID_ARGUMENT, "the request has no message")
     return message
-
-
-async def _read(data: wire.Encoded, parse: Callable[[bytes], T]) -> T:
-    """What a message says."""
-    with _blaming_the_caller():
-        return await _aside(data)(parse, data)
-
-
-def _aside(data: wire.Encoded) -> Callable[[Callable[[A], T], A], Awaitable[T]]:
-    """What has work on a message done: in a thread where the message is long."""
-    return to_thread.run_sync if len(data) > _LONG else _here
 
 
 async def _here(call: Callable[[A], T], argument: A) -> T:
