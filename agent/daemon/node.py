@@ -25,7 +25,7 @@ from agent.history.recorder import Recorder
 from agent.inventory.inventory import Inventory
 from agent.kubelet.pods.pod_claims import PodClaims
 from agent.model import Health, Held
-from agent.runtime.chunked_work import BATCH
+from agent.runtime.chunked_work import BATCH, in_batches
 from backends.base import Clears, Record, Signal, Verdict
 
 if TYPE_CHECKING:
@@ -140,8 +140,11 @@ class Node:
 
     async def allocated(self, given: Sequence[Held]) -> None:
         """An Allocate is about to give these; returns when they are kept."""
-        is_new, changes_lists = self.ledger.allocate(given, self._clock()), self.inventory.claim(given)
+        is_new = changes_lists = False
         try:
+            async for batch in in_batches(given):
+                is_new |= self.ledger.allocate(batch, self._clock())
+                changes_lists |= self.inventory.claim(batch)
             if is_new:
                 await self.keeper.write_claims()
         finally:  # also where the kubelet does not wait for the reply
@@ -166,7 +169,8 @@ class Node:
         self.keep_claims()
 
     def claims_asked(self) -> None:
-        """The kubelet has answered who has what."""
+        """The kubelet was asked who has what, as it is every minute: names that nobody needs may go."""
+        self._commit()
         self.history.claims_changed()
 
     def keep_claims(self) -> None:

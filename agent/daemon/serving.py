@@ -331,6 +331,7 @@ class Serving:
             self._leaving.add(name)
             del self.registrars[name], self.plugins[name]
             self._lists.pop(name, None)
+            self._counts.forget(name)
             log.info("resource-retired", resource=name)
         for name in self._names:
             if name not in self.registrars and name not in self._leaving:

@@ -171,15 +171,22 @@ class SlotWriter:
         """
         if not self._held.by_place or not _is_for_one(found):
             return None
-        slots = {slot for name in places(found.device) for slot in self._held.by_place.get(name, ())}
-        for slot in sorted(slots):
-            claim = self._held.by_slot[slot]
-            home = self._home(claim)
-            if home is not found and (
-                home is None or (_is_for_one(home) and owns_its_place(claim) != owns_its_place(found.device))
-            ):
-                return beside(*slot, min(places(claim) & places(found.device)))
-        return None
+        there = [self._held.by_place[name] for name in places(found.device) if name in self._held.by_place]
+        taking: list[SlotKey] = []
+        for alike, ids in {alike: ids for at in there for alike, ids in at.items()}.items():
+            owners = self._lists[alike[0]].owners
+            for owner in set(map(owners.get, ids)):  # a thousand tokens of one device are judged once
+                slot = alike[0], next(one for one in ids if owners.get(one) is owner)
+                claim = self._held.by_slot[slot]
+                home = self._home(claim)
+                if home is not found and (
+                    home is None or (_is_for_one(home) and owns_its_place(claim) != owns_its_place(found.device))
+                ):
+                    taking.append((alike[0], min(one for one in ids if owners.get(one) is owner)))
+        if not taking:
+            return None
+        first = min(taking)
+        return beside(*first, min(places(self._held.by_slot[first]) & places(found.device)))
 
     def _home(self, claim: Held) -> Found | None:
         """The device that a pod was given, if it is there: under its ID, or under another."""
@@ -199,8 +206,10 @@ class SlotWriter:
         """The slots of the pods that hold some of a device: what `_homes` finds, seen from the device."""
         slots = {slot for name in device.hardware for slot in self._held.by_hardware.get(name, ())}
         if device.place and owns_its_place(device):
-            theirs = (slot for name in device.place for slot in self._held.by_place.get(name, ()))
-            slots.update(slot for slot in theirs if owns_its_place(self._held.by_slot[slot]))
+            theirs = ((it, ids) for name in device.place for it, ids in self._held.by_place.get(name, {}).items())
+            for it, ids in theirs:
+                if owns_its_place(self._held.by_slot[it[0], next(iter(ids))]):
+                    slots.update((it[0], one) for one in ids)
         return slots
 
     def _former(self, found: Found, listing: Listing) -> list[SlotKey]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -22,6 +22,10 @@ NOT_SEEN: Final = "not-seen"
 """The reason that faces show instead while the backend could not look whether the device is there."""
 
 
+Alike = tuple[str, frozenset[str], str, frozenset[str]]
+"""Resource, hardware, identity and place: what the claims of a device's tokens have in common."""
+
+
 class Holdings:
     """The claims, by their slots and by their hardware."""
 
@@ -29,8 +33,8 @@ class Holdings:
         self.by_slot: dict[SlotKey, Held] = {}
         self.by_hardware: defaultdict[str, set[SlotKey]] = defaultdict(set)
         """Hardware → the slots of the pods that hold it; never an empty set."""
-        self.by_place: defaultdict[str, set[SlotKey]] = defaultdict(set)
-        """The same for places."""
+        self.by_place: defaultdict[str, dict[Alike, set[str]]] = defaultdict(dict)
+        """Place → the IDs that pods hold there, those of one device together; never an empty set."""
 
     def add(self, claim: Held) -> Held | None:
         """Keep this claim; returns the one that its slot had before, which may be equal."""
@@ -39,24 +43,31 @@ class Holdings:
             if before is not None:
                 self.remove(slot)
             self.by_slot[slot] = claim
-            for index, names in self._places(claim):
-                for name in names:
-                    index[name].add(slot)
+            for name in claim.hardware:
+                self.by_hardware[name].add(slot)
+            for name in places(claim):
+                self.by_place[name].setdefault(_alike(claim), set()).add(claim.id)
         return before
 
     def remove(self, slot: SlotKey) -> Held:
         """Forget the claim of this slot; returns it."""
         claim = self.by_slot.pop(slot)
-        for index, names in self._places(claim):
-            for name in names:
-                index[name].discard(slot)
-                if not index[name]:
-                    del index[name]
+        for name in claim.hardware:
+            self.by_hardware[name].discard(slot)
+            if not self.by_hardware[name]:
+                del self.by_hardware[name]
+        for name in places(claim):
+            there, alike = self.by_place[name], _alike(claim)
+            there[alike].discard(claim.id)
+            if not there[alike]:
+                del there[alike]
+            if not there:
+                del self.by_place[name]
         return claim
 
-    def _places(self, claim: Held) -> Iterator[tuple[defaultdict[str, set[SlotKey]], frozenset[str]]]:
-        yield self.by_hardware, claim.hardware
-        yield self.by_place, places(claim)
+
+def _alike(claim: Held) -> Alike:
+    return claim.resource, claim.hardware, claim.identity, claim.place
 
 
 def places(of: Held | Device) -> frozenset[str]:

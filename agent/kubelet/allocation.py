@@ -22,6 +22,7 @@ from agent.inventory.inventory import Inventory
 from agent.kubelet import wire
 from agent.model import Held, Slot
 from agent.placement.admission import Admission
+from agent.runtime.chunked_work import in_slices
 from agent.runtime.errors import brief
 from backends.base import AllocationRefused, Backend, Device, Grant, Resource
 
@@ -79,9 +80,9 @@ class Allocator:
         """
         so_far = self._admission.take(name)
         resource = self._configured(name)
-        grants = [self._grant(name, device_id, told) for device_id in sorted(set(ids))]
+        grants = await in_slices(self._grant(name, device_id, told) for device_id in sorted(set(ids)))
         kind = resource.spec.backend
-        given = [Held.of(name, it.id, kind, it.device) for it in grants]
+        given = await in_slices(Held.of(name, it.id, kind, it.device) for it in grants)
         await self._record(given)
         ready = None
         while (now := self._configured(name)) != ready:  # a reload may have changed it while we waited
@@ -89,7 +90,7 @@ class Allocator:
                 raise AllocationRefused(f"{name} is of other devices since a moment ago. Create the pod again.")
             await self._make_ready(now, grants, given)
             resource = ready = now
-        grants = [self._still(name, grant, told) for grant in grants]
+        grants = await self._all_still(name, grants, told)
         backend = self._backends[kind]
         with _blaming("edits", resource, grants):
             edits = backend_answers.edits(ask(partial(backend.edits, resource, grants)))
@@ -97,8 +98,9 @@ class Allocator:
                 edits = await self._cdi.answer(resource, grants, edits)
                 if self._configured(name) != resource:
                     raise AllocationRefused(f"{name} was configured anew a moment ago. Create the pod again.")
-                for grant in grants:  # a list may have gone out while the specification was written (A7.1)
-                    self._still(name, grant, told)
+                await self._all_still(
+                    name, grants, told
+                )  # a list may have gone out while the specification was written
             answer = wire.encode_allocate([edits])
         self._admission.given({**so_far, name: [grant.device for grant in grants]})
         return answer
@@ -111,15 +113,20 @@ class Allocator:
     def _grant(self, name: str, device_id: str, told: Callable[[str], bool]) -> Grant:
         slot = self._inventory.slot(name, device_id)
         if slot is None or not told(device_id):
-            raise AllocationRefused(
-                f"{name} has no device {brief(device_id)} on this node at the moment: it is gone, or it has come back "
-                "only just now. Create the pod again."
-            )
+            raise _gone(name, device_id)
         if slot.device is None or not slot.health.offered:
             raise AllocationRefused(unfit(name, slot))
         if (why := self._inventory.why_not_again((name, device_id))) is not None:
             raise AllocationRefused(unfit(name, slot._replace(health=why)))
         return Grant(device_id, slot.device)
+
+    async def _all_still(self, name: str, before: Sequence[Grant], told: Callable[[str], bool]) -> list[Grant]:
+        """The grants as they are after we waited; in the step that goes on from here, every ID is in the last list (A7.1)."""
+        now = await in_slices(self._still(name, grant, told) for grant in before)
+        for grant in now:
+            if not told(grant.id):
+                raise _gone(name, grant.id)
+        return now
 
     def _still(self, name: str, before: Grant, told: Callable[[str], bool]) -> Grant:
         """The grant as it is after we waited; `claim` may have changed the device (its driver, its nodes)."""
@@ -164,6 +171,13 @@ def _blaming(call: str, resource: Resource[Any], grants: Sequence[Grant]) -> Ite
         log.exception("backend-failed", backend=resource.spec.backend, call=call, resource=resource.name)
         named = f"{', '.join(grant.id for grant in grants)} of {resource.name}"
         raise AllocationRefused(broken(named, _FAILED, resource.spec.backend, error)) from error
+
+
+def _gone(name: str, device_id: str) -> AllocationRefused:
+    return AllocationRefused(
+        f"{name} has no device {brief(device_id)} on this node at the moment: it is gone, or it has come back "
+        "only just now. Create the pod again."
+    )
 
 
 def _refuse_another(name: str, grant: Grant, now: Device) -> None:

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
 import structlog
+from anyio import to_thread
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 
@@ -56,6 +58,12 @@ would fail a pod that asks, as it should, for hardware that is there.
 _FORMER_AT_MOST: Final = 100_000  # a list of 4 MiB has half as many
 
 _AT_ONCE: Final = 5000  # IDs that are encoded in one step of the loop, which takes some ms
+_LONG: Final = (
+    1 << 16
+)  # bytes of a request that a thread reads: 5,000 IDs; a list has ten times as many, all may be free
+
+A = TypeVar("A")
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -126,6 +134,7 @@ class Plugin:
         self._left: dict[str, float] = {}  # ID → when the last list that lacked it was sent, if one before had it
         self._former: dict[str, None] = {}  # the IDs that left the lists of the open stream, the latest of them last
         self._news = asyncio.Event()
+        self._reading = anyio.CapacityLimiter(1)  # of long messages: one of 4 MiB becomes 50 MB
         self._open: list[asyncio.Event] = []  # of each open stream what ends it; the one that opened last has the lists
         self._latest: asyncio.Event | None = None
         self._accepts_another, self._is_stopping = False, False
@@ -211,11 +220,9 @@ class Plugin:
         return {
             wire.PLUGIN_SERVICE + "GetDevicePluginOptions": Handler(self._options, unary, wire.EmptyCall, wire.Encoded),
             wire.PLUGIN_SERVICE + "ListAndWatch": Handler(self.list_and_watch, stream, wire.EmptyCall, wire.DeviceList),
-            wire.PLUGIN_SERVICE + "Allocate": Handler(self._allocate, unary, wire.AllocateCall, wire.Encoded),
-            wire.PLUGIN_SERVICE + "GetPreferredAllocation": Handler(
-                self._prefer, unary, wire.PreferredCall, wire.Encoded
-            ),
-            wire.PLUGIN_SERVICE + "PreStartContainer": Handler(self._pre_start, unary, wire.IdsCall, wire.Encoded),
+            wire.PLUGIN_SERVICE + "Allocate": Handler(self._allocate, unary, wire.Encoded, wire.Encoded),
+            wire.PLUGIN_SERVICE + "GetPreferredAllocation": Handler(self._prefer, unary, wire.Encoded, wire.Encoded),
+            wire.PLUGIN_SERVICE + "PreStartContainer": Handler(self._pre_start, unary, wire.Encoded, wire.Encoded),
         }
 
     async def _options(self, stream: Stream[wire.EmptyCall, wire.Encoded]) -> None:
@@ -326,8 +333,9 @@ class Plugin:
             and device_id not in self._left
         )
 
-    async def _allocate(self, stream: Stream[wire.AllocateCall, Any]) -> None:
-        call, began = await _receive(stream), time.monotonic()
+    async def _allocate(self, stream: Stream[wire.Encoded, Any]) -> None:
+        data, began = await _receive(stream), time.monotonic()
+        call = await self._read(data, wire.AllocateCall.parse)
         self.allocating += 1
         self.asked += any(device_id in self._sent for ids in call.containers for device_id in ids)
         try:
@@ -370,23 +378,33 @@ class Plugin:
         self._counts.allocations[self.resource, "granted"] += 1
         return given
 
-    async def _prefer(self, stream: Stream[wire.PreferredCall, Any]) -> None:
-        call, began = await _receive(stream), time.monotonic()
+    async def _prefer(self, stream: Stream[wire.Encoded, Any]) -> None:
+        data, began = await _receive(stream), time.monotonic()
+        call, aside = await self._read(data, wire.PreferredCall.parse), self._aside(data)
         preferred = [
-            plain(request) if self._prefer_ids is None else await self._prefer_ids(request)
+            await (aside(plain, request) if self._prefer_ids is None else self._prefer_ids(request))
             for request in call.containers
         ]
-        await stream.send_message(wire.encode_preferred(preferred))
+        await stream.send_message(await aside(wire.encode_preferred, preferred))
         self._counts.preferring.observe(time.monotonic() - began)
 
-    async def _pre_start(self, stream: Stream[wire.IdsCall, wire.Encoded]) -> None:
-        call = await _receive(stream)
+    async def _pre_start(self, stream: Stream[wire.Encoded, wire.Encoded]) -> None:
+        call = await self._read(await _receive(stream), wire.IdsCall.parse)
         if self._check_start is not None:
             try:
                 await self._let_start(self._check_start, call.ids)
             except AllocationRefused as refused:
                 raise refusal(Status.FAILED_PRECONDITION, refused.sentence) from None
         await stream.send_message(wire.Encoded())  # PreStartContainerResponse has no fields
+
+    async def _read(self, data: wire.Encoded, parse: Callable[[bytes], T]) -> T:
+        """What a message says."""
+        with _blaming_the_caller():
+            return await self._aside(data)(parse, data)
+
+    def _aside(self, data: wire.Encoded) -> Callable[[Callable[[A], T], A], Awaitable[T]]:
+        """What has work on a message done: in a thread where the message is long, one message after the other."""
+        return partial(to_thread.run_sync, limiter=self._reading) if len(data) > _LONG else _here
 
     async def _let_start(self, check: PreStart, ids: Sequence[str]) -> None:
         if self.relay is not None:
@@ -397,11 +415,22 @@ class Plugin:
 
 
 async def _receive(stream: Stream[Any, Any]) -> Any:
-    """The message of a call; malformed bytes end this call alone."""
-    try:
+    """The message of a call."""
+    with _blaming_the_caller():
         message = await stream.recv_message()
-    except wire.SENSELESS as error:
-        raise GRPCError(Status.INVALID_ARGUMENT, f"malformed request: {error}") from None
     if message is None:
         raise GRPCError(Status.INVALID_ARGUMENT, "the request has no message")
     return message
+
+
+async def _here(call: Callable[[A], T], argument: A) -> T:
+    return call(argument)
+
+
+@contextmanager
+def _blaming_the_caller() -> Iterator[None]:
+    """Malformed bytes end this call alone."""
+    try:
+        yield
+    except wire.SENSELESS as error:
+        raise GRPCError(Status.INVALID_ARGUMENT, f"malformed request: {error}") from None

@@ -20,6 +20,7 @@ from agent.inventory.conditions import condition
 from agent.inventory.inventory import Inventory
 from agent.kubelet.plugin import PreStart
 from agent.model import REPLACED, Health, SlotKey, State
+from agent.runtime.chunked_work import in_slices
 from agent.runtime.errors import brief, brief_list
 from backends.base import AllocationRefused, Backend, Device, Grant, Resource
 
@@ -99,8 +100,7 @@ class Starter:
             if resets:
                 await self._reset(job, resource, slots, unseen)
                 unseen = await self._look(job, resource, slots)
-            for slot in slots:
-                self._check(slot, unseen)
+            await in_slices(self._check(slot, unseen) for slot in slots)
 
     async def _look(self, job: Job, resource: Resource[Any], slots: Sequence[SlotKey]) -> Mapping[str, Health]:
         """Look at the devices and at their parts; returns the hardware of parts that cannot be looked at.
@@ -109,8 +109,8 @@ class Starter:
             AllocationRefused: a device is gone.
             LookError: one cannot be looked at.
         """
-        await job.look([self._there(slot) for slot in slots])
-        parts = self._parts(resource.spec.backend, [self._there(slot) for slot in slots])
+        await job.look(await in_slices(self._there(slot) for slot in slots))
+        parts = self._parts(resource.spec.backend, await in_slices(self._there(slot) for slot in slots))
         problems = await job.look_as_far_as_possible(sorted(parts))
         return {h: Health(State.UNHEALTHY, "unseen", why) for unit, why in problems.items() for h in parts[unit]}
 

@@ -286,8 +286,10 @@ def test_a_call_that_names_more_devices_than_any_pod_is_not_read_to_its_end(
     with pytest.raises(MalformedError, match="names more than 20,000 devices"):
         call.parse(wire.encode_preferred([ids]) if call is wire.AllocateCall else wire.encode_ids(ids))
     assert len(read) == wire.MOST_IDS + 1
-    with pytest.raises(MalformedError, match="names more than 20,000 devices"):
-        wire.AllocateCall.parse(wire.encode_preferred([[]] * 30_000))
+    for parse in (wire.AllocateCall.parse, wire.PreferredCall.parse):
+        assert len(parse(wire.encode_preferred([["a"]] * wire.MOST_CONTAINERS)).containers) == wire.MOST_CONTAINERS
+        with pytest.raises(MalformedError, match=r"(or|than) 100 containers"):
+            parse(wire.encode_preferred([[]] * 101))
     many = tuple(f"x{n}" for n in range(wire.MOST_IDS))
     assert wire.IdsCall.parse(wire.encode_ids(many)).ids == many
     assert wire.AllocateCall.parse(wire.encode_preferred([many[:9], many[9:]])).containers == (many[:9], many[9:])
