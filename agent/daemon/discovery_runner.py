@@ -130,8 +130,17 @@ class DiscoveryRunner:
             tasks.start_soon(self._keep, name, source, self._pulses[name])
         if self._uevents is not None:
             tasks.start_soon(self._keep, _UEVENTS, partial(self._run_uevents, heard=heard), self._pulses[_UEVENTS])
+        self._note_first_looks()
         for discoverer in self.discoverers.values():
             self._start(discoverer)
+            tasks.start_soon(self._end_first_look, discoverer)
+
+    async def _end_first_look(self, discoverer: Discoverer) -> None:
+        await discoverer.first_scan.wait()
+        self._note_first_looks()
+
+    def _note_first_looks(self) -> None:
+        self._node.looked({kind for kind, it in self.discoverers.items() if not it.first_scan.is_set()})
 
     def _start(self, discoverer: Discoverer) -> None:
         scope = self._scopes[discoverer] = anyio.CancelScope()
