@@ -140,7 +140,7 @@ class DiscoveryRunner:
         self._note_first_looks()
 
     def _note_first_looks(self) -> None:
-        self._node.looked({kind for kind, it in self.discoverers.items() if not it.first_scan.is_set()})
+        self._node.looked(self.looking())
 
     def _start(self, discoverer: Discoverer) -> None:
         scope = self._scopes[discoverer] = anyio.CancelScope()
@@ -165,6 +165,10 @@ class DiscoveryRunner:
             if any(discoverer.watched.kernel_lines for discoverer in self.discoverers.values()):
                 await self.kmsg.caught_up.wait()
         _tell_of_slow(self.discoverers)
+
+    def looking(self) -> set[str]:
+        """The backends whose first look has not ended."""
+        return {kind for kind, it in self.discoverers.items() if not it.first_scan.is_set()}
 
     async def looked(self) -> None:
         """Wait until every backend has had its first scan."""
@@ -380,7 +384,7 @@ class DiscoveryRunner:
 def _tell_of_slow(discoverers: Mapping[str, Discoverer]) -> None:
     for kind, discoverer in discoverers.items():
         if not discoverer.first_scan.is_set():
-            log.warning("backend-slow", backend=kind, waited=SETTLE, then="listing what is known so far")
+            log.warning("backend-slow", backend=kind, waited=SETTLE, then="going on without it")
 
 
 async def _look_again(discoverer: Discoverer) -> None:
