@@ -95,7 +95,7 @@ class Serving:
             directory=str(self._ours), then="trying again until it is usable",
         )  # fmt: skip
         self._full = problems.trouble(
-            "kubelet's disk", "the kubelet refuses each pod that asks for devices, for good", "kubelet-disk-full",
+            "kubelet disk", "the kubelet refuses each pod that asks for devices, for good", "kubelet-disk-full",
             "kubelet-disk-has-room", level="error", directory=str(plugin_dir), then="make room there",
         )  # fmt: skip
         self._leaving: set[str] = set()
