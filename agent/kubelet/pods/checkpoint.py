@@ -214,8 +214,8 @@ def lack_of_room(plugin_dir: Path) -> str:
     file = plugin_dir / FILE_NAME
     if found.f_files and not found.f_ffree:
         return f"{file} cannot be written: its disk has no room for another file"
-    if (free := found.f_bfree * found.f_frsize) < max(size, found.f_frsize):
-        return f"{file} cannot be written: its disk has {free} bytes free, and the file takes {size}"
+    if found.f_bfree * found.f_frsize < max(size, found.f_frsize):  # no numbers: it is told once for each reason
+        return f"{file} cannot be written: its disk is full"
     return ""
 
 

@@ -146,7 +146,7 @@ def test_a_checkpoint_that_cannot_be_read(patient: Patient) -> None:
 
 @pytest.mark.parametrize(
     ("free", "files", "why"),
-    [(0, 9, "has 0 bytes free"), (4096, 9, "the file takes 5000"), (1 << 30, 0, "for another file")],
+    [(0, 9, "disk is full"), (4096, 9, "disk is full"), (1 << 30, 0, "for another file")],
 )
 def test_a_disk_on_which_the_kubelet_cannot_write_its_checkpoint(
     patient: Patient, monkeypatch: pytest.MonkeyPatch, free: int, files: int, why: str
