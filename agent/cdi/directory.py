@@ -80,11 +80,12 @@ class Directory:
             after = {name: it if it is known.get(name) else self._resolved(it) for name, it in wanted.items()}
             if not after:
                 self._remove(resource)
-            elif after != before:
-                self._note(self.recorded() | {resource})
+                return False
+            self._note(self.recorded() | {resource})  # also where the state directory was wiped since
+            if after != before:
                 path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
                 files.replace(path, spec.encode(kind, after), 0o644, synced=True)
-        return bool(after)
+        return True
 
     def remove(self, resource: str) -> bool:
         """Remove a resource's specification, and what a write that was cut off left; True if it was there.

@@ -210,6 +210,11 @@ class Node:
             self.inventory.ready(kind)
         self._commit()
 
+    def looked(self, looking: Set[str]) -> None:
+        """Every backend but these has looked at all its units."""
+        self.inventory.set_health(self.health.looked(looking, self._clock()))
+        self._commit()
+
     def resend(self, resource: str) -> None:
         """Send this resource's list again, though nothing changed: the kubelet writes its checkpoint then."""
         self.inventory.touch(resource)

@@ -126,6 +126,7 @@ class Plugin:
         self.began = 0.0
         """When the first list of the open stream was sent; 0: none was."""
         self._is_silent = self._sends_again = False
+        self._besides: Set[str] = frozenset()
         self._sent: Mapping[str, Slot] = {}
         self._sending: Mapping[str, Slot] | None = None
         self._running = Running(time.monotonic())
@@ -170,10 +171,13 @@ class Plugin:
             return None
         return Offer(self._sent, self._former, self.began, self.sent_at)
 
-    def silence(self, silent: bool) -> None:
-        """Send no list until this is called with False or a stream opens; then send the list, changed or not."""
+    def silence(self, silent: bool, besides: Set[str] = frozenset()) -> None:
+        """Send no list until this is called with False or a stream opens; then send the list, changed or not.
+
+        One in which an ID of `besides` is healthy no more is sent all the same: the kubelet would give that to a pod.
+        """
         self._sends_again = self._is_silent and not silent
-        self._is_silent = silent
+        self._is_silent, self._besides = silent, besides
         self._news.set()
 
     def set_hooks(self, prefer: Prefer | None, pre_start: PreStart | None) -> bool:
@@ -257,8 +261,8 @@ class Plugin:
         sent, credit = None, Credit(CREDIT, COALESCE)
         while not ending.is_set():
             snapshot = self._snapshot
-            is_silent = self._is_silent or ending is not self._latest
-            if snapshot is None or is_silent or (snapshot is sent and not self._sends_again):
+            is_over = ending is not self._latest
+            if snapshot is None or is_over or (snapshot is sent and not self._sends_again) or self._is_kept(snapshot):
                 self._news.clear()
                 await self._news.wait()
             elif (wait := credit.wait(time.monotonic())) > 0:
@@ -269,7 +273,7 @@ class Plugin:
                 if self._confirm is not None:
                     await self._confirm(self.resource, lambda: self._snapshot.slots if self._snapshot else {})
                     snapshot = self._snapshot or snapshot  # by now there may be a later one, with what is held
-                if ending.is_set() or self._is_silent or ending is not self._latest:
+                if ending.is_set() or ending is not self._latest or self._is_kept(snapshot):
                     continue
                 self._sends_again = False
                 # No timeout around a send: one that is cut off corrupts the stream. A client that
@@ -283,6 +287,8 @@ class Plugin:
                 if left or self._left:
                     self._note_left(left, snapshot.slots)
                 self._sent, self._sending = snapshot.slots, None
+                if self._is_silent:
+                    self._besides = _healthy(snapshot.slots)
                 self.sent_at = time.monotonic()
                 self._counts.updates += 1
                 if since is not None:
@@ -290,6 +296,10 @@ class Plugin:
                 self.began = self.began or self.sent_at
                 credit.spend(self.sent_at)
                 sent = snapshot
+
+    def _is_kept(self, snapshot: Snapshot) -> bool:
+        """Is this list not for the kubelet now?"""
+        return self._is_silent and self._besides <= _healthy(snapshot.slots)
 
     async def _pause(self, seconds: float, ending: asyncio.Event) -> None:
         """Let changes gather for so long, or until the stream is to end."""
@@ -412,6 +422,10 @@ class Plugin:
                 await self.relay.pre_start(self.resource, ids)
                 return
         await check(self.resource, ids)
+
+
+def _healthy(slots: Mapping[str, Slot]) -> frozenset[str]:
+    return frozenset(device_id for device_id, slot in slots.items() if slot.health.offered)
 
 
 async def _receive(stream: Stream[Any, Any]) -> Any:

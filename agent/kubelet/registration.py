@@ -324,6 +324,8 @@ class Registrar:
                     most = _UNREACHABLE_DELAY  # the kubelet's own complaint, said once for all resources
                 except (RegistrationError, OSError) as error:
                     self._count("refused")
+                    if isinstance(error, OSError):
+                        most = _UNREACHABLE_DELAY  # of a full disk, say: no event tells of room
                     if (complaint := words(error)) != self.complaint:  # said once, not at every try
                         self.complaint = complaint
                         log.warning("not-registered", resource=self.plugin.resource, reason=complaint)
@@ -409,7 +411,11 @@ class Registrar:
         ours.mkdir(mode=0o750, exist_ok=True)
         if ours.is_symlink():
             raise OSError(errno.ELOOP, "It is a symbolic link", str(ours))
-        await self._server.open()
+        try:
+            await self._server.open()
+        except OSError as error:
+            error.filename = str(ours)  # the socket has another name each time
+            raise
 
     def _make_server(self) -> _Socket:
         return _Socket(self.plugin, _unused_path(self._directory, self.plugin.resource))

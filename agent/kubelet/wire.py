@@ -381,8 +381,7 @@ def _parse_pod(pod: bytes) -> Iterator[PodDevices]:
             yield PodDevices(namespace, name, container_name, resource, strings(devices, 2))
 
 
-def allocatable_names(data: bytes) -> Iterator[str]:
-    """Read an AllocatableResourcesResponse, what pods may be given: the resource of each healthy device."""
+def allocatable_devices(data: bytes) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Read an AllocatableResourcesResponse, what pods may be given: a resource and some of its healthy devices each."""
     for entry in messages(data, 1):
-        if strings(entry, 2):
-            yield from strings(entry, 1)[-1:]
+        yield "".join(strings(entry, 1)[-1:]), strings(entry, 2)

@@ -202,6 +202,28 @@ def record(plugin_dir: Path) -> tuple[float, Mapping[str, frozenset[str]]]:
     return found.st_mtime, {name: frozenset(ids or ()) for name, ids in (data.registered_devices or {}).items()}
 
 
+def lack_of_room(plugin_dir: Path) -> str:
+    """Why the kubelet cannot write the file; empty if it can, or nobody knows. It writes another one beside it, each time.
+
+    The kernel knows it without the disk (statvfs(2)). A file system without a fixed number of files says that it has 0.
+    """
+    try:
+        found, size = os.statvfs(plugin_dir), _size(plugin_dir)
+    except OSError:
+        return ""
+    file = plugin_dir / FILE_NAME
+    if found.f_files and not found.f_ffree:
+        return f"{file} cannot be written: its disk has no room for another file"
+    if found.f_bfree * found.f_frsize < max(size, found.f_frsize):  # no numbers: it is told once for each reason
+        return f"{file} cannot be written: its disk is full"
+    return ""
+
+
+def _size(plugin_dir: Path) -> int:
+    found = version(plugin_dir)
+    return found[2] if found else 0
+
+
 class CheckpointReader:
     """Reads the checkpoint, in a thread if it must wait for the disk; those who ask at the same time share a reading."""
 
