@@ -24,7 +24,7 @@ from agent.health import HealthBook
 from agent.history.recorder import Recorder
 from agent.inventory.inventory import Inventory
 from agent.kubelet.pods.pod_claims import PodClaims
-from agent.model import Health, Held
+from agent.model import FORGOTTEN, Health, Held
 from agent.runtime.chunked_work import BATCH
 from backends.base import Clears, Record, Signal, Verdict
 
@@ -189,6 +189,10 @@ class Node:
         """Put this hardware back into service; the reasons that ended: `drained`, `flapping`, `xid-79`."""
         changes, ended = self.keeper.undrain(hardware)
         self.inventory.set_health(changes)
+        if believed := self.ledger.believe(frozenset(hardware)):
+            self.adopted(believed)
+            self.keep_claims()
+            ended = (*ended, FORGOTTEN)
         self._commit()
         await self.keeper.write_health()
         return ended

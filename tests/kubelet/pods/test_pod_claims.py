@@ -323,6 +323,7 @@ async def test_where_no_checkpoint_comes_it_asks_and_has_lists_sent_less_and_les
     house: House, pods: Pods
 ) -> None:
     house.ledger.allocate([held("a")], house.now - MIN_AGE)
+    house.write()
     running = asyncio.ensure_future(house.witnesses.run())
 
     clock = asyncio.get_running_loop().time
