@@ -127,7 +127,7 @@ class PodClaims:
         self._given: Mapping[SlotKey, Mapping[str, str]] = {}
         """Slot → the UIDs of its pods, each with a container, by the checkpoint that was indexed last."""
         self._indexed: Checkpoint | None = None
-        self._compared: tuple[Checkpoint | None] | None = None  # the checkpoint that the claims were held against
+        self._compared: Checkpoint | None = None  # the checkpoint that the claims were held against
         self._record: tuple[object, frozenset[str]] = (None, frozenset())  # which kubelet, and pods in its checkpoint
         self._asked_about: frozenset[str] = frozenset()  # the resources that were ours when both had been asked
         self._resent_at: tuple[Version | None] | None = None  # the checkpoint that lay there when lists were sent again
@@ -296,10 +296,10 @@ class PodClaims:
                 checkpoint = await self._checkpoint.read(_LIST_WAITS)
             except CheckpointError as error:
                 self._silent[_CHECKPOINT].report_once(str(error))
-                if isinstance(error, DamagedError) and self._compared != (None,):
+                if isinstance(error, DamagedError):
                     await self._compare(None)
                 return frozenset()
-        if self._compared is None or self._compared[0] is not checkpoint:
+        if checkpoint is None or checkpoint is not self._compared:
             await self._compare(checkpoint)
         seen = checkpoint, self._inventory.revision
         if seen != self._seen:
@@ -335,7 +335,7 @@ class PodClaims:
     async def _compare(self, checkpoint: Checkpoint | None, present: set[SlotKey] | None = None) -> None:
         """Find the claims that the kubelet has forgotten, and those of two pods; with a List's answer also those that run."""
         await self._index(checkpoint)
-        self._compared, lost = (checkpoint,), self._is_lost(checkpoint)
+        self._compared, lost = checkpoint, self._is_lost(checkpoint)
         shown = {slot: Pods(self.pods(slot)) for slot in present or ()}
         slots = [held.slot for held in self._ledger.held()]
         looks = bool(slots) and (present is not None or self._ledger.misses(self._given))
