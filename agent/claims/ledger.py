@@ -206,7 +206,8 @@ class Ledger:
             pods = held.pods if running is None else seen
             if (pods, trouble) != (held.pods, held.trouble):
                 changed.append(replace(held, pods=pods, trouble=trouble))
-                claim = self._claims[slot] = replace(claim, held=changed[-1])
+                absent = None if trouble == FORGOTTEN else claim.absent_since
+                claim = self._claims[slot] = replace(claim, held=changed[-1], absent_since=absent)
             if not lost and claim.may_run != (may_run := slot in record or slot in shown):
                 self._claims[slot] = replace(claim, may_run=may_run)
         return changed
