@@ -135,8 +135,10 @@ class Agent:
         admission = Admission(partial(checkpoint.version, settings.plugin_dir), clock)
         giving = inventory, backends, self._jobs, node.allocated
         lost_resources = LostResources(settings.pod_resources, settings.plugin_dir)
+        allocator = Allocator(*giving, cdi=node.cdi, admission=admission, holder=self._pod_claims.holder)
+        self._pod_claims.is_giving = allocator.is_giving
         factory = PluginFactory(
-            Allocator(*giving, cdi=node.cdi, admission=admission, holder=self._pod_claims.holder),
+            allocator,
             Preferences(inventory, backends, admission),
             Starter(inventory, ledger, backends, self._jobs, node, self._pod_claims.two_pods),
             self._pod_claims,

@@ -74,6 +74,10 @@ class Allocator:
         """What is for one pod, and being given to it."""
         self._claim = Kind("claim", _FAILED, "Create the pod again", claim_deadline)
 
+    def is_giving(self) -> bool:
+        """Is anything being given that is for one pod?"""
+        return bool(self._under_way)
+
     async def allocate(self, name: str, ids: Sequence[str], told: Callable[[str], bool]) -> wire.Encoded:
         """Claim these IDs and say what the container gets, as an AllocateResponse.
 

@@ -495,7 +495,12 @@ async def test_an_allocate_that_ends_in_any_way_keeps_nothing_from_the_next(clai
     await claiming.refusal("a")
     claiming.backend.fails = None
     acts, goes = threading.Event(), threading.Event()
-    claiming.backend.on_claim = lambda: (acts.set(), goes.wait())
+
+    def claim() -> None:
+        acts.set()
+        goes.wait()
+
+    claiming.backend.on_claim = claim
     cut_off = asyncio.ensure_future(claiming.allocate("a"))  # as by a kubelet that was killed
     await until(acts.is_set, "the claim")
     cut_off.cancel()

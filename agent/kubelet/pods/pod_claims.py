@@ -136,6 +136,8 @@ class PodClaims:
         self._adopting = asyncio.Lock()
         self._allocated = asyncio.Event()
         self._silent = {name: _silence_of(name, problems or Problems()) for name in (_CHECKPOINT, _PODRESOURCES)}
+        self.is_giving: Callable[[], bool] = lambda: False
+        """Is an Allocate under way?"""
         self.holders: Mapping[SlotKey, tuple[PodDevices, ...]] = {}
         """Which containers have what, as the kubelet said last; of what it has forgotten, as it said before."""
 
@@ -216,6 +218,9 @@ class PodClaims:
         """Ask for ever."""
         try:
             while True:
+                # a List would make a kubelet until 1.37 forget what is being given, if a pod has ended (A11.8)
+                while self.is_giving():  # noqa: ASYNC110
+                    await asyncio.sleep(_AFTER_ALLOCATE / 10)
                 self._allocated.clear()
                 await self.ask()
                 await self._wait()

@@ -131,4 +131,5 @@ async def test_two_pods_with_one_device_are_an_error_in_every_face(node: Node) -
         assert "two-pods" in await node.get("/")
         assert 'reason="two-pods"} 1' in await node.get("/metrics")
         node.kubelet.end(pod("second"))
+        assert (await node.admit(pod("third"))).phase == Phase.FAILED  # the kubelet notices the end by that
         await node.healthy("w1")
