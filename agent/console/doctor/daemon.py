@@ -72,9 +72,8 @@ def _held_twice(said: Status) -> Iterator[Finding]:
     """What two pods hold, or will, if the kubelet that has forgotten the first one has its way."""
     for resource, device in ((one, it) for one in said.resources for it in one.devices):
         who = " and ".join(dict.fromkeys(it.name for held in device.held for it in held.holders)) or "nobody knows who"
-        about = f"{device.key} of {resource.name}: {device.message} ({who})."
+        about = f"{device.key} of {resource.name} is {device.reason}: {device.message} ({who})."
         if device.reason == TWO_PODS:
-            yield failure(about, "Delete one of these pods; its next one gets another device.", "two-pods")
+            yield failure(about, "Delete one of these pods; its next one gets another device.")
         elif device.reason == FORGOTTEN:
-            mend = f"Delete that pod, or, if no pod has it: fairlead undrain {device.ids[0]}."
-            yield warning(about, mend, "forgotten")
+            yield warning(about, f"Delete that pod, or, if no pod has it: fairlead undrain {device.ids[0]}.")
