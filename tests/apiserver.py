@@ -31,6 +31,8 @@ class ApiServer:
         self.requests: list[str] = []
         """Method and path of each."""
         self.hangs = False
+        self.has_policies = True
+        """Are dry runs of what the agent may not write refused?"""
         self.refuses: dict[str, int] = {}
         """Method → the status it is refused with."""
         self._tls = tls
@@ -124,6 +126,8 @@ class ApiServer:
             self._answer(writer, 401, {"message": "Unauthorized"})
         elif method in self.refuses:
             self._answer(writer, self.refuses[method], {"message": f"{NODE} is forbidden to {method}"})
+        elif path.endswith("?dryRun=All"):
+            self._answer(writer, *((422, {"message": "denied request"}) if self.has_policies else (200, {})))
         elif "watch=true" in path:
             writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
             self._watches.add(writer)

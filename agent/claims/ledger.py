@@ -9,8 +9,10 @@ its record (A11.1): what that lacks is `FORGOTTEN`.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Set
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Set
+from itertools import islice
 from types import MappingProxyType
 from typing import Final
 
@@ -60,16 +62,70 @@ class _Claim(Struct, frozen=True):
     may_run: bool = True  # by all that is known: not of one that an intact record lacks, or that is from before a boot
 
 
+class Holdings(Collection[Held]):
+    """What was held at one moment: the first so many of a list that only grows, so that it costs nothing to take."""
+
+    __slots__ = ("_count", "_those")
+
+    def __init__(self, those: list[Held]) -> None:
+        self._those, self._count = those, len(those)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Held]:
+        return islice(self._those, self._count)
+
+    def __contains__(self, held: object) -> bool:
+        return held in tuple(self)
+
+    def begun_since(self, before: Collection[Held]) -> list[Held] | None:
+        """What began after an earlier moment; None if anything ended or changed since, and all must be compared."""
+        if isinstance(before, Holdings) and before._those is self._those:
+            return self._those[before._count : self._count]
+        return None
+
+
+class _Claims(dict[SlotKey, _Claim]):
+    """The claims by their slots, and the list of what is held: one that begins is added without a look at the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held: list[Held] = []  # is another list once a claim has ended or changed
+
+    def __setitem__(self, slot: SlotKey, claim: _Claim) -> None:
+        before = self.get(slot)
+        super().__setitem__(slot, claim)
+        if before is None:
+            self._held.append(claim.held)
+        elif before.held != claim.held:
+            self._held = []
+
+    def __delitem__(self, slot: SlotKey) -> None:
+        super().__delitem__(slot)
+        self._held = []
+
+    def held(self) -> Holdings:
+        if len(self._held) != len(self):
+            self._held = [claim.held for claim in self.values()]
+        return Holdings(self._held)
+
+
 class Ledger:
     """All claims; the only one who knows them."""
 
     def __init__(self) -> None:
-        self._claims: dict[SlotKey, _Claim] = {}
+        self._claims = _Claims()
         self._holders = Counter[str]()  # how many claims have a piece of hardware
+        self._youngest = -math.inf  # when the last of them began
 
     def held(self) -> list[Held]:
         """Every claim, in the order in which they began."""
         return [claim.held for claim in self._claims.values()]
+
+    def holdings(self) -> Holdings:
+        """The same, for each Allocate to write: it must not cost more the more is held."""
+        return self._claims.held()
 
     def holds(self, hardware: str) -> bool:
         """Does any claim have this hardware?"""
@@ -270,6 +326,7 @@ class Ledger:
         if (before := self._claims.get(claim.held.slot)) is not None:
             self._holders.subtract(before.held.hardware)
         self._holders.update(claim.held.hardware)
+        self._youngest = max(self._youngest, claim.since)
         self._claims[claim.held.slot] = claim
 
     def ending(self) -> bool:
@@ -291,5 +348,5 @@ class Ledger:
 
     def next_judgement(self, now: float) -> float | None:
         """When the youngest unjudged claim comes of age, in seconds from now; None if none is waiting to."""
-        ages = [MIN_AGE - (now - claim.since) for claim in self._claims.values() if now - claim.since < MIN_AGE]
-        return max(ages) if ages else None
+        left = MIN_AGE - (now - self._youngest)  # no claim ends before that
+        return left if left > 0 else None

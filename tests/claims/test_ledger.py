@@ -105,6 +105,18 @@ def test_only_what_is_new_has_to_be_kept() -> None:
     assert ledger.allocate([held(A, "x", device("card", identity="2"))], 2.0)
 
 
+def test_a_claim_that_begins_is_told_without_the_others_until_one_ends_or_changes() -> None:
+    ledger = old_ledger(X)
+    before = ledger.holdings()
+    ledger.allocate([X, held(A, "y")], 1.0)
+    now = ledger.holdings()
+    assert now.begun_since(before) == [held(A, "y")]
+    assert [len(before), len(now)] == [1, 2]
+    ledger.allocate([held(A, "y", device("another"))], 2.0)
+    assert ledger.holdings().begun_since(now) is None
+    assert list(now) == [X, held(A, "y")]
+
+
 def test_claims_are_told_in_the_order_in_which_they_began() -> None:
     ledger = old_ledger(X, held(A, "y"))
     ledger.allocate([X], 1.0)
@@ -305,6 +317,7 @@ class Witnessed(RuleBasedStateMachine):
         self.written: set[SlotKey] = set()
         self.version = 0
         self.absent: dict[SlotKey, int] = {}  # left out of a List while old enough → the checkpoint's version then
+        self.kept = self.ledger.holdings()  # at the step before
 
     @rule(seconds=st.sampled_from([0.5, 5.0, 31.0]))
     def wait(self, seconds: float) -> None:
@@ -338,6 +351,13 @@ class Witnessed(RuleBasedStateMachine):
         record = {slot: frozenset({str(slot)}) for slot in self.written}
         self.ledger.known(record, running=running, lost=lost)
         for slot in self.ledger.forgotten():
+            self.absent.pop(slot, None)
+
+    @rule(slot=st.sampled_from(SLOTS), card=st.sampled_from(["card", "another card"]))
+    def learn(self, slot: SlotKey, card: str) -> None:
+        """As from a witness, that the claim has this hardware."""
+        if slot in self.pods:
+            self.ledger.restore([held(*slot, device(card))], self.allocated[slot])
             self.absent.pop(slot, None)
 
     @rule(slot=st.sampled_from(SLOTS))
@@ -390,6 +410,14 @@ class Witnessed(RuleBasedStateMachine):
     @invariant()
     def whatever_a_container_holds_is_claimed(self) -> None:
         assert self.pods.keys() <= {claim.slot for claim in self.ledger.held()}
+
+    @invariant()
+    def what_is_told_as_new_completes_what_was_held_before(self) -> None:
+        now = self.ledger.holdings()
+        assert list(now) == self.ledger.held()
+        if (begun := now.begun_since(self.kept)) is not None:
+            assert [*self.kept, *begun] == [*now]
+        self.kept = now
 
     @invariant()
     def it_waits_for_a_second_witness_exactly_where_the_first_has_spoken(self) -> None:

@@ -593,15 +593,20 @@ async def test_something_in_the_way_is_said_once_and_tried_again(
     assert len([line for line in lines if line["log_level"] != "info"]) == 1
 
 
-async def test_leftovers_of_a_killed_agent_are_removed_and_foreign_files_kept(node: Node) -> None:
+async def test_leftovers_of_a_killed_agent_are_removed_and_foreign_files_and_sockets_of_the_living_kept(
+    node: Node,
+) -> None:
     node.ours.mkdir()
     for name in ("example.com_gone.sock", ".1a2b"):
         with socket.socket(socket.AF_UNIX) as left:
             left.bind(str(node.ours / name))
     (node.ours / "notes.txt").write_text("mine")
-    async with node.running(toys()):
-        await until(lambda: node.sockets() == ["example.com_toy.sock"])
-    assert sorted(path.name for path in node.ours.iterdir()) == ["lock", "notes.txt"]
+    with socket.socket(socket.AF_UNIX) as lives:  # an agent that hands over, and may have to serve on
+        lives.bind(str(node.ours / "example.com_lives.sock"))
+        lives.listen()
+        async with node.running(toys()):
+            await until(lambda: node.sockets() == ["example.com_lives.sock", "example.com_toy.sock"])
+        assert sorted(path.name for path in node.ours.iterdir()) == ["example.com_lives.sock", "lock", "notes.txt"]
 
 
 async def test_a_second_agent_waits_and_takes_over(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
