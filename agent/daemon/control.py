@@ -341,6 +341,7 @@ class AgentControl:
         hardware = find(self._parts.node.inventory, device)
         try:
             ended = await self._parts.node.undrain(hardware)
+            ended += self._parts.node.believe(hardware)
         except FairleadError as error:
             raise self._refusal(error) from error
         log.info("undrained", device=device, hardware=sorted(hardware), ended=list(ended) or "nothing")

@@ -189,13 +189,17 @@ class Node:
         """Put this hardware back into service; the reasons that ended: `drained`, `flapping`, `xid-79`."""
         changes, ended = self.keeper.undrain(hardware)
         self.inventory.set_health(changes)
-        if believed := self.ledger.believe(frozenset(hardware)):
-            self.adopted(believed)
-            self.keep_claims()
-            ended = (*ended, FORGOTTEN)
         self._commit()
         await self.keeper.write_health()
         return ended
+
+    def believe(self, hardware: Iterable[str]) -> tuple[str, ...]:
+        """A person says that no pod has this hardware that the kubelet has forgotten; the reason that ended, if it was one."""
+        believed = self.ledger.believe(frozenset(hardware))
+        if believed:
+            self.adopted(believed)
+            self.claims_settled()
+        return (FORGOTTEN,) if believed else ()
 
     # --- starts, and other configurations ---
 
