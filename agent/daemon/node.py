@@ -24,7 +24,7 @@ from agent.health import HealthBook
 from agent.history.recorder import Recorder
 from agent.inventory.inventory import Inventory
 from agent.kubelet.pods.pod_claims import PodClaims
-from agent.model import Health, Held
+from agent.model import FORGOTTEN, Health, Held
 from agent.runtime.chunked_work import BATCH, in_batches
 from backends.base import Clears, Record, Signal, Verdict
 
@@ -196,6 +196,14 @@ class Node:
         self._commit()
         await self.keeper.write_health()
         return ended
+
+    def believe(self, hardware: Iterable[str]) -> tuple[str, ...]:
+        """A person says that no pod has this hardware that the kubelet has forgotten; the reason that ended, if it was one."""
+        believed = self.ledger.believe(frozenset(hardware))
+        if believed:
+            self.adopted(believed)
+            self.claims_settled()
+        return (FORGOTTEN,) if believed else ()
 
     # --- starts, and other configurations ---
 

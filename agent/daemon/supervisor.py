@@ -109,8 +109,9 @@ class Agent:
         health, ledger, turns = HealthBook(boot_id(config.host)), Ledger(), HardwareQueue(clock)
         self.node = node = Node(inventory, health, ledger, turns, clock=clock, wall=wall)
         self._pod_claims = node.pod_claims = PodClaims(
-            ledger, inventory, node, settings.pod_resources, settings.plugin_dir, clock=clock, problems=problems
-        )
+            ledger, inventory, node, settings.pod_resources, settings.plugin_dir,
+            sys=config.host.sys, clock=clock, problems=problems,
+        )  # fmt: skip
         self._discovery = DiscoveryRunner(settings, config.host, backends, node, self.watchdog, counts, problems)
         self.discoverers = self._discovery.discoverers
 
@@ -134,10 +135,12 @@ class Agent:
         admission = Admission(partial(checkpoint.version, settings.plugin_dir), clock)
         giving = inventory, backends, self._jobs, node.allocated
         lost_resources = LostResources(settings.pod_resources, settings.plugin_dir)
+        allocator = Allocator(*giving, cdi=node.cdi, admission=admission, holder=self._pod_claims.holder)
+        self._pod_claims.is_giving = allocator.is_giving
         factory = PluginFactory(
-            Allocator(*giving, cdi=node.cdi, admission=admission),
+            allocator,
             Preferences(inventory, backends, admission),
-            Starter(inventory, ledger, backends, self._jobs, node),
+            Starter(inventory, ledger, backends, self._jobs, node, self._pod_claims.two_pods),
             self._pod_claims,
             lost_resources,
             counts,

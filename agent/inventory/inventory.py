@@ -273,6 +273,10 @@ class Inventory:
         """Why an ID that a pod holds, as far as is known here, is not to be given to the next one; None if it may be."""
         return self._slots.why_not_again(slot)
 
+    def is_for_one(self, slot: SlotKey) -> bool:
+        """May only one pod at a time have what is behind this ID, as far as the operator has said?"""
+        return slot[0] in self._lists and self._slots.is_for_one(slot)
+
     def links(self, backend: str) -> list[Link]:
         """All links between devices of a backend."""
         return [link for links in self._links[backend].values() for link in links]

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Final
 
 from agent.health.presence import PLUGGED
-from agent.model import Health, Held, SlotKey, State
+from agent.model import FORGOTTEN, TWO_PODS, Health, Held, SlotKey, State
 from agent.runtime.errors import some
 from backends.base import Device
 
@@ -16,6 +16,17 @@ GONE: Final = Health(State.UNHEALTHY, "gone", "the device is gone; a pod still h
 UNMAPPED: Final = Health(
     State.UNHEALTHY, "unmapped", "a pod holds it, and nothing that the pod was given leads to a device of this node"
 )
+TROUBLES: Final = {
+    FORGOTTEN: Health(
+        State.UNHEALTHY, FORGOTTEN,
+        "a pod holds it, and the kubelet, which lost its record of that, would give it to another pod",
+    ),
+    TWO_PODS: Health(
+        State.UNHEALTHY, TWO_PODS,
+        "two pods hold it at the same time, because the kubelet gave it out twice: delete one of them",
+    ),
+}  # fmt: skip
+"""Of a slot for one pod, by the trouble of its claim."""
 CROWDED: Final = Health(State.UNHEALTHY, "held", "more pods hold the same hardware than may have it")
 
 NOT_SEEN: Final = "not-seen"

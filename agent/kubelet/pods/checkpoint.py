@@ -43,6 +43,10 @@ class CheckpointError(Exception):
     """The checkpoint cannot be read; the message says why and what to do."""
 
 
+class DamagedError(CheckpointError):
+    """It makes no sense. A kubelet that starts with it forgets what pods have, as if there were none."""
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointEntry:
     """What one container was given of one resource."""
@@ -162,7 +166,7 @@ def read(plugin_dir: Path) -> Checkpoint | None:
     try:
         return parse(data, (found.st_ino, found.st_mtime_ns, found.st_size))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise CheckpointError(
+        raise DamagedError(
             f"{path} is damaged: {error}; the kubelet writes it anew with the next list of devices"
         ) from error
 
