@@ -143,7 +143,8 @@ class Sriov(Backend[SriovOptions]):
         Raises:
             AllocationRefused: the host needs it by now for its network, or the file cannot be written.
         """
-        routes = host_routes.read(self.host)
+        are_interfaces = any(it.device.attributes.get("ifname") for it in grants)
+        routes = host_routes.read(self.host) if are_interfaces else None
         for grant in grants:
             device = grant.device
             if creation.is_stand_in(device):
