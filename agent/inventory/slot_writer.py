@@ -334,7 +334,7 @@ def _wrong(claim: Held, found: Found) -> Health | None:
     """Why the slot of a pod that has this device, or another in its place, is Unhealthy, however the device is."""
     if not is_same(claim, found.device):
         return replaced(claim, found.device)
-    return TROUBLES.get(claim.trouble) if _is_for_one(found) else None
+    return TROUBLES.get(claim.trouble) if claim.trouble and _is_for_one(found) else None
 
 
 def _is_for_one(found: Found) -> bool:
