@@ -66,6 +66,8 @@ class _WrongUseError(FairleadError):
               help="How long to wait for what must come.")  # fmt: skip
 @click.option("--restarts", type=click.IntRange(min=1), default=200, show_default=True,
               help="Restarts of the kubelet in the checks of many.")  # fmt: skip
+@click.option("--state", multiple=True, type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+              help="Where the plugin keeps what it remembers; emptied before each scenario, since its pods are others.")  # fmt: skip
 @click.option("--respawn", is_flag=True, help="Start the plugin again when it ends by itself, as a DaemonSet does.")
 @click.option(
     "--log", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Keep what the plugin prints."
@@ -100,6 +102,7 @@ def conformance(
             patience=how["patience"],
             rounds=how["restarts"],
             hooks={name: _hook(name, line) for name, line in hooks},
+            state=how["state"],
             respawn=how["respawn"],
         )
         results = anyio.run(_run, checks, terms, command)
@@ -132,7 +135,13 @@ def _place(plugin_dir: Path | None) -> Iterator[tuple[Path, bool]]:
             )
         if plugin_dir.exists() and any(plugin_dir.iterdir()):
             raise _WrongUseError(f"{plugin_dir} is not empty, and all in it would be removed; name another directory")
-        yield plugin_dir.absolute().parent, False
+        beside = plugin_dir.absolute().parent / "pod-resources"
+        ours = [plugin_dir, *(() if beside.exists() else (beside,))]
+        try:
+            yield beside.parent, False
+        finally:
+            for directory in ours:
+                shutil.rmtree(directory, ignore_errors=True)
         return
     if os.geteuid() != 0:
         raise _WrongUseError(

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import shutil
 import signal
 import socket
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -50,6 +50,7 @@ _RESPAWN: Final = (
     1.0  # seconds until a container that ended is started again: the first back-off of a kubelet is shorter
 )
 _RIVAL: Final = "rival-"
+_SETTLES: Final = 10  # looks whether more resources come
 PRE_START: Final = "pre_start_required"
 PREFERRED: Final = "get_preferred_allocation_available"
 
@@ -65,6 +66,7 @@ class Terms(Struct):
         quiet: seconds to watch for what must not come.
         rounds: restarts of the kubelet in the scenario of many restarts.
         hooks: `unplug` and `plug`, which take a device away and give it back.
+        state: directories where the plugin keeps what it remembers; they are emptied before each scenario, whose pods are others.
         respawn: start the plugin again when it ends by itself, as a DaemonSet does.
         known: the resources that the plugin has; the first scenario finds them.
     """
@@ -76,6 +78,7 @@ class Terms(Struct):
     quiet: float = 0.5
     rounds: int = 200
     hooks: dict[str, Callable[[], Awaitable[None]]] = field(default_factory=dict)
+    state: tuple[Path, ...] = ()
     respawn: bool = False
     known: set[str] = field(default_factory=set)
 
@@ -101,6 +104,8 @@ class Stage:
 
     async def __aenter__(self) -> Self:
         self.kubelet.plugin_dir.mkdir(parents=True, exist_ok=True)
+        for directory in self.terms.state:
+            _empty(directory)
         self._stack.push_async_callback(self._background.stop)
         self._stack.push_async_callback(self.kubelet.stop)
         self.kubelet.subscribe(self._note_change)
@@ -111,9 +116,7 @@ class Stage:
     ) -> None:
         with anyio.CancelScope(shield=True):
             await self._stack.aclose()
-            for path in self.kubelet.plugin_dir.rglob("*"):
-                if not path.is_dir():
-                    path.unlink(missing_ok=True)
+            _empty(self.kubelet.plugin_dir)
 
     # --- the record ---
 
@@ -128,7 +131,7 @@ class Stage:
 
     def did(self, what: str, text: str = "") -> None:
         """Put on record what the suite does now."""
-        self.note(Did(time.perf_counter(), what, text))
+        self.note(Did(_now(), what, text))
 
     def _note_change(self, change: Change) -> None:
         if change.kind is Kind.LIST:
@@ -136,14 +139,14 @@ class Stage:
         elif change.kind is Kind.STREAM_OPENED:
             self._listed.discard(change.resource)
         if change.kind is not Kind.CHECKPOINT:
-            self.note(change)
+            self.note(replace(change, at=_now()))
 
     async def _note_register(self, request: RegisterRequest, deadline: float | None) -> None:
         if request.endpoint.startswith(_RIVAL):
             return
         path = join(self.kubelet.plugin_dir, request.endpoint)
         asked = Asked(
-            time.perf_counter(),
+            _now(),
             request.resource_name,
             request.version,
             request.endpoint,
@@ -182,7 +185,7 @@ class Stage:
     async def _watch(self, plugin: Plugin) -> None:
         code = await plugin.ended()
         asked = plugin in self._told
-        self.note(Ended(time.perf_counter(), code, asked))
+        self.note(Ended(_now(), code, asked))
         if not asked and self.terms.respawn:
             await anyio.sleep(_RESPAWN)
             again = await self.launch()
@@ -204,7 +207,7 @@ class Stage:
 
     def use(self, label: str) -> None:
         """Put on record what the plugin's process has used so far."""
-        used = self.plugin.usage(label, time.perf_counter())
+        used = self.plugin.usage(label, _now())
         if used is not None:
             self.note(used)
 
@@ -237,10 +240,11 @@ class Stage:
             return await self.until(self.has_all)
         if not await self.until(lambda: bool(self._listed)):
             return False
-        before = -1
-        while before != len(self._events):  # more resources may come
+        for _ in range(_SETTLES):
             before = len(self._events)
             await self.rest()
+            if before == len(self._events):
+                break
         self.terms.known |= self._listed
         return True
 
@@ -346,7 +350,7 @@ class Stage:
     async def _call(
         self, label: str, ask: Callable[[PluginClient], Awaitable[Called]], ids: Sequence[str] = ()
     ) -> Called:
-        began = time.perf_counter()
+        began = _now()
         called = Called(0, label, 0, ids=tuple(ids), error=f"there was no answer within {self.terms.patience:g} s")
         with anyio.move_on_after(self.terms.patience):
             try:
@@ -354,7 +358,7 @@ class Stage:
                     called = await ask(client)
             except PluginError as error:
                 called = Called(0, label, 0, ids=tuple(ids), error=str(error))
-        now = time.perf_counter()
+        now = _now()
         called = replace(called, at=now, seconds=now - began, resource=self.subject)
         self.note(called)
         return called
@@ -401,6 +405,19 @@ class _Rival(DevicePluginBase):
     async def list_and_watch(self, empty: Empty) -> AsyncIterator[ListAndWatchResponse]:  # noqa: ARG002
         yield ListAndWatchResponse([Device(id="rival", health=HEALTHY)])
         await self.over.wait()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _empty(directory: Path) -> None:
+    """Remove all that is in it."""
+    for path in directory.iterdir() if directory.exists() else ():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _flags(options: DevicePluginOptions) -> tuple[str, ...]:

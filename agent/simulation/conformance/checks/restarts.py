@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from typing import Final
 
@@ -16,6 +15,7 @@ from agent.simulation.conformance.timeline import Asked, NotApplicable, Skipped,
 
 _IN_TIME: Final = 1.0  # seconds from its socket until a real kubelet admitted the first pod (A6)
 _LOAD: Final = 20  # calls under way when the kubelet dies
+_UNDER_WAY: Final = 0.01  # seconds after which the calls have been sent
 _TRIES: Final = 64  # to get the same inode number again
 RESTART: Final = "restart"
 
@@ -88,21 +88,6 @@ def restart_wipes_files(t: Timeline) -> str:
     """Kubelets until 1.32 remove every file in the plugin directory when they start, not sockets alone: keep
     locks and state elsewhere, or in a directory below.
     """
-    return comes(t.since(RESTART))
-
-
-async def killed(stage: Stage) -> None:
-    """The kubelet is killed, and starts at once."""
-    await stage.begin()
-    await stage.kubelet.stop(kill=True)
-    stage.did(RESTART)
-    await stage.kubelet.start()
-    await begun(stage)
-
-
-@check(killed, "A6")
-def restart_after_kill(t: Timeline) -> str:
-    """A kubelet that is killed says no goodbye: its connections break with an error, and it starts again at once."""
     return comes(t.since(RESTART))
 
 
@@ -223,7 +208,7 @@ async def loaded(stage: Stage) -> None:
         for number in range(_LOAD):
             tasks.start_soon(stage.allocate, f"load {number}", ids[number % len(ids)])
         tasks.start_soon(stage.admit, stage.pod(1))
-        await asyncio.sleep(0)
+        await anyio.sleep(_UNDER_WAY)
         await stage.kubelet.stop(kill=True)
         stage.did(RESTART)
         await stage.kubelet.start()
