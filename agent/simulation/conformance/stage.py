@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -77,7 +77,7 @@ class Terms(Struct):
     patience: float = 20.0
     quiet: float = 0.5
     rounds: int = 200
-    hooks: dict[str, Callable[[], Awaitable[None]]] = field(default_factory=dict)
+    hooks: Mapping[str, Callable[[], Awaitable[None]]] = field(default_factory=dict)
     state: tuple[Path, ...] = ()
     respawn: bool = False
     known: set[str] = field(default_factory=set)
@@ -99,6 +99,7 @@ class Stage:
         self._endpoints: dict[str, str] = {}
         self._told: set[Plugin] = set()  # those that were told to end
         self._pods = itertools.count()
+        self._subject = ""
         self._background = Background()
         self._stack = AsyncExitStack()
 
@@ -161,6 +162,8 @@ class Stage:
     @property
     def subject(self) -> str:
         """The resource that pods ask for: the one with most devices, of several the first."""
+        if self._subject:
+            return self._subject
         views = sorted(self.kubelet.resources.values(), key=lambda view: (-view.allocatable, -view.capacity, view.name))
         return views[0].name if views else ""
 
@@ -268,6 +271,7 @@ class Stage:
             raise Skipped(f"the plugin offered nothing within {self.terms.patience:g} s; see `registration-arrives`")
         if not await self.until(lambda: bool(self.healthy())):
             raise Skipped("the plugin lists no healthy device; give it one, real or made up")
+        self._subject = self.subject
 
     # --- devices ---
 
@@ -312,13 +316,13 @@ class Stage:
             return await self.kubelet.admit(pod)
         return None
 
-    async def options(self) -> Called:
-        """Ask for the plugin's options."""
+    async def options(self, resource: str = "") -> Called:
+        """Ask for the plugin's options, by default for those of the subject."""
 
         async def ask(client: PluginClient) -> Called:
             return Called(0, "options", 0, chosen=_flags(await client.options()))
 
-        return await self._call("options", ask)
+        return await self._call("options", ask, resource=resource)
 
     async def allocate(self, label: str, *ids: str) -> Called:
         """Ask for these devices, for one container."""
@@ -348,25 +352,25 @@ class Stage:
         return await self._call(label, ask, ids)
 
     async def _call(
-        self, label: str, ask: Callable[[PluginClient], Awaitable[Called]], ids: Sequence[str] = ()
+        self, label: str, ask: Callable[[PluginClient], Awaitable[Called]], ids: Sequence[str] = (), resource: str = ""
     ) -> Called:
+        resource = resource or self.subject
         began = _now()
         called = Called(0, label, 0, ids=tuple(ids), error=f"there was no answer within {self.terms.patience:g} s")
         with anyio.move_on_after(self.terms.patience):
             try:
-                async with self._client() as client:
+                async with self._client(resource) as client:
                     called = await ask(client)
             except PluginError as error:
                 called = Called(0, label, 0, ids=tuple(ids), error=str(error))
         now = _now()
-        called = replace(called, at=now, seconds=now - began, resource=self.subject)
+        called = replace(called, at=now, seconds=now - began, resource=resource)
         self.note(called)
         return called
 
     @asynccontextmanager
-    async def _client(self) -> AsyncIterator[PluginClient]:
-        """A connection of our own to the subject's plugin, for calls that a kubelet makes at other moments."""
-        resource = self.subject or next(iter(self._endpoints), "")
+    async def _client(self, resource: str) -> AsyncIterator[PluginClient]:
+        """A connection of our own to a resource's plugin, for calls that a kubelet makes at other moments."""
         client = PluginClient(resource, join(self.kubelet.plugin_dir, self._endpoints.get(resource, "")), Clock())
         await client.dial()
         try:

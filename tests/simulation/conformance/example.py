@@ -49,7 +49,7 @@ OTHER: Final = "example.com/other"
 _LIST_AND_WATCH: Final = "/v1beta1.DevicePlugin/ListAndWatch"
 _START: Final = 0.05  # seconds that a process takes until it runs
 _FLAGS: Final = DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
-_PADDING: Final = tuple(f"{n:063}" for n in range(16_000))
+_PADDING: Final = tuple(f"{n:0131072}" for n in range(8))
 """IDs of a list of a mebibyte."""
 
 
@@ -155,7 +155,7 @@ class Example:
     def usage(self, label: str, at: float) -> Used | None:
         busy = self.has("idle-processor") or self.has("away-processor")
         restarts = max(service.registrations for service in self._services)
-        memory = (64 << 20) + (restarts << 20 if self.has("restarts-memory") else 0)
+        memory = (64 << 20) + (restarts << 22 if self.has("restarts-memory") else 0)
         files = 20 + (restarts if self.has("restarts-descriptors") else 0)
         return Used(at, label, at * 0.5 if busy else 0.0, memory, files)
 
@@ -195,14 +195,16 @@ class Service(DevicePluginBase):
         self._paths = itertools.count()
         self._kubelet = (0, 0)  # inode and time of the socket of which the registration is
         self._allocated: set[str] = set()
+        self._gave_up = False
+        self._kubelets = 0  # that came while it ran
         self._poisoned = False
         self._running = 0
         self._starts = 0
         self._lock = asyncio.Lock()
 
     def has(self, fault: str) -> bool:
-        """Only the first resource has faults, but for those that are about all."""
-        return self.resource == TOY and self.plugin.has(fault)
+        """Only the first resource has faults, but for the one that is about all."""
+        return (self.resource == TOY or fault == "registration-arrives") and self.plugin.has(fault)
 
     # --- registration ---
 
@@ -222,11 +224,12 @@ class Service(DevicePluginBase):
                 await self._register(self._server_path.name)
 
     def _never(self) -> bool:
-        again = self.registrations > 0
         return (
-            self.has("registration-arrives")
-            or (again and self.has("restart-registers"))
-            or (again and self.has("restart-wipes-files") and not (self.plugin.directory / "lock").exists())
+            self._gave_up
+            or self.has("registration-arrives")
+            or (self.has("restart-registers") and self.registrations > 0)
+            or (self.has("restart-wipes-files") and not (self.plugin.directory / "lock").exists())
+            or (self.has("restart-twice") and self._kubelets > 1)
             or (self.has("restarts-register") and self.registrations > 12)
             or (self.has("killed-returns") and self.plugin.life > 1)
         )
@@ -235,30 +238,29 @@ class Service(DevicePluginBase):
         pause = 0.02
         if self.has("restart-in-time") and self.registrations:
             await asyncio.sleep(3)
-        while not self.plugin.stopping:
+        while not self.plugin.stopping and not self._never():
             try:
                 self._needed.clear()
                 await self._listen()
                 self._kubelet = self._kubelet_now()
                 await self._register(self._server_path.name)
             except (GRPCError, StreamTerminatedError, OSError) as error:
-                if self.has("registration-retries") and isinstance(error, GRPCError) and error.status is Status.UNKNOWN:
-                    return
-                if self.has("registration-waits") and isinstance(error, FileNotFoundError):
-                    return
-                if self.has("registration-connection-refused") and isinstance(error, ConnectionRefusedError):
-                    return
-                if self.has("registration-kubelet-dies") and not isinstance(error, OSError):
-                    return
-                if self.has("restart-twice") and self.registrations:
+                if self._gives_up(error):
                     return
                 pause = min(pause * 2, 5.0)
-                if self.has("restart-after-a-while") and self.registrations and pause > 0.3:
-                    return
                 await asyncio.sleep(pause)
             else:
-                self.registrations += 1
                 return
+
+    def _gives_up(self, error: Exception) -> bool:
+        self._gave_up = (
+            (self.has("registration-retries") and getattr(error, "status", None) is Status.UNKNOWN)
+            or (self.has("registration-waits") and isinstance(error, FileNotFoundError))
+            or (self.has("registration-connection-refused") and isinstance(error, ConnectionRefusedError))
+            or (self.has("registration-kubelet-dies") and not isinstance(error, OSError))
+            or (self.has("restart-after-a-while") and self.registrations > 0)
+        )
+        return self._gave_up
 
     @property
     def _server_path(self) -> Path:
@@ -267,14 +269,14 @@ class Service(DevicePluginBase):
 
     async def _listen(self) -> None:
         """End what was open, then listen at a path that was never used."""
-        if self._server is not None:
+        before, self._server = self._server, None
+        if before is not None:
             for stream in self.streams:
                 stream.put_nowait(None)
             if self.has("restart-then-unplug"):
-                self._old.append(self._server)
+                self._old.append(before)
             else:
-                await self._server.shut_down(0.1)
-            self._server = None
+                await before.shut_down(0.1)
         server = SocketServer([self], self._server_path)
         if self.has("registration-serves-first"):
             self._server = server
@@ -297,6 +299,7 @@ class Service(DevicePluginBase):
             await RegistrationStub(channel).register(request, timeout=5 if self.has("registration-deadline") else None)
 
     def kubelet_came(self) -> None:
+        self._kubelets += 1
         part = slice(1) if self.has("restart-same-inode") else slice(2)
         if not self.has("restart-half-open") and self._kubelet[part] != self._kubelet_now()[part]:
             self._needed.set()
@@ -306,7 +309,7 @@ class Service(DevicePluginBase):
         return found.st_ino, found.st_ctime_ns
 
     async def _stream_ended(self, server: SocketServer | None) -> None:
-        ignored = ("stream-ended", "restart-same-inode", "update-returns")
+        ignored = ("list-size", "stream-ended", "restart-same-inode", "update-returns")
         if (self.plugin.stopping and not self.has("sigterm-registers-no-more")) or any(map(self.has, ignored)):
             return
         if self.plugin.stopping:
@@ -348,7 +351,7 @@ class Service(DevicePluginBase):
         if self.has("list-health"):
             devices.append(Device("y", "healthy"))
         if self.has("list-topology"):
-            devices.append(Device("y", HEALTHY, TopologyInfo()))
+            devices.append(Device("y", HEALTHY, TopologyInfo.FromString(b"")))
         if self.has("list-numa-nodes"):
             devices.append(Device("y", HEALTHY, TopologyInfo([NumaNode(-1)])))
         if self.has("list-size"):
@@ -366,9 +369,10 @@ class Service(DevicePluginBase):
 
     async def _list_and_watch(self, stream: Any) -> None:
         await stream.recv_message()
+        self.registrations += 1
         server = self._server
         queue: asyncio.Queue[list[ListAndWatchResponse] | None] = asyncio.Queue()
-        if self.has("update-keeps-offering") and self.plugin.life > 1:
+        if self.has("update-keeps-offering") and self.plugin.life > 1 and self.registrations == 1:
             queue.put_nowait([ListAndWatchResponse()])
             asyncio.get_running_loop().call_later(2, lambda: queue.put_nowait(self._list()))
         elif not self.has("list-arrives"):
@@ -416,7 +420,7 @@ class Service(DevicePluginBase):
 
     async def _allocate(self, ids: list[str]) -> AllocateResponse:
         if self.has("allocate-answers") or self._poisoned or (self.has("allocate-at-once") and self._running > 1):
-            self._poisoned = False
+            self._poisoned = self.has("allocate-after-cancelled")
             raise GRPCError(Status.INTERNAL, "not now")
         health = self.plugin.devices(self.registrations)
         if not self.has("allocate-stranger") and (strangers := set(ids) - health.keys()):
@@ -429,7 +433,9 @@ class Service(DevicePluginBase):
         if self.has("allocate-any-order") and ids != sorted(ids):
             raise GRPCError(Status.INVALID_ARGUMENT, "in order, please")
         self._allocated.update(ids)
-        await asyncio.sleep(2 if self.has("allocate-in-time") else 0.005)
+        await asyncio.sleep(
+            2 if self.has("allocate-in-time") else 0.2 if self.has("allocate-after-cancelled") else 0.005
+        )
         if self.has("unplug-in-flight"):
             (whole,) = self._list()
             for queue in self.streams:

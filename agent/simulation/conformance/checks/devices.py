@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import anyio
 
 from agent.kubelet.wire import HEALTHY
@@ -13,6 +15,7 @@ from agent.simulation.conformance.suite import check
 from agent.simulation.conformance.timeline import NotApplicable, Timeline, named
 
 UNPLUG, PLUG = "unplug", "plug"
+_UNDER_WAY: Final = 0.01  # seconds after which the first pod asks
 
 
 async def going(stage: Stage) -> None:
@@ -145,10 +148,13 @@ async def going_in_flight(stage: Stage) -> None:
     """A device goes while pods ask for it."""
     stage.need_hooks()
     await stage.begin()
-    before = set(stage.healthy())
+    before, over = set(stage.healthy()), False
+
+    def changed() -> bool:
+        return over or not set(stage.healthy()) >= before or bool(stage.kubelet.panics)
 
     async def ask() -> None:
-        while set(stage.healthy()) >= before and not stage.kubelet.panics:
+        while not changed():
             pod = stage.pod(len(before))
             if (status := await stage.admit(pod)) is None or status.message:
                 return
@@ -156,9 +162,10 @@ async def going_in_flight(stage: Stage) -> None:
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask)
+        await anyio.sleep(_UNDER_WAY)
         await stage.hook(UNPLUG)
-        await stage.until(lambda: not set(stage.healthy()) >= before or bool(stage.kubelet.panics))
-        tasks.cancel_scope.cancel()
+        await stage.until(changed)
+        over = True
     await stage.rest()
     await stage.hook(PLUG)
 

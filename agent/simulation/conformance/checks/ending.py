@@ -82,11 +82,7 @@ def killed_is_noticed(t: Timeline) -> str:
     """
     if killed_returns(t):
         raise NotApplicable("it did not come back")
-    return (
-        ""
-        if not t.since("back").allocatable()
-        else "it was killed again, and the kubelet still shows its devices as healthy"
-    )
+    return "" if not t.allocatable() else "it was killed again, and the kubelet still shows its devices as healthy"
 
 
 @check(killed_twice, "A7")
@@ -145,7 +141,5 @@ def update_is_noticed(t: Timeline) -> str:
     if update_returns(t):
         raise NotApplicable("it did not come back")
     return (
-        ""
-        if not t.since("over").allocatable()
-        else "the new instance was killed, and the kubelet still shows its devices as healthy"
+        "" if not t.allocatable() else "the new instance was killed, and the kubelet still shows its devices as healthy"
     )

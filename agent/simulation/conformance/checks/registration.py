@@ -26,9 +26,9 @@ async def starting(stage: Stage) -> None:
     await stage.kubelet.start()
     stage.plugin = await stage.launch()
     await stage.offered()
-    if stage.timeline().of(Asked):
-        await stage.options()
-        await stage.rest(2)
+    for resource in stage.timeline().resources:
+        await stage.options(resource)
+    await stage.rest(2)
 
 
 def _asked(t: Timeline) -> list[Asked]:
@@ -110,18 +110,25 @@ def registration_options(t: Timeline) -> str:
     A plugin without options answers with an empty message.
     """
     _asked(t)
-    called = t.call("options")
-    return f"GetDevicePluginOptions failed: {called.error}" if "rpc error" in called.error else ""
+    return first(
+        f"GetDevicePluginOptions of {it.resource} failed: {it.error}"
+        for it in t.calls("options")
+        if "rpc error" in it.error
+    )
 
 
 @check(starting, "A1")
 def registration_options_agree(t: Timeline) -> str:
     """A kubelet ignores the options in Register: what `GetDevicePluginOptions` answers counts."""
-    last, called = _asked(t)[-1], t.call("options")
-    if called.error or not last.options:
+    answers = {it.resource: it.chosen for it in t.calls("options") if not it.error}
+    asked = [it for it in _asked(t) if it.options and it.resource in answers]
+    if not asked:
         raise NotApplicable("Register has no options")
-    lost = set(last.options) - set(called.chosen)
-    return f"Register has {', '.join(sorted(lost))}, which GetDevicePluginOptions does not answer" if lost else ""
+    return first(
+        f"Register of {it.resource} has {lost.pop()}, which GetDevicePluginOptions does not answer"
+        for it in asked
+        if (lost := set(it.options) - set(answers[it.resource]))
+    )
 
 
 @check(starting, "A2")
