@@ -79,16 +79,9 @@ class Command:
         return await self._process.wait()
 
     def usage(self, label: str, at: float) -> Used | None:
-        """As /proc/PID/stat and statm have it (proc_pid_stat(5): utime and stime are the 14th and 15th field)."""
+        """As `used_by` reads it."""
         assert self._process is not None, "it was started"
-        process = Path(f"/proc/{self._process.pid}")
-        try:
-            fields = (process / "stat").read_text().rpartition(")")[2].split()
-            memory = int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-            files = sum(1 for _ in (process / "fd").iterdir())
-        except (OSError, IndexError):
-            return None
-        return Used(at, label, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), memory, files)
+        return used_by(self._process.pid, label, at)
 
     async def close(self) -> None:
         """Kill its session."""
@@ -96,3 +89,15 @@ class Command:
             with suppress(ProcessLookupError, PermissionError):  # nothing of it is left
                 os.killpg(self._process.pid, signal.SIGKILL)
             await self._process.wait()
+
+
+def used_by(pid: int, label: str, at: float) -> Used | None:
+    """What a process has used (proc_pid_stat(5): utime and stime are the 14th and 15th field); None if it is gone."""
+    process = Path(f"/proc/{pid}")
+    try:
+        fields = (process / "stat").read_text().rpartition(")")[2].split()
+        memory = int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        files = sum(1 for _ in (process / "fd").iterdir())
+    except (OSError, IndexError):
+        return None
+    return Used(at, label, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), memory, files)
