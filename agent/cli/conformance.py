@@ -207,7 +207,7 @@ def _report(results: Sequence[Result], form: str, file: Path | None, facts: Mapp
         echo(line)
     if results and results[0].check.name == "registration-arrives" and results[0].outcome is Outcome.FAIL:
         log.seek(0)
-        for said in log.read().decode(errors="replace").splitlines()[-_LAST:]:
+        for said in [*dict.fromkeys(log.read().decode(errors="replace").splitlines())][-_LAST:]:
             output.note(f"the plugin said: {said}")
 
 

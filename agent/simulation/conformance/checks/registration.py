@@ -137,6 +137,7 @@ def registration_once(t: Timeline) -> str:
     makes a kubelet until 1.36 forget the plugin when either stream ends; a kubelet from 1.37 on refuses it, and
     may refuse that path until it restarts.
     """
+    _asked(t)
     has_stream: set[str] = set()
     for it in t:
         if isinstance(it, Asked) and it.resource in has_stream:
@@ -153,6 +154,7 @@ def registration_keeps_stream(t: Timeline) -> str:
     """When `ListAndWatch` returns, all devices are unhealthy at once and pods are refused: keep the stream open
     for as long as you live, and send each change on it.
     """
+    _asked(t)
     ended = [it for it in t.changes(Kind.STREAM_ENDED) if "larger than max" not in it.text]
     return first(f"the stream of {it.resource} ended by itself: {it.text}" for it in ended) or t.ended()
 
