@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-
 from typing import Final
 
 from msgspec import Struct

@@ -241,8 +241,10 @@ class Service(DevicePluginBase):
         while not self.plugin.stopping and not self._never():
             try:
                 self._needed.clear()
-                await self._listen()
                 self._kubelet = self._kubelet_now()
+                await self._listen()
+                if self._kubelet != self._kubelet_now():
+                    continue  # a kubelet that starts may have removed the socket
                 await self._register(self._server_path.name)
             except (GRPCError, StreamTerminatedError, OSError) as error:
                 if self._gives_up(error):

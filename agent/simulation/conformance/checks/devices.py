@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import anyio
 
 from agent.kubelet.wire import HEALTHY
@@ -15,7 +13,6 @@ from agent.simulation.conformance.suite import check
 from agent.simulation.conformance.timeline import NotApplicable, Timeline, named
 
 UNPLUG, PLUG = "unplug", "plug"
-_UNDER_WAY: Final = 0.01  # seconds after which the first pod asks
 
 
 async def going(stage: Stage) -> None:
@@ -148,21 +145,23 @@ async def going_in_flight(stage: Stage) -> None:
     """A device goes while pods ask for it."""
     stage.need_hooks()
     await stage.begin()
-    before, over = set(stage.healthy()), False
+    before, over, asked = set(stage.healthy()), False, False
 
     def changed() -> bool:
         return over or not set(stage.healthy()) >= before or bool(stage.kubelet.panics)
 
     async def ask() -> None:
+        nonlocal asked
         while not changed():
             pod = stage.pod(len(before))
-            if (status := await stage.admit(pod)) is None or status.message:
+            status, asked = await stage.admit(pod), True
+            if status is None or status.message:
                 return
             stage.kubelet.end(pod)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask)
-        await anyio.sleep(_UNDER_WAY)
+        await stage.until(lambda: asked or changed())
         await stage.hook(UNPLUG)
         await stage.until(changed)
         over = True
