@@ -18,7 +18,6 @@ from tests.backends import machines
 from tests.backends.trees import plant
 from tests.e2e.process import AgentProcess
 
-ROUNDS = 20  # restarts in the checks of many; by hand there are 200
 PATIENCE = 300.0  # seconds; only a bug reaches them
 _CONFIG = """
 [agent]
@@ -41,7 +40,12 @@ devices = [{{ count = 4, numa_node = 0 }}]
 file = "{root}/hardware/stub"
 
 [[resource]]
-name = "fl.test/other"
+name = "fl.test/null"
+backend = "chardev"
+paths = [{{ path = "/dev/null" }}]
+
+[[resource]]
+name = "fl.test/empty"
 backend = "stub"
 devices = 0
 """
@@ -103,7 +107,6 @@ async def not_passed(root: Path, resources: str, version: Version, checks: list[
         root,
         version,
         PATIENCE,
-        rounds=ROUNDS,
         hooks={"unplug": unplug, "plug": plug},
         state=(root / "state",),
     )

@@ -68,7 +68,7 @@ async def restarting_often(stage: Stage) -> None:
             stage.use("settled")
         if stage.timeline().events[-1].at > until:
             break
-    stage.did("restarts", str(number - before))
+    stage.did("restarts", str(number - before if before else 0))
     stage.use("at the end")
 
 
