@@ -155,7 +155,7 @@ class Example:
     def usage(self, label: str, at: float) -> Used | None:
         busy = self.has("idle-processor") or self.has("away-processor")
         restarts = max(service.registrations for service in self._services)
-        memory = (64 << 20) + (restarts << 22 if self.has("restarts-memory") else 0)
+        memory = (64 << 20) + (restarts << 23 if self.has("restarts-memory") else 0)
         files = 20 + (restarts if self.has("restarts-descriptors") else 0)
         return Used(at, label, at * 0.5 if busy else 0.0, memory, files)
 

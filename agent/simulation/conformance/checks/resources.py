@@ -12,8 +12,8 @@ from agent.simulation.conformance.timeline import NotApplicable, Skipped, Timeli
 
 _CPU: Final = 0.05
 """Of one processor, while nothing happens: a plugin that polls each second takes less."""
-_GROWTH: Final = 1.1
-_GROWTH_BYTES: Final = 4 << 20  # that an allocator may take beside
+_GROWTH: Final = 1.25  # a collector runs when it likes
+_GROWTH_BYTES: Final = 8 << 20  # that an allocator may take beside
 _MORE_FILES: Final = 3
 _MINUTES: Final = 120.0  # seconds that all restarts may take
 _FEW: Final = 10  # restarts, of which nothing can be said

@@ -13,7 +13,7 @@ from agent.simulation.conformance.stage import Stage
 from agent.simulation.conformance.suite import check
 from agent.simulation.conformance.timeline import Asked, NotApplicable, Skipped, Timeline, first, named
 
-_IN_TIME: Final = 1.0  # seconds from its socket until a real kubelet admitted the first pod (A6)
+_IN_TIME: Final = 1.5  # seconds: a real kubelet admits its first pod after 1 s (A6), and this machine may be busy
 _LOAD: Final = 20  # calls under way when the kubelet dies
 _UNDER_WAY: Final = 0.01  # seconds after which the calls have been sent
 _TRIES: Final = 64  # to get the same inode number again
