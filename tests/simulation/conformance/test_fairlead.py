@@ -114,6 +114,7 @@ async def not_passed(root: Path, resources: str, version: Version, checks: list[
     return {it.check.name: f"{it.outcome}: {it.why}" for it in results if it.outcome is not Outcome.PASS}
 
 
+@pytest.mark.timeout(900)  # 15 s, many times that on a busy machine
 @pytest.mark.parametrize("version", ["1.36", "1.37"])
 async def test_fairlead_passes_every_check(tmp_path: Path, version: Version) -> None:
     checks = [it for it in CHECKS if it.subject not in OF_GPUS]
