@@ -136,7 +136,7 @@ def busy(it: Outcome, usually: float) -> str:
     """Says that the machine was, and who took how long; nothing where the kernel took about `usually` ms, as ever."""
     if it.kernel_ms < usually + _BUSY and it.waited_ms < _BUSY:
         return ""
-    waited = f", and {it.waited_ms:.0f} went by without a CPU" if it.waited_ms >= 1 else ""
+    waited = f", waiting for a CPU {it.waited_ms:.0f}" if it.waited_ms >= 1 else ""
     return f"the machine is busy: the kernel took {it.kernel_ms:.0f} ms, Fairlead {it.fairlead_ms:.0f}{waited}"
 
 

@@ -314,7 +314,7 @@ async def test_a_demo_fits_a_terminal_serves_its_live_page_and_ends_with_three_c
         ((2.1, 0.3, 0.0), ""),
         ((40.0, 0.3, 0.0), ""),  # it is us who are slow
         ((114.2, 110.1, 0.0), "the machine is busy: the kernel took 110 ms, Fairlead 4"),
-        ((45.0, 1.0, 41.0), "the machine is busy: the kernel took 1 ms, Fairlead 3, and 41 went by without a CPU"),
+        ((45.0, 1.0, 41.0), "the machine is busy: the kernel took 1 ms, Fairlead 3, waiting for a CPU 41"),
     ],
 )
 def test_a_demo_says_when_it_is_the_machine_that_is_slow(parts: tuple[float, float, float], note: str) -> None:
