@@ -11,17 +11,9 @@ import click
 from agent.cli import connection, device_argument, device_history, options, output
 from agent.cli.output import bold, echo, wrapped
 from agent.console.client import NoDaemonError, WrongNameError
-from agent.console.views import Explanation, Gift, Signal
+from agent.console.views import ENDS, Explanation, Gift, Signal
 from agent.runtime.errors import some
 
-_ENDS: Final = {
-    "rebind": "its driver bound anew",
-    "recovered": "a recovery that the kernel tells of",
-    "our-reset": "a reset by Fairlead",
-    "boot": "a reboot",
-    "operator": "`fairlead undrain`",
-}
-"""What `Clears` says, for a person."""
 _NOTES: Final = 10
 """Of what happened, the last; the history has all."""
 OWN_LOOK: Final = "This command has looked at the hardware itself; it knows neither drains nor what pods hold."
@@ -132,7 +124,7 @@ def _section(heading: str, inner: Iterator[str]) -> Iterator[str]:
 
 def _signal(one: Signal) -> str:
     counts = "" if one.counts else ", does not count now"
-    ends = f", ends with {' or '.join(_ENDS.get(name, name) for name in one.clears_on)}" if one.clears_on else ""
+    ends = f", ends with {' or '.join(ENDS.get(name, name) for name in one.clears_on)}" if one.clears_on else ""
     said = f"{one.reason} ({one.verdict}{counts}{ends}) since {output.moment(one.since)}: {one.message}"
     return wrapped(said, 2, 4)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import astuple, replace
 
 from agent.console.views import Explanation, Histories, History, Note, Period
+from agent.history import timeline
 from agent.history.book import Key
 from agent.history.recorder import Recorder
 from agent.runtime.chunked_work import in_slices
@@ -21,7 +22,7 @@ def history_of(noted: Recorder, it: Explanation) -> History:
 
 def notes_of(noted: Recorder, it: Explanation) -> tuple[Note, ...]:
     """What happened to the hardware of the device that an explanation is about, and to what it depends on."""
-    return tuple(Note(*astuple(one)) for one in noted.notes.of((*it.hardware, *it.depends)))
+    return tuple(map(_note, noted.notes.of((*it.hardware, *it.depends))))
 
 
 def history_by_key(noted: Recorder, device: str) -> History | None:
@@ -34,7 +35,12 @@ async def histories(noted: Recorder) -> Histories:
     """The histories of all devices; a tombstone has that of the device that it stands for."""
     known = {key: key for key in noted.devices()} | dict(noted.tombs())
     others = await in_slices(_history(noted, shown, key) for shown, key in known.items())
-    return Histories(_history(noted, ("", ""), ("", "")).periods, tuple(others))
+    notes = sorted(noted.notes.all(), key=lambda it: it.time)
+    return Histories(_history(noted, ("", ""), ("", "")).periods, tuple(others), tuple(map(_note, notes)))
+
+
+def _note(it: timeline.Note) -> Note:
+    return Note(*astuple(it))
 
 
 def _history(noted: Recorder, shown: Key, key: Key) -> History:

@@ -13,6 +13,15 @@ import msgspec
 NAMES_NOTHING: Final = "no device gives it a name so far"
 """Of a template that has given no resource."""
 
+ENDS: Final[Mapping[str, str]] = {
+    "rebind": "its driver bound anew",
+    "recovered": "a recovery that the kernel tells of",
+    "our-reset": "a reset by Fairlead",
+    "boot": "a reboot",
+    "operator": "`fairlead undrain`",
+}
+"""What `backends.base.Clears` says, for a person."""
+
 
 class Holder(msgspec.Struct, frozen=True, gc=False):
     """A container that a pod's device was given to."""
@@ -50,6 +59,8 @@ class Device(msgspec.Struct, frozen=True, gc=False):
     """What its driver calls it: `nvidia3`, `mlx5_0`; empty if there is no such name."""
     model: str = ""
     """In short: `H100`, `ConnectX-7`; empty if it is not known."""
+    ends: str = ""
+    """What ends it where it is not Healthy, in words; empty if that is not known."""
 
 
 class Resource(msgspec.Struct, frozen=True):
@@ -338,6 +349,8 @@ class Histories(msgspec.Struct, frozen=True):
     plain: tuple[Period, ...] = ()
     """Of those that are not among the others: they were healthy and free all the time."""
     others: tuple[History, ...] = ()
+    notes: tuple[Note, ...] = ()
+    """What happened to hardware beside, the oldest first; the others' own are empty."""
 
 
 class Drained(msgspec.Struct, frozen=True):

@@ -27,6 +27,7 @@ from agent.daemon.shutdown import Shutdown
 from agent.daemon.state_keeper import NotYetError
 from agent.discovery.discoverer import Discoverer
 from agent.hardware.adoption import Adopter
+from agent.health import Statement
 from agent.inventory import lookup
 from agent.inventory.shortfall import WENT, Missing, NotOffered, Shortfall, candidates, each_once
 from agent.inventory.tombstones import GONE, NOT_SEEN, UNMAPPED
@@ -198,7 +199,7 @@ class AgentControl:
             return ()
         drawn = self._drawn.get(name)
         if drawn is None or drawn.snapshot is not snapshot:
-            drawn = self._drawn[name] = await draw(snapshot, self._wall)
+            drawn = self._drawn[name] = await draw(snapshot, self._wall, self._signals_of)
         held: dict[int, list[views.Held]] = {}
         for device_id, claim in await in_slices(self._held(name)):
             if (number := drawn.numbers.get(device_id)) is not None:
@@ -212,6 +213,9 @@ class AgentControl:
                 behind = None if view.hardware else self._behind(name, view.ids[0])
                 devices[number] = view if behind is None else described(view, behind)
         return tuple(devices)
+
+    def _signals_of(self, hardware: str) -> Iterable[Statement]:
+        return self._parts.node.health.signals_of(hardware, self._clock())
 
     def _behind(self, name: str, device_id: str) -> Device | None:
         """The device that a tombstone stands for: as it is, if it is there, else as it was seen last."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from agent.console.http.page.html import Html, h, join, many, moment
@@ -32,14 +32,13 @@ def verdict(status: Status, tiles: Sequence[Tile], found: Sequence[Trouble]) -> 
     worst = found[0].state if found else "Healthy"
     configured = sum(bool(resource.backend) for resource in status.resources)
     used = sum(len(device.held) for tile in tiles for device in tile.views)
-    offered = sum(not tile.missing for tile in tiles)
     return h(
         "div",
         sign(worst),
         h(
             "div",
             h("p", _in_a_word(status, tiles, worst), class_="word"),
-            h("p", f"{many(offered, 'device')} in {many(configured, 'resource')}, {many(used, 'ID')} in use"),
+            h("p", f"{many(len(tiles), 'device')} of {many(configured, 'resource')}, {many(used, 'ID')} in use"),
         ),
         class_=f"verdict {worst.lower()}",
     )
@@ -51,11 +50,12 @@ def _in_a_word(status: Status, tiles: Sequence[Tile], worst: str) -> str:
     bad, lacking, missing = number["Unhealthy"], number[NOT_OFFERED], len(status.unready())
     words = [] if status.kubelet.present else ["The kubelet is not there"]
     if bad:
-        words.append(f"{bad:,} of {many(number.total() - lacking, 'device')} {'is' if bad == 1 else 'are'} unhealthy")
+        words.append(f"{bad:,} of {many(len(tiles), 'device')} {'is' if bad == 1 else 'are'} unhealthy")
     if missing and status.kubelet.present:
         words.append(f"{many(missing, 'resource')} {'is' if missing == 1 else 'are'} not served")
     if lacking:
-        words.append(f"{many(lacking, 'device')} {'is' if lacking == 1 else 'are'} not offered")
+        of = f"{lacking:,}" if bad else f"{lacking:,} of {many(len(tiles), 'device')}"
+        words.append(f"{of} {'is' if lacking == 1 else 'are'} not offered")
     return ", ".join(words) or ("All is well" if worst == "Healthy" else "All is served, but not all is well")
 
 
@@ -218,21 +218,22 @@ def unclaimed(status: Status) -> Html:
     return h("details", h("summary", many(len(others), "device")), h("table", head, h("tbody", rows)), more)
 
 
-def events(happened: Sequence[Event]) -> Html:
-    """What happened, the newest first."""
+def events(happened: Sequence[Event], names: Mapping[str, str]) -> Html:
+    """What happened, the newest first; `names` has what the tiles call the devices."""
     if not happened:
         return h("p", "Nothing yet.", class_="nothing")
-    return h("ol", [_event(event) for event in reversed(happened)], class_="events")
+    return h("ol", [_event(event, names.get(event.device, "")) for event in reversed(happened)], class_="events")
 
 
-def _event(event: Event) -> Html:
+def _event(event: Event, title: str) -> Html:
     return h(
         "li",
         moment(event.time),
         h("p",
           sign(event.state) if event.state else None,
           h("strong", event.kind),
-          [h("span", text) for text in (event.resource, event.device, event.state, event.reason) if text]),
+          [h("span", text, title=event.device if text == title else None)
+           for text in (event.resource, title or event.device, event.state, event.reason) if text]),
         h("p", event.message, class_="message") if event.message else None,
         id=f"e-{event.number}",
     )  # fmt: skip

@@ -41,6 +41,16 @@ class Tile(Struct, frozen=True):
         return " · ".join(filter(None, (self.worst.model, self.worst.name))) or self.key
 
     @property
+    def names(self) -> frozenset[str]:
+        """What the log calls it."""
+        return frozenset({self.key, self.worst.name, *(it for device in self.views for it in device.ids[:1])} - {""})
+
+    @property
+    def beneath(self) -> frozenset[str]:
+        """Its hardware, and the PCI functions that it is a part of or below."""
+        return frozenset((*self.worst.hardware, *(f"pci:{it}" for it in self.worst.ancestry)))
+
+    @property
     def missing(self) -> bool:
         """Can no pod get it?"""
         return self.worst.state == NOT_OFFERED
