@@ -79,7 +79,11 @@ def _device(slot: Slot, ids: tuple[str, ...], wall: Callable[[float], float], si
 
 def _end(said: Statement, wall: Callable[[float], float]) -> str:
     """What ends one thing that is said of hardware."""
-    at = "" if said.changes is None else datetime.fromtimestamp(wall(said.changes), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    at = (
+        ""
+        if said.changes is None
+        else datetime.fromtimestamp(wall(said.changes), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    )
     if said.source == "operator":
         return f"{views.ENDS['operator']}, or at {at}" if at else views.ENDS["operator"]
     if said.source == "quarantine":

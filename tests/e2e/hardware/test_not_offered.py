@@ -87,7 +87,7 @@ async def test_every_face_names_each_gpu_that_is_there_and_cannot_be_offered(bar
         assert re.search(rf">{key}</span>((?!</summary>).)*>{why}", faces["page"])
         assert re.search(rf"{key} is not offered unusable since \S*: {why}", faces[place])
     assert f"warning hardware {GPUS}: 3 more are not offered" in faces["doctor"]
-    assert "3 devices are not offered" in faces["page"]
+    assert "3 of 8 devices are not offered" in faces["page"]
     assert f'fairlead_devices_not_offered{{resource_name="{GPUS}",reason="unusable"}} 3' in metrics
     assert {(it["resource"], it["reason"]) for it in document["unclaimed"]} == {(GPUS, "unusable")}
 
@@ -107,7 +107,7 @@ async def test_what_was_offered_and_is_gone_is_missing_until_it_comes_back(node:
         explained = await says(node, "explain", "/dev/w2")
         assert "/dev/w2 is not offered gone since" in explained
         assert f"{WIDGET}: offered it, and it is not there any more" in explained
-        assert "1 device is not offered" in await node.get("/")
+        assert "1 of 2 devices is not offered" in await node.get("/")
         node.mknod("w2")
         await agent.says("device-offered-again", device="/dev/w2")
         await until_seen(node, lambda metrics: f"{count} 0" in metrics)

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from agent.console.http.page.html import Html, h, join, many, moment
-from agent.console.http.page.tiles import name, sign
+from agent.console.http.page.tiles import element, name, sign
 from agent.console.http.page.topology import NOT_OFFERED, Machine, Node, Place, Tile
 from agent.console.http.page.troubles import Trouble
 from agent.console.views import NAMES_NOTHING, Event, Resource, Status, Template
 
 _STATES: Final = ("Healthy", "Degraded", "Unhealthy")
+_OPEN: Final = 4  # troubles; more of them are a line each, so that the devices below stay on the screen
 _TILES_NAMED: Final = 8  # of those that have one trouble
 _TILES_TOLD: Final = 3  # of those, with what each says
 _SENTENCES: Final = 5
@@ -51,11 +52,12 @@ def _in_a_word(status: Status, tiles: Sequence[Tile], worst: str) -> str:
     words = [] if status.kubelet.present else ["The kubelet is not there"]
     if bad:
         words.append(f"{bad:,} of {many(len(tiles), 'device')} {'is' if bad == 1 else 'are'} unhealthy")
+    if lacking and bad:
+        words.append(f"{lacking:,} not offered")
+    elif lacking:
+        words.append(f"{lacking:,} of {many(len(tiles), 'device')} {'is' if lacking == 1 else 'are'} not offered")
     if missing and status.kubelet.present:
         words.append(f"{many(missing, 'resource')} {'is' if missing == 1 else 'are'} not served")
-    if lacking:
-        of = f"{lacking:,}" if bad else f"{lacking:,} of {many(len(tiles), 'device')}"
-        words.append(f"{of} {'is' if lacking == 1 else 'are'} not offered")
     return ", ".join(words) or ("All is well" if worst == "Healthy" else "All is served, but not all is well")
 
 
@@ -63,10 +65,11 @@ def attention(found: Sequence[Trouble]) -> Html:
     """What is wrong, the worst first, with the devices it is about."""
     if not found:
         return h("p", "Nothing.", class_="nothing")
-    return h("ul", [_trouble(trouble) for trouble in found], class_="troubles")
+    few = len(found) <= _OPEN
+    return h("ul", [_trouble(it, is_open=few) for it in found], class_="troubles" if few else "troubles many")
 
 
-def _trouble(trouble: Trouble) -> Html:
+def _trouble(trouble: Trouble, *, is_open: bool) -> Html:
     more = len(trouble.sentences) - _SENTENCES
     each = () if trouble.sentences else trouble.tiles[:_TILES_TOLD]
     links = [_link(tile) for tile in trouble.tiles[len(each) : _TILES_NAMED]]
@@ -75,15 +78,15 @@ def _trouble(trouble: Trouble) -> Html:
         f"{who.namespace}/{who.pod}"
         for tile in trouble.tiles for device in tile.views for held in device.held for who in held.holders
     )  # fmt: skip
-    return h(
-        "li",
-        h(
-            "p",
-            sign(trouble.state),
-            h("strong", trouble.title),
-            h("span", trouble.tiles[0].worst.state, class_="state") if trouble.tiles else None,
-            class_="title",
-        ),
+    summary = h(
+        "summary",
+        sign(trouble.state),
+        h("strong", trouble.title),
+        h("span", trouble.tiles[0].worst.state, class_="state") if trouble.tiles else None,
+        h("span", _glance(trouble), class_="glance"),
+        class_="title",
+    )
+    inside = (
         [h("p", sentence) for sentence in trouble.sentences[:_SENTENCES]],
         h("p", f"and {more:,} more") if more > 0 else None,
         [h("p", _link(tile), f" {tile.worst.message}", class_="which") for tile in each],
@@ -99,8 +102,15 @@ def _trouble(trouble: Trouble) -> Html:
         if pods
         else None,
         h("p", "Since ", moment(trouble.since), class_="since") if trouble.since else None,
-        class_=trouble.state.lower(),
     )
+    shown = h("details", summary, *inside, open=is_open)
+    return h("li", shown, id=element("t", trouble.cause), class_=trouble.state.lower())
+
+
+def _glance(trouble: Trouble) -> str:
+    """What a folded trouble is about."""
+    names = [tile.worst.name or tile.key for tile in trouble.tiles[:_TILES_NAMED]]
+    return ", ".join(names) or trouble.sentences[0]
 
 
 def _link(tile: Tile) -> Html:

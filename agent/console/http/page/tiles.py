@@ -24,7 +24,12 @@ _NOTES_SHOWN: Final = 10
 
 def name(tile: Tile) -> str:
     """The ID of the tile's element, which stays the same while the device is there."""
-    return "d-" + hashlib.blake2s(f"{tile.resource}\0{tile.key}".encode(errors="replace"), digest_size=8).hexdigest()
+    return element("d", f"{tile.resource}\0{tile.key}")
+
+
+def element(kind: str, what: str) -> str:
+    """The ID of an element, made of what it is about."""
+    return f"{kind}-{hashlib.blake2s(what.encode(errors='replace'), digest_size=8).hexdigest()}"
 
 
 def sign(state: str) -> Html:
@@ -51,6 +56,7 @@ def drawn(tile: Tile, past: Past = (), happened: Sequence[Event] = (), notes: Se
                 "span",
                 h("span", worst.state, class_="state"),
                 h("span", worst.message if tile.missing else worst.reason, class_="reason") if worst.reason else None,
+                h("span", f"noted: {notes[-1].reason}", class_="reason") if notes else None,
                 _use(tile),
                 class_="line",
             ),
