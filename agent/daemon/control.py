@@ -167,17 +167,12 @@ class AgentControl:
             view = self._missing(one, it.why) if one and known else views.Unclaimed(device.key, kind, it.why)
             yield described(view, device)
         gone = (it for it in missing.values() if it.reason == WENT)
-        yield from (described(self._missing(it, self._how_it_went(it)), it.seen) for it in gone)
+        yield from (
+            described(self._missing(it, it.message + self._parts.node.last_word(it.hardware)), it.seen) for it in gone
+        )
 
     def _missing(self, it: Missing, why: str) -> views.Unclaimed:
         return views.Unclaimed(it.device, it.backend, why, it.resource, it.reason, self._wall(it.since))
-
-    def _how_it_went(self, it: Missing) -> str:
-        """That it is gone, and what the kernel said of it last."""
-        health, now = self._parts.node.health, self._clock()
-        told = [one for hardware in it.hardware for one in health.signals_of(hardware, now) if one.source == "record"]
-        last = max(told, key=lambda one: one.since, default=None)
-        return f"{it.message}; the kernel's last word of it: {last.message.rstrip('.')}" if last else it.message
 
     def _problems(self) -> Iterator[views.Problem]:
         for kind, discoverer in self._parts.discoverers.items():
@@ -269,7 +264,7 @@ class AgentControl:
         except FairleadError:
             return None
         it = next(it for it in went if hardware <= it.hardware)
-        message = self._how_it_went(it)
+        message = it.message + self._parts.node.last_word(it.hardware)
         decision = views.Decision(it.resource, False, f"offered it, and {message}")
         return views.Explanation(
             it.device, it.backend, "", hardware=tuple(sorted(it.hardware)), decisions=(decision,),

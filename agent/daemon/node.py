@@ -106,6 +106,13 @@ class Node:
         self.inventory.set_health(self.health.recorded(signals, record, self._clock()))
         self._commit()
 
+    def last_word(self, hardware: Iterable[str]) -> str:
+        """What the kernel said last of hardware that has gone, as the end of a sentence; empty if nothing."""
+        now = self._clock()
+        told = [one for name in hardware for one in self.health.signals_of(name, now) if one.source == "record"]
+        last = max(told, key=lambda one: one.since, default=None)
+        return f"; the kernel's last word of it: {last.message.rstrip('.')}" if last else ""
+
     def to_holder(self, hardware: str, *, reset: bool) -> Health:
         """The health of this hardware for the pod that has it, now or after a reset of ours."""
         return self.health.to_holder(hardware, self._clock(), Clears.OUR_RESET if reset else None)

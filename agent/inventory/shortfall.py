@@ -36,6 +36,8 @@ WENT: Final = "gone"
 
 REASONS: Final = (UNUSABLE, FULL, TAKEN, WENT)
 
+_IS_GONE: Final = "it is not there any more"
+
 _KNOWN_BY: Final = ("model", "vendor", "device", "profile", "minor", "gi", "ci", "hca", "ifname", "name")
 """Attributes of which people's names for devices are made (`agent.console.device_names`)."""
 
@@ -110,6 +112,17 @@ class NotOffered(Struct, frozen=True, gc=False):
     """One sentence for a person."""
     missing: Missing | None
     """None if no resource misses it: none selects it, or it is so by design."""
+
+
+def departure(inventory: Inventory, device: Device) -> tuple[str, str]:
+    """Why a device has left a list, in a word and a sentence."""
+    there = inventory.on(piece(device))
+    for found in there:
+        if found.device.unusable:
+            return UNUSABLE, found.device.unusable
+        if found.placed is not None:
+            return "elsewhere", f"{found.placed.resource} has it now"
+    return ("unselected", there[0].why) if there else (WENT, _IS_GONE)
 
 
 def not_offered(inventory: Inventory) -> list[NotOffered]:
@@ -325,7 +338,7 @@ class Shortfall:
         before = self._missing.get((it.backend, it.device))
         if before is not None and (before.reason, before.resource) == (WENT, it.resource):
             return before
-        return Missing(it.resource, it.backend, WENT, "it is not there any more", seen, now - self._wall() + it.went)
+        return Missing(it.resource, it.backend, WENT, _IS_GONE, seen, now - self._wall() + it.went)
 
     def _has_been_told(self, it: Missing) -> bool:
         """Has the log told that it went? Only if it left a list of this run, not one of an earlier run."""
