@@ -50,7 +50,7 @@ async def tell(before: Mapping[str, Slot] | None, snapshot: Snapshot, counts: Co
             counts.transitions[snapshot.resource, cause] += number
     for it in happened.first(LOGGED_AT_MOST):
         (log.info if it.state in _WELL else log.warning)(
-            "device-changed", resource=it.resource, device=it.device, name=it.name, state=it.state, reason=it.reason,
+            "device-changed", resource=it.resource, device=it.device, called=it.name, state=it.state, reason=it.reason,
             message=it.message, count=it.ids,
         )  # fmt: skip
     if len(happened) > LOGGED_AT_MOST:

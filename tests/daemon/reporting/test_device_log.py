@@ -89,9 +89,9 @@ async def test_a_device_that_goes_is_named_as_people_call_it_with_why() -> None:
     with capture_logs() as lines:
         await tell(before, Snapshot(NAME, 2, {}, frozenset(before)), Counts(), why)
     (line,) = lines
-    told = {name: line[name] for name in ("device", "name", "state", "reason", "message", "count")}
+    told = {name: line[name] for name in ("device", "called", "state", "reason", "message", "count")}
     assert told == {
-        "device": "GPU-5f3c2a3b", "name": "H100 nvidia3", "state": "Gone", "reason": "gone",
+        "device": "GPU-5f3c2a3b", "called": "H100 nvidia3", "state": "Gone", "reason": "gone",
         "message": "it is not there any more", "count": 2,
     }  # fmt: skip
 
