@@ -28,8 +28,8 @@ def explain(device: str, config: Path | None, as_json: bool) -> None:
     """Show what was read of DEVICE, which resource took or refused it and why, how it is, and what a pod would get.
 
     DEVICE is an ID, a key, a PCI address, its hardware, or what it alone is called: mlx5_0, nvidia3, uverbs1. Without a
-    daemon it looks by itself. With --json it prints what agent/console/views.py describes as Explanation; "gift" has what
-    a pod would get.
+    daemon it looks by itself. With --json it prints one document, {"key", "backend", "resource", "state", "reason",
+    "message", "decisions", "signals", "gift", ...}; "gift" has what a pod would get.
     """
     try:
         explained = connection.ask(config, lambda client: client.explain(device))

@@ -38,8 +38,9 @@ _UNNAMED = (
 def status(config: Path | None, watch: bool, pods: bool, device: str | None, as_json: bool) -> None:
     """Show every resource with its devices by state, and what is wrong.
 
-    --json prints what agent/console/views.py describes as Status, with --history as History; with --watch, one such
-    document a line. Without a terminal, --watch prints everything again after an empty line.
+    --json prints all of it as one document, {"version", "started", "now", "kubelet", "configuration", "resources",
+    "unclaimed", "problems", ...}, as /status.json serves it; with --history {"key", "resource", "periods", "notes"};
+    with --watch, one such document a line. Without a terminal, --watch prints everything again after an empty line.
     """
     if device is not None:
         if watch or pods:

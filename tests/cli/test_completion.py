@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -100,6 +101,12 @@ def test_every_example_of_the_man_page_is_a_command_as_it_would_be_typed() -> No
         assert command is not None
         command.make_context(name, arguments, parent=root).close()
         assert line.replace("-", r"\-") in examples
+
+
+def test_no_help_and_no_man_page_names_a_file_of_the_sources() -> None:
+    for arguments in (["manual"], *([name, "--help"] for name in _COMMANDS)):
+        shown = CliRunner().invoke(fairlead, arguments, prog_name="fairlead").output
+        assert re.search(r"\b(agent|backends|docs)/|\.py\b", shown) is None, arguments
 
 
 def test_lines_that_belong_apart_stay_so_in_help_and_man_page() -> None:
