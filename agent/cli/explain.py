@@ -63,7 +63,7 @@ def _look(config: Path | None, device: str) -> Explanation:
 
     from agent.config import load
     from agent.console.control import NoSuchDeviceError
-    from agent.console.explanation import Knowledge
+    from agent.console.explanation import Knowledge, find
     from agent.console.explanation import explain as explained
     from agent.discovery.backend_factory import make_backends
     from agent.inventory.survey import PATIENCE, survey
@@ -83,9 +83,11 @@ def _look(config: Path | None, device: str) -> Explanation:
         selectable=lambda: ((kind, device) for kind, every in found.selectable.items() for device in every),
     )
     try:
-        return explained(known, device)
+        it = explained(known, find(known, device), device)
     except NoSuchDeviceError as error:
         raise WrongNameError(str(error)) from error
+    assert it is not None  # nothing has a name here but what is there
+    return it
 
 
 def lines(it: Explanation) -> Iterator[str]:

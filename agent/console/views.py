@@ -50,6 +50,8 @@ class Device(msgspec.Struct, frozen=True, gc=False):
     """What its driver calls it: `nvidia3`, `mlx5_0`; empty if there is no such name."""
     model: str = ""
     """In short: `H100`, `ConnectX-7`; empty if it is not known."""
+    nodes: tuple[str, ...] = ()
+    """Paths of its nodes, the first of them."""
 
 
 class Resource(msgspec.Struct, frozen=True):
@@ -113,6 +115,7 @@ class Unclaimed(msgspec.Struct, frozen=True):
     name: str = ""
     """As of a `Device`; of one that is gone, what all of these were."""
     model: str = ""
+    nodes: tuple[str, ...] = ()
 
 
 class Problem(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.console.control import NoSuchDeviceError
-from agent.console.explanation import Knowledge, explain
+from agent.console.explanation import Knowledge, explain, find
 from agent.console.views import Decision, Explanation, Gift, Held, Holder, Problem, Signal
 from agent.health import Statement
 from agent.inventory.inventory import Inventory
@@ -57,7 +57,9 @@ class World:
         self.beside: list[tuple[str, Device]] = []
 
     def explain(self, name: str) -> Explanation:
-        return explain(self.known, name)
+        it = explain(self.known, find(self.known, name), name)
+        assert it is not None
+        return it
 
 
 def decided(it: Explanation) -> Iterable[tuple[str, bool, str]]:
@@ -154,7 +156,7 @@ def test_a_state_is_explained_with_its_date_on_the_wall_clock() -> None:
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
-    [("gpu-7", "did you mean 'gpu-1'"), ("zzz", "there are 'gpu-1', 'nic'"), ("twin", "may be x of .* or y of")],
+    [("gpu-7", "did you mean 'gpu-1'"), ("zzz", "`fairlead devices` lists"), ("twin", "may be x of .* or y of")],
 )
 def test_a_name_that_nothing_has_or_several_have_is_answered_with_names(name: str, sentence: str) -> None:
     world = World(
