@@ -14,6 +14,9 @@ NAMES_NOTHING: Final = "no device gives it a name so far"
 """Of a template that has given no resource."""
 
 
+_DRAINED: Final = "drained"  # `agent.health.judgement.DRAINED`; a command that shows views need not import health
+
+
 class Holder(msgspec.Struct, frozen=True, gc=False):
     """A container that a pod's device was given to."""
 
@@ -52,6 +55,11 @@ class Device(msgspec.Struct, frozen=True, gc=False):
     """In short: `H100`, `ConnectX-7`; empty if it is not known."""
     nodes: tuple[str, ...] = ()
     """Paths of its nodes, the first of them."""
+
+    @property
+    def condition(self) -> str:
+        """Its state; `Drained`, as in `Period`, where an operator has taken it out of service, which is no failure."""
+        return "Drained" if self.reason == _DRAINED else self.state
 
 
 class Resource(msgspec.Struct, frozen=True):

@@ -300,7 +300,9 @@ class AgentControl:
     def history(self, device: str) -> views.History:
         """How a device was in the last 24 hours, named as to `explain`, or by the key that it had."""
         try:
-            return history_of(self._parts.node.history, self.explain(device))
+            it = self.explain(device)
+            former = (place for place in self._parts.shortfall.former if not place.hardware.isdisjoint(it.hardware))
+            return history_of(self._parts.node.history, it, ((place.resource, place.key) for place in former))
         except NoSuchDeviceError:
             if (gone := history_by_key(self._parts.node.history, device)) is None:
                 raise

@@ -1,5 +1,6 @@
-"""Finds the hardware that a person means, for every face: by a device's key, ID, node or attribute, by the hardware's own
-name, by what the device was called while it was offered, or by the beginning of its ID.
+"""Finds the hardware that a person means, for every face: by any name that a device has, or had.
+
+Its key, ID, node or attribute, the hardware's own name, what it was called while it was offered, the beginning of its ID.
 """
 
 from __future__ import annotations

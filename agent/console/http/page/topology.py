@@ -88,6 +88,21 @@ def missing(unclaimed: Iterable[Unclaimed]) -> Iterator[Tile]:
             yield Tile(it.resource, (view,))
 
 
+def in_order(every: Iterable[Tile]) -> Iterator[Tile]:
+    """The same tiles as the page draws them: by NUMA node, bridge, resource and address."""
+    where = Machine()
+    for tile in every:
+        where.put(tile)
+    for node in where.nodes():
+        yield from _within(node.place)
+
+
+def _within(place: Place) -> Iterator[Tile]:
+    yield from place.tiles
+    for inner in place.below:
+        yield from _within(inner)
+
+
 class _Growing(Struct):
     tiles: list[tuple[_Rank, Tile]] = field(default_factory=list)
     below: dict[str, _Growing] = field(default_factory=dict)
