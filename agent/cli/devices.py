@@ -18,12 +18,12 @@ from agent.cli.watch import Past, follow
 from agent.console.client import Client
 from agent.console.http.page.topology import Tile, in_order, missing, tiles
 from agent.console.views import Device, Status, Unclaimed
-from agent.inventory.shortfall import WENT
 
 HEADINGS: Final = ("NAME", "MODEL", "ADDRESS", "RESOURCE", "STATE", "REASON", "SINCE", "POD")
 _CUT: Final = {0: ("right", 12), 1: ("right", 8), 3: ("left", 8), 5: ("right", 12), 7: ("left", 8)}
 """Columns that a terminal may be too narrow for, on which side, and what is left at least: the beginning of an ID stands for it, and of a
 resource and a pod the end tells more."""
+_WENT: Final = "gone"  # `agent.inventory.shortfall.WENT`, which needs too much to start fast
 _LAST: Final = len(HEADINGS) - 1
 _COLORS: Final = {"gone": "Unhealthy", "not-offered": "Degraded"}
 _UNNAMED: Final = "(not-named)"
@@ -97,7 +97,7 @@ def rows(shown: Status) -> list[Row]:
 
 def _row(tile: Tile) -> Row:
     worst = tile.worst
-    state = ("gone" if worst.reason == WENT else "not-offered") if tile.missing else worst.condition.lower()
+    state = ("gone" if worst.reason == _WENT else "not-offered") if tile.missing else worst.condition.lower()
     ids = tuple(i for view in tile.views for i in view.ids)
     pods = dict.fromkeys(
         pod
@@ -143,11 +143,11 @@ def summary(every: Sequence[Row]) -> str:
         f"{number[it]} {it.replace('-', ' ')}" for it in ("unhealthy", "gone", "not-offered", "degraded") if number[it]
     ]
     total = f"{number.total()} device{'' if number.total() == 1 else 's'}"
-    drained = f", {number['drained']} drained" if number["drained"] else ""
+    drained = output.state("Drained", f", {number['drained']} drained") if number["drained"] else ""
     if not bad:
-        return output.state("Healthy", f"{total}, all well") + output.state("Drained", drained)
+        return output.state("Healthy", f"{total}, all well") + drained
     worst = "Degraded" if set(number) <= {"healthy", "drained", "degraded", "not-offered"} else "Unhealthy"
-    return output.state(worst, f"{total}: {', '.join(bad)}") + output.state("Drained", drained)
+    return output.state(worst, f"{total}: {', '.join(bad)}") + drained
 
 
 def table(every: Sequence[Row], past: Past | None = None) -> Iterator[str]:

@@ -16,10 +16,10 @@ from agent.cli.watch import Past, follow
 from agent.console import advice
 from agent.console.client import Client
 from agent.console.views import NAMES_NOTHING, Device, Resource, Status, Unclaimed
-from agent.inventory.shortfall import UNUSABLE
 
 _TABLED: Final = 64
 """Devices; of more, the table has those that are not well, and the rest is counted."""
+_UNUSABLE: Final = "unusable"  # as `agent.inventory.shortfall` has it: its sentence says what to do
 _COUNTED: Final = ("Healthy", "Degraded", "Unhealthy", "Drained")
 _WORST_FIRST: Final = ("Unhealthy", "Degraded", "Drained", "Healthy")
 _UNNAMED = (
@@ -116,7 +116,7 @@ def _with_one_reason(bad: Iterable[tuple[Resource, Device]]) -> Iterator[list[tu
     """Devices that have one reason, and so one advice, together."""
     alike: dict[tuple[str, str], list[tuple[Resource, Device]]] = {}
     for resource, device in bad:
-        alike.setdefault((device.reason, device.message if device.reason == UNUSABLE else ""), []).append(
+        alike.setdefault((device.reason, device.message if device.reason == _UNUSABLE else ""), []).append(
             (resource, device)
         )
     yield from sorted(alike.values(), key=lambda same: _WORST_FIRST.index(same[0][1].condition))

@@ -15,7 +15,7 @@ NOT_OFFERED: Final = "Not offered"
 
 _NUMBERS: Final = re.compile("([0-9]{1,18})")
 _Rank = tuple[str, list[str | int]]
-_STATES: Final = ("Healthy", "Degraded", NOT_OFFERED, "Unhealthy")
+_STATES: Final = ("Healthy", "Drained", "Degraded", NOT_OFFERED, "Unhealthy")
 
 
 class Tile(Struct, frozen=True):
@@ -74,7 +74,7 @@ def tiles(resource: str, devices: Iterable[Device]) -> Iterator[Tile]:
     for device in devices:
         views.setdefault(device.key, []).append(device)
     for same in views.values():
-        yield Tile(resource, tuple(sorted(same, key=lambda device: -badness(device.state))))
+        yield Tile(resource, tuple(sorted(same, key=lambda device: -badness(device.condition))))
 
 
 def missing(unclaimed: Iterable[Unclaimed]) -> Iterator[Tile]:

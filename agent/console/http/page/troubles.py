@@ -14,7 +14,7 @@ class Trouble(Struct, frozen=True):
     """Something that needs attention."""
 
     state: str
-    """How bad it is, as devices are: Unhealthy, Degraded."""
+    """How bad it is, as devices are: Unhealthy, Degraded; Drained, which is no failure."""
     title: str
     sentences: tuple[str, ...] = ()
     """Nothing where each of the devices says something else."""
@@ -42,8 +42,8 @@ def _kubelet(status: Status) -> Iterator[Trouble]:
 def _devices(tiles: Sequence[Tile]) -> Iterator[Trouble]:
     groups: dict[tuple[str, str, str], list[Tile]] = {}
     for tile in tiles:
-        if tile.worst.state != "Healthy":
-            groups.setdefault((tile.worst.state, tile.worst.reason, tile.resource), []).append(tile)
+        if tile.worst.condition != "Healthy":
+            groups.setdefault((tile.worst.condition, tile.worst.reason, tile.resource), []).append(tile)
     for (state, reason, resource), alike in groups.items():
         number = "" if len(alike) == 1 else f"{len(alike):,} × "
         since = min(tile.worst.since for tile in alike)
