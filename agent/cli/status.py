@@ -84,6 +84,8 @@ def _body(shown: Status, past: Past | None) -> Iterator[str]:
         yield ""
     for name, why in complaints:
         yield wrapped(f"{name}: {why}", 0, 2)
+    if any(resource.overtaken for resource in shown.resources):
+        yield from _advised(advice.advice("overtaken"))
     for alike in _with_one_reason(_together(bad)):
         for resource, device in alike:
             yield from _complaint(resource, device)

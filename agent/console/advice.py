@@ -63,6 +63,12 @@ REASONS: Final[Mapping[str, Advice]] = {
         "by itself, when the read returns",
     ),
     "unseen": Advice("Fairlead could not look at it just now", "Look why.", "fairlead doctor", _SEEN),
+    "overtaken": Advice(
+        "another plugin has registered the resource after Fairlead, and a kubelet listens to the last one alone",
+        "Remove the other plugin: its DaemonSet, or its static pod. Fairlead registers once more within seconds of its end.",
+        "kubectl get daemonset --all-namespaces",
+        "by itself, when the other plugin has ended",
+    ),
     # what pods hold
     "gone": Advice(
         "it was offered and is not there any more",
@@ -147,6 +153,12 @@ REASONS: Final[Mapping[str, Advice]] = {
         "its node has the numbers of another device",
         "Remove the node and have it made again: it was made by hand, or before the driver was loaded anew.",
         _NODE,
+        _SEEN,
+    ),
+    "mount-missing": Advice(
+        "a file or directory that containers are to get with it is missing",
+        "Put it there; the sentence names it. Where Fairlead runs in a pod, `[host] root` must be where it sees it.",
+        "ls -l /",
         _SEEN,
     ),
     # PCI

@@ -109,11 +109,12 @@ def _trouble(trouble: Trouble) -> Html:
 
 def _next_step(trouble: Trouble) -> Html | None:
     """What the devices' reason means, what to do now, and what ends it."""
-    if not trouble.tiles:
-        return None
-    it = trouble.tiles[0].worst
-    key = it.ids[0] if len(it.ids) == 1 else it.key
-    if (found := advice(it.reason, it.message, device=key, name=it.name, hardware=it.hardware)) is None:
+    found = advice(trouble.reason)
+    if trouble.tiles:
+        it = trouble.tiles[0].worst
+        key = it.ids[0] if len(it.ids) == 1 else it.key
+        found = advice(it.reason, it.message, device=key, name=it.name, hardware=it.hardware)
+    if found is None:
         return None
     rows = [join(h("dt", label), h("dd", h("code", text) if label == "run" else text)) for label, text in told(found)]
     return h("dl", rows, class_="advice")

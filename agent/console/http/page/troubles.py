@@ -20,6 +20,8 @@ class Trouble(Struct, frozen=True):
     """Nothing where each of the devices says something else."""
     since: float = 0.0
     tiles: tuple[Tile, ...] = ()
+    reason: str = ""
+    """What the next step follows from; empty: the tiles' own, if there are any."""
 
 
 def troubles(status: Status, tiles: Sequence[Tile]) -> list[Trouble]:
@@ -36,7 +38,8 @@ def _kubelet(status: Status) -> Iterator[Trouble]:
         yield Trouble("Unhealthy", "The kubelet is not there", (why,))
     elif missing := status.unready():
         title = "A resource is not served" if len(missing) == 1 else f"{len(missing):,} resources are not served"
-        yield Trouble("Unhealthy", title, tuple(missing))
+        reason = "overtaken" if any(resource.overtaken for resource in status.resources) else ""
+        yield Trouble("Unhealthy", title, tuple(missing), reason=reason)
 
 
 def _devices(tiles: Sequence[Tile]) -> Iterator[Trouble]:
