@@ -23,6 +23,7 @@ _MOST_COLUMNS: Final = 120  # longer lines are hard to read
 _USUAL_COLUMNS: Final = 80
 _OURS: Final = re.compile(r"(\x1b\[(?:0|1|2|31|32|33|36)m|\n)")
 _BLANKS: Final = re.compile(r"\s*\n\s*")
+_COLOR: Final = re.compile(r"\x1b\[[0-9]*m")
 NAMED: Final = 8
 """Names in one sentence."""
 
@@ -83,8 +84,8 @@ def clipped(line: str, columns: int) -> str:
 
 def draw(text: str) -> None:
     """Write to a terminal's screen at once, with what moves its cursor."""
-    colors = "NO_COLOR" not in os.environ or not os.environ["NO_COLOR"]
-    click.echo(text if colors else click.unstyle(text), nl=False, color=True)
+    shown = _COLOR.sub("", text) if os.environ.get("NO_COLOR") else text
+    click.echo(shown, nl=False, color=True)
     sys.stdout.flush()
 
 

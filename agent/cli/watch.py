@@ -179,8 +179,8 @@ class _Screen:
         below = [line for text in body for line in text.split("\n")]
         room = max(rows - len(above) - 1, 1)  # the last line of the screen says how it ends
         more = len(below) - room
-        foot = f"{more + 1} more lines; " if more > 0 else ""
-        shown = [*above, *(below[: room - 1] if more > 0 else below)][: rows - 1]
+        foot = f"{more} more lines; " if more > 0 else ""
+        shown = [*above, *below[:room]][: rows - 1]
         shown.append(output.dim(f"{foot}{output.moment(output.now())}, q ends"))
         text = (_TO_LINE_END + "\n").join(output.clipped(line, columns) for line in shown)
         output.draw(_HOME + text + _TO_LINE_END + _BELOW)
