@@ -136,7 +136,7 @@ def _by_its_beginning(name: str, places: Sequence[Place]) -> frozenset[str]:
     if len(begins) < least or not found:
         known, others = _names(places)
         called = {path for it in places if it.device is not None for path in _paths_and_names(it.device)}
-        elsewhere = "`fairlead devices` lists what there is" if known else "there are none at all"
+        elsewhere = "`fairlead devices` lists what there is"
         raise FairleadError(unknown("device", name, known, (others | called) - known, elsewhere))
     if len({*found.values()}) > 1:
         some = " and ".join(sorted(found)[:2])

@@ -248,5 +248,5 @@ def test_a_miss_says_what_was_meant_and_lists_nothing() -> None:
     with pytest.raises(FairleadError, match=r"no device 'nvidia55'; did you mean 'nvidia5'\?$"):
         find("nvidia55", GPUS)
     with pytest.raises(FairleadError) as refused:
-        find("toaster", GPUS)
+        find("toaster", [Place(frozenset({f"h{n}"}), f"card-{n}") for n in range(15)])
     assert refused.value.sentence == "there is no device 'toaster'; `fairlead devices` lists what there is"

@@ -49,6 +49,11 @@ def hardware(found: Survey, said: Status | None = None) -> Iterator[Finding]:
             )
         else:
             yield fine(f"{name} offers {ids}.")
+        if drained := [it for it in (resource.devices if resource else ()) if it.condition == "Drained"]:
+            number = sum(len(it.ids) for it in drained)
+            why = drained[0].message.rstrip(".")
+            mend = _mends([_Lame(it.key, it.reason, it.message, 0, it.name, it.hardware) for it in drained])
+            yield warning(f"{name}: {number} of {ids} IDs are drained; {why}.", mend)
         served |= {name} if ids else set()
     yield from _missing(found, said, served | {it for it, given in inventory.selection.given().items() if given})
     for template, given in inventory.selection.given().items():
