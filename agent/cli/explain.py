@@ -10,8 +10,10 @@ import click
 
 from agent.cli import connection, device_argument, device_history, options, output
 from agent.cli.output import bold, echo, wrapped
+from agent.console import advice
 from agent.console.client import NoDaemonError, WrongNameError
 from agent.console.views import ENDS, Explanation, Gift, Signal
+from agent.inventory.device_names import name_of
 from agent.runtime.errors import some
 
 _NOTES: Final = 10
@@ -55,7 +57,7 @@ def _look(config: Path | None, device: str) -> Explanation:
 
     from agent.config import load
     from agent.console.control import NoSuchDeviceError
-    from agent.console.explanation import Knowledge
+    from agent.console.explanation import Knowledge, find
     from agent.console.explanation import explain as explained
     from agent.discovery.backend_factory import make_backends
     from agent.inventory.survey import PATIENCE, survey
@@ -75,9 +77,11 @@ def _look(config: Path | None, device: str) -> Explanation:
         selectable=lambda: ((kind, device) for kind, every in found.selectable.items() for device in every),
     )
     try:
-        return explained(known, device)
+        it = explained(known, find(known, device), device)
     except NoSuchDeviceError as error:
         raise WrongNameError(str(error)) from error
+    assert it is not None  # nothing has a name here but what is there
+    return it
 
 
 def lines(it: Explanation) -> Iterator[str]:
@@ -107,11 +111,20 @@ def _verdict(it: Explanation) -> Iterator[str]:
     if it.reason:
         since = f" since {output.moment(it.since)}" if it.since else ""
         yield wrapped(f"{it.reason}{since}: {it.message}", 2, 2)
+    yield from _advice(it)
     for held in it.held:
         who = ", ".join(f"{one.namespace}/{one.pod} ({one.container})" for one in held.holders)
         yield wrapped(
             f"{held.id} is held by {who or 'a pod that the kubelet does not name: it starts, or has ended'}", 2, 4
         )
+
+
+def _advice(it: Explanation) -> Iterator[str]:
+    """What its reason means, what to do, and what ends it; what its signals wait for is said with each."""
+    key = it.ids[0] if len(it.ids) == 1 else it.key
+    found = advice.advice(it.reason, it.message, device=key, name=name_of(it.attributes), hardware=it.hardware)
+    for label, text in advice.told(found) if found is not None else ():
+        yield wrapped(f"{label:<5} {text}", 4, 10)
 
 
 def _section(heading: str, inner: Iterator[str]) -> Iterator[str]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.console import views
-from agent.console.device_names import model_of, name_of
 from agent.health import Statement
+from agent.inventory.device_names import model_of, name_of
 from agent.model import Slot, Snapshot
 from agent.runtime.chunked_work import BATCH, in_batches, in_slices
 from backends.base import Device
@@ -20,6 +20,9 @@ Signals = Callable[[str], Iterable[Statement]]
 """What is said of a piece of hardware now."""
 
 _View = TypeVar("_View", views.Device, views.Unclaimed)
+
+
+_NODES: Final = 8  # a directory of nodes is one device
 
 
 class Drawn(Struct, frozen=True):
@@ -40,6 +43,7 @@ def described(view: _View, device: Device) -> _View:
         hardware=tuple(sorted(device.hardware)),
         name=name_of(device.attributes),
         model=model_of(device.attributes),
+        nodes=tuple(node.path.text for node in device.nodes[:_NODES]),
     )
 
 

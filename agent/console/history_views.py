@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec.structs import astuple, replace
 
 from agent.console.views import Explanation, Histories, History, Note, Period
@@ -11,12 +13,12 @@ from agent.history.recorder import Recorder
 from agent.runtime.chunked_work import in_slices
 
 
-def history_of(noted: Recorder, it: Explanation) -> History:
-    """The history of the device that an explanation is about."""
+def history_of(noted: Recorder, it: Explanation, former: Iterable[Key]) -> History:
+    """The history of the device that an explanation is about; `former` is what its hardware was offered as before."""
     known = noted.devices()
     names = (it.resource, *(one.resource for one in it.decisions))
     keys = [noted.tombs().get((name, it.key), (name, it.key)) for name in names if name]
-    key = keys[0] if it.resource else next((key for key in keys if key in known), None)
+    key = keys[0] if it.resource else next((key for key in (*former, *keys) if key in known), None)
     return replace(_history(noted, key, key) if key else History(it.key, ""), notes=it.notes)
 
 

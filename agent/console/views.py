@@ -23,6 +23,9 @@ ENDS: Final[Mapping[str, str]] = {
 """What `backends.base.Clears` says, for a person."""
 
 
+_DRAINED: Final = "drained"  # `agent.health.judgement.DRAINED`; a command that shows views need not import health
+
+
 class Holder(msgspec.Struct, frozen=True, gc=False):
     """A container that a pod's device was given to."""
 
@@ -61,6 +64,13 @@ class Device(msgspec.Struct, frozen=True, gc=False):
     """In short: `H100`, `ConnectX-7`; empty if it is not known."""
     ends: str = ""
     """What ends it where it is not Healthy, in words; empty if that is not known."""
+    nodes: tuple[str, ...] = ()
+    """Paths of its nodes, the first of them."""
+
+    @property
+    def condition(self) -> str:
+        """Its state; `Drained`, as in `Period`, where an operator has taken it out of service, which is no failure."""
+        return "Drained" if self.reason == _DRAINED else self.state
 
 
 class Resource(msgspec.Struct, frozen=True):
@@ -124,6 +134,7 @@ class Unclaimed(msgspec.Struct, frozen=True):
     name: str = ""
     """As of a `Device`; of one that is gone, what all of these were."""
     model: str = ""
+    nodes: tuple[str, ...] = ()
 
 
 class Problem(msgspec.Struct, frozen=True):

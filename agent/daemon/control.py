@@ -28,7 +28,7 @@ from agent.daemon.state_keeper import NotYetError
 from agent.discovery.discoverer import Discoverer
 from agent.hardware.adoption import Adopter
 from agent.health import Statement
-from agent.inventory import lookup
+from agent.inventory.device_names import model_of, name_of
 from agent.inventory.shortfall import WENT, Missing, NotOffered, Shortfall, candidates, each_once
 from agent.inventory.tombstones import GONE, NOT_SEEN, UNMAPPED
 from agent.inventory.unmatched import unmatched
@@ -165,7 +165,7 @@ class AgentControl:
             one = missing.get((kind, device.key)) if it.missing else None  # since when, once it has been looked for
             known = one is not None and one.reason != WENT
             view = self._missing(one, it.why) if one and known else views.Unclaimed(device.key, kind, it.why)
-            yield described(view, device)
+            yield described(view, self._as_known(device))
         gone = (it for it in missing.values() if it.reason == WENT)
         yield from (
             described(self._missing(it, it.message + self._parts.node.last_word(it.hardware)), it.seen) for it in gone
@@ -218,7 +218,15 @@ class AgentControl:
         if claim is None:
             return None
         there = self._parts.node.inventory.on(claim.hardware)
-        return there[0].device if there else self._parts.shortfall.gone(claim.hardware)
+        return self._as_known(there[0].device) if there else self._parts.shortfall.gone(claim.hardware)
+
+    def _as_known(self, device: Device) -> Device:
+        """The device, with what it was called while it was offered, if it tells less now."""
+        if name_of(device.attributes) and model_of(device.attributes):
+            return device
+        former = (it.device for it in self._parts.shortfall.former if not device.hardware.isdisjoint(it.hardware))
+        before = next(filter(None, former), device)
+        return replace(device, attributes={**before.attributes, **device.attributes})
 
     def _held(self, name: str) -> Iterator[tuple[str, views.Held]]:
         """The resource's IDs that pods hold, under these or through another resource."""
@@ -243,12 +251,9 @@ class AgentControl:
 
     def explain(self, device: str) -> views.Explanation:
         """All that is known of a device."""
-        try:
-            explained = explain(self._knowledge(), device)
-        except NoSuchDeviceError:
-            if (gone := self._gone(device)) is None:
-                raise
-            return gone
+        known = self._knowledge()
+        hardware = find(known, device)
+        explained = explain(known, hardware, device) or self._gone(hardware)
         seen = _as_seen(explained, self._unseen(explained.backend))
         seen = replace(seen, notes=notes_of(self._parts.node.history, seen))
         missing = self._parts.shortfall.of(seen.backend, seen.key) if not seen.resource else None
@@ -256,14 +261,15 @@ class AgentControl:
             return seen
         return replace(seen, reason=missing.reason, message=missing.message, since=self._wall(missing.since))
 
-    def _gone(self, name: str) -> views.Explanation | None:
-        """A device of this name that is gone, and that no pod has."""
-        went = [it for it in self._parts.shortfall.missing if it.reason == WENT]
-        try:
-            hardware = lookup.find(name, (lookup.Place(it.hardware, it.device) for it in went))
-        except FairleadError:
-            return None
-        it = next(it for it in went if hardware <= it.hardware)
+    def _gone(self, hardware: frozenset[str]) -> views.Explanation:
+        """A device that had this hardware, is gone, and that no pod has."""
+        shortfall = self._parts.shortfall
+        went = (it for it in shortfall.missing if it.reason == WENT and not hardware.isdisjoint(it.hardware))
+        if (it := next(went, None)) is None:  # an earlier run offered it, and nobody has looked yet
+            place = next(it for it in shortfall.former if not hardware.isdisjoint(it.hardware))
+            kind = self._parts.node.inventory.kind(place.resource) or ""
+            why = views.Decision(place.resource, False, "offered it, and it has not been seen since the start")
+            return views.Explanation(place.key, kind, "", hardware=tuple(sorted(place.hardware)), decisions=(why,))
         message = it.message + self._parts.node.last_word(it.hardware)
         decision = views.Decision(it.resource, False, f"offered it, and {message}")
         return views.Explanation(
@@ -281,7 +287,8 @@ class AgentControl:
             self._wall,
             self._holders,
             parts.adopter.complaints(),
-            lambda: ((kind, device) for kind, it in parts.discoverers.items() for device in it.selectable()),
+            parts.node.selectable,
+            parts.shortfall.former,
         )
 
     def _problems_of(self, kind: str, unit: str) -> Sequence[Problem]:
@@ -292,7 +299,9 @@ class AgentControl:
     def history(self, device: str) -> views.History:
         """How a device was in the last 24 hours, named as to `explain`, or by the key that it had."""
         try:
-            return history_of(self._parts.node.history, self.explain(device))
+            it = self.explain(device)
+            former = (place for place in self._parts.shortfall.former if not place.hardware.isdisjoint(it.hardware))
+            return history_of(self._parts.node.history, it, ((place.resource, place.key) for place in former))
         except NoSuchDeviceError:
             if (gone := history_by_key(self._parts.node.history, device)) is None:
                 raise
@@ -310,7 +319,7 @@ class AgentControl:
 
     async def drain(self, device: str, reason: str, until: float | None) -> views.Drained:
         """Offer it to no new pod, until then or until it is undrained."""
-        hardware = find(self._parts.node.inventory, device)
+        hardware = find(self._knowledge(), device)
         earlier = [
             drain
             for drain in self._parts.node.health.drains_of(hardware)
@@ -337,7 +346,7 @@ class AgentControl:
 
     async def undrain(self, device: str) -> views.Undrained:
         """Back into service: ends its drain, its quarantine, and what waits for an operator."""
-        hardware = find(self._parts.node.inventory, device)
+        hardware = find(self._knowledge(), device)
         try:
             ended = await self._parts.node.undrain(hardware)
         except FairleadError as error:

@@ -58,12 +58,16 @@ def test_commands_and_options_are_completed() -> None:
 def test_devices_of_a_running_daemon_are_completed_also_after_a_colon(command: str, tmp_path: Path) -> None:
     socket, config = tmp_path / "admin.sock", tmp_path / "config.toml"
     config.write_text(f'[agent]\nadmin_socket = "{socket}"\n')
-    devices = (Device("0000:3b:00.0", ("0000:3b:00.0",), "Healthy"), Device("kvm", ("kvm::0", "kvm::1"), "Healthy"))
+    gpu = Device("0000:3b:00.0", ("0000:3b:00.0",), "Healthy", name="nvidia3", nodes=("/dev/nvidia3", "/dev/nvidiactl"))
+    devices = (gpu, Device("kvm", ("kvm::0", "kvm::1"), "Healthy"))
     shown = replace(status(), resources=(Resource("a.b/c", "gpu", True, True, "", devices),))
-    shown = replace(shown, unclaimed=(Unclaimed("0000:3c:00.0", "gpu", "it has no driver"),))
+    lost = Unclaimed("0000:3c:00.0", "gpu", "it has no driver", name="nvidia5", nodes=("/dev/nvidiactl",))
+    shown = replace(shown, unclaimed=(lost,))
     line = command.format(f"--config {config}")
     with running(FakeDaemon(shown), socket):
-        assert completed(line, "kvm") == ["kvm::0", "kvm::1"]
+        assert completed(line, "kvm") == ["kvm", "kvm::0", "kvm::1"]
+        assert completed(line, "nv") == ["nvidia3", "nvidia5"]
+        assert completed(line, "/dev/n") == ["/dev/nvidia3"]  # and not what several have
         assert completed(line, "0000:3") == ["3b:00.0", "3c:00.0"]
         assert completed(line, "0000:3b:") == ["00.0"]
     assert completed(line, "kvm") == []

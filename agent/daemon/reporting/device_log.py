@@ -11,7 +11,7 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.console.device_names import model_of, name_of
+from agent.inventory.device_names import model_of, name_of
 from agent.model import Health, Slot, Snapshot, State, Transition
 from agent.runtime.chunked_work import BATCH, in_batches
 from agent.runtime.counts import Counts

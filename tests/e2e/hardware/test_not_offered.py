@@ -183,3 +183,48 @@ async def test_what_a_pod_had_when_it_went_is_missing_once_the_pod_is_over(node:
         agent.pass_minute()
         await agent.says("claims-ended")
         await until_seen(node, lambda metrics: f"{count} 1" in metrics)
+
+
+async def test_a_gpu_goes_by_all_its_names_also_once_its_driver_is_gone_and_after_a_restart(bare_node: Node) -> None:
+    node, (first, second, *_) = bare_node, PLACES
+    node.dev.rmdir()
+    planted_host(node.root, CONTROLS + nvidia_gpu(first, 0) + nvidia_gpu(second, 1))
+    at = {"sys": f"{node.root}/sys", "proc": f"{node.root}/proc"}
+    called = [
+        uuid(1),
+        uuid(1)[:-4],
+        "nvidia1",
+        "/dev/nvidia1",
+        second,
+        second.removeprefix("0000:"),
+        f"{GPUS}/{uuid(1)}",
+    ]
+
+    async def answers() -> set[str]:
+        """What each name's hardware is, by the faces that take one."""
+        explained = [await says(node, "explain", name, "--json") for name in called]
+        await says(node, "drain", "nvidia1", "--reason", "new riser")
+        histories = [json.loads(await says(node, "status", "--history", name, "--json"))["key"] for name in called]
+        ended = [await says(node, "undrain", name) for name in called]
+        assert "drained" in ended[0]
+        assert all("Nothing has ended" in it for it in ended[1:])
+        assert len(set(histories)) == 1, histories
+        return {it for one in explained for it in json.loads(one)["hardware"] if it.startswith("pci:")}
+
+    async with node.kubelet:
+        async with node.agent(GPU, prelude=AT_ONCE, **at) as agent:
+            await node.healthy(uuid(0), uuid(1), resource=GPUS)
+            await until_kept(node, uuid(1))
+            assert await answers() == {f"pci:{second}"}
+            (node.root / "sys/bus/pci/devices" / second / "driver").unlink()
+            shutil.rmtree(node.root / "proc/driver/nvidia/gpus" / second)
+            node.unlink("nvidia1")
+            await agent.says("device-not-offered", device=second)
+            assert await answers() == {f"pci:{second}"}
+            shown = json.loads(await says(node, "status", "--json"))["unclaimed"]
+            assert [(it["name"], it["model"]) for it in shown] == [("nvidia1", "H100")]
+            agent.signal(signal.SIGTERM)
+            assert await agent.ended() == 0
+        async with node.agent(GPU, prelude=AT_ONCE, **at) as agent:
+            await agent.says("device-not-offered", device=second)
+            assert await answers() == {f"pci:{second}"}

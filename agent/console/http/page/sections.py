@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from agent.console.advice import advice, told
 from agent.console.http.page.html import Html, h, join, many, moment
 from agent.console.http.page.tiles import element, name, sign
 from agent.console.http.page.topology import NOT_OFFERED, Machine, Node, Place, Tile
 from agent.console.http.page.troubles import Trouble
 from agent.console.views import NAMES_NOTHING, Event, Resource, Status, Template
 
-_STATES: Final = ("Healthy", "Degraded", "Unhealthy")
+_STATES: Final = ("Healthy", "Degraded", "Unhealthy", "Drained")
 _OPEN: Final = 4  # troubles; more of them are a line each, so that the devices below stay on the screen
 _TILES_NAMED: Final = 8  # of those that have one trouble
 _TILES_TOLD: Final = 3  # of those, with what each says
@@ -47,7 +48,7 @@ def verdict(status: Status, tiles: Sequence[Tile], found: Sequence[Trouble]) -> 
 
 def _in_a_word(status: Status, tiles: Sequence[Tile], worst: str) -> str:
     """What pods cannot get; if they can get everything, whether something else is wrong."""
-    number = Counter(tile.worst.state for tile in tiles)
+    number = Counter(tile.worst.condition for tile in tiles)
     bad, lacking, missing = number["Unhealthy"], number[NOT_OFFERED], len(status.unready())
     words = [] if status.kubelet.present else ["The kubelet is not there"]
     if bad:
@@ -58,7 +59,9 @@ def _in_a_word(status: Status, tiles: Sequence[Tile], worst: str) -> str:
         words.append(f"{lacking:,} of {many(len(tiles), 'device')} {'is' if lacking == 1 else 'are'} not offered")
     if missing and status.kubelet.present:
         words.append(f"{many(missing, 'resource')} {'is' if missing == 1 else 'are'} not served")
-    return ", ".join(words) or ("All is well" if worst == "Healthy" else "All is served, but not all is well")
+    drained = f", {many(number['Drained'], 'device')} drained" if number["Drained"] else ""
+    is_well = worst in ("Healthy", "Drained")  # a drain is no failure
+    return (", ".join(words) or ("All is well" if is_well else "All is served, but not all is well")) + drained
 
 
 def attention(found: Sequence[Trouble]) -> Html:
@@ -82,7 +85,7 @@ def _trouble(trouble: Trouble, *, is_open: bool) -> Html:
         "summary",
         sign(trouble.state),
         h("strong", trouble.title),
-        h("span", trouble.tiles[0].worst.state, class_="state") if trouble.tiles else None,
+        h("span", trouble.tiles[0].worst.condition, class_="state") if trouble.tiles else None,
         h("span", _glance(trouble), class_="glance"),
         class_="title",
     )
@@ -101,6 +104,7 @@ def _trouble(trouble: Trouble, *, is_open: bool) -> Html:
         )
         if pods
         else None,
+        _next_step(trouble),
         h("p", "Since ", moment(trouble.since), class_="since") if trouble.since else None,
     )
     shown = h("details", summary, *inside, open=is_open)
@@ -111,6 +115,19 @@ def _glance(trouble: Trouble) -> str:
     """What a folded trouble is about."""
     names = [tile.worst.name or tile.key for tile in trouble.tiles[:_TILES_NAMED]]
     return ", ".join(names) or trouble.sentences[0]
+
+
+def _next_step(trouble: Trouble) -> Html | None:
+    """What the devices' reason means, what to do now, and what ends it."""
+    found = advice(trouble.reason)
+    if trouble.tiles:
+        it = trouble.tiles[0].worst
+        key = it.ids[0] if len(it.ids) == 1 else it.key
+        found = advice(it.reason, it.message, device=key, name=it.name, hardware=it.hardware)
+    if found is None:
+        return None
+    rows = [join(h("dt", label), h("dd", h("code", text) if label == "run" else text)) for label, text in told(found)]
+    return h("dl", rows, class_="advice")
 
 
 def _link(tile: Tile) -> Html:
@@ -133,7 +150,7 @@ def resources(every: Iterable[Resource], templates: Iterable[Template] = ()) -> 
 def _resource(resource: Resource) -> Html:
     number = Counter[str]()
     for device in resource.devices:
-        number[device.state] += len(device.ids)
+        number[device.condition] += len(device.ids)
     used = sum(len(device.held) for device in resource.devices)
     word, state = resource.registration
     return h(
@@ -155,7 +172,7 @@ def _resource(resource: Resource) -> Html:
 
 def _unused(template: Template) -> Html:
     name = h("th", template.name, h("span", template.backend, class_="backend"), scope="row")
-    return h("tr", name, h("td", NAMES_NOTHING, colspan="5", data_head="Kubelet"))
+    return h("tr", name, h("td", NAMES_NOTHING, colspan="6", data_head="Kubelet"))
 
 
 def devices(tiles: Sequence[Tile], fill: Fill) -> Iterator[str]:

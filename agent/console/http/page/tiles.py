@@ -14,7 +14,7 @@ from agent.console.http.page.topology import NOT_OFFERED, Tile
 from agent.console.views import Device, Event, Held, Note
 from agent.inventory.shortfall import WENT
 
-SIGNS: Final = {"Healthy": "✓", "Degraded": "!", NOT_OFFERED: "–", "Unhealthy": "✕"}
+SIGNS: Final = {"Healthy": "✓", "Drained": "⏸", "Degraded": "!", NOT_OFFERED: "–", "Unhealthy": "✕"}
 """So that colour is not the only sign."""
 
 _IDS_SHOWN: Final = 8
@@ -49,12 +49,12 @@ def drawn(tile: Tile, past: Past = (), happened: Sequence[Event] = (), notes: Se
         "details",
         h(
             "summary",
-            sign(worst.state),
+            sign(worst.condition),
             h("span", tile.title, class_="title"),
             h("span", tile.key, class_="key") if tile.title != tile.key else None,
             h(
                 "span",
-                h("span", worst.state, class_="state"),
+                h("span", worst.condition, class_="state"),
                 h("span", worst.message if tile.missing else worst.reason, class_="reason") if worst.reason else None,
                 h("span", f"noted: {notes[-1].reason}", class_="reason") if notes else None,
                 _use(tile),
@@ -70,7 +70,7 @@ def drawn(tile: Tile, past: Past = (), happened: Sequence[Event] = (), notes: Se
             _beside(notes, tile.key) if notes else None,
             class_="more",
         ),
-        class_=f"device {_kind(worst.state)}" + " held" * bool(_held(tile)) + " gone" * (worst.reason == WENT),
+        class_=f"device {_kind(worst.condition)}" + " held" * bool(_held(tile)) + " gone" * (worst.reason == WENT),
     )
 
 
@@ -103,7 +103,8 @@ def _total(tile: Tile) -> int:
 
 def _about(device: Device) -> Html:
     """One state of the device, with the IDs in that state."""
-    reason = f"{device.state}: {device.reason}" if device.reason else device.state
+    is_said = not device.reason or device.condition != device.state
+    reason = device.condition if is_said else f"{device.state}: {device.reason}"
     return join(
         h("p", h("strong", reason), h("br"), device.message or None, class_="health"),
         h("dl", _rows(device)),

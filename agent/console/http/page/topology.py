@@ -15,7 +15,7 @@ NOT_OFFERED: Final = "Not offered"
 
 _NUMBERS: Final = re.compile("([0-9]{1,18})")
 _Rank = tuple[str, list[str | int]]
-_STATES: Final = ("Healthy", "Degraded", NOT_OFFERED, "Unhealthy")
+_STATES: Final = ("Healthy", "Drained", "Degraded", NOT_OFFERED, "Unhealthy")
 
 
 class Tile(Struct, frozen=True):
@@ -84,7 +84,7 @@ def tiles(resource: str, devices: Iterable[Device]) -> Iterator[Tile]:
     for device in devices:
         views.setdefault(device.key, []).append(device)
     for same in views.values():
-        yield Tile(resource, tuple(sorted(same, key=lambda device: -badness(device.state))))
+        yield Tile(resource, tuple(sorted(same, key=lambda device: -badness(device.condition))))
 
 
 def missing(unclaimed: Iterable[Unclaimed]) -> Iterator[Tile]:
@@ -96,6 +96,21 @@ def missing(unclaimed: Iterable[Unclaimed]) -> Iterator[Tile]:
                 name=it.name, model=it.model,
             )  # fmt: skip
             yield Tile(it.resource, (view,))
+
+
+def in_order(every: Iterable[Tile]) -> Iterator[Tile]:
+    """The same tiles as the page draws them: by NUMA node, bridge, resource and address."""
+    where = Machine()
+    for tile in every:
+        where.put(tile)
+    for node in where.nodes():
+        yield from _within(node.place)
+
+
+def _within(place: Place) -> Iterator[Tile]:
+    yield from place.tiles
+    for inner in place.below:
+        yield from _within(inner)
 
 
 class _Growing(Struct):

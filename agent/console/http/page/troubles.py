@@ -15,7 +15,7 @@ class Trouble(Struct, frozen=True):
     """Something that needs attention."""
 
     state: str
-    """How bad it is, as devices are: Unhealthy, Degraded."""
+    """How bad it is, as devices are: Unhealthy, Degraded; Drained, which is no failure."""
     title: str
     cause: str
     """Tells it from others as long as it lasts, whatever devices it comes to be about."""
@@ -23,6 +23,8 @@ class Trouble(Struct, frozen=True):
     """Nothing where each of the devices says something else."""
     since: float = 0.0
     tiles: tuple[Tile, ...] = ()
+    reason: str = ""
+    """What the next step follows from; empty: the tiles' own, if there are any."""
 
 
 def troubles(status: Status, tiles: Sequence[Tile]) -> list[Trouble]:
@@ -39,14 +41,15 @@ def _kubelet(status: Status) -> Iterator[Trouble]:
         yield Trouble("Unhealthy", "The kubelet is not there", "kubelet", (why,))
     elif missing := status.unready():
         title = "A resource is not served" if len(missing) == 1 else f"{len(missing):,} resources are not served"
-        yield Trouble("Unhealthy", title, "resources", tuple(missing))
+        reason = "overtaken" if any(resource.overtaken for resource in status.resources) else ""
+        yield Trouble("Unhealthy", title, "resources", tuple(missing), reason=reason)
 
 
 def _devices(tiles: Sequence[Tile]) -> Iterator[Trouble]:
     groups: dict[tuple[str, str], list[Tile]] = {}
     for tile in tiles:
-        if tile.worst.state != "Healthy":
-            groups.setdefault((tile.worst.state, tile.worst.reason), []).append(tile)
+        if tile.worst.condition != "Healthy":
+            groups.setdefault((tile.worst.condition, tile.worst.reason), []).append(tile)
     for (state, reason), alike in groups.items():
         title = f"{_counted(tile.resource for tile in alike)}: {reason or state.lower()}"
         since = min(tile.worst.since for tile in alike)
