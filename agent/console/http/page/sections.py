@@ -127,7 +127,7 @@ def _next_step(trouble: Trouble) -> Html | None:
     if found is None:
         return None
     rows = [join(h("dt", label), h("dd", h("code", text) if label == "run" else text)) for label, text in told(found)]
-    return h("dl", rows, class_="advice")
+    return h("details", h("summary", "What to do"), h("dl", rows, class_="advice"))
 
 
 def _link(tile: Tile) -> Html:
