@@ -15,12 +15,11 @@ from msgspec.structs import replace
 from agent import __version__
 from agent.cli import options
 from agent.cli.output import echo
-from agent.config import Config, ConfigError, load
+from agent.config import Config, ConfigError, load, toml_text
 from agent.config.file import read_tables
 from agent.config.problems import Problems
 from agent.console.node_name import node_name
 from agent.discovery.backend_factory import make_backends
-from agent.importing import toml_text
 from agent.inventory.device_names import model_of, name_of
 from agent.inventory.shortfall import NotOffered, not_offered
 from agent.inventory.survey import PATIENCE, Survey, survey

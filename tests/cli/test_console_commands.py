@@ -408,7 +408,7 @@ def test_a_reload_says_what_it_changed(daemon: FakeDaemon, run: Run) -> None:
 
 
 def test_the_commands_import_little_and_so_start_fast() -> None:
-    looking = ("discover", "doctor", "validate", "import", "migrate", "demo")  # by themselves, with backends
+    looking = ("discover", "suggest", "doctor", "validate", "import", "migrate", "demo")  # by themselves, with backends
     names = [f"agent.cli.{name}" for name in cli._COMMANDS if name not in looking]
     heavy = ("anyio", "betterproto", "structlog", "backends.registry", "agent.config")
     code = (
