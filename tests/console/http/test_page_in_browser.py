@@ -132,7 +132,7 @@ def test_ten_troubles_are_a_line_each_above_the_devices_and_one_that_is_opened_s
     port = troubles.filter(has_text="port-down")
     expect(port).to_contain_text("mlx5_2, mlx5_6")
     expect(port.get_by_role("link")).to_have_count(0)
-    port.locator("summary").click()
+    port.locator("summary").first.click()
     expect(port.get_by_role("link", name="ConnectX-7 · mlx5_6")).to_be_visible()
     node.show(nodes.broken(), replace(nodes.EVENTS[2], number=9, message="news"))
     expect(visit.page.locator("#events")).to_contain_text("news")
@@ -204,7 +204,7 @@ def test_by_keyboard(visit: Visit) -> None:
     expect(page.get_by_role("link", name="Skip to what needs attention")).to_be_in_viewport()
     page.keyboard.press("Enter")
     page.keyboard.press("Tab")
-    expect(page.locator(".troubles summary")).to_be_focused()
+    expect(page.locator(".troubles summary.title")).to_be_focused()
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name=GPU)).to_be_focused()
     page.keyboard.press("Enter")  # the link opens the device, and goes there
