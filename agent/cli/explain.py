@@ -113,7 +113,7 @@ def _verdict(it: Explanation) -> Iterator[str]:
         yield wrapped(f"{it.reason}{since}: {it.message}", 2, 2)
     yield from _advice(it)
     for held in it.held:
-        who = ", ".join(f"{one.namespace}/{one.pod} ({one.container})" for one in held.holders)
+        who = ", ".join(map(str, held.holders))
         yield wrapped(
             f"{held.id} is held by {who or 'a pod that the kubelet does not name: it starts, or has ended'}", 2, 4
         )

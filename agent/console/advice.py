@@ -485,12 +485,14 @@ def advice(
         message: its sentence, which tells apart what `unusable` means.
         device: its ID or key.
         name: what its driver calls it.
-        hardware: its hardware, whose PCI address is written into commands; else the first that the message names.
+        hardware: its hardware, whose PCI address is written into commands; else one that the message or the ID has.
     """
     found = _of(reason, message)
     if found is None:
         return None
-    told = [it.removeprefix("pci:") for it in hardware if it.startswith("pci:")] or _ADDRESS.findall(message)
+    told = [it.removeprefix("pci:") for it in hardware if it.startswith("pci:")] or _ADDRESS.findall(
+        f"{message} {device}"
+    )
     driver = re.search(r"; (\S+) is needed", message)
     names = {
         "device": name if name and ", " not in name else device or UNKNOWN,

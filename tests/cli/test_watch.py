@@ -77,7 +77,9 @@ def node(number: int = 20) -> FakeDaemon:
         for n in range(number)
     ]
     devices[0] = replace(devices[0], held=(Held("GPU-00", (Holder("team", "training-0", "main"),)),))
-    past = {"GPU-01": (Period(0.0, 1700.0, "Healthy"), Period(1700.0, 2000.0, "Unhealthy", "xid-79"))}
+    past: dict[str, tuple[Period, ...]] = {
+        "GPU-01": (Period(0.0, 1700.0, "Healthy"), Period(1700.0, 2000.0, "Unhealthy", "xid-79"))
+    }
     return FakeDaemon(status(Resource("nvidia.com/gpu", "gpu", True, True, devices=tuple(devices))), past=past)
 
 

@@ -189,7 +189,6 @@ async def test_a_gpu_goes_by_all_its_names_also_once_its_driver_is_gone_and_afte
     node, (first, second, *_) = bare_node, PLACES
     node.dev.rmdir()
     planted_host(node.root, CONTROLS + nvidia_gpu(first, 0) + nvidia_gpu(second, 1))
-    at = {"sys": f"{node.root}/sys", "proc": f"{node.root}/proc"}
     called = [
         uuid(1),
         uuid(1)[:-4],
@@ -212,7 +211,7 @@ async def test_a_gpu_goes_by_all_its_names_also_once_its_driver_is_gone_and_afte
         return {it for one in explained for it in json.loads(one)["hardware"] if it.startswith("pci:")}
 
     async with node.kubelet:
-        async with node.agent(GPU, prelude=AT_ONCE, **at) as agent:
+        async with node.agent(GPU, prelude=AT_ONCE, sys=f"{node.root}/sys", proc=f"{node.root}/proc") as agent:
             await node.healthy(uuid(0), uuid(1), resource=GPUS)
             await until_kept(node, uuid(1))
             assert await answers() == {f"pci:{second}"}
@@ -225,6 +224,6 @@ async def test_a_gpu_goes_by_all_its_names_also_once_its_driver_is_gone_and_afte
             assert [(it["name"], it["model"]) for it in shown] == [("nvidia1", "H100")]
             agent.signal(signal.SIGTERM)
             assert await agent.ended() == 0
-        async with node.agent(GPU, prelude=AT_ONCE, **at) as agent:
+        async with node.agent(GPU, prelude=AT_ONCE, sys=f"{node.root}/sys", proc=f"{node.root}/proc") as agent:
             await agent.says("device-not-offered", device=second)
             assert await answers() == {f"pci:{second}"}
