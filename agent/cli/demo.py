@@ -55,8 +55,8 @@ _ROW: Final = "{:<22}  {:<8} {}  {:>7}  {:>8}  {:>6}  {:>8}"  # 79 columns
 _STATE: Final = "{:<9}"
 _NEXT: Final = (
     ("discover", "what this machine has, and what pods would be offered"),
+    ("suggest", "a whole configuration for it, with a comment on every choice"),
     ("doctor", "what is wrong with it as a node, and how to mend that"),
-    ("validate config.example.toml", "what a configuration says; that file explains every key"),
 )
 
 _CONFIG: Final = """\
@@ -280,8 +280,8 @@ class Play:
         """Say how long changes took, and what to try next."""
         if median := self._median():
             count = len(self._stage.outcomes)
-            took = "{latency_ms:.1f} ms (kernel {kernel_ms:.1f}, Fairlead {fairlead_ms:.1f})".format(**median)
-            self._say("\n" + output.wrapped(f"Of {count} changes, half were at the kubelet within {took}.", 0))
+            took = "{latency_ms:.1f} ms or less (kernel {kernel_ms:.1f}, Fairlead {fairlead_ms:.1f})".format(**median)
+            self._say(f"\nHalf of {count} changes took {took}.")
         self._say(output.bold("\nTo try next:"))
         for command, what in _NEXT:
             self._say(f"  {_program()} {command}\n      {what}")

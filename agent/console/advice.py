@@ -24,7 +24,7 @@ class Advice(Struct, frozen=True):
     do: str
     """What to do now, one or two sentences."""
     command: str = ""
-    """A line to copy; empty where no command helps."""
+    """A line to copy; empty where no command helps, and of what is not on PCI, where it needs an address."""
     ends: str = ""
     """What will end it."""
 
@@ -490,17 +490,18 @@ def advice(
     found = _of(reason, message)
     if found is None:
         return None
-    told = [it.removeprefix("pci:") for it in hardware if it.startswith("pci:")] or _ADDRESS.findall(
+    addresses = [it.removeprefix("pci:") for it in hardware if it.startswith("pci:")] or _ADDRESS.findall(
         f"{message} {device}"
     )
     driver = re.search(r"; (\S+) is needed", message)
     names = {
         "device": name if name and ", " not in name else device or UNKNOWN,
         "name": name or UNKNOWN,
-        "address": min(told, default="ADDRESS"),
+        "address": min(addresses, default="ADDRESS"),
         "driver": driver[1] if driver else "DRIVER",
     }
-    return Advice(*(_filled(text, names) for text in (found.means, found.do, found.command, found.ends)))
+    command = found.command if addresses or "{address}" not in found.command else ""
+    return Advice(*(_filled(text, names) for text in (found.means, found.do, command, found.ends)))
 
 
 def _of(reason: str, message: str) -> Advice | None:

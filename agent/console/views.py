@@ -26,6 +26,10 @@ ENDS: Final[Mapping[str, str]] = {
 _DRAINED: Final = "drained"  # `agent.health.judgement.DRAINED`; a command that shows views need not import health
 
 
+def _condition(state: str, reason: str) -> str:
+    return "Drained" if reason == _DRAINED else state
+
+
 class Holder(msgspec.Struct, frozen=True, gc=False):
     """A container that a pod's device was given to."""
 
@@ -85,7 +89,7 @@ class Device(msgspec.Struct, frozen=True, gc=False):
     @property
     def condition(self) -> str:
         """Its state; `Drained`, as in `Period`, where an operator has taken it out of service, which is no failure."""
-        return "Drained" if self.reason == _DRAINED else self.state
+        return _condition(self.state, self.reason)
 
 
 class Resource(msgspec.Struct, frozen=True):
@@ -150,6 +154,8 @@ class Unclaimed(msgspec.Struct, frozen=True):
     """As of a `Device`; of one that is gone, what all of these were."""
     model: str = ""
     nodes: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
+    """Those that it had while it was offered."""
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -238,6 +244,11 @@ class Event(msgspec.Struct, frozen=True):
     state: str = ""
     reason: str = ""
     message: str = ""
+
+    @property
+    def condition(self) -> str:
+        """Its state, as of a `Device`."""
+        return _condition(self.state, self.reason)
 
 
 class Decision(msgspec.Struct, frozen=True):

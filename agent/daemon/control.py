@@ -160,19 +160,22 @@ class AgentControl:
 
     def _views_of(self, told: Iterable[NotOffered]) -> Iterator[views.Unclaimed]:
         missing = {(it.backend, it.device): it for it in self._parts.shortfall.missing}
+        ids = {name: it.ids for it in self._parts.shortfall.former for name in it.hardware}
         for it in told:
             device, kind = it.found.device, it.found.backend
             one = missing.get((kind, device.key)) if it.missing else None  # since when, once it has been looked for
             known = one is not None and one.reason != WENT
-            view = self._missing(one, it.why) if one and known else views.Unclaimed(device.key, kind, it.why)
+            view = self._missing(one, it.why, ids) if one and known else views.Unclaimed(device.key, kind, it.why)
             yield described(view, self._as_known(device))
         gone = (it for it in missing.values() if it.reason == WENT)
         yield from (
-            described(self._missing(it, it.message + self._parts.node.last_word(it.hardware)), it.seen) for it in gone
+            described(self._missing(it, it.message + self._parts.node.last_word(it.hardware), ids), it.seen)
+            for it in gone
         )
 
-    def _missing(self, it: Missing, why: str) -> views.Unclaimed:
-        return views.Unclaimed(it.device, it.backend, why, it.resource, it.reason, self._wall(it.since))
+    def _missing(self, it: Missing, why: str, ids: Mapping[str, tuple[str, ...]]) -> views.Unclaimed:
+        had = next((ids[name] for name in it.hardware if name in ids), ())
+        return views.Unclaimed(it.device, it.backend, why, it.resource, it.reason, self._wall(it.since), ids=had)
 
     def _problems(self) -> Iterator[views.Problem]:
         for kind, discoverer in self._parts.discoverers.items():

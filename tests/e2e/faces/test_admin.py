@@ -75,7 +75,7 @@ async def test_a_pod_keeps_a_device_that_is_drained_and_who_it_is_is_told(node: 
 async def _held(client: Client) -> tuple[Held, ...]:
     """Who holds what, once the daemon has asked the kubelet, some time after the Allocate."""
     async with limit("the name of the holder"):
-        while not ((held := (await client.explain("w1")).held) and held[0].holders):
+        while not ((held := (await client.explain("w1")).held) and any(who.pod for who in held[0].holders)):
             pass
     return held
 

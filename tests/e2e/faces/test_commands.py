@@ -302,7 +302,7 @@ async def test_a_demo_fits_a_terminal_serves_its_live_page_and_ends_with_three_c
     lines += out.splitlines()
     assert [line for line in lines if len(line) > 80 and alone["TMPDIR"] not in line] == []
     *_, first, _, second, _, third, _ = lines
-    assert [line.split()[1] for line in (first, second, third)] == ["discover", "doctor", "validate"]
+    assert [line.split()[1] for line in (first, second, third)] == ["discover", "suggest", "doctor"]
 
 
 @pytest.mark.parametrize(

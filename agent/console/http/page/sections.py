@@ -249,18 +249,19 @@ def events(happened: Sequence[Event], names: Mapping[str, str]) -> Html:
     """What happened, the newest first; `names` has what the tiles call the devices."""
     if not happened:
         return h("p", "Nothing yet.", class_="nothing")
-    return h("ol", [_event(event, names.get(event.device, "")) for event in reversed(happened)], class_="events")
+    return h("ol", [_event(event, names) for event in reversed(happened)], class_="events")
 
 
-def _event(event: Event, title: str) -> Html:
+def _event(event: Event, names: Mapping[str, str]) -> Html:
+    title = names.get(event.device) or ", ".join(names.get(it, it) for it in event.device.split(", "))
     return h(
         "li",
         moment(event.time),
         h("p",
-          sign(event.state) if event.state else None,
+          sign(event.condition) if event.state else None,
           h("strong", event.kind),
-          [h("span", text, title=event.device if text == title else None)
-           for text in (event.resource, title or event.device, event.state, event.reason) if text]),
+          [h("span", text, title=event.device if text == title != event.device else None)
+           for text in (event.resource, title, event.condition, event.reason) if text]),
         h("p", event.message, class_="message") if event.message else None,
         id=f"e-{event.number}",
     )  # fmt: skip

@@ -14,7 +14,7 @@ from agent.console.http.page.topology import NOT_OFFERED, Tile
 from agent.console.views import Device, Event, Held, Note
 from agent.inventory.shortfall import WENT
 
-SIGNS: Final = {"Healthy": "✓", "Drained": "⏸", "Degraded": "!", NOT_OFFERED: "–", "Unhealthy": "✕"}
+SIGNS: Final = {"Healthy": "✓", "Drained": "‖", "Degraded": "!", NOT_OFFERED: "–", "Unhealthy": "✕"}
 """So that colour is not the only sign."""
 
 _IDS_SHOWN: Final = 8
@@ -98,7 +98,7 @@ def _share(tile: Tile) -> Html | None:
 
 
 def _total(tile: Tile) -> int:
-    return sum(len(device.ids) for device in tile.views)
+    return 0 if tile.missing else sum(len(device.ids) for device in tile.views)
 
 
 def _about(device: Device) -> Html:

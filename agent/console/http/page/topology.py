@@ -92,7 +92,7 @@ def missing(unclaimed: Iterable[Unclaimed]) -> Iterator[Tile]:
     for it in unclaimed:
         if it.resource:
             view = Device(
-                it.device, (), NOT_OFFERED, it.reason, it.why, it.since, it.numa_node, it.ancestry, it.hardware,
+                it.device, it.ids, NOT_OFFERED, it.reason, it.why, it.since, it.numa_node, it.ancestry, it.hardware,
                 name=it.name, model=it.model,
             )  # fmt: skip
             yield Tile(it.resource, (view,))
