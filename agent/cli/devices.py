@@ -23,6 +23,9 @@ HEADINGS: Final = ("NAME", "MODEL", "ADDRESS", "RESOURCE", "STATE", "REASON", "S
 _CUT: Final = {0: ("right", 12), 1: ("right", 8), 3: ("left", 8), 5: ("right", 12), 7: ("left", 8)}
 """Columns that a terminal may be too narrow for, on which side, and what is left at least: the beginning of an ID stands for it, and of a
 resource and a pod the end tells more."""
+_GIVES_WAY: Final = (1, 3)
+"""Columns that have no room beside the last hour on a terminal of less than `_ROOMY` columns."""
+_ROOMY: Final = 100
 _WENT: Final = "gone"  # `agent.inventory.shortfall.WENT`, which needs too much to start fast
 _LAST: Final = len(HEADINGS) - 1
 _COLORS: Final = {"gone": "Unhealthy", "not-offered": "Degraded"}
@@ -158,8 +161,11 @@ def table(every: Sequence[Row], past: Past | None = None) -> Iterator[str]:
     is_brief = output.is_terminal()
     headings = HEADINGS if past is None else (*HEADINGS[:-1], "LAST HOUR", HEADINGS[-1])
     cells = [_cells(row, past, is_brief=is_brief) for row in every]
-    cut = _CUT if past is None else {n + (n == _LAST): side for n, side in _CUT.items()}
-    yield from output.table(headings, cells, left=len(headings), cut=cut if is_brief else None)
+    tight = past is not None and is_brief and output.columns() < _ROOMY
+    kept = [n for n in range(len(headings)) if not (tight and n in _GIVES_WAY)]
+    cut = {kept.index(at): side for n, side in _CUT.items() if (at := n + (past is not None and n == _LAST)) in kept}
+    fits = ([row[n] for n in kept] for row in (headings, *cells))
+    yield from output.table(next(fits), fits, left=len(kept), cut=cut if is_brief else None)
 
 
 def _cells(row: Row, past: Past | None, *, is_brief: bool) -> tuple[str, ...]:

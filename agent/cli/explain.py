@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from agent.cli import connection, device_argument, device_history, options, output
-from agent.cli.output import bold, echo, wrapped
+from agent.cli.output import advised, bold, echo, wrapped
 from agent.console import advice
 from agent.console.client import NoDaemonError, WrongNameError
 from agent.console.views import ENDS, Explanation, Gift, Signal
@@ -123,8 +123,7 @@ def _advice(it: Explanation) -> Iterator[str]:
     """What its reason means, what to do, and what ends it; what its signals wait for is said with each."""
     key = it.ids[0] if len(it.ids) == 1 else it.key
     found = advice.advice(it.reason, it.message, device=key, name=name_of(it.attributes), hardware=it.hardware)
-    for label, text in advice.told(found) if found is not None else ():
-        yield wrapped(f"{label:<5} {text}", 4, 10)
+    return advised(advice.told(found) if found is not None else ())
 
 
 def _section(heading: str, inner: Iterator[str]) -> Iterator[str]:

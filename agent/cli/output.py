@@ -100,6 +100,13 @@ def wrapped(text: str, indent: int, hanging: int | None = None) -> str:
     return "\n".join(_lines(text, " " * indent, below))
 
 
+def advised(parts: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """What a reason asks for, below its device, each part with its label; a command is not folded: it is copied."""
+    for label, text in parts:
+        line = f"{label:<5} {text}"
+        yield f"    {line}" if label == "run" else wrapped(line, 4, 10)
+
+
 def _lines(text: str, first: str = "", below: str = "") -> list[str]:
     """A path is not broken, however long: who reads it copies it."""
     if not is_terminal():

@@ -133,8 +133,7 @@ def _advice(device: Device) -> Iterator[str]:
 
 
 def _advised(it: advice.Advice | None) -> Iterator[str]:
-    for label, text in advice.told(it) if it is not None else ():
-        yield wrapped(f"{label:<5} {text}", 4, 10)
+    return output.advised(advice.told(it) if it is not None else ())
 
 
 def _head(shown: Status) -> Iterator[str]:

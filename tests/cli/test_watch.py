@@ -83,6 +83,18 @@ def node(number: int = 20) -> FakeDaemon:
     return FakeDaemon(status(Resource("nvidia.com/gpu", "gpu", True, True, devices=tuple(devices))), past=past)
 
 
+def test_on_eighty_columns_there_is_room_for_the_last_hour_and_the_pod(config: str, tmp_path: Path) -> None:
+    lost = replace(GPU, state="Unhealthy", reason="node-missing", since=1700.0, model="ConnectX-7 Dx", name="mlx5_0")
+    pod = Holder("machine-learning", "training-run-of-monday-0", "main")
+    devices = (replace(lost, held=(Held("GPU-1", (pod,)),)),)
+    node = FakeDaemon(status(Resource("example.com/infiniband", "infiniband", True, True, devices=devices)))
+    shown = ["devices", "--watch", "--config", config]
+    with running(node, tmp_path / "admin.sock"), Terminal(*shown, columns=80) as terminal:
+        (row,) = [line for line in terminal.shows("q ends", "node-missing") if line.startswith("mlx5_0")]
+        assert row.endswith("monday-0")
+        assert len(row) <= 80
+
+
 @pytest.mark.parametrize("command", ["devices", "status"])
 def test_the_head_stays_and_what_has_no_room_is_counted(command: str, config: str, tmp_path: Path) -> None:
     with running(node(), tmp_path / "admin.sock"), Terminal(command, "--watch", "--config", config) as terminal:
