@@ -12,6 +12,7 @@ import termios
 from pathlib import Path
 from typing import Self
 
+import click
 import pytest
 from msgspec.structs import replace
 
@@ -88,9 +89,10 @@ def test_on_eighty_columns_there_is_room_for_the_last_hour_and_the_pod(config: s
     pod = Holder("machine-learning", "training-run-of-monday-0", "main")
     devices = (replace(lost, held=(Held("GPU-1", (pod,)),)),)
     node = FakeDaemon(status(Resource("example.com/infiniband", "infiniband", True, True, devices=devices)))
-    shown = ["devices", "--watch", "--config", config]
-    with running(node, tmp_path / "admin.sock"), Terminal(*shown, columns=80) as terminal:
-        (row,) = [line for line in terminal.shows("q ends", "node-missing") if line.startswith("mlx5_0")]
+    command = ["devices", "--watch", "--config", config]
+    with running(node, tmp_path / "admin.sock"), Terminal(*command, columns=80) as terminal:
+        shown = map(click.unstyle, terminal.shows("q ends", "node-missing"))
+        (row,) = [line for line in shown if line.startswith("mlx5_0")]
         assert row.endswith("monday-0")
         assert len(row) <= 80
 
