@@ -175,14 +175,15 @@ class SlotWriter:
         taking: list[SlotKey] = []
         for alike, ids in {alike: ids for at in there for alike, ids in at.items()}.items():
             owners = self._lists[alike[0]].owners
-            for owner in set(map(owners.get, ids)):  # a thousand tokens of one device are judged once
-                slot = alike[0], next(one for one in ids if owners.get(one) is owner)
+            its_owners = set(map(owners.get, ids))
+            for owner in its_owners:  # a thousand tokens of one device are judged once
+                slot = alike[0], min(ids if len(its_owners) == 1 else (one for one in ids if owners.get(one) is owner))
                 claim = self._held.by_slot[slot]
                 home = self._home(claim)
                 if home is not found and (
                     home is None or (_is_for_one(home) and owns_its_place(claim) != owns_its_place(found.device))
                 ):
-                    taking.append((alike[0], min(one for one in ids if owners.get(one) is owner)))
+                    taking.append(slot)
         if not taking:
             return None
         first = min(taking)
@@ -333,7 +334,7 @@ def _wrong(claim: Held, found: Found) -> Health | None:
     """Why the slot of a pod that has this device, or another in its place, is Unhealthy, however the device is."""
     if not is_same(claim, found.device):
         return replaced(claim, found.device)
-    return TROUBLES.get(claim.trouble) if _is_for_one(found) else None
+    return TROUBLES.get(claim.trouble) if claim.trouble and _is_for_one(found) else None
 
 
 def _is_for_one(found: Found) -> bool:
