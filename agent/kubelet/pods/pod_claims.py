@@ -304,8 +304,8 @@ class PodClaims:
                 if isinstance(error, DamagedError):
                     await self._compare(None)
                 return frozenset()
-        if checkpoint is None or checkpoint is not self._compared:
-            await self._compare(checkpoint)
+        if checkpoint is None or checkpoint is not self._compared or self._kubelet() != self._record[0]:
+            await self._compare(checkpoint)  # also where the next kubelet has begun with the same
         seen = checkpoint, self._inventory.revision
         if seen != self._seen:
             await self._see_foreign(checkpoint)
@@ -363,18 +363,19 @@ class PodClaims:
         self._indexed, self._given = checkpoint, dict(given)
 
     def _is_lost(self, checkpoint: Checkpoint | None) -> bool:
-        """Has the kubelet begun with an empty record? It reads its checkpoint at its start, and never removes it.
-
-        A new kubelet is told by its socket: the next may have the same inode, and not the same time (A6).
-        """
-        (before, had), socket = self._record, None
-        with suppress(OSError):
-            found = (self._plugin_dir / "kubelet.sock").lstat()
-            socket = found.st_ino, found.st_ctime_ns
+        """Has the kubelet begun with an empty record? It reads its checkpoint at its start, and never removes it."""
+        (before, had), socket = self._record, self._kubelet()
         if checkpoint is None:
             return True
         self._record = socket, Pods(entry.pod_uid for entry in checkpoint.entries)
         return bool(had) and socket != before and had.isdisjoint(self._record[1])
+
+    def _kubelet(self) -> object:
+        """Tells a kubelet from the next, by its socket: that may have the same inode, and not the same time (A6)."""
+        with suppress(OSError):
+            found = (self._plugin_dir / "kubelet.sock").lstat()
+            return found.st_ino, found.st_ctime_ns
+        return None
 
     async def _running(self) -> Pods | None:
         """UIDs of the pods that have processes now; None: that is not to be seen."""
