@@ -106,7 +106,7 @@ def _row(tile: Tile) -> Row:
         pod
         for view in tile.views
         for held in view.held
-        for pod in ([f"{who.namespace}/{who.pod}" for who in held.holders] or [_UNNAMED])
+        for pod in ([f"{who.namespace}/{who.pod}" if who.pod else _UNNAMED for who in held.holders] or [_UNNAMED])
     )
     return Row(
         called(worst, tile.key), worst.model, _address(worst.hardware), tile.resource, state, worst.reason, worst.message,
