@@ -201,8 +201,11 @@ class Play:
                     await self._act("a loop device appears", LOOP, loop.name, loop.add)
                     await self._act("the loop device goes", LOOP, loop.name, loop.remove, _REMOVING)
                 await self._stub(number)
-                await self._pod()
+                pod = await self._pod()
                 await self._restart()
+                self._kubelet.end(
+                    pod
+                )  # not before: the next record might lack it, as that of a kubelet that lost its own
         finally:
             if loop is not None:
                 loop.remove()
@@ -232,13 +235,13 @@ class Play:
             self._show(title, outcome, usually)
         await anyio.sleep(PAUSE)
 
-    async def _pod(self) -> None:
+    async def _pod(self) -> Pod:
         pod = Pod("demo", (Container("main", {STUB: 1}),))
         status = await self._kubelet.admit(pod)
         ids = ", ".join(sorted(self._kubelet.held(pod, "main").get(STUB, ())))
         self._say(f"{'a pod asks for one':<22}  {ids or '':<8} {status.phase} {status.message}".rstrip())
-        self._kubelet.end(pod)
         await anyio.sleep(PAUSE)
+        return pod
 
     async def _restart(self) -> None:
         number = len(self._kubelet.resources)

@@ -118,6 +118,18 @@ REASONS: Final[Mapping[str, Advice]] = {
         "fairlead explain {device}",
         "when those pods have ended",
     ),
+    "forgotten": Advice(
+        "a pod holds it, and the kubelet has lost its record of that",
+        "End the pod. If none has it any more, say so with `undrain`.",
+        "fairlead undrain {device}",
+        "when the pod has ended, or with `fairlead undrain {device}`",
+    ),
+    "two-pods": Advice(
+        "two pods have it at the same time, because the kubelet gave it out twice",
+        "Delete one of them.",
+        "fairlead status --pods",
+        "when one of them has ended",
+    ),
     "unmapped": Advice(
         "a pod has it from another plugin, and nobody knows which hardware that is",
         "End the pod, or wait for its end.",

@@ -14,6 +14,7 @@ from agent.console.views import Device
 from agent.health.judgement import DRAINED
 from agent.inventory.shortfall import REASONS as MISSING
 from agent.inventory.shortfall import UNUSABLE as NO_USE
+from agent.inventory.tombstones import TROUBLES
 from backends.gpu.nvidia.xid import CATALOG, XIDS
 
 _ROOT = Path(__file__).parents[2]
@@ -50,7 +51,9 @@ def test_every_reason_that_is_given_has_advice() -> None:
         )
 
 
-@pytest.mark.parametrize("reason", [*MISSING, DRAINED, "aer-fatal", "aer-nonfatal", "stub-unhealthy", "node-replaced"])
+@pytest.mark.parametrize(
+    "reason", [*MISSING, *TROUBLES, DRAINED, "aer-fatal", "aer-nonfatal", "stub-unhealthy", "node-replaced"]
+)
 def test_reasons_that_are_made_otherwise_have_it_too(reason: str) -> None:
     assert advice(reason) is not None
 
