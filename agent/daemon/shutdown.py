@@ -23,7 +23,7 @@ from agent.daemon.serving import Serving
 from agent.runtime.supervision.notify import Notifier
 from backends.errors import reason_of
 
-LEAVE: Final = 20.0
+LEAVE: Final = 25.0
 """Seconds that an agent which was told to end waits for a standby that is there to take over; less than what ends it."""
 
 _READY_WITHIN: Final = 30.0

@@ -104,7 +104,7 @@ class Plugin:
         self.relay: Relay | None = None
         """Passes calls on to the standby while the resource is handed over."""
         self.on_call: Callable[[], None] = lambda: None
-        """Called when a stream has opened or ended, or was refused, and when an Allocate that is awaited was answered."""
+        """Called when a stream has opened, sent its first list or ended, or was refused, and when an Allocate that is awaited was answered."""
         self._counts = counts or Counts()
         self._allocate_ids = allocate
         self._prefer_ids = prefer
@@ -280,7 +280,9 @@ class Plugin:
                 self._counts.updates += 1
                 if since is not None:
                     self._counts.hotplug.observe(self.sent_at - since)
-                self.began = self.began or self.sent_at
+                if not self.began:
+                    self.began = self.sent_at
+                    self.on_call()
                 credit.spend(self.sent_at)
                 sent = snapshot
 

@@ -43,7 +43,7 @@ API_VERSION: Final = "v1beta1"  # the only one a kubelet accepts (A1)
 _REGISTER: Final = "/v1beta1.Registration/Register"
 _REGISTER_DEADLINE: Final = 30.0  # seconds; it is passed on to the dial-back, which may take 10 (A1)
 _AT_ONCE: Final = 16  # concurrent registrations; each has the kubelet dial back to us
-_STREAM_WITHIN: Final = 5.0  # seconds after which a registration without a stream did not work (A2)
+_STREAM_WITHIN: Final = 5.0  # seconds after which a registration without a stream, or a stream without a list, did not work (A2)
 _TRAILERS_WITHIN: Final = 1.0  # seconds for an ended stream's trailers to leave; then its connection is reset
 _CLOSED_WITHIN: Final = 0.5  # seconds; a kubelet that has not closed by then has forgotten us (A2)
 _KEPT_AFTER: Final = (
@@ -275,6 +275,12 @@ class Registrar:
         self._is_given = True
         self._attempt.cancel()
 
+    def take_back(self) -> None:
+        """Register again, whatever became of the stream: the agent that the resource was handed to is lost."""
+        if self._is_given:
+            self._is_given = False
+            self.renew()
+
     async def answered(self, relayed: Callable[[], int]) -> None:
         """Wait until all Allocates are answered but those that were relayed to another agent."""
         await self._until_answered(lambda: self.plugin.allocating <= relayed())
@@ -294,7 +300,10 @@ class Registrar:
         """Serve and stay registered until cancelled; then end the stream and remove the socket."""
         delay = _FIRST_DELAY
         try:
-            while not self._is_given:
+            while True:
+                if self._is_given:
+                    await self._until(lambda: not self._is_given)
+                    delay = _FIRST_DELAY
                 generation, most = self._kubelet.generation, _REFUSED_DELAY
                 try:
                     if not self._kubelet.generation:
@@ -306,7 +315,7 @@ class Registrar:
                         with anyio.CancelScope() as self._attempt:
                             await self._register()
                         if self._attempt.cancelled_caught:
-                            break
+                            continue
                         if await self._stay() >= _SETTLED_AFTER or self._is_outdated:
                             delay = _FIRST_DELAY
                 except UnreachableError:
@@ -319,7 +328,6 @@ class Registrar:
                         log.warning("not-registered", resource=self.plugin.resource, reason=complaint)
                 await self._close_former()
                 delay = await self._wait_to_retry(min(delay, most), most, generation)
-            await anyio.sleep_forever()
         finally:
             with anyio.CancelScope(shield=True):
                 # a kubelet closes the connection when the stream ends, and an Allocate under way fails its pod for good
@@ -375,6 +383,8 @@ class Registrar:
             self.plugin.assume_told()
         before, ends = self._serving, set[End]()
         await self._announce()
+        if self.plugin.earlier_streams or predecessor is not None:
+            await self._see_listed()
         if self.plugin.earlier_streams:
             ends.add(await self._end_after_another(self._end_earlier, before))
         if predecessor is not None:
@@ -428,6 +438,12 @@ class Registrar:
         if not await self._until(lambda: plugin.streams > before, _STREAM_WITHIN):
             raise RegistrationError(f"the kubelet accepted {plugin.resource} but opened no ListAndWatch")
         self._serving = server
+
+    async def _see_listed(self) -> None:
+        """Send the first list: the stream before, which has one, is ended only then."""
+        await self._until(lambda: self.plugin.began > 0 or not self.plugin.streaming, _STREAM_WITHIN)
+        if not self.plugin.streaming:
+            raise RegistrationError(f"the kubelet ended the stream of {self.plugin.resource} before its first list")
 
     async def _end_after_another(self, end: Callable[[], Awaitable[bool]], server: _Socket) -> End:
         """End the stream at this socket, after another was registered."""

@@ -26,8 +26,9 @@ HOLDER = Pod("holder", (Container("main", dict.fromkeys(NAMES, 1)),))
 PATIENT = """
 from agent.daemon import shutdown, handover as giving, serving
 from agent.kubelet import handover, registration
-giving._TAKES_WITHIN = giving._UNDER_WAY = giving._AT_MOST = serving._TAKEN_WITHIN = shutdown.LEAVE = 3600.0
-handover._SAYS_WITHIN = handover._COMES_WITHIN = handover._ENDS_WITHIN = 3600.0
+giving._MAY_TAKE = giving._UNDER_WAY = giving._AT_MOST = giving._SILENT_AT_MOST = 3600.0
+serving._TAKEN_WITHIN = shutdown.LEAVE = 3600.0
+handover._SAYS_WITHIN = handover._COMES_WITHIN = handover._ENDS_WITHIN = handover._GIVES_WITHIN = 3600.0
 registration._SEEN_BY_KUBELET = 0.5
 """
 """A prelude: on a machine however busy, one that lives is not taken for one that hangs, and a kubelet sees a stream's end."""
@@ -169,7 +170,6 @@ async def test_where_the_standby_dies_at_any_step_the_agent_before_serves_on_unt
         first.signal(signal.SIGTERM)
         await second.ended()
         await first.says("standby-lost")
-        await until(lambda: len(first.said("registered")) == 2 * len(NAMES), "to be registered again")
         await assert_served(node)
         await assert_gives(node, "meanwhile")
         async with standby(node):
@@ -179,18 +179,60 @@ async def test_where_the_standby_dies_at_any_step_the_agent_before_serves_on_unt
             await assert_gives(node, "after")
 
 
-async def test_a_standby_that_hangs_is_not_waited_for_and_one_that_is_told_to_end_ends_the_other(node: Node) -> None:
+STALLS = [
+    ("lock.Lock", "take", "after"),
+    ("handover.Predecessor", "decided", "before"),
+    ("handover.Predecessor", "decided", "after"),
+    ("registration.Registrar", "_announce", "before"),
+    ("registration.Registrar", "_announce", "after"),
+    ("handover.Predecessor", "end", "after"),
+    ("handover.Predecessor", "done", "before"),
+]
+"""Where a standby is stopped once it is told to take: a call's owner and name, and whether before it or after."""
+
+STOPS = (
+    DIES.replace("len(calls) >= times", "len(TOLD) == 1").replace("os.kill(", "TOLD.append('stopped'); os.kill(")
+    + """
+from agent.kubelet import lock
+signal.SIGKILL, TOLD, heard = signal.SIGSTOP, [], handover._words
+async def words(reader):
+    async for word, what in heard(reader):
+        TOLD.extend(['told'] * (word == 'take'))
+        yield word, what
+handover._words = words
+"""
+)
+"""A prelude: `die` stops the process instead, once, and not before it was told to take."""
+
+
+@pytest.mark.parametrize("stall", STALLS, ids=" ".join)
+async def test_a_standby_that_stalls_costs_no_device_and_has_the_node_once_it_goes_on(
+    node: Node, stall: tuple[str, str, str]
+) -> None:
     plant(node)
-    async with node.agent(*RESOURCES) as first, standby(node) as second:
+    owner, name, when = stall
+    changes: list[Change] = []
+    hasty = PATIENT + "giving._MAY_TAKE = giving._SILENT_AT_MOST = 3.0\n"
+    step = f"die({owner}, {name!r}, {when!r})"
+
+    def goes_on() -> object:
+        second.signal(signal.SIGCONT)
+        return first.said("handed-over")
+
+    async with node.agent(*RESOURCES, prelude=hasty) as first, standby(node, STOPS + step) as second:
         assert (await node.admit(HOLDER)).phase == Phase.RUNNING
         await first.says("standby-ready")
-        second.signal(signal.SIGSTOP)
+        node.kubelet.subscribe(changes.append)
         first.signal(signal.SIGTERM)
         await first.says("standby-lost")
-        await until(lambda: len(first.said("registered")) == 2 * len(NAMES), "to be registered again")
-        await assert_served(node)
-        await second.kill()
+        registered = len(NAMES) * (1 if stall in STALLS[:2] else 2)  # where the kubelet may listen to the standby by now
+        await until(lambda: len(first.said("registered")) >= registered, "to serve again")
+        await assert_gives(node, "meanwhile")
+        assert gaps(changes) == []
+        await until(goes_on, "a hand-over to the standby that goes on", lambda: (first.log, second.log))
         assert await first.ended() == 0
+        await assert_served(node)
+        await assert_gives(node, "after")
 
 
 @asynccontextmanager
