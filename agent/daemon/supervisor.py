@@ -212,13 +212,15 @@ class Agent:
     async def _serve_http(self) -> None:
         serving = await to_thread.run_sync(_load_http)
         faces = self.control, self.watchdog, self.counts, self.config.http.listen, self.config.http.hosts, self.problems
+        listeners, predecessor = self._serving.standbys.listeners, self._serving.predecessor
         try:
-            await serving.serve(*faces)
+            await serving.serve(*faces, listeners)
         except OSError as error:
-            if error.errno != errno.EADDRINUSE or not await self._serving.predecessor.lasts():
+            if error.errno != errno.EADDRINUSE or not await predecessor.lasts():
                 raise
-            await self._serving.predecessor.gone()  # who listens there
-            await serving.serve(*faces)
+            given = await predecessor.listeners()  # so that at no moment another process can listen there
+            await predecessor.gone()
+            await serving.serve(*faces, listeners, given)
 
     async def _settle(self) -> None:
         """Wait for what is to be known before the first list, as long as it is worth."""

@@ -30,6 +30,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import os
+import socket
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -39,6 +40,7 @@ from typing import Final
 import anyio
 import msgspec
 import structlog
+from anyio import to_thread
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 from msgspec import Struct
 
@@ -61,6 +63,7 @@ _CONNECT_AGAIN: Final = 0.5  # seconds
 _SAYS_WITHIN: Final = 2.0  # seconds in which one that lives has said what it has to say
 _GIVES_WITHIN: Final = 10.0  # seconds in which one that lives has ended what it does: Allocates, and what it writes
 _ENDS_WITHIN: Final = 10.0  # seconds in which one that lives has ended a stream: it lets Allocates be answered first
+_LISTENERS_AT_MOST: Final = 64  # a host has few addresses
 _COMES_WITHIN: Final = 2.0  # seconds in which one that has been started again has connected
 
 log = structlog.get_logger()
@@ -128,6 +131,8 @@ class Standbys:
         self._connected: dict[Standby, None] = {}
         self.hung = False
         """Does one live that was disconnected because it said nothing?"""
+        self.listeners: list[socket.socket] = []
+        """At which HTTP is served; they get them."""
         self._server: asyncio.AbstractServer | None = None
         self._made: tuple[int, int] | None = None
         self._changed = asyncio.Event()
@@ -203,6 +208,9 @@ class Standbys:
                     self.hung = False
                     log.info("standby-ready", standby=one.who, then="it takes over when this agent is told to end")
                     self._changed.set()
+                elif word == "listeners":
+                    _send(writer, self.listeners)
+                    break
                 else:
                     one.words.put_nowait((word, what))
         finally:
@@ -326,8 +334,16 @@ class Predecessor:
         return not self._gone.is_set()
 
     async def gone(self) -> None:
-        """Wait until there is none."""
-        await self._gone.wait()
+        """Wait until there is none, and we have its place."""
+        while self._wanted.is_set() or not self._gone.is_set():
+            self._news.clear()
+            await self._news.wait()
+
+    async def listeners(self) -> Sequence[socket.socket]:
+        """The sockets at which it serves HTTP, to listen there before its end; none where it gives none."""
+        with suppress(OSError):
+            return await to_thread.run_sync(_received, self._path)
+        return ()
 
     def stand_by(self) -> None:
         """Look for one again: we do not serve, or no more."""
@@ -337,6 +353,7 @@ class Predecessor:
     async def decided(self) -> None:
         """Having its lock, wait until it has handed over or is gone, for as long as one that lives takes."""
         self._wanted.clear()
+        self._news.set()
         await self._hears(lambda: self.gives, _SAYS_WITHIN)
         if self.gives:
             self._say("taking")
@@ -431,6 +448,30 @@ class Predecessor:
 def _number(word: str) -> int:
     """How an agent speaks."""
     return int(word) if word.isdecimal() else FIXED_PATHS
+
+
+def _send(writer: asyncio.StreamWriter, listeners: Sequence[socket.socket]) -> None:
+    """Send descriptors, which asyncio cannot."""
+    ours: socket.socket = writer.get_extra_info("socket")
+    with socket.socket(fileno=os.dup(ours.fileno())) as sock, suppress(OSError):
+        socket.send_fds(sock, [b"\n"], [it.fileno() for it in listeners])
+
+
+def _received(path: Path) -> Sequence[socket.socket]:
+    """What `_send` sends there (blocking).
+
+    Raises:
+        OSError: nothing has come; an agent that does not know the word says nothing.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
+        sock.settimeout(_SAYS_WITHIN)
+        sock.connect(str(path))
+        sock.sendall(b"listeners\n")
+        _, received, _, _ = socket.recv_fds(sock, 1, _LISTENERS_AT_MOST)
+    for one in received:
+        os.set_inheritable(one, False)
+    return [socket.socket(fileno=one) for one in received]
+
 
 def _say(writer: asyncio.StreamWriter, *words: str) -> None:
     writer.write(f"{' '.join(words)}\n".encode())

@@ -43,7 +43,9 @@ API_VERSION: Final = "v1beta1"  # the only one a kubelet accepts (A1)
 _REGISTER: Final = "/v1beta1.Registration/Register"
 _REGISTER_DEADLINE: Final = 30.0  # seconds; it is passed on to the dial-back, which may take 10 (A1)
 _AT_ONCE: Final = 16  # concurrent registrations; each has the kubelet dial back to us
-_STREAM_WITHIN: Final = 5.0  # seconds after which a registration without a stream, or a stream without a list, did not work (A2)
+_STREAM_WITHIN: Final = (
+    5.0  # seconds after which a registration without a stream, or a stream without a list, did not work (A2)
+)
 _TRAILERS_WITHIN: Final = 1.0  # seconds for an ended stream's trailers to leave; then its connection is reset
 _CLOSED_WITHIN: Final = 0.5  # seconds; a kubelet that has not closed by then has forgotten us (A2)
 _KEPT_AFTER: Final = (

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -225,7 +226,9 @@ async def test_a_standby_that_stalls_costs_no_device_and_has_the_node_once_it_go
         node.kubelet.subscribe(changes.append)
         first.signal(signal.SIGTERM)
         await first.says("standby-lost")
-        registered = len(NAMES) * (1 if stall in STALLS[:2] else 2)  # where the kubelet may listen to the standby by now
+        registered = len(NAMES) * (
+            1 if stall in STALLS[:2] else 2
+        )  # where the kubelet may listen to the standby by now
         await until(lambda: len(first.said("registered")) >= registered, "to serve again")
         await assert_gives(node, "meanwhile")
         assert gaps(changes) == []
@@ -285,3 +288,35 @@ async def test_where_the_new_process_cannot_start_the_old_one_serves_on_and_the_
         assert "ended with exit code 2; the log says why" in err
         await assert_served(node)
         assert not agent.said("handing-over")
+
+
+async def test_several_commands_at_once_are_one_hand_over_and_the_successor_can_be_replaced_in_turn(node: Node) -> None:
+    plant(node)
+    async with on_its_own(node) as agent:
+        config = str(node.root / "config.toml")
+        said = await asyncio.gather(*(finish("handover", "--config", config) for _ in range(3)))
+        assert {code for code, _, _ in said} == {0}
+        (first,) = {int(out.split()[1]) for _, out, _ in said}
+        assert await Process.ended(agent) == 0  # so that its successor is a child of process 1, or of who adopts
+        code, out, err = await finish("handover", "--config", config)
+        assert (code, err) == (0, "")
+        second = int(out.split()[1])
+        try:
+            assert second != first
+            await assert_served(node)
+        finally:
+            os.kill(second, signal.SIGKILL)
+
+
+async def test_a_new_process_that_never_gets_ready_is_ended_and_leaves_no_zombie(node: Node) -> None:
+    plant(node)
+    hangs = f"import os, time\nif os.path.exists('{node.root}/hangs'): time.sleep(1000)\n"
+    hasty = hangs + "from agent.daemon import shutdown\nshutdown._READY_WITHIN = 1.0\n"
+    async with AgentProcess(node.config(*RESOURCES), PATIENT + hasty, wrapper=["env"]) as agent:
+        await node.registered(*NAMES)
+        (node.root / "hangs").touch()
+        code, _, err = await finish("handover", "--config", str(node.root / "config.toml"))
+        assert code == 1
+        assert "was not ready within 1 s" in err
+        children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children")
+        await until(lambda: children.read_text() == "", "no child", children.read_text)
