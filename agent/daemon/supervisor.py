@@ -23,6 +23,7 @@ from agent.cdi.on_demand import Cdi
 from agent.claims.ledger import Ledger
 from agent.config import Config
 from agent.console.node_name import node_name
+from agent.console.probe_service import serve as answer_probes
 from agent.console.service import serve
 from agent.daemon.boot import wait_for_held
 from agent.daemon.configuration_swap import ConfigurationSwap
@@ -198,6 +199,8 @@ class Agent:
             tasks.start_soon(self._serving.predecessor.run)
             admin = partial(serve, self.control, self.config.agent.admin_socket, self.problems)
             tasks.start_soon(self._keep, "admin socket", admin)
+            probes = partial(answer_probes, self.control, self.watchdog, self.config.agent.admin_socket)
+            tasks.start_soon(self._keep, "probes", probes)
             if self.config.http.is_on:
                 tasks.start_soon(self._keep, "HTTP", self._serve_http)
             await self._settle()

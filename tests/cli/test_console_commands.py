@@ -15,7 +15,8 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from agent import cli
-from agent.cli import connection, fairlead, output
+from agent.cli import connection, output
+from agent.cli.commands import fairlead
 from agent.cli.explain import lines
 from agent.console.client import NoDaemonError, WrongNameError
 from agent.console.views import (

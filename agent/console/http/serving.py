@@ -10,9 +10,10 @@ import structlog
 
 from agent.console.control import Control
 from agent.console.http.allowed_hosts import Hosts, OnlyFor, own_names
-from agent.console.http.app import Face, Health
+from agent.console.http.app import Face
 from agent.console.http.connections import Reception
 from agent.console.http.sockets import listening
+from agent.console.probe_service import Health
 from agent.runtime.counts import Counts
 from agent.runtime.supervision.problems import Problems
 from agent.runtime.supervision.restarts import supervise
