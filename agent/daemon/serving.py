@@ -93,6 +93,8 @@ class Serving:
         self._awaited = self._owner = ""
         self.standbys = Standbys()
         self.predecessor = Predecessor(self._ours, lambda: f"{os.getpid()} {__version__}")
+        self.shares_http = False
+        """Is HTTP to be served at a port, which the agent before us may have?"""
         self._is_giving, self._giving = False, asyncio.Lock()
         self._lost: tuple[Giver, Standby] | None = None
         self._acting, self._acts, self._may_act = anyio.CancelScope(), asyncio.Lock(), asyncio.Event()
@@ -181,7 +183,7 @@ class Serving:
 
     async def _run(self) -> None:
         async with self._alone(self._ours / "lock") as lock:
-            await self.predecessor.decided()
+            await self.predecessor.decided(with_listeners=self.shares_http and not self.standbys.listeners)
             self._check(lock)
             remove_leftovers(self._ours)
             if lock.waited:

@@ -202,6 +202,7 @@ class Agent:
             probes = partial(answer_probes, self.control, self.watchdog, self.config.agent.admin_socket)
             tasks.start_soon(self._keep, "probes", probes)
             if self.config.http.is_on:
+                self._serving.shares_http = not self.config.http.listen.startswith("unix:")
                 tasks.start_soon(self._keep, "HTTP", self._serve_http)
             await self._settle()
             log.info("ready", resources=self.inventory.names())
@@ -217,13 +218,12 @@ class Agent:
         faces = self.control, self.watchdog, self.counts, self.config.http.listen, self.config.http.hosts, self.problems
         listeners, predecessor = self._serving.standbys.listeners, self._serving.predecessor
         try:
-            await serving.serve(*faces, listeners)
+            await serving.serve(*faces, listeners, predecessor.listeners())
         except OSError as error:
             if error.errno != errno.EADDRINUSE or not await predecessor.lasts():
                 raise
-            given = await predecessor.listeners()  # so that at no moment another process can listen there
-            await predecessor.gone()
-            await serving.serve(*faces, listeners, given)
+            await predecessor.gone()  # who listens there
+            await serving.serve(*faces, listeners, predecessor.listeners())
 
     async def _settle(self) -> None:
         """Wait for what is to be known before the first list, as long as it is worth."""

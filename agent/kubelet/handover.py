@@ -305,6 +305,7 @@ class Predecessor:
         self.gives = False
         """Has it told us to take over, and is it still there?"""
         self._has_given = False
+        self._listeners: Sequence[socket.socket] = ()
         self._news = asyncio.Event()
         self._looked, self._gone = asyncio.Event(), asyncio.Event()
         self._gone.set()
@@ -339,22 +340,29 @@ class Predecessor:
             self._news.clear()
             await self._news.wait()
 
-    async def listeners(self) -> Sequence[socket.socket]:
-        """The sockets at which it serves HTTP, to listen there before its end; none where it gives none."""
-        with suppress(OSError):
-            return await to_thread.run_sync(_received, self._path)
-        return ()
+    def listeners(self) -> Sequence[socket.socket]:
+        """The sockets at which it served HTTP, once; none where it gave none."""
+        given, self._listeners = self._listeners, ()
+        return given
 
     def stand_by(self) -> None:
         """Look for one again: we do not serve, or no more."""
         self._is_ready = False
         self._wanted.set()
 
-    async def decided(self) -> None:
-        """Having its lock, wait until it has handed over or is gone, for as long as one that lives takes."""
+    async def decided(self, *, with_listeners: bool = False) -> None:
+        """Having its lock, wait until it has handed over or is gone, for as long as one that lives takes.
+
+        With its listeners, where we want them: at no moment another process can listen there.
+        """
         self._wanted.clear()
         self._news.set()
         await self._hears(lambda: self.gives, _SAYS_WITHIN)
+        for sock in self.listeners():  # of an earlier try
+            sock.close()
+        if self.gives and with_listeners and self._speaks >= TELLS_GIVEN:
+            with suppress(OSError):
+                self._listeners = await to_thread.run_sync(_received, self._path)
         if self.gives:
             self._say("taking")
             if self._speaks >= TELLS_GIVEN:

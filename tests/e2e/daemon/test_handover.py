@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from agent.simulation.changes import Change, Kind
 from agent.simulation.pods import Container, Phase, Pod
 from agent.simulation.sockets import Version
+from tests.console.http.serving import free_port
 from tests.e2e.node import UNHURRIED, Node, chardev, pod
 from tests.e2e.process import AgentProcess, Process, finish
 from tests.wait import PATIENCE, limit, until
@@ -320,3 +322,28 @@ async def test_a_new_process_that_never_gets_ready_is_ended_and_leaves_no_zombie
         assert "was not ready within 1 s" in err
         children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children")
         await until(lambda: children.read_text() == "", "no child", children.read_text)
+
+
+async def test_at_no_moment_of_a_hand_over_another_process_can_listen_at_the_port_of_http(node: Node) -> None:
+    plant(node)
+    port = free_port()
+    http = f'[http]\nlisten = "127.0.0.1:{port}"\n'
+    async with node.agent(*RESOURCES, http, prelude=PATIENT) as first:
+        await first.says("http-served")
+        async with AgentProcess(node.config(*RESOURCES, http), UNHURRIED + PATIENT) as second:
+            await first.says("standby-ready")
+
+            def is_served() -> bool:
+                with socket.socket() as thief:
+                    thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    with pytest.raises(OSError, match="in use"):
+                        thief.bind(("127.0.0.1", port))
+                return bool(second.said("http-served"))
+
+            first.signal(signal.SIGTERM)
+            await until(is_served, "HTTP of the new one", lambda: second.log)
+            assert await first.ended() == 0
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                async with limit("an answer"):
+                    assert (await asyncio.to_thread(client.recv, 100)).startswith(b"HTTP/1.1 200 ")
