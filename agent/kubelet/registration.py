@@ -443,7 +443,7 @@ class Registrar:
 
     async def _see_listed(self) -> None:
         """Send the first list: the stream before, which has one, is ended only then."""
-        await self._until(lambda: self.plugin.began > 0 or not self.plugin.streaming, _STREAM_WITHIN)
+        await self._until_answered(lambda: self.plugin.began > 0 or not self.plugin.streaming, _STREAM_WITHIN)
         if not self.plugin.streaming:
             raise RegistrationError(f"the kubelet ended the stream of {self.plugin.resource} before its first list")
 
@@ -542,7 +542,7 @@ class Registrar:
         return True
 
     async def _until_answered(self, reached: Callable[[], bool], within: float | None = None) -> bool:
-        """The same, also looking whenever an Allocate is answered."""
+        """The same, also looking whenever an Allocate is answered, or a stream's first list is sent."""
         self.plugin.awaited += 1
         try:
             return await self._until(reached, within)
