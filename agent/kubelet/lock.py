@@ -54,8 +54,20 @@ class Lock:
             elif not _try_lock(self._fd):
                 return False
             elif self.is_in_place:
-                self._sign()
                 return True
+
+    def sign(self) -> None:
+        """Write our process ID into it.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        try:
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, str(os.getpid()).encode(), 0)
+        except OSError as error:
+            error.filename = str(self._path)  # which no error of a descriptor has
+            raise
 
     def release(self) -> None:
         """Let another process have it."""
@@ -67,13 +79,14 @@ class Lock:
         Raises:
             OSError: there can be no such file.
         """
-        if self.take():
-            return
-        fresh = self._path.with_name(f".{self._path.name}")
-        self._open(fresh)
-        _try_lock(self._fd)
-        self._sign()
-        fresh.rename(self._path)
+        fresh = None
+        if not self.take():
+            self._open(fresh := self._path.with_name(f".{self._path.name}"))
+            _try_lock(self._fd)
+        with suppress(OSError):  # a full disk keeps our process ID from those who wait, not the lock from us
+            self.sign()
+        if fresh is not None:
+            fresh.rename(self._path)
 
     def close(self) -> None:
         """Let it go for good."""
@@ -82,11 +95,6 @@ class Lock:
     def _open(self, path: Path) -> None:
         before, self._fd = self._fd, files.open_ours(path)
         os.close(before)
-
-    def _sign(self) -> None:
-        with suppress(OSError):  # a full disk keeps our process ID from those who wait, not the lock from us
-            os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, str(os.getpid()).encode(), 0)
 
 
 @asynccontextmanager
@@ -108,6 +116,7 @@ async def exclusive(
                 lock.waited = True
                 waits_for(lock.owner)
             await released(_RETRY)
+        lock.sign()
         yield lock
     finally:
         lock.close()
