@@ -21,12 +21,13 @@ from agent.daemon.sole_agent import SoleAgent
 from agent.discovery.sources.base import Beat
 from agent.discovery.sources.paths import POLL, Change, DirectoryWatch
 from agent.kubelet.handover import Predecessor, Relay, Standby, Standbys
+from agent.kubelet.kubelet_socket import Kubelet
 from agent.kubelet.lock import Lock, exclusive, identity, remove_leftovers
 from agent.kubelet.lost_resources import LostResources
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.plugin_factory import PluginFactory
 from agent.kubelet.pods import checkpoint
-from agent.kubelet.registration import Kubelet, Registrar
+from agent.kubelet.registration import Registrar
 from agent.model import Snapshot
 from agent.runtime import limits
 from agent.runtime.counts import Counts
@@ -99,7 +100,8 @@ class Serving:
             "kubelet-disk-has-room", level="error", directory=str(plugin_dir), then="make room there",
         )  # fmt: skip
         self._leaving: set[str] = set()
-        self._awaited = self._owner = ""
+        self._awaited = ""
+        self._owner = ""  # which agent served before us, until we know what it knew
         self.standbys = Standbys()
         self.predecessor = Predecessor(self._ours, lambda: f"{os.getpid()} {__version__}")
         self.shares_http = False
@@ -199,9 +201,10 @@ class Serving:
             await self.predecessor.decided(with_listeners=self.shares_http and not self.standbys.listeners)
             self._check(lock)
             remove_leftovers(self._ours)
-            if lock.waited:
+            if self._owner or self._is_giving:
                 await self._sole_agent.catch_up()
                 self._check(lock)
+                self._owner = ""
             self.kubelet.look()
             if not self.kubelet.generation:
                 log.info("waiting-for-kubelet", socket=str(self.kubelet.socket))
@@ -241,16 +244,27 @@ class Serving:
 
     async def _run_alone(self) -> None:
         if self._lost is not None:
-            giver, standby = self._lost
-            self._lock.take_back()
-            await self.standbys.listen(self._ours)
-            self.standbys.dismiss(standby)  # it looks at its lock then
-            await self._sole_agent.catch_up()
-            giver.go_on()
-            self._lost, self._is_giving = None, False
-            self._names_changed.set()
-            self._back.set()
+            await self._act_again(*self._lost)
         await self._sole_agent.run()
+
+    async def _act_again(self, giver: Giver, lost: Standby) -> None:
+        """Be the one agent of the node again, once the disk lets us."""
+        while True:
+            self._directory_news.clear()
+            try:
+                self._lock.take_back()
+                await self.standbys.listen(self._ours)
+                break
+            except OSError as error:
+                await self._wait_until_usable(error)
+        self._unusable.healed()
+        self._awaited = ""
+        self.standbys.dismiss(lost)  # it looks at its lock then
+        await self._sole_agent.catch_up()
+        giver.go_on()
+        self._lost, self._is_giving = None, False
+        self._names_changed.set()
+        self._back.set()
 
     async def _stop_acting(self) -> None:
         self._is_giving = True

@@ -174,8 +174,9 @@ class Standbys:
             await self.listen(directory)
             yield
         finally:
-            if self._made is not None and identity(directory / SOCKET) == self._made:
-                (directory / SOCKET).unlink(missing_ok=True)
+            if self._is_listening(directory):
+                with suppress(OSError):  # of a read-only disk; who has the lock next removes it
+                    (directory / SOCKET).unlink()
             self._stop_listening()
             for one in list(self._connected):
                 one.writer.close()
@@ -186,10 +187,15 @@ class Standbys:
         Raises:
             OSError: no socket can be made there.
         """
+        if self._is_listening(directory):
+            return
         sock = listen(directory / SOCKET)
         self._stop_listening()
         self._made = identity(directory / SOCKET)
         self._server = await asyncio.start_unix_server(self._meet, sock=sock)
+
+    def _is_listening(self, directory: Path) -> bool:
+        return self._server is not None and identity(directory / SOCKET) == self._made
 
     def _stop_listening(self) -> None:
         if self._server is not None:

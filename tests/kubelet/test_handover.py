@@ -11,9 +11,10 @@ import pytest
 
 from agent.daemon.handover import Giver
 from agent.kubelet.handover import SOCKET, End, Predecessor, Relay, StandbyLostError, Standbys
+from agent.kubelet.kubelet_socket import Kubelet
 from agent.kubelet.lock import exclusive
 from agent.kubelet.plugin import Plugin
-from agent.kubelet.registration import Kubelet, Registrar
+from agent.kubelet.registration import Registrar
 from tests.background import running as background
 from tests.kubelet.plugins import TOY, nothing
 from tests.wait import limit, until

@@ -240,6 +240,62 @@ async def test_a_standby_that_stalls_costs_no_device_and_has_the_node_once_it_go
         await assert_gives(node, "after")
 
 
+READ_ONLY = """
+import errno, os
+from agent.kubelet.transport import server
+whole = server._listen
+def listen(path, mode):
+    if os.path.exists({file!r}) and path.parent.name == "fairlead":
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+    return whole(path, mode)
+server._listen = listen
+"""
+"""A prelude: no socket can be made in our directory while that file is there."""
+
+
+async def test_a_disk_that_is_read_only_while_a_standby_takes_over_is_waited_for(node: Node) -> None:
+    plant(node)
+    changes: list[Change] = []
+    file = node.root / "read-only"
+    async with node.agent(*RESOURCES, prelude=PATIENT + READ_ONLY.format(file=str(file))) as first, standby(node):
+        assert (await node.admit(HOLDER)).phase == Phase.RUNNING
+        await first.says("standby-ready")
+        node.kubelet.subscribe(changes.append)
+        file.touch()
+        first.signal(signal.SIGTERM)
+        line = await first.says("not-registered")
+        assert line["reason"] == f"Read-only file system: {node.sockets}"
+        await assert_gives(node, "meanwhile")
+        file.unlink()
+        assert await first.ended() == 0
+        assert not first.said("standby-lost")
+        await assert_served(node)
+        await assert_gives(node, "after")
+        assert gaps(changes) == []
+
+
+async def test_where_the_disk_is_read_only_for_both_the_agent_before_serves_until_it_is_not(node: Node) -> None:
+    plant(node)
+    changes: list[Change] = []
+    file = node.root / "read-only"
+    fault = READ_ONLY.format(file=str(file))
+    hasty = PATIENT + "giving._MAY_TAKE = giving._SILENT_AT_MOST = giving._AT_MOST = 2.0\n" + fault
+    async with node.agent(*RESOURCES, prelude=hasty) as first, standby(node, fault) as second:
+        assert (await node.admit(HOLDER)).phase == Phase.RUNNING
+        await first.says("standby-ready")
+        node.kubelet.subscribe(changes.append)
+        file.touch()
+        first.signal(signal.SIGTERM)
+        await second.says("plugin-directory-unusable")
+        await first.says("standby-lost")
+        await assert_gives(node, "meanwhile")
+        assert gaps(changes) == []
+        file.unlink()
+        assert await first.ended() == 0
+        await assert_served(node)
+        await assert_gives(node, "after")
+
+
 @asynccontextmanager
 async def on_its_own(node: Node) -> AsyncIterator[AgentProcess]:
     """An agent that is no child of the tests' server: its command line is one that another process can have."""
