@@ -401,7 +401,7 @@ class Serving:
     def _serve(self, name: str, tasks: TaskGroup) -> None:
         plugin = self.plugins[name] = self._factory.plugin(name)
         registrar = Registrar(plugin, self.kubelet, self._plugin_dir, self._counts, self.predecessor)
-        registrar.on_change = self._report
+        registrar.on_change = partial(self._registration_changed, registrar)
         self.registrars[name], self._scopes[name] = registrar, anyio.CancelScope()
         if (snapshot := self._lists.get(name)) is not None:
             plugin.publish(snapshot)
@@ -418,6 +418,11 @@ class Serving:
         """Note what the start waits for, and tell systemd; empty: nothing."""
         self._awaited = what
         self._notifier.status(self.waiting_for)
+
+    def _registration_changed(self, registrar: Registrar) -> None:
+        if not registrar.registered:
+            self._sole_agent.node.pod_claims.stream_ended()
+        self._report()
 
     def _report(self) -> None:
         """Tell systemd, where it asks, how many resources are registered."""
