@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from agent.cli import fairlead
+from agent.cli.commands import fairlead
 from agent.cli.suggest import PROPOSALS
 from agent.config import load
 from tests.backends.machines import CONTROLS, H100, nvidia_gpu
