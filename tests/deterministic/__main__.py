@@ -1,0 +1,105 @@
+"""`make simulate`: runs in which one seed decides everything that happens, and in which order; see CONTRIBUTING.md."""
+
+from __future__ import annotations
+
+from tests.deterministic import machine  # isort: skip  # before all of the agent: see there
+
+import argparse
+import gc
+import os
+import random
+import select
+import sys
+from pathlib import Path
+from typing import Final
+
+from tests.deterministic.run import STEPS, Child, Result, shortest, steps_of, try_out
+
+_FAILED: Final = Path(__file__).with_name("seeds.txt")
+"""Every seed that ever failed, with what it found."""
+
+_EVENTS: Final = 60
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m tests.deterministic", description=__doc__)
+    parser.add_argument("--seed", type=int, help="run this one alone, and show what happened if it fails")
+    parser.add_argument("--steps", type=int, default=STEPS, help="of each run (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for how long to run fresh seeds (%(default)g)")
+    parser.add_argument("--from", dest="first", type=int, help="the first fresh seed; by default another each time")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs side by side (%(default)s)")
+    parser.add_argument("--with", dest="points", default="", help="also what runs into these open points: B1,B3")
+    parser.add_argument("--whole", action="store_true", help="do not look for the shortest sequence that fails")
+    parser.add_argument("--trace", action="store_true", help="with --seed: show all that happened, also if all is well")
+    given = parser.parse_args()
+    if os.environ.get("PYTHONHASHSEED") != "0":  # sets of texts have the same order in each run
+        os.execve(sys.executable, [sys.executable, "-m", "tests.deterministic", *sys.argv[1:]], os.environ | {"PYTHONHASHSEED": "0"})
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    points = given.points.split(",")
+    if given.seed is not None:
+        if given.trace:
+            os.environ["FULL"] = "1"
+        result = try_out(given.seed, steps_of(given.seed, given.steps, points))
+        if given.trace:
+            print("\n".join(result.trace))
+        print(f"seed {given.seed}: {result.steps} steps, {result.seconds:.0f} s simulated, {result.turns} turns, {result.cpu:.2f} s of CPU")
+        return 0 if not result.violations else _tell(given.seed, given, points, result)
+    return _many(given, points)
+
+
+def _tell(seed: int, given: argparse.Namespace, points: list[str], result: Result) -> int:
+    steps = steps_of(seed, given.steps, points)
+    if not given.whole:
+        steps, result = shortest(seed, steps, lambda text: print(f"  {text}", file=sys.stderr))
+        print("the shortest sequence that still fails:")
+        for step in steps:
+            print(f"  after {step.wait:.6f} s: {step.fault}, for {step.lasts:.6f} s (seed {step.seed})")
+    print("\n".join(result.trace[-_EVENTS:]))
+    for what in result.violations:
+        print(f"VIOLATION {what}")
+    print(f"again: make simulate ARGS='--seed {seed}'")
+    return 1
+
+
+def _many(given: argparse.Namespace, points: list[str]) -> int:
+    """Fresh seeds until the time is over, after those that ever failed."""
+    first = given.first if given.first is not None else random.SystemRandom().randrange(1 << 32)
+    known = [int(line.split()[0]) for line in _FAILED.read_text().splitlines() if line and line[0] != "#"]
+    print(f"simulate: {len(known)} seeds that once failed, then fresh ones from {first}", file=sys.stderr)
+    began, children, failed, total, simulated, runs, cpu = machine.REAL_TIME(), {}, [], 0, 0.0, 0, 0.0
+    seeds = iter(known)
+    fresh = iter(range(first, 1 << 62))
+    while True:
+        while len(children) < given.jobs:
+            seed = next(seeds, None)
+            if seed is None:
+                if machine.REAL_TIME() - began >= given.seconds:
+                    break
+                seed = next(fresh)
+            child = Child(seed, steps_of(seed, given.steps, points))
+            children[child.reading] = child
+        if not children:
+            break
+        for fd in select.select(list(children), [], [])[0]:
+            if not children[fd].read():
+                child = children.pop(fd)
+                result = child.result()
+                total, simulated, runs, cpu = total + result.steps, simulated + result.seconds, runs + 1, cpu + result.cpu
+                if result.violations:
+                    failed.append((child.seed, result))
+                    print(f"seed {child.seed} FAILS: {result.violations[0][:300]}", flush=True)
+    took = machine.REAL_TIME() - began
+    print(
+        f"{runs} runs, {total} steps in {took:.0f} s: {total / took:.0f} steps/s, {total / max(cpu, 0.001):.0f} per second of CPU; "
+        f"{simulated / 3600:.1f} node-hours, {simulated / took:.0f} times as fast as the clock"
+    )
+    if failed and not given.whole:
+        _tell(failed[0][0], given, points, failed[0][1])
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,358 @@
+"""An event loop that runs several processes and their threads in turns that a seed decides, on a clock of its own.
+
+Each process has a queue of its own, as its own event loop would have: what runs next is drawn among the processes that have
+something to do and the threads that can go on. Time passes only when there is none: until the next timer. Sockets, pipes and
+inotify are the kernel's: one thread alone uses them, so that they do the same twice. Threads are greenlets: they go on until
+they wait for something, a queue, an event or the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import heapq
+import os
+from collections.abc import Callable
+from contextvars import copy_context
+from types import SimpleNamespace
+from typing import Any, Final, TypeVar
+
+import anyio
+import anyio._backends._asyncio
+import anyio.to_thread
+from greenlet import getcurrent, greenlet
+
+from tests.deterministic.machine import HARNESS, PROCESS, Machine, Process
+
+T = TypeVar("T")
+
+DEBUG = open(os.environ['SIMDEBUG'],'w') if 'SIMDEBUG' in os.environ else None
+_MOST_TURNS: Final = 200_000
+"""Turns in a row without time passing: the run does not come to rest."""
+
+
+class LivelockError(Exception):
+    """Something goes on for ever without any time passing."""
+
+
+class _Task(asyncio.Task[T]):
+    """A task whose hash is a number: sets of tasks are walked in the same order twice."""
+
+    made = 0
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        _Task.made += 1
+        self._number = _Task.made
+        context = options.get("context")
+        self.process = PROCESS.get() if context is None else context.get(PROCESS, HARNESS)
+        super().__init__(*arguments, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class _Scope(anyio._backends._asyncio.CancelScope):
+    """The same of a scope."""
+
+    made = 0
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        _Scope.made += 1
+        self._number = _Scope.made
+        super().__init__(*arguments, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+    __eq__ = object.__eq__
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """The loop of all processes."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.processes: list[Process] = [HARNESS]
+        self.threads: list[Thread] = []  # that can go on
+        self.graveyard: list[Any] = []
+        """What killed processes had: nothing of it may run again, not even by being collected."""
+        self.turns = 0
+        self._since = 0  # turns since time passed
+        self.pace = 0.0
+        """Seconds at most that one turn takes."""
+        super().__init__()
+        self.set_task_factory(lambda loop, it, **options: _Task(it, loop=loop, **options))  # type: ignore[arg-type]
+
+    # --- what asyncio asks ---
+
+    def time(self) -> float:
+        return self.machine.now
+
+    def _write_to_self(self) -> None:
+        """Threads are ours: nobody has to be woken."""
+
+    def add_signal_handler(self, number: int, callback: Callable[..., object], *arguments: Any) -> None:
+        context = copy_context()
+        PROCESS.get().signals[number] = lambda: self.call_soon(callback, *arguments, context=context) and None
+
+    # --- turns ---
+
+    def _run_once(self) -> None:
+        self._sort()
+        waiting = self._poll()
+        choices: list[Any] = [it for it in self.processes if (it.ready or it in waiting) and not it.is_stopped]
+        choices += [it for it in self.threads if not it.process.is_stopped]
+        if not choices:
+            self._let_time_pass()
+            return
+        self.turns += 1
+        self._since += 1
+        if self._since > _MOST_TURNS:
+            raise LivelockError(f"no time passes: {choices}")
+        random = self.machine.rng.random
+        chosen = choices[int(random() * len(choices))] if len(choices) > 1 else choices[0]
+        if self.pace:
+            self.machine.now += self.pace * random()
+            self._ripen()
+        if DEBUG:
+            DEBUG.write(f"{self.turns} {self.machine.now} {chosen} {len(choices)} {len(self._scheduled)} {[(str(p), [str(h._callback)+str(h._args) for h in hs]) for p,hs in waiting.items()]} {[str(h._callback) for h in getattr(chosen,'ready',[])]}\n")
+        if isinstance(chosen, Thread):
+            self.threads.remove(chosen)
+            chosen.go_on()
+            return
+        ready = chosen.ready
+        for handle in waiting.get(chosen, ()):
+            ready.append(handle)
+        number = len(ready)
+        if random() < 0.1:  # the kernel may take the processor away between two steps
+            number = 1 + int(random() * number)
+        while number and ready:
+            number -= 1
+            handle = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
+
+    def _sort(self) -> None:
+        """Give each process what has been called soon."""
+        ready = self._ready  # type: ignore[attr-defined]
+        while ready:
+            handle = ready.popleft()
+            process = handle._context.get(PROCESS, HARNESS)
+            if process.is_dead:
+                self.graveyard.append(handle)
+            else:
+                process.ready.append(handle)
+
+    def _poll(self) -> dict[Process, list[asyncio.Handle]]:
+        """What sockets and files have for each process."""
+        found: dict[Process, list[asyncio.Handle]] = {}
+        for key, mask in sorted(self._selector.select(0), key=lambda it: it[0].fd):  # type: ignore[attr-defined]
+            for bit, handle in zip((1, 2), key.data, strict=True):
+                if mask & bit and handle is not None and not handle._cancelled:
+                    found.setdefault(handle._context.get(PROCESS, HARNESS), []).append(handle)
+        return found
+
+    def _let_time_pass(self) -> None:
+        timers = self._scheduled  # type: ignore[attr-defined]
+        while timers and timers[0]._cancelled:
+            heapq.heappop(timers)._scheduled = False
+        if not timers:
+            raise LivelockError("nothing is left to do, and nothing is due")
+        self.machine.now = max(self.machine.now, timers[0]._when)
+        self._since = 0
+        self._ripen()
+
+    def _ripen(self) -> None:
+        timers, now = self._scheduled, self.machine.now  # type: ignore[attr-defined]
+        while timers and timers[0]._when <= now:
+            timer = heapq.heappop(timers)
+            timer._scheduled = False
+            if not timer._cancelled:
+                self._ready.append(timer)  # type: ignore[attr-defined]
+
+    # --- processes ---
+
+    def spawn(self, process: Process, work: Callable[[], Any]) -> asyncio.Task[Any]:
+        """Run a coroutine function as the main task of a process."""
+        context = copy_context()
+        context.run(PROCESS.set, process)
+        if process not in self.processes:
+            self.processes.append(process)
+        return context.run(lambda: self.create_task(work()))
+
+    def kill(self, process: Process) -> None:
+        """End a process as SIGKILL does: nothing of it runs any more, and what it had open is closed."""
+        process.is_dead = True
+        self.processes.remove(process)
+        self._sort()
+        kept = [it for it in self._scheduled if it._context.get(PROCESS) is not process]  # type: ignore[attr-defined]
+        self.graveyard += [list(process.ready), self._scheduled, process]  # type: ignore[attr-defined]
+        self.graveyard += [it for it in self.threads if it.process is process]
+        process.ready.clear()
+        self._scheduled = kept
+        heapq.heapify(kept)
+        self.threads = [it for it in self.threads if it.process is not process]
+        self.graveyard += self.tasks_of(process)
+        for key in list(self._selector.get_map().values()):  # type: ignore[attr-defined]
+            if any(it is not None and it._context.get(PROCESS) is process for it in key.data):
+                self.graveyard.append(key)
+                self._selector.unregister(key.fd)  # type: ignore[attr-defined]
+        for fd in list(self.machine.descriptors(process)):
+            self._transports.pop(fd, None)  # type: ignore[attr-defined]
+            os.close(fd)
+
+    def tasks_of(self, process: Process) -> list[asyncio.Task[Any]]:
+        """What of a process has not ended."""
+        return [it for it in asyncio.all_tasks(self) if isinstance(it, _Task) and it.process is process]
+
+
+# --- threads ---
+
+
+class Thread:
+    """Stands for `threading.Thread`: a greenlet that the loop lets go on."""
+
+    def __init__(
+        self, target: Callable[..., object], args: Any = (), name: str = "", daemon: bool | None = None
+    ) -> None:
+        self.name, self.process = name, PROCESS.get()
+        self._greenlet = greenlet(lambda: target(*args))
+        self._greenlet.gr_context = copy_context()
+        self._greenlet.thread = self  # type: ignore[attr-defined]
+
+    def __repr__(self) -> str:
+        return f"{self.process} {self.name}"
+
+    def start(self) -> None:
+        if "no-threads" in self.process.faults:
+            raise RuntimeError("can't start new thread")
+        _loop().threads.append(self)
+
+    def go_on(self) -> None:
+        """Run it until it waits; called by the loop alone."""
+        machine = _loop().machine
+        machine.block = self._sleep
+        try:
+            self._greenlet.switch()
+        finally:
+            machine.block = None
+
+    def wait(self) -> None:
+        """Wait until `wake`; called by itself."""
+        self._greenlet.parent.switch()
+
+    def wake(self) -> None:
+        if not self.process.is_dead and self not in (threads := _loop().threads):
+            threads.append(self)
+
+    def _sleep(self, seconds: float) -> None:
+        timer = _loop().call_later(seconds, self.wake)
+        self.wait()
+        timer.cancel()
+
+
+def this_thread() -> Thread | None:
+    """The thread that calls; None: it is the event loop's."""
+    return getattr(getcurrent(), "thread", None)
+
+
+def _loop() -> Loop:
+    return asyncio.get_running_loop()  # type: ignore[return-value]
+
+
+class Event:
+    """Stands for `threading.Event`."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiting: list[Thread] = []
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        for thread in self._waiting:
+            thread.wake()
+        self._waiting.clear()
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        thread = this_thread()
+        if self._is_set:
+            return True
+        assert thread is not None, "the event loop waits for a thread"
+        due = None if timeout is None else _loop().time() + timeout
+        while not self._is_set and (due is None or _loop().time() < due):
+            self._waiting.append(thread)
+            timer = None if due is None else _loop().call_at(due, thread.wake)
+            thread.wait()
+            if timer is not None:
+                timer.cancel()
+            if thread in self._waiting:
+                self._waiting.remove(thread)
+        return self._is_set
+
+
+class SimpleQueue:
+    """Stands for `queue.SimpleQueue`."""
+
+    def __init__(self) -> None:
+        self._items: collections.deque[Any] = collections.deque()
+        self._waiting: list[Thread] = []
+
+    def __class_getitem__(cls, _: object) -> type[SimpleQueue]:
+        return cls
+
+    def put(self, item: Any) -> None:
+        self._items.append(item)
+        if self._waiting:
+            self._waiting.pop(0).wake()
+
+    def get(self) -> Any:
+        thread = this_thread()
+        assert thread is not None, "the event loop waits for a queue"
+        while not self._items:
+            self._waiting.append(thread)
+            thread.wait()
+        return self._items.popleft()
+
+
+async def _in_a_thread(
+    call: Callable[..., T], *arguments: Any, abandon_on_cancel: bool = False, cancellable: bool | None = None, limiter: Any = None
+) -> T:
+    """Stands for `anyio.to_thread.run_sync`."""
+    loop = _loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def finish(result: Any, error: BaseException | None) -> None:
+        if not future.done():
+            future.set_result(result) if error is None else future.set_exception(error)
+
+    def run() -> None:
+        try:
+            result, error = call(*arguments), None
+        except BaseException as caught:  # noqa: BLE001
+            result, error = None, caught
+        loop.call_soon_threadsafe(finish, result, error)
+
+    Thread(target=run, name="pool").start()
+    with anyio.CancelScope(shield=not (abandon_on_cancel or cancellable)):
+        return await future
+    raise AssertionError
+
+
+def take_threads_place() -> None:
+    """From now on the agent and the simulated kubelet have these threads."""
+    from agent.daemon import state_file
+    from agent.discovery.sources import listening
+    from agent.runtime import workers
+
+    threads = SimpleNamespace(Thread=Thread, Event=Event)
+    for module in (workers, state_file, listening):
+        module.threading = threads  # type: ignore[attr-defined]
+    workers.queue = SimpleNamespace(SimpleQueue=SimpleQueue)  # type: ignore[attr-defined]
+    anyio.to_thread.run_sync = _in_a_thread  # type: ignore[assignment]
+    anyio._backends._asyncio.CancelScope = _Scope  # type: ignore[misc]

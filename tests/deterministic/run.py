@@ -1,0 +1,251 @@
+"""One run: a seed's steps, one after the other, in a world of its own; and the shortest of them that still fail."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import structlog
+from msgspec import Struct
+
+from agent.discovery.sources.inotify import Inotify
+from agent.health import flapping
+from agent.runtime import garbage
+from tests.deterministic import machine as machines
+from tests.deterministic.faults import FAULTS, Fault
+from tests.deterministic.loop import LivelockError, Loop, take_threads_place
+from tests.deterministic.world import UnfitError, World
+
+STEPS: Final = 150
+"""Of one run: half a minute to an hour of its time."""
+
+_WAITS: Final = (0.0, 0.001, 0.02, 0.3, 0.3, 1.0, 1.0, 3.0, 3.0, 30.0)
+_LASTS: Final = (0.0, 0.01, 0.3, 1.0, 3.0, 10.0, 30.0)
+_PACES: Final = (0.0, 0.0, 0.00002, 0.0002)
+_SHOWN: Final = 60  # events before a violation
+_STARTED: Final = 4.0  # seconds until the kubelet must have the first lists
+
+
+class Step(Struct, frozen=True):
+    """Something that happens."""
+
+    wait: float
+    """Seconds since the step before."""
+    fault: str
+    lasts: float
+    """Seconds from its beginning to its end."""
+    seed: int
+    """Of its own choices."""
+
+
+class Result(Struct):
+    """What came of a run."""
+
+    violations: list[str] = []
+    trace: list[str] = []
+    seconds: float = 0.0
+    """That passed in it."""
+    turns: int = 0
+    steps: int = 0
+    """That were made."""
+    cpu: float = 0.0
+
+
+def steps_of(seed: int, number: int = STEPS, open_points: Collection[str] = ()) -> list[Step]:
+    """What happens in the run of a seed; without what runs into open points of the issue, but for these."""
+    rng = random.Random(seed)
+    rows = [it for it in FAULTS.values() if not it.open_point or it.open_point in open_points]
+    weights = [it.weight for it in rows]
+    return [
+        Step(
+            rng.choice(_WAITS) * rng.random(),
+            rng.choices(rows, weights)[0].name,
+            rng.choice(_LASTS) * rng.random(),
+            rng.getrandbits(32),
+        )
+        for _ in range(number)
+    ]
+
+
+class _Walk:
+    """Makes steps in a world."""
+
+    def __init__(self, world: World, result: Result) -> None:
+        self._world, self._result = world, result
+        self._lasting: dict[asyncio.Task[None], Fault] = {}
+
+    async def go(self, steps: Sequence[Step]) -> None:
+        world = self._world
+        await world.begin()
+        world.disturb()
+        await asyncio.sleep(_STARTED)
+        watching = asyncio.create_task(world.watch())
+        for step in steps:
+            await asyncio.sleep(step.wait)
+            self._begin(step)
+            self._result.steps += 1
+        while self._lasting:
+            await asyncio.wait(self._lasting)
+        await asyncio.sleep(3.0)
+        await world.at_rest()
+        watching.cancel()
+        await world.end()
+
+    def _begin(self, step: Step) -> None:
+        fault = FAULTS[step.fault]
+        if any(fault.touches & other.touches or (fault.touches and fault is other) for other in self._lasting.values()):
+            return
+        task = asyncio.create_task(self._happen(fault, step))
+        self._lasting[task] = fault
+        task.add_done_callback(self._lasting.pop)
+
+    async def _happen(self, fault: Fault, step: Step) -> None:
+        world = self._world
+        world.note(f"BEGINS {fault.name} ({step.lasts:.3f} s)")
+        try:
+            async with fault.happen(world, random.Random(step.seed)):
+                if fault.touches:
+                    world.disturb()
+                await asyncio.sleep(step.lasts)
+                if fault.touches:
+                    world.note(f"ENDS {fault.name}")
+        except UnfitError:
+            return
+        except Exception as error:  # noqa: BLE001
+            import traceback
+
+            world.violate(f"the step itself failed: {''.join(traceback.format_exception(error))}")
+        if fault.touches:
+            world.disturb()
+
+
+def run(seed: int, steps: Sequence[Step], root: Path) -> Result:
+    """Make these steps, in an order that the seed decides; in a process that does nothing else afterwards."""
+    result = Result()
+    machine = machines.boot(seed)
+    loop = Loop(machine)
+    rng = random.Random(seed ^ 0x5EED)
+    loop.pace = rng.choice(_PACES)
+    take_threads_place()
+    _leave_out_what_is_above(root)
+    garbage.settle = garbage.hide = lambda: None
+    flapping.FAILURES = 10**9  # type: ignore[misc]  # everything here fails more often than any hardware may
+    world = World(root, loop, machine, rng)
+    structlog.configure(
+        processors=[world.logged],
+        wrapper_class=structlog.make_filtering_bound_logger(20),
+        cache_logger_on_first_use=True,
+    )
+    loop.set_exception_handler(lambda _, context: world.violate(f"the event loop says: {context}"))
+    asyncio.set_event_loop(loop)
+    began = machine.now
+    try:
+        loop.run_until_complete(_Walk(world, result).go(steps))
+    except LivelockError as error:
+        world.violations.append(str(error))
+    except RuntimeError:
+        if not world.violations:  # at the first one the loop is stopped
+            raise
+    return msgspec.structs.replace(
+        result, violations=world.violations, trace=world.trace, seconds=machine.now - began, turns=loop.turns
+    )
+
+
+def _leave_out_what_is_above(root: Path) -> None:
+    """Watch nothing above the run's directory: others may change something there."""
+    watch = Inotify.add_watch
+
+    def add_watch(self: Inotify, path: str, mask: int) -> int:
+        return watch(self, path, mask) if path.startswith(str(root)) else 1 << 20
+
+    Inotify.add_watch = add_watch  # type: ignore[method-assign]
+
+
+# --- runs in processes of their own ---
+
+
+class Child:
+    """A run in a process of its own, which is as fresh as this one."""
+
+    def __init__(self, seed: int, steps: Sequence[Step]) -> None:
+        self.seed, self.steps = seed, steps
+        self._place = Path(tempfile.mkdtemp(prefix="fl", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
+        self.reading, writing = os.pipe()
+        self._pid = os.fork()
+        if not self._pid:
+            os.close(self.reading)
+            self._be(writing)
+        os.close(writing)
+        self._data = bytearray()
+
+    def _be(self, writing: int) -> None:
+        import time
+        import traceback
+
+        began = time.process_time()
+        try:
+            result = run(self.seed, self.steps, self._place)
+        except BaseException:  # noqa: BLE001
+            result = Result([f"the run itself failed: {traceback.format_exc()}"])
+        result.cpu = time.process_time() - began
+        result.trace = result.trace if result.violations or "FULL" in os.environ else [str(hash(tuple(result.trace)))]
+        with os.fdopen(writing, "wb") as out:
+            out.write(msgspec.json.encode(result))
+        os._exit(0)
+
+    def read(self) -> bool:
+        """Take in what it says; False once it has ended."""
+        data = os.read(self.reading, 1 << 20)
+        self._data += data
+        return bool(data)
+
+    def result(self) -> Result:
+        """Wait for its end; what came of it."""
+        while self.read():
+            pass
+        os.close(self.reading)
+        _, status = os.waitpid(self._pid, 0)
+        shutil.rmtree(self._place, ignore_errors=True)
+        if not self._data:
+            return Result([f"the run's process ended with status {status}"])
+        return msgspec.json.decode(self._data, type=Result)
+
+
+def try_out(seed: int, steps: Sequence[Step]) -> Result:
+    """A run in a process of its own."""
+    return Child(seed, steps).result()
+
+
+def _kind(result: Result) -> str:
+    """What sort of violation it is."""
+    return re.sub(r"[\d.]+", "", result.violations[0])[:24]
+
+
+def shortest(seed: int, steps: Sequence[Step], told: Callable[[str], None]) -> tuple[list[Step], Result]:
+    """Fewer of these steps that still fail; each is left out in its turn, in ever smaller groups (delta debugging)."""
+    found = try_out(seed, steps)
+    steps = list(steps[: found.steps])
+    size = max(1, len(steps) // 2)
+    while size:
+        at = 0
+        while at < len(steps):
+            fewer = steps[:at] + steps[at + size :]
+            if at + size < len(steps):  # what follows happens when it did
+                gap = sum(it.wait for it in steps[at : at + size])
+                fewer[at] = msgspec.structs.replace(fewer[at], wait=fewer[at].wait + gap)
+            result = try_out(seed, fewer)
+            if result.violations and _kind(result) == _kind(found):
+                steps, found = fewer, result
+                told(f"{len(steps)} steps still fail")
+            else:
+                at += size
+        size //= 2
+    return steps, found
