@@ -20,13 +20,13 @@ from typing import Any, Final, TypeVar
 import anyio
 import anyio._backends._asyncio
 import anyio.to_thread
+import grpclib.server
 from greenlet import getcurrent, greenlet
 
 from tests.deterministic.machine import HARNESS, PROCESS, Machine, Process
 
 T = TypeVar("T")
 
-DEBUG = open(os.environ['SIMDEBUG'],'w') if 'SIMDEBUG' in os.environ else None
 _MOST_TURNS: Final = 200_000
 """Turns in a row without time passing: the run does not come to rest."""
 
@@ -35,36 +35,31 @@ class LivelockError(Exception):
     """Something goes on for ever without any time passing."""
 
 
-class _Task(asyncio.Task[T]):
-    """A task whose hash is a number: sets of tasks are walked in the same order twice."""
+class _Numbered:
+    """Has a number for its hash, in place of its address: a set of such is walked in the same order twice."""
 
     made = 0
 
+    def __hash__(self) -> int:
+        try:
+            return self._number  # type: ignore[has-type,no-any-return]
+        except AttributeError:
+            _Numbered.made += 1
+            self._number = _Numbered.made
+            return self._number
+
+
+class _Task(_Numbered, asyncio.Task[T]):
+    """A task of a process."""
+
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        _Task.made += 1
-        self._number = _Task.made
         context = options.get("context")
         self.process = PROCESS.get() if context is None else context.get(PROCESS, HARNESS)
         super().__init__(*arguments, **options)
 
-    def __hash__(self) -> int:
-        return self._number
 
-
-class _Scope(anyio._backends._asyncio.CancelScope):
-    """The same of a scope."""
-
-    made = 0
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        _Scope.made += 1
-        self._number = _Scope.made
-        super().__init__(*arguments, **options)
-
-    def __hash__(self) -> int:
-        return self._number
-
-    __eq__ = object.__eq__
+class _Scope(_Numbered, anyio._backends._asyncio.CancelScope):
+    """A scope that sets of scopes may have."""
 
 
 class Loop(asyncio.SelectorEventLoop):
@@ -76,7 +71,7 @@ class Loop(asyncio.SelectorEventLoop):
         self.threads: list[Thread] = []  # that can go on
         self.graveyard: list[Any] = []
         """What killed processes had: nothing of it may run again, not even by being collected."""
-        self.turns = 0
+        self.turns = self.order = 0
         self._since = 0  # turns since time passed
         self.pace = 0.0
         """Seconds at most that one turn takes."""
@@ -114,8 +109,7 @@ class Loop(asyncio.SelectorEventLoop):
         if self.pace:
             self.machine.now += self.pace * random()
             self._ripen()
-        if DEBUG:
-            DEBUG.write(f"{self.turns} {self.machine.now} {chosen} {len(choices)} {len(self._scheduled)} {[(str(p), [str(h._callback)+str(h._args) for h in hs]) for p,hs in waiting.items()]} {[str(h._callback) for h in getattr(chosen,'ready',[])]}\n")
+        self.order = hash((self.order, self.machine.now, str(chosen), len(choices)))
         if isinstance(chosen, Thread):
             self.threads.remove(chosen)
             chosen.go_on()
@@ -344,11 +338,14 @@ async def _in_a_thread(
     raise AssertionError
 
 
-def take_threads_place() -> None:
-    """From now on the agent and the simulated kubelet have these threads."""
+def take_place() -> None:
+    """From now on the agent and the simulated kubelet have these threads, and sets of a certain order."""
     from agent.daemon import state_file
+    from agent.discovery.discoverer import Discoverer
     from agent.discovery.sources import listening
+    from agent.kubelet.transport.connection import Connection
     from agent.runtime import workers
+    from agent.simulation.plugin_client import PluginClient
 
     threads = SimpleNamespace(Thread=Thread, Event=Event)
     for module in (workers, state_file, listening):
@@ -356,3 +353,5 @@ def take_threads_place() -> None:
     workers.queue = SimpleNamespace(SimpleQueue=SimpleQueue)  # type: ignore[attr-defined]
     anyio.to_thread.run_sync = _in_a_thread  # type: ignore[assignment]
     anyio._backends._asyncio.CancelScope = _Scope  # type: ignore[misc]
+    for numbered in (PluginClient, Connection, grpclib.server.Handler, Discoverer):
+        numbered.__hash__ = _Numbered.__hash__  # type: ignore[assignment,method-assign]

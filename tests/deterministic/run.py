@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import random
 import re
@@ -21,7 +22,7 @@ from agent.health import flapping
 from agent.runtime import garbage
 from tests.deterministic import machine as machines
 from tests.deterministic.faults import FAULTS, Fault
-from tests.deterministic.loop import LivelockError, Loop, take_threads_place
+from tests.deterministic.loop import LivelockError, Loop, take_place
 from tests.deterministic.world import UnfitError, World
 
 STEPS: Final = 150
@@ -54,6 +55,8 @@ class Result(Struct):
     seconds: float = 0.0
     """That passed in it."""
     turns: int = 0
+    order: int = 0
+    """Another wherever anything ran in another order, or at another time."""
     steps: int = 0
     """That were made."""
     cpu: float = 0.0
@@ -134,8 +137,8 @@ def run(seed: int, steps: Sequence[Step], root: Path) -> Result:
     loop = Loop(machine)
     rng = random.Random(seed ^ 0x5EED)
     loop.pace = rng.choice(_PACES)
-    take_threads_place()
-    _leave_out_what_is_above(root)
+    take_place()
+    _tame_inotify(machine, root)
     garbage.settle = garbage.hide = lambda: None
     flapping.FAILURES = 10**9  # type: ignore[misc]  # everything here fails more often than any hardware may
     world = World(root, loop, machine, rng)
@@ -155,21 +158,41 @@ def run(seed: int, steps: Sequence[Step], root: Path) -> Result:
         if not world.violations:  # at the first one the loop is stopped
             raise
     return msgspec.structs.replace(
-        result, violations=world.violations, trace=world.trace, seconds=machine.now - began, turns=loop.turns
+        result, violations=world.violations, trace=world.trace, seconds=machine.now - began, turns=loop.turns, order=loop.order
     )
 
 
-def _leave_out_what_is_above(root: Path) -> None:
-    """Watch nothing above the run's directory: others may change something there."""
-    watch = Inotify.add_watch
+def _tame_inotify(machine: machines.Machine, root: Path) -> None:
+    """Close it with its process, and watch nothing above the run's directory: others may change something there."""
+    start, watch = Inotify.__init__, Inotify.add_watch
+
+    def starting(self: Inotify) -> None:
+        try:
+            start(self)
+        except OSError as error:
+            raise LivelockError(f"other processes have all inotify instances of this user: {error}") from error
+        machine.own(self.fileno())
 
     def add_watch(self: Inotify, path: str, mask: int) -> int:
         return watch(self, path, mask) if path.startswith(str(root)) else 1 << 20
 
-    Inotify.add_watch = add_watch  # type: ignore[method-assign]
+    Inotify.__init__, Inotify.add_watch = starting, add_watch  # type: ignore[method-assign]
 
 
 # --- runs in processes of their own ---
+
+
+def _place(seed: int) -> tuple[Path, int]:
+    """A directory that has the same name whenever this seed runs: sets of paths are walked in the order of their hashes.
+
+    Others who run the same seed wait for the lock.
+    """
+    place = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir(), f"fl{seed & 0xFFFFFFFF:08x}")
+    lock = os.open(f"{place}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    return place, lock
 
 
 class Child:
@@ -177,7 +200,7 @@ class Child:
 
     def __init__(self, seed: int, steps: Sequence[Step]) -> None:
         self.seed, self.steps = seed, steps
-        self._place = Path(tempfile.mkdtemp(prefix="fl", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
+        self._place, self._lock = _place(seed)
         self.reading, writing = os.pipe()
         self._pid = os.fork()
         if not self._pid:
@@ -196,7 +219,8 @@ class Child:
         except BaseException:  # noqa: BLE001
             result = Result([f"the run itself failed: {traceback.format_exc()}"])
         result.cpu = time.process_time() - began
-        result.trace = result.trace if result.violations or "FULL" in os.environ else [str(hash(tuple(result.trace)))]
+        if not (result.violations or "FULL" in os.environ):
+            result.trace = []
         with os.fdopen(writing, "wb") as out:
             out.write(msgspec.json.encode(result))
         os._exit(0)
@@ -214,6 +238,7 @@ class Child:
         os.close(self.reading)
         _, status = os.waitpid(self._pid, 0)
         shutil.rmtree(self._place, ignore_errors=True)
+        os.close(self._lock)
         if not self._data:
             return Result([f"the run's process ended with status {status}"])
         return msgspec.json.decode(self._data, type=Result)
