@@ -50,8 +50,9 @@ REMEMBERED: Final = 1.0
 """Seconds for which an ID that was missing from a list is not given out, though it is back (kubelet contract: A7.1).
 
 The kubelet may have asked for it before it read that list, and looks it up again after our reply, perhaps while it is
-still at that list. It takes milliseconds for one, and waits for its disk meanwhile. An Allocate waits as long: a refusal
-would fail a pod that asks, as it should, for hardware that is there.
+still at that list. It takes milliseconds for one, and waits for its disk meanwhile. While it has not read its socket, it
+stands still, and no time counts. An Allocate waits as long: a refusal would fail a pod that asks, as it should, for hardware
+that is there.
 """
 _FORMER_AT_MOST: Final = 100_000  # a list of 4 MiB has half as many
 
@@ -123,6 +124,7 @@ class Plugin:
         self._running = Running(time.monotonic())
         self._missed = 0.0
         self._ticking = False
+        self._is_unread: Callable[[], bool] = lambda: False
         self._left: dict[str, float] = {}  # ID → when the last list that lacked it was sent, if one before had it
         self._former: dict[str, None] = {}  # the IDs that left the lists of the open stream, the latest of them last
         self._news = asyncio.Event()
@@ -237,6 +239,7 @@ class Plugin:
         self._left.clear()
         self._former.clear()
         self.began, self._is_silent, self._sends_again = 0.0, False, False
+        self._is_unread = stream.peer._transport.is_unread
         self.on_call()
         try:
             await self._send_lists(stream, ending)
@@ -270,6 +273,8 @@ class Plugin:
                 self._sending = snapshot.slots
                 left = self._list.take_left()
                 since, self._since = self._since, None
+                if self._left:
+                    self._let_pass()  # once this list is sent, the kubelet has something to read
                 await stream.send_message(self._list.message())
                 if ending is not self._latest:  # a later stream has sent a later list
                     continue
@@ -309,9 +314,9 @@ class Plugin:
         self._ticking = bool(self._left)
 
     def _let_pass(self) -> float:
-        """Forget the IDs that left long ago, and return the time; time in which this process stood still does not count."""
+        """Forget the IDs that left long ago, and return the time; while this process or the kubelet stands still none passes."""
         before, now = self._missed, time.monotonic()
-        self._missed = self._running.missed(now)
+        self._missed = self._running.missed(now, counts=not self._is_unread())
         missed = self._missed - before
         self._left = {i: at + missed for i, at in self._left.items() if now - at - missed < REMEMBERED}
         return now

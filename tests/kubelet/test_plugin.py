@@ -9,6 +9,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -510,6 +511,29 @@ async def test_the_kubelet_is_told_to_ask_before_a_start_only_where_there_is_som
 # --- A7.1: what the kubelet was told ---
 
 
+async def test_an_id_that_left_is_not_given_out_as_long_as_the_kubelet_stands_still(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on with what it believed, asks for that ID, and reads the list that lacks it while its Allocate is answered."""
+    clock = Clock(monkeypatch)
+    stage.lists.put("a", "b")
+    async with stage.client.watch() as stream:
+        await listed(stream)
+        kubelet = stream._stream.connection._transport
+        kubelet.pause_reading()
+        for change in (stage.lists.drop, stage.lists.put):
+            change("b")
+            await until(lambda: stage.plugin._sent.keys() == stage.lists.listing.slots.keys())
+        for _ in range(3):
+            clock.now += plugin_module.REMEMBERED
+            assert not stage.plugin._was_told("b")
+        kubelet.resume_reading()
+        assert [await listed(stream), await listed(stream)] == [healthy("a"), healthy("ab")]
+        for told in (False, False, False, True):
+            assert stage.plugin._was_told("b") is told
+            clock.now += 0.4 * plugin_module.REMEMBERED
+
+
 class Told:
     """An allocation that asks of each ID whether the kubelet was told, and hands nothing out."""
 
@@ -610,6 +634,8 @@ async def test_an_id_that_is_back_is_given_once_the_kubelet_can_be_at_no_list_wi
 
 class Reader:
     """A kubelet's end of a stream: the lists that it was sent, and when."""
+
+    peer = SimpleNamespace(_transport=SimpleNamespace(is_unread=lambda: False))
 
     def __init__(self, clock: Clock) -> None:
         self.lists: list[tuple[float, frozenset[str]]] = []
