@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
 import structlog
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from grpclib.server import Stream
 
     from agent.kubelet.handover import Relay
+    from agent.kubelet.transport.gathered_writes import GatheringTransport
     from agent.model import Slot, Snapshot
 
 COALESCE: Final = 0.05
@@ -239,7 +240,7 @@ class Plugin:
         self._left.clear()
         self._former.clear()
         self.began, self._is_silent, self._sends_again = 0.0, False, False
-        self._is_unread = stream.peer._transport.is_unread
+        self._is_unread = cast("GatheringTransport", stream.peer._transport).is_unread
         self.on_call()
         try:
             await self._send_lists(stream, ending)

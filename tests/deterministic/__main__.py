@@ -10,13 +10,13 @@ import os
 import random
 import select
 import sys
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Final
 
-from tests.deterministic.run import STEPS, Child, Result, shortest, steps_of, try_out
+import msgspec
 
-_FAILED: Final = Path(__file__).with_name("seeds.txt")
-"""Every seed that ever failed, with what it found."""
+from tests.deterministic.run import STEPS, Case, Child, Result, Step, known_cases, shortest, steps_of, try_out
+from tests.deterministic.sabotage import SABOTAGES
 
 _EVENTS: Final = 60
 
@@ -32,31 +32,41 @@ def main() -> int:
     parser.add_argument("--with", dest="points", default="", help="also what runs into these open points: B1,B3")
     parser.add_argument("--whole", action="store_true", help="do not look for the shortest sequence that fails")
     parser.add_argument("--trace", action="store_true", help="with --seed: show all that happened, also if all is well")
+    parser.add_argument("--sabotage", choices=sorted(SABOTAGES), help="put this fault into the agent, to see it found")
     given = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":  # sets of texts have the same order in each run
-        os.execve(sys.executable, [sys.executable, "-m", "tests.deterministic", *sys.argv[1:]], os.environ | {"PYTHONHASHSEED": "0"})
+        os.execve(
+            sys.executable,
+            [sys.executable, "-m", "tests.deterministic", *sys.argv[1:]],
+            os.environ | {"PYTHONHASHSEED": "0"},
+        )
     gc.collect()
     gc.freeze()
     gc.disable()
+    if given.sabotage:
+        SABOTAGES[given.sabotage]()
     points = given.points.split(",")
     if given.seed is not None:
         if given.trace:
             os.environ["FULL"] = "1"
-        result = try_out(given.seed, steps_of(given.seed, given.steps, points))
+        steps = steps_of(given.seed, given.steps, points)
+        result = try_out(given.seed, steps)
         if given.trace:
             print("\n".join(result.trace))
-        print(f"seed {given.seed}: {result.steps} steps, {result.seconds:.0f} s simulated, {result.turns} turns, {result.cpu:.2f} s of CPU")
-        return 0 if not result.violations else _tell(given.seed, given, points, result)
+        print(
+            f"seed {given.seed}: {result.steps} steps, {result.seconds:.0f} s simulated, {result.turns} turns, in the order {result.order & 0xFFFFFFFF:08x}"
+        )
+        return 0 if not result.violations else _tell(given.seed, steps, given, result)
     return _many(given, points)
 
 
-def _tell(seed: int, given: argparse.Namespace, points: list[str], result: Result) -> int:
-    steps = steps_of(seed, given.steps, points)
+def _tell(seed: int, steps: Sequence[Step], given: argparse.Namespace, result: Result) -> int:
     if not given.whole:
         steps, result = shortest(seed, steps, lambda text: print(f"  {text}", file=sys.stderr))
         print("the shortest sequence that still fails:")
         for step in steps:
-            print(f"  after {step.wait:.6f} s: {step.fault}, for {step.lasts:.6f} s (seed {step.seed})")
+            print(f"  after {step.wait:.6f} s: {step.fault}, for {step.lasts:.6f} s")
+        print("for cases.jsonl:", msgspec.json.encode(Case(seed, result.violations[0], steps)).decode())
     print("\n".join(result.trace[-_EVENTS:]))
     for what in result.violations:
         print(f"VIOLATION {what}")
@@ -67,19 +77,21 @@ def _tell(seed: int, given: argparse.Namespace, points: list[str], result: Resul
 def _many(given: argparse.Namespace, points: list[str]) -> int:
     """Fresh seeds until the time is over, after those that ever failed."""
     first = given.first if given.first is not None else random.SystemRandom().randrange(1 << 32)
-    known = [int(line.split()[0]) for line in _FAILED.read_text().splitlines() if line and line[0] != "#"]
-    print(f"simulate: {len(known)} seeds that once failed, then fresh ones from {first}", file=sys.stderr)
-    began, children, failed, total, simulated, runs, cpu = machine.REAL_TIME(), {}, [], 0, 0.0, 0, 0.0
-    seeds = iter(known)
+    known = known_cases()
+    print(f"simulate: {len(known)} cases that once failed, then fresh seeds from {first}", file=sys.stderr)
+    children: dict[int, Child] = {}
+    failed: list[tuple[Child, Result]] = []
+    began, total, simulated, runs, cpu = machine.REAL_TIME(), 0, 0.0, 0, 0.0
+    cases = iter(known)
     fresh = iter(range(first, 1 << 62))
     while True:
         while len(children) < given.jobs:
-            seed = next(seeds, None)
-            if seed is None:
-                if machine.REAL_TIME() - began >= given.seconds:
-                    break
-                seed = next(fresh)
-            child = Child(seed, steps_of(seed, given.steps, points))
+            if (case := next(cases, None)) is not None:
+                child = Child(case.seed, case.steps)
+            elif machine.REAL_TIME() - began < given.seconds:
+                child = Child(seed := next(fresh), steps_of(seed, given.steps, points))
+            else:
+                break
             children[child.reading] = child
         if not children:
             break
@@ -87,17 +99,23 @@ def _many(given: argparse.Namespace, points: list[str]) -> int:
             if not children[fd].read():
                 child = children.pop(fd)
                 result = child.result()
-                total, simulated, runs, cpu = total + result.steps, simulated + result.seconds, runs + 1, cpu + result.cpu
+                total, simulated, runs, cpu = (
+                    total + result.steps,
+                    simulated + result.seconds,
+                    runs + 1,
+                    cpu + result.cpu,
+                )
                 if result.violations:
-                    failed.append((child.seed, result))
-                    print(f"seed {child.seed} FAILS: {result.violations[0][:300]}", flush=True)
+                    failed.append((child, result))
+                    print(f"run {runs}, seed {child.seed} FAILS: {result.violations[0][:300]}", flush=True)
+                    given.seconds = 0.0 if given.sabotage else given.seconds
     took = machine.REAL_TIME() - began
     print(
         f"{runs} runs, {total} steps in {took:.0f} s: {total / took:.0f} steps/s, {total / max(cpu, 0.001):.0f} per second of CPU; "
         f"{simulated / 3600:.1f} node-hours, {simulated / took:.0f} times as fast as the clock"
     )
     if failed and not given.whole:
-        _tell(failed[0][0], given, points, failed[0][1])
+        _tell(failed[0][0].seed, failed[0][0].steps, given, failed[0][1])
     return 1 if failed else 0
 
 

@@ -10,18 +10,23 @@ import os
 import random
 import shutil
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
 from typing import Final, get_args
 
 from msgspec import Struct
 
+from agent.console.client import Client
+from agent.daemon.control import AgentControl
 from agent.kubelet.pods.checkpoint import FILE_NAME
 from agent.runtime.errors import FairleadError
 from agent.simulation.plugin_connections import Handler
 from agent.simulation.pods import Phase
 from agent.simulation.sockets import Version
 from tests.deterministic.world import KUBELETS, LATE, SHARED, STUB, WIDGET, UnfitError, World
+from tests.simulation.plugin import ToyPlugin, devices
 
 Body = Callable[[World, random.Random], AsyncIterator[None]]
 
@@ -263,7 +268,9 @@ async def the_state_is_damaged(w: World, rng: random.Random) -> AsyncIterator[No
         with suppress(FileNotFoundError):
             kept = state.read_bytes()
             torn = kept[: rng.randrange(len(kept) + 1)]
-            state.write_bytes(rng.choice([torn, torn, b"\0" * 100, b'{"version": 99}\n', b"wrong line\n", kept + bytes(64)]))
+            state.write_bytes(
+                rng.choice([torn, torn, b"\0" * 100, b'{"version": 99}\n', b"wrong line\n", kept + bytes(64)])
+            )
         yield
         await w.start_agent().is_ready()
 
@@ -277,7 +284,7 @@ async def the_agent_stands_still(w: World, rng: random.Random) -> AsyncIterator[
         await asyncio.sleep(6.0)
 
 
-@fault(4, "agent", "kubelet", "checkpoint")
+@fault(4, "agent", "kubelet", "checkpoint", "disk")
 async def the_node_is_handed_over(w: World, rng: random.Random) -> AsyncIterator[None]:
     """Nothing of it shows in the kubelet: the model goes on as if nothing were."""
     second = w.start_agent()
@@ -342,7 +349,9 @@ async def an_operator_drains(w: World, rng: random.Random) -> AsyncIterator[None
         for unit in units:
             with w.model.unsure(WIDGET, unit):
                 try:
-                    await w.agent.ask(lambda control: control.drain(f"/dev/{unit}", "simulated", None))
+                    await w.agent.ask(
+                        partial(AgentControl.drain, device=f"/dev/{unit}", reason="simulated", until=None)
+                    )
                 except (FairleadError, LookupError) as error:
                     w.note(f"the drain failed: {error}")
                     raise UnfitError from None
@@ -350,7 +359,7 @@ async def an_operator_drains(w: World, rng: random.Random) -> AsyncIterator[None
             w.disturb()
             yield
         for unit in units:
-            await w.agent.ask(lambda control: control.undrain(f"/dev/{unit}"))
+            await w.agent.ask(partial(AgentControl.undrain, device=f"/dev/{unit}"))
 
 
 @fault(2, "configuration", "agent")
@@ -382,4 +391,82 @@ async def a_reload_brings_a_resource(w: World, rng: random.Random) -> AsyncItera
 async def it_is_reloaded(w: World, rng: random.Random) -> AsyncIterator[None]:
     if signal.SIGHUP in w.agent.process.signals:
         w.agent.get(signal.SIGHUP)
+    yield
+
+
+# --- others on the node ---
+
+
+@fault(2, "kubelet", "agent", "checkpoint", open_point="B1")
+async def another_plugin_overtakes_us(w: World, rng: random.Random) -> AsyncIterator[None]:
+    """Its name is ours, and so the kubelet asks it alone; once it has ended, ours is registered again."""
+    plugin = ToyPlugin(w.node.plugin_dir, WIDGET, devices("theirs-0", "theirs-1"), "rival.sock")
+    with w.model.unseen():
+        await w.in_process("rival", plugin.__aenter__)
+        await w.in_process("rival", plugin.register)
+        yield
+        await w.in_process("rival", lambda: plugin.__aexit__(None, None, None))
+        await asyncio.sleep(8.0)
+
+
+@fault(1)
+async def links_lie_in_the_plugin_directory(w: World, rng: random.Random) -> AsyncIterator[None]:
+    """Where our sockets are, one that we do not know."""
+    link = w.node.sockets / "evil.sock"
+    with suppress(OSError):
+        link.symlink_to("/etc/passwd")
+    yield
+    link.unlink(missing_ok=True)
+
+
+@fault(1)
+async def somebody_floods_a_plugins_socket(w: World, rng: random.Random) -> AsyncIterator[None]:
+    """Pings without an end, and frames of no known type."""
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+    frame = rng.choice([bytes([0, 0, 8, 6, 0, 0, 0, 0, 0]) + bytes(8), bytes([0, 0, 0, 99, 0, 0, 0, 0, 0])])
+    sockets = sorted(w.node.sockets.glob("*.sock"))
+    for path in rng.sample(sockets, min(1, len(sockets))):
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as sock:
+            sock.setblocking(False)
+            sock.connect(str(path))
+            for part in [preface, *[frame * 500] * 40]:
+                sock.send(part)
+                await asyncio.sleep(0)
+    yield
+
+
+@fault(1, "agent", "device directory")
+async def inotify_has_no_watches_left(w: World, rng: random.Random) -> AsyncIterator[None]:
+    """What changes then is found by a look each 5 s."""
+    with w.model.slower(11.0):
+        w.agent.process.faults.add("no-watches")
+        w.node.dev.rename(aside := w.root / "dev.before")
+        w.node.dev.mkdir()
+        for path in sorted(aside.iterdir()):
+            path.rename(w.node.dev / path.name)
+        aside.rmdir()
+        w.disturb()
+        yield
+        w.agent.process.faults.discard("no-watches")
+        await asyncio.sleep(12.0)
+
+
+@fault(1, "agent")
+async def no_threads_are_left(w: World, rng: random.Random) -> AsyncIterator[None]:
+    """Those that are there go on; what needs another one waits, and says so."""
+    with w.model.unseen():
+        w.agent.process.faults.add("no-threads")
+        yield
+        w.agent.process.faults.discard("no-threads")
+        await asyncio.sleep(6.0)
+
+
+@fault(2)
+async def a_command_is_ended_at_once(w: World, rng: random.Random) -> AsyncIterator[None]:
+    client = Client(w.node.admin)
+    task = asyncio.ensure_future(client.explain("w1") if rng.random() < 0.5 else client.status())
+    await asyncio.sleep(rng.choice([0.0, 0.001, 1.0]))
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    client.close()
     yield

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import heapq
+import math
 import os
 from collections.abc import Callable
 from contextvars import copy_context
@@ -56,6 +57,7 @@ class _Task(_Numbered, asyncio.Task[T]):
         context = options.get("context")
         self.process = PROCESS.get() if context is None else context.get(PROCESS, HARNESS)
         super().__init__(*arguments, **options)
+        self.process.tasks.add(self)
 
 
 class _Scope(_Numbered, anyio._backends._asyncio.CancelScope):
@@ -76,7 +78,11 @@ class Loop(asyncio.SelectorEventLoop):
         self.pace = 0.0
         """Seconds at most that one turn takes."""
         super().__init__()
-        self.set_task_factory(lambda loop, it, **options: _Task(it, loop=loop, **options))  # type: ignore[arg-type]
+        self._ready: collections.deque[Any]
+        self._scheduled: list[Any]
+        self._selector: Any
+        self._transports: dict[int, Any]
+        self.set_task_factory(lambda loop, it, **options: _Task(it, loop=loop, **options))
 
     # --- what asyncio asks ---
 
@@ -86,9 +92,9 @@ class Loop(asyncio.SelectorEventLoop):
     def _write_to_self(self) -> None:
         """Threads are ours: nobody has to be woken."""
 
-    def add_signal_handler(self, number: int, callback: Callable[..., object], *arguments: Any) -> None:
+    def add_signal_handler(self, sig: int, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]
         context = copy_context()
-        PROCESS.get().signals[number] = lambda: self.call_soon(callback, *arguments, context=context) and None
+        PROCESS.get().signals[sig] = lambda: self.call_soon(callback, *args, context=context)
 
     # --- turns ---
 
@@ -128,7 +134,7 @@ class Loop(asyncio.SelectorEventLoop):
 
     def _sort(self) -> None:
         """Give each process what has been called soon."""
-        ready = self._ready  # type: ignore[attr-defined]
+        ready = self._ready
         while ready:
             handle = ready.popleft()
             process = handle._context.get(PROCESS, HARNESS)
@@ -140,14 +146,14 @@ class Loop(asyncio.SelectorEventLoop):
     def _poll(self) -> dict[Process, list[asyncio.Handle]]:
         """What sockets and files have for each process."""
         found: dict[Process, list[asyncio.Handle]] = {}
-        for key, mask in sorted(self._selector.select(0), key=lambda it: it[0].fd):  # type: ignore[attr-defined]
+        for key, mask in sorted(self._selector.select(0), key=lambda it: it[0].fd):
             for bit, handle in zip((1, 2), key.data, strict=True):
                 if mask & bit and handle is not None and not handle._cancelled:
                     found.setdefault(handle._context.get(PROCESS, HARNESS), []).append(handle)
         return found
 
     def _let_time_pass(self) -> None:
-        timers = self._scheduled  # type: ignore[attr-defined]
+        timers = self._scheduled
         while timers and timers[0]._cancelled:
             heapq.heappop(timers)._scheduled = False
         if not timers:
@@ -157,12 +163,12 @@ class Loop(asyncio.SelectorEventLoop):
         self._ripen()
 
     def _ripen(self) -> None:
-        timers, now = self._scheduled, self.machine.now  # type: ignore[attr-defined]
+        timers, now = self._scheduled, self.machine.now
         while timers and timers[0]._when <= now:
             timer = heapq.heappop(timers)
             timer._scheduled = False
             if not timer._cancelled:
-                self._ready.append(timer)  # type: ignore[attr-defined]
+                self._ready.append(timer)
 
     # --- processes ---
 
@@ -179,25 +185,25 @@ class Loop(asyncio.SelectorEventLoop):
         process.is_dead = True
         self.processes.remove(process)
         self._sort()
-        kept = [it for it in self._scheduled if it._context.get(PROCESS) is not process]  # type: ignore[attr-defined]
-        self.graveyard += [list(process.ready), self._scheduled, process]  # type: ignore[attr-defined]
+        kept = [it for it in self._scheduled if it._context.get(PROCESS) is not process]
+        self.graveyard += [list(process.ready), self._scheduled, process]
         self.graveyard += [it for it in self.threads if it.process is process]
         process.ready.clear()
         self._scheduled = kept
         heapq.heapify(kept)
         self.threads = [it for it in self.threads if it.process is not process]
         self.graveyard += self.tasks_of(process)
-        for key in list(self._selector.get_map().values()):  # type: ignore[attr-defined]
+        for key in list(self._selector.get_map().values()):
             if any(it is not None and it._context.get(PROCESS) is process for it in key.data):
                 self.graveyard.append(key)
-                self._selector.unregister(key.fd)  # type: ignore[attr-defined]
+                self._selector.unregister(key.fd)
         for fd in list(self.machine.descriptors(process)):
-            self._transports.pop(fd, None)  # type: ignore[attr-defined]
+            self._transports.pop(fd, None)
             os.close(fd)
 
     def tasks_of(self, process: Process) -> list[asyncio.Task[Any]]:
         """What of a process has not ended."""
-        return [it for it in asyncio.all_tasks(self) if isinstance(it, _Task) and it.process is process]
+        return [it for it in process.tasks if not it.done()]
 
 
 # --- threads ---
@@ -212,7 +218,7 @@ class Thread:
         self.name, self.process = name, PROCESS.get()
         self._greenlet = greenlet(lambda: target(*args))
         self._greenlet.gr_context = copy_context()
-        self._greenlet.thread = self  # type: ignore[attr-defined]
+        self._greenlet.thread = self
 
     def __repr__(self) -> str:
         return f"{self.process} {self.name}"
@@ -274,20 +280,18 @@ class Event:
         self._is_set = False
 
     def wait(self, timeout: float | None = None) -> bool:
-        thread = this_thread()
-        if self._is_set:
-            return True
-        assert thread is not None, "the event loop waits for a thread"
-        due = None if timeout is None else _loop().time() + timeout
-        while not self._is_set and (due is None or _loop().time() < due):
+        thread, loop = this_thread(), _loop()
+        due = math.inf if timeout is None else loop.time() + timeout
+        while not self.is_set() and loop.time() < due:
+            assert thread is not None, "the event loop waits for a thread"
             self._waiting.append(thread)
-            timer = None if due is None else _loop().call_at(due, thread.wake)
+            timer = None if due == math.inf else loop.call_at(due, thread.wake)
             thread.wait()
             if timer is not None:
                 timer.cancel()
             if thread in self._waiting:
                 self._waiting.remove(thread)
-        return self._is_set
+        return self.is_set()
 
 
 class SimpleQueue:
@@ -315,7 +319,11 @@ class SimpleQueue:
 
 
 async def _in_a_thread(
-    call: Callable[..., T], *arguments: Any, abandon_on_cancel: bool = False, cancellable: bool | None = None, limiter: Any = None
+    call: Callable[..., T],
+    *arguments: Any,
+    abandon_on_cancel: bool = False,
+    cancellable: bool | None = None,
+    limiter: Any = None,
 ) -> T:
     """Stands for `anyio.to_thread.run_sync`."""
     loop = _loop()
@@ -350,7 +358,7 @@ def take_place() -> None:
     threads = SimpleNamespace(Thread=Thread, Event=Event)
     for module in (workers, state_file, listening):
         module.threading = threads  # type: ignore[attr-defined]
-    workers.queue = SimpleNamespace(SimpleQueue=SimpleQueue)  # type: ignore[attr-defined]
+    workers.queue = SimpleNamespace(SimpleQueue=SimpleQueue)  # type: ignore[assignment,attr-defined]
     anyio.to_thread.run_sync = _in_a_thread  # type: ignore[assignment]
     anyio._backends._asyncio.CancelScope = _Scope  # type: ignore[misc]
     for numbered in (PluginClient, Connection, grpclib.server.Handler, Discoverer):

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, Final
+from weakref import WeakSet
 
 BOOTED: Final = 1_900_000_000.0
 """Seconds since the epoch at which the run's monotonic clock was 0."""
@@ -31,7 +32,8 @@ class Process:
         self.ready: deque[Any] = deque()
         """Handles that its event loop has to run, in their order."""
         self.is_stopped = self.is_dead = False
-        self.signals: dict[int, Callable[[], None]] = {}
+        self.tasks: WeakSet[Any] = WeakSet()
+        self.signals: dict[int, Callable[[], object]] = {}
         self.faults: set[str] = set()
         """What fails for it: `disk-full`, `read-only`, `io-error`, `disk-slow`."""
 
@@ -72,6 +74,10 @@ class Machine:
         """Note that this process has opened it."""
         found = _fstat(fd)
         self._owners[fd] = PROCESS.get(), (found.st_dev, found.st_ino)
+
+    def disown(self, fd: int) -> None:
+        """Note that it has closed it."""
+        del self._owners[fd]
 
     def descriptors(self, process: Process) -> Iterator[int]:
         """What a process has open."""
@@ -142,7 +148,7 @@ time.monotonic_ns = lambda: int(_monotonic() * 1e9)
 time.perf_counter = lambda: _perf_counter() if MACHINE is None else MACHINE.now
 time.time = lambda: _wall() if MACHINE is None else MACHINE.wall_ns / 1e9
 time.time_ns = lambda: int(time.time() * 1e9)
-time.sleep = _pause
+time.sleep = _pause  # type: ignore[assignment]
 os.urandom = lambda size: _urandom(size) if MACHINE is None else MACHINE.rng.randbytes(size)
 os.getpid = lambda: _getpid() if MACHINE is None else PROCESS.get().pid
 
@@ -282,7 +288,9 @@ def _moving(move: Callable[..., None]) -> Callable[..., None]:
             _checked("read-only")
         move(source, target, **options)
         if MACHINE is not None:
-            MACHINE.touch(_lstat(target, **{k: v for k, v in {"dir_fd": options.get("dst_dir_fd")}.items() if v}), content=False)
+            MACHINE.touch(
+                _lstat(target, **{k: v for k, v in {"dir_fd": options.get("dst_dir_fd")}.items() if v}), content=False
+            )
 
     return moving
 
@@ -358,7 +366,7 @@ def _binding(self: socket.socket, address: Any) -> None:
 
 
 socket.socket.__init__ = _making_socket  # type: ignore[method-assign]
-socket.socket.bind = _binding  # type: ignore[method-assign]
+socket.socket.bind = _binding  # type: ignore[assignment,method-assign]
 
 
 def send(process: Process, number: int) -> None:

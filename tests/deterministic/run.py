@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 import random
@@ -10,8 +11,9 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import structlog
@@ -45,6 +47,20 @@ class Step(Struct, frozen=True):
     """Seconds from its beginning to its end."""
     seed: int
     """Of its own choices."""
+
+
+class Case(Struct, frozen=True):
+    """A shortest sequence that failed once, with the seed that decides its order; kept, since other steps may follow from it."""
+
+    seed: int
+    found: str
+    steps: list[Step]
+
+
+def known_cases() -> list[Case]:
+    """Every one that ever failed."""
+    lines = Path(__file__).with_name("cases.jsonl").read_bytes().splitlines()
+    return [msgspec.json.decode(line, type=Case) for line in lines]
 
 
 class Result(Struct):
@@ -158,24 +174,59 @@ def run(seed: int, steps: Sequence[Step], root: Path) -> Result:
         if not world.violations:  # at the first one the loop is stopped
             raise
     return msgspec.structs.replace(
-        result, violations=world.violations, trace=world.trace, seconds=machine.now - began, turns=loop.turns, order=loop.order
+        result,
+        violations=world.violations,
+        trace=world.trace,
+        seconds=machine.now - began,
+        turns=loop.turns,
+        order=loop.order,
     )
 
 
 def _tame_inotify(machine: machines.Machine, root: Path) -> None:
-    """Close it with its process, and watch nothing above the run's directory: others may change something there."""
+    """Watch nothing above the run's directory, where others may change something; and use instances again.
+
+    The kernel takes 10 ms to close one (synchronize_srcu, fsnotify_destroy_group in fs/notify/group.c).
+    """
     start, watch = Inotify.__init__, Inotify.add_watch
+    close = os.close
+    free: list[Inotify] = []
+    made: dict[int, Inotify] = {}
+    watched: dict[int, set[int]] = {}
 
     def starting(self: Inotify) -> None:
-        try:
-            start(self)
-        except OSError as error:
-            raise LivelockError(f"other processes have all inotify instances of this user: {error}") from error
-        machine.own(self.fileno())
+        if free:
+            self._fd = free.pop()._fd
+            with suppress(BlockingIOError):
+                while self.read()[1]:
+                    pass
+        else:
+            try:
+                start(self)
+            except OSError as error:
+                raise LivelockError(f"other processes have all inotify instances of this user: {error}") from error
+        made[self._fd], watched[self._fd] = self, set()
+        machine.own(self._fd)
 
     def add_watch(self: Inotify, path: str, mask: int) -> int:
-        return watch(self, path, mask) if path.startswith(str(root)) else 1 << 20
+        if not path.startswith(str(root)):
+            return 1 << 20
+        if "no-watches" in machines.PROCESS.get().faults:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        watched[self._fd].add(wd := watch(self, path, mask))
+        return wd
 
+    def closing(fd: int) -> None:
+        if (instance := made.pop(fd, None)) is None:
+            close(fd)
+            return
+        for wd in watched.pop(fd):
+            with suppress(OSError):
+                instance.rm_watch(wd)
+        machine.disown(fd)
+        free.append(instance)
+
+    os.close = closing
     Inotify.__init__, Inotify.add_watch = starting, add_watch  # type: ignore[method-assign]
 
 

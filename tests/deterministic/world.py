@@ -6,9 +6,8 @@ import asyncio
 import os
 import random
 import signal
-import time
-from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -33,9 +32,9 @@ from agent.simulation.sockets import Version
 from backends.chardev import CharDev
 from backends.stub import Stub
 from tests.deterministic.loop import Loop, Thread, this_thread
-from tests.deterministic.machine import PROCESS, Machine, Process, send
+from tests.deterministic.machine import PROCESS, Machine, send
 from tests.e2e.node import Node, chardev
-from tests.soak.model import PATIENCE, Model, Units
+from tests.soak.model import Model, Units
 
 WIDGET, SHARED, STUB, LATE = "fl.test/widget", "fl.test/shared", "fl.test/stub", "fl.test/late"
 _REPLICAS: Final = 3
@@ -101,7 +100,7 @@ class World:
         """Something has happened that the kubelet must show in time."""
         self.disturbed_at = self.machine.now
 
-    def logged(self, _logger: object, level: str, line: dict[str, Any]) -> Any:
+    def logged(self, _logger: object, level: str, line: MutableMapping[str, Any]) -> Mapping[str, Any]:
         """Take a line of an agent's log."""
         words = {key: value for key, value in line.items() if key not in ("event", "exc_info")}
         self.note(f"log {level} {line['event']} {words}")
@@ -260,6 +259,11 @@ class World:
         """Have the kubelet's process do this."""
         return await self.loop.spawn(self.kubelet_process, work)
 
+    async def in_process(self, name: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Have another process do this."""
+        process = next((it for it in self.loop.processes if it.name == name), None) or self.machine.process(name)
+        return await self.loop.spawn(process, work)
+
     async def begin(self) -> None:
         """Make the hardware, and start the kubelet and an agent."""
         _hang_where_told(self)
@@ -304,6 +308,8 @@ class World:
         self.model.blind += 1
         for agent in list(self.agents):
             await agent.end()
+        if left := self.node.leftovers():
+            self.violate(f"agents left in their directory: {sorted(left)}")
         for task in list(self._admissions):
             task.cancel()
         await self.on_kubelet(self.kubelet.stop)
@@ -365,7 +371,7 @@ class AgentProcess:
         await asyncio.sleep(0.1)
         if left := self.world.loop.tasks_of(self.process):
             self.world.violate(f"{self.process} left tasks: {left}")
-        names = [os.readlink(f"/proc/self/fd/{fd}") for fd in self.world.machine.descriptors(self.process)]
+        names = [str(Path(f"/proc/self/fd/{fd}").readlink()) for fd in self.world.machine.descriptors(self.process)]
         # the thread that writes the state lives as long as the process
         if names := [name for name in names if not name.rpartition("/")[2].startswith("state.json")]:
             self.world.violate(f"{self.process} left files open: {names}")

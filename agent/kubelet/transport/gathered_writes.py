@@ -50,7 +50,7 @@ class GatheringTransport(asyncio.Transport):
             self._transport.write(gathered)
 
     def is_unread(self) -> bool:
-        """Has the other side of the unix socket not read yet what was written? (SIOCOUTQ: unix_outq_len, net/unix/af_unix.c)"""
+        """Has the other side not read yet what was written? SIOCOUTQ tells (unix_outq_len, net/unix/af_unix.c)."""
         if self._gathered or self._transport.get_write_buffer_size():
             return True
         sock = self._transport.get_extra_info("socket")
