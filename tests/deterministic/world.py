@@ -33,8 +33,8 @@ from backends.chardev import CharDev
 from backends.stub import Stub
 from tests.deterministic.loop import Loop, Thread, this_thread
 from tests.deterministic.machine import PROCESS, Machine, send
+from tests.deterministic.model import Model, Units
 from tests.e2e.node import Node, chardev
-from tests.soak.model import Model, Units
 
 WIDGET, SHARED, STUB, LATE = "fl.test/widget", "fl.test/shared", "fl.test/stub", "fl.test/late"
 _REPLICAS: Final = 3
@@ -131,7 +131,7 @@ class World:
 
     def differences(self) -> list[str]:
         """In what the kubelet's view differs from the hardware."""
-        return self.model.differences(self.kubelet.resources, self.machine.now)
+        return self.model.differences(self.kubelet.resources)
 
     def _look(self) -> None:
         if self.machine.now - self.disturbed_at > self.model.patience() and (found := self.differences()):
