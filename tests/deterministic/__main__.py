@@ -77,7 +77,7 @@ def _tell(seed: int, steps: Sequence[Step], given: argparse.Namespace, result: R
 def _many(given: argparse.Namespace, points: list[str]) -> int:
     """Fresh seeds until the time is over, after those that ever failed."""
     first = given.first if given.first is not None else random.SystemRandom().randrange(1 << 32)
-    known = known_cases()
+    known = [it for it in known_cases() if given.sabotage in (None, it.sabotage)]
     print(f"simulate: {len(known)} cases that once failed, then fresh seeds from {first}", file=sys.stderr)
     children: dict[int, Child] = {}
     failed: list[tuple[Child, Result]] = []

@@ -121,6 +121,7 @@ async def devices_fail(w: World, rng: random.Random) -> AsyncIterator[None]:
         for unit in units:
             del w.states[unit]
         w.say_states()
+        w.disturb()
 
 
 @fault(3, "reads")
@@ -267,7 +268,8 @@ async def the_state_is_damaged(w: World, rng: random.Random) -> AsyncIterator[No
         state = w.node.state / "state.json"
         with suppress(FileNotFoundError):
             kept = state.read_bytes()
-            torn = kept[: rng.randrange(len(kept) + 1)]
+            last = kept.splitlines(keepends=True)[-1]
+            torn = kept + last[: rng.randrange(len(last))]  # what was told to be kept is synced, and whole
             state.write_bytes(
                 rng.choice([torn, torn, b"\0" * 100, b'{"version": 99}\n', b"wrong line\n", kept + bytes(64)])
             )
@@ -334,6 +336,19 @@ async def the_agents_disk_fails(w: World, rng: random.Random) -> AsyncIterator[N
     agent.process.faults.discard(what)
 
 
+@fault(2, "disk", "agent", "kubelet", "checkpoint", open_point="B5")
+async def the_plugin_directory_cannot_be_written(w: World, rng: random.Random) -> AsyncIterator[None]:
+    """A kubelet that restarts meanwhile is registered with once it can; that it cannot is said once."""
+    process, what = w.agent.process, rng.choice(["disk-full", "read-only"])
+    with w.model.unseen():
+        process.disk = str(w.root)
+        process.faults.add(what)
+        await w.on_kubelet(w.kubelet.restart)
+        yield
+        process.faults.discard(what)
+        process.disk = str(w.node.state)
+
+
 @fault(1, "clock")
 async def the_wall_clock_jumps(w: World, rng: random.Random) -> AsyncIterator[None]:
     w.machine.wall_offset += rng.choice([-1.0, 1.0]) * rng.choice([0.5, 60.0, 86400.0])
@@ -343,7 +358,7 @@ async def the_wall_clock_jumps(w: World, rng: random.Random) -> AsyncIterator[No
 # --- operators ---
 
 
-@fault(3, "state", "agent")
+@fault(3, "disk", "agent")
 async def an_operator_drains(w: World, rng: random.Random) -> AsyncIterator[None]:
     with w.some(rng, WIDGET, 1) as units:
         for unit in units:

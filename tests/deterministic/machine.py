@@ -35,7 +35,9 @@ class Process:
         self.tasks: WeakSet[Any] = WeakSet()
         self.signals: dict[int, Callable[[], object]] = {}
         self.faults: set[str] = set()
-        """What fails for it: `disk-full`, `read-only`, `io-error`, `disk-slow`."""
+        """What fails for it: `disk-full`, `read-only`, `io-error`, `disk-slow`, `no-threads`, `no-watches`."""
+        self.disk = ""
+        """How the paths begin that are on the disk that fails."""
 
     def __repr__(self) -> str:
         return self.name
@@ -235,27 +237,29 @@ def _timed(found: os.stat_result) -> Any:
     return found if MACHINE is None or not stat.S_IFMT(found.st_mode) else Status(found, MACHINE.times(found))
 
 
-def _fails(*faults: str) -> str:
+def _fails(*faults: str, path: Any = None) -> str:
     """Which of these a process' disk does now, if any."""
-    if MACHINE is None or not (has := PROCESS.get().faults):
+    if MACHINE is None or not (has := (process := PROCESS.get()).faults):
+        return ""
+    if path is not None and not os.fspath(path).startswith(process.disk):
         return ""
     return next((it for it in faults if it in has), "")
 
 
-def _checked(*faults: str) -> None:
+def _checked(*faults: str, path: Any = None) -> None:
     """Fail, or take time, as the disk does now."""
     import errno
 
     numbers = {"disk-full": errno.ENOSPC, "read-only": errno.EROFS, "io-error": errno.EIO}
-    if fault := _fails(*faults):
+    if fault := _fails(*faults, path=path):
         raise OSError(numbers[fault], os.strerror(numbers[fault]))
-    if MACHINE is not None and MACHINE.block is not None and _fails("disk-slow"):
+    if MACHINE is not None and MACHINE.block is not None and _fails("disk-slow", path=path):
         MACHINE.block(MACHINE.rng.choice([0.01, 0.2, 2.0]))
 
 
 def _opening(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
     if MACHINE is not None and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-        _checked("read-only", *(["disk-full"] if flags & os.O_CREAT and not os.path.lexists(path) else []))
+        _checked("read-only", *(["disk-full"] if flags & os.O_CREAT and not os.path.lexists(path) else []), path=path)
     fd = _open(path, flags, mode, dir_fd=dir_fd)
     if MACHINE is not None:
         MACHINE.own(fd)
@@ -285,7 +289,7 @@ def _syncing(sync: Callable[[int], None]) -> Callable[[int], None]:
 def _moving(move: Callable[..., None]) -> Callable[..., None]:
     def moving(source: Any, target: Any, **options: Any) -> None:
         if MACHINE is not None:
-            _checked("read-only")
+            _checked("read-only", path=target)
         move(source, target, **options)
         if MACHINE is not None:
             MACHINE.touch(
@@ -297,7 +301,7 @@ def _moving(move: Callable[..., None]) -> Callable[..., None]:
 
 def _making(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
     if MACHINE is not None and not os.path.lexists(path):
-        _checked("read-only", "disk-full")
+        _checked("read-only", "disk-full", path=path)
     _mkdir(path, mode, dir_fd=dir_fd)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import logging
 import os
 import random
 import re
@@ -50,11 +51,13 @@ class Step(Struct, frozen=True):
 
 
 class Case(Struct, frozen=True):
-    """A shortest sequence that failed once, with the seed that decides its order; kept, since other steps may follow from it."""
+    """A shortest sequence that failed once, with the seed that decides its order; the steps of a seed change with the faults."""
 
     seed: int
     found: str
     steps: list[Step]
+    sabotage: str = ""
+    """What was wrong in the agent, where it was put there on purpose."""
 
 
 def known_cases() -> list[Case]:
@@ -163,6 +166,7 @@ def run(seed: int, steps: Sequence[Step], root: Path) -> Result:
         wrapper_class=structlog.make_filtering_bound_logger(20),
         cache_logger_on_first_use=True,
     )
+    logging.disable()  # grpclib tells of each connection that a killed process leaves
     loop.set_exception_handler(lambda _, context: world.violate(f"the event loop says: {context}"))
     asyncio.set_event_loop(loop)
     began = machine.now

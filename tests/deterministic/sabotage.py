@@ -9,10 +9,8 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from agent.daemon.list_publisher import Publisher
-from agent.daemon.node import Node
 from agent.inventory.slots import Listing
 from agent.kubelet import lock, plugin
-from agent.kubelet.pods.pod_claims import PodClaims
 from agent.kubelet.registration import Registrar
 from agent.kubelet.transport.gathered_writes import GatheringTransport
 from agent.kubelet.transport.server import SocketServer
@@ -27,16 +25,6 @@ def lists_lack_what_pods_hold() -> None:
         return replace(found, slots=slots, changed=None)
 
     Listing.snapshot = snapshot  # type: ignore[assignment,method-assign]
-
-
-def claims_are_dropped() -> None:
-    async def allocated(self: Any, given: Any) -> None:
-        pass
-
-    async def ask(self: Any, *_: Any) -> None:
-        pass
-
-    Node.allocated, PodClaims.ask = allocated, ask  # type: ignore[method-assign]
 
 
 def each_tenth_change_is_not_published() -> None:
@@ -89,7 +77,6 @@ SABOTAGES: Final[dict[str, Callable[[], None]]] = {
     it.__name__: it
     for it in (
         lists_lack_what_pods_hold,
-        claims_are_dropped,
         each_tenth_change_is_not_published,
         what_left_a_list_is_given_at_once,
         time_counts_while_the_kubelet_stands_still,

@@ -321,6 +321,7 @@ class AgentProcess:
     def __init__(self, world: World) -> None:
         self.world = world
         self.process = world.machine.process(f"agent{next(world.numbers)}")
+        self.process.disk = str(world.node.state)
         self.agent: Agent | None = None
         self.ready = False
         self._task = world.loop.spawn(self.process, self._main)
