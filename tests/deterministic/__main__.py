@@ -82,13 +82,14 @@ def _many(given: argparse.Namespace, points: list[str]) -> int:
     children: dict[int, Child] = {}
     failed: list[tuple[Child, Result]] = []
     began, total, simulated, runs, cpu = machine.REAL_TIME(), 0, 0.0, 0, 0.0
-    cases = iter(known)
-    fresh = iter(range(first, 1 << 62))
+    waiting, fresh = list(known), iter(range(first, 1 << 62))
     while True:
         while len(children) < given.jobs:
-            if (case := next(cases, None)) is not None:
+            running = {it.seed for it in children.values()}  # one seed has one directory
+            if case := next((it for it in waiting if it.seed not in running), None):
+                waiting.remove(case)
                 child = Child(case.seed, case.steps)
-            elif machine.REAL_TIME() - began < given.seconds:
+            elif not waiting and machine.REAL_TIME() - began < given.seconds:
                 child = Child(seed := next(fresh), steps_of(seed, given.steps, points))
             else:
                 break
