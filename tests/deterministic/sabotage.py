@@ -51,13 +51,6 @@ def two_agents_hold_the_lock() -> None:
     lock._try_lock = lambda fd: True
 
 
-def an_ended_stream_is_not_waited_for() -> None:
-    async def at_once(self: Any, patience: float = 0.0) -> bool:
-        return True
-
-    SocketServer.wait_disconnected = at_once  # type: ignore[method-assign]
-
-
 def the_kubelets_restart_goes_unnoticed() -> None:
     async def for_ever(self: Any) -> float:
         import anyio
@@ -81,7 +74,6 @@ SABOTAGES: Final[dict[str, Callable[[], None]]] = {
         what_left_a_list_is_given_at_once,
         time_counts_while_the_kubelet_stands_still,
         two_agents_hold_the_lock,
-        an_ended_stream_is_not_waited_for,
         the_kubelets_restart_goes_unnoticed,
         sockets_are_left_behind,
     )
