@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from agent.discovery.sources.inotify import Inotify
 from agent.health import flapping
+from agent.kubelet.lock import identity
 from agent.runtime import garbage
 from tests.deterministic import machine as machines
 from tests.deterministic.faults import FAULTS, Fault
@@ -243,8 +244,12 @@ def _place(seed: int) -> tuple[Path, int]:
     Others who run the same seed wait for the lock.
     """
     place = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir(), f"fl{seed & 0xFFFFFFFF:08x}")
-    lock = os.open(f"{place}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    while True:
+        lock = os.open(f"{place}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if identity(Path(f"{place}.lock")) == (os.fstat(lock).st_dev, os.fstat(lock).st_ino):
+            break
+        os.close(lock)  # who had it has removed it
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
     return place, lock
@@ -293,6 +298,7 @@ class Child:
         os.close(self.reading)
         _, status = os.waitpid(self._pid, 0)
         shutil.rmtree(self._place, ignore_errors=True)
+        Path(f"{self._place}.lock").unlink()
         os.close(self._lock)
         if not self._data:
             return Result([f"the run's process ended with status {status}"])
