@@ -226,13 +226,12 @@ async def records_are_written_late_or_in_the_wrong_order(w: World, rng: random.R
 
 @fault(2, "kubelet", "checkpoint")
 async def the_kubelets_disk_is_slow(w: World, rng: random.Random) -> AsyncIterator[None]:
-    """Its sync loop waits for the checkpoint at each list and each pod."""
-    with w.model.slower(10.0):
+    """It waits for the checkpoint at each list and each pod; until 1.36, ends of streams that it sees late drop later clients (A2)."""
+    with w.model.unseen():
         w.kubelet_process.faults.add("disk-slow")
         yield
         w.kubelet_process.faults.discard("disk-slow")
-        w.disturb()
-        await asyncio.sleep(4.0)
+        await asyncio.sleep(8.0)
 
 
 # --- the agent's process ---
@@ -417,10 +416,12 @@ async def another_plugin_overtakes_us(w: World, rng: random.Random) -> AsyncIter
     """Its name is ours, and so the kubelet asks it alone; once it has ended, ours is registered again."""
     plugin = ToyPlugin(w.node.plugin_dir, WIDGET, devices("theirs-0", "theirs-1"), "rival.sock")
     with w.model.unseen():
+        w.rival = WIDGET
         await w.in_process("rival", plugin.__aenter__)
         await w.in_process("rival", plugin.register)
         yield
         await w.in_process("rival", lambda: plugin.__aexit__(None, None, None))
+        w.rival = ""
         await asyncio.sleep(8.0)
 
 

@@ -81,6 +81,8 @@ class World:
         self.hanging: set[str] = set()
         """Units of backends whose reads do not come back."""
         self._hung: list[Thread] = []
+        self.rival = ""
+        """The resource whose name another plugin has; its lists are not ours."""
         self.record_delays: tuple[float, float] | None = None
         """Seconds, at least and at most, by which the kubelet writes its record late; None: at once."""
 
@@ -121,7 +123,8 @@ class World:
         self.note(f"kubelet {change.kind} {change.resource} {change.text} {change.devices() or ''}")
         if change.kind is Kind.PANIC:
             self.violate(f"the kubelet panicked: {change.text}")
-        if change.kind is Kind.LIST and change.after is not None and self.model.is_served(change.resource):
+        is_ours = self.model.is_served(change.resource) and change.resource != self.rival
+        if change.kind is Kind.LIST and change.after is not None and is_ours:
             listed = change.after.healthy | change.after.unhealthy
             if lacking := self.held(change.resource) - listed:
                 self.violate(f"a list of {change.resource} lacks {sorted(lacking)}, which running pods hold")
