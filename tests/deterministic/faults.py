@@ -224,7 +224,7 @@ async def records_are_written_late_or_in_the_wrong_order(w: World, rng: random.R
     w.record_delays = None
 
 
-@fault(2, "kubelet", "checkpoint")
+@fault(2, "kubelet", "checkpoint", open_point="B1")
 async def the_kubelets_disk_is_slow(w: World, rng: random.Random) -> AsyncIterator[None]:
     """It waits for the checkpoint at each list and each pod; until 1.36, ends of streams that it sees late drop later clients (A2)."""
     with w.model.unseen():
