@@ -16,6 +16,8 @@ VERSION_TESTS := tests/kubelet tests/config tests/cli tests/console/test_admin_p
 	tests/daemon/test_state_file.py tests/daemon/test_state_keeper.py tests/discovery tests/health tests/inventory \
 	tests/placement tests/claims tests/hardware tests/e2e/kubelet/test_kubelet_restarts.py tests/e2e/daemon/test_stop.py \
 	tests/e2e/hardware/test_hotplug.py tests/runtime/test_workers.py tests/kubernetes
+# What reads the clone, in which a first run has left its traces.
+TREE_TESTS := tests/test_house.py tests/test_rules.py tests/deploy/kubectl tests/docs/test_release.py
 JOBS ?= $(shell expr $$(nproc) + 1)
 BIN := $(VENV)/bin
 INSTALL := python -m pip --quiet --quiet --disable-pip-version-check install --no-deps
@@ -65,8 +67,9 @@ test-versions: ## run what can differ between Pythons on each of PYTHONS that is
 		else echo "There is no Python $$version here."; fi; \
 	done
 
-test-debian12: ## run the same with Debian 12's own Python 3.11.2, whose asyncio has bugs that later ones have not
-	@$(MAKE) --no-print-directory trees SUITES=bookworm AS=root LOCK=test ARGS="$(VERSION_TESTS) $(ARGS)"
+test-debian12: ## run the same with Debian 12's own Python 3.11.2, whose asyncio has bugs that later ones have not, as a user, in an order by chance
+	@AGAIN="$(TREE_TESTS)" $(MAKE) --no-print-directory trees SUITES=bookworm AS=user LOCK=test \
+		ARGS="$(VERSION_TESTS) --shuffle $$(od -An -N2 -tu2 /dev/urandom | tr -d ' ') $(ARGS)"
 
 trees: $(VENV)/.ready ## run the tests on fresh trees of Debian's SUITES, AS root and as a user; needs root and mmdebstrap
 	@for suite in $(SUITES); do for who in $(AS); do \

@@ -16,7 +16,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # before grpcio is imported: i
 
 from bench import messages, processes
 from bench.figures import Figure, document, table
-from bench.measures.allocate import allocate, allocate_concurrent
+from bench.measures.allocate import allocate, allocate_concurrent, allocate_held
 from bench.measures.bursts import second_event, storms
 from bench.measures.flip import flip
 from bench.measures.health import unhealthy_to_list, xid_to_list
@@ -70,6 +70,7 @@ def _flip(quick: bool) -> Iterable[Figure]:
 
 def _allocate(quick: bool) -> Iterable[Figure]:
     yield allocate(1 if quick else 5)
+    yield from allocate_held(20 if quick else 100)
 
 
 def _allocate_concurrent(quick: bool) -> Iterable[Figure]:
@@ -161,6 +162,8 @@ def main() -> None:
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(document(figures, machine))
     print(f"{time.monotonic() - began:.0f} s; written to {arguments.output}", file=sys.stderr)
+    if grown := [it.name for it in figures if it.name.endswith("_growth") and it.met is False]:
+        sys.exit(f"bench: what must not grow with a node grows: {', '.join(grown)}")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from agent.config import kubevirt_defaults
 from bench import messages, processes
 from bench.figures import Figure, figure, table
 from bench.kubelet import Kubelet
-from bench.measures.allocate import AT_ONCE, one_resource, round_trips
+from bench.measures.allocate import AT_ONCE, HELD, held_round_trips, one_resource, round_trips, shared
 from bench.measures.bursts import pair, second_events, storms_of
 from bench.measures.lists import Side, in_turn, running_with
 from bench.measures.registration import kubelet_restarts
@@ -76,11 +76,16 @@ def kubelet_beside(other: Path, agents: int, restarts: int) -> list[Figure]:
         return [one_resource(home / f"{n}", code) for n, code in enumerate(codes)]
 
     one, many = round_trips(make, agents), round_trips(make, agents, AT_ONCE)
+    mine, theirs = held_round_trips(lambda home: [shared(home / f"{n}", it) for n, it in enumerate(codes)], 20 * agents)
     with tempfile.TemporaryDirectory() as home:
         each = [one_node_each(Path(home, f"{n}"), _RESOURCES, code) for n, code in enumerate(codes)]
         took, memory = kubelet_restarts(each, _RESOURCES, restarts)
     return [
         figure("allocate", "1", "ms", one[0], one[1], "one call after the other"),
+        *(
+            figure("allocate", f"1, {held:,} held", "ms", mine[n], theirs[n], "while so much is held")
+            for n, held in enumerate(HELD)
+        ),
         figure("allocate_concurrent", f"{AT_ONCE}", "ms", many[0], many[1], "so many at once"),
         figure("kubelet_to_registered", f"{_RESOURCES}", "ms", took[0], took[1], "until the last is registered"),
         figure("rss", f"{_RESOURCES} resources, {restarts} restarts", "MB", memory[:1], memory[1:], _RSS),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import linear_regression
 from typing import Any, Final
 
 from bench.limits import LIMITS, Limit
@@ -63,6 +64,11 @@ def percentile(samples: Iterable[float], share: float) -> float:
     ordered = sorted(samples)
     rank = -(-len(ordered) * share // 1)  # rounded up
     return ordered[max(0, int(rank) - 1)]
+
+
+def slope(sizes: Sequence[float], costs: Sequence[float]) -> float:
+    """What each size more costs: the slope of the line of least squares."""
+    return linear_regression(sizes, costs).slope
 
 
 def figure(

@@ -69,6 +69,7 @@ LIMITS: Final[Mapping[tuple[str, str], Limit]] = {
     ("flip", "1 of 10,000"): Limit("ms", p50=1.0),
     ("flip", "1,000 tokens"): Limit("ms", p50=1.0),
     ("allocate", "1"): Limit("ms", bare=0.75, missed_because=_REPLY),
+    ("allocate_growth", "1,000 held more"): Limit("ms", p50=0.1, missed_because="something looks at every claim"),
     ("allocate_concurrent", "32"): Limit("ms", bare=0.5, missed_because=_REPLY),
     ("prefer", "16"): Limit("ms", p50=2.0),
     ("prefer", "1,000"): Limit("ms", p50=50.0, missed_because="the tables of its groups are joined size by size"),

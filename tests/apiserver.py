@@ -31,8 +31,12 @@ class ApiServer:
         self.requests: list[str] = []
         """Method and path of each."""
         self.hangs = False
+        self.has_policies = True
+        """Are dry runs of what the agent may not write refused?"""
         self.refuses: dict[str, int] = {}
         """Method → the status it is refused with."""
+        self.page = b""
+        """What a proxy answers in its place, with 200, whatever is asked."""
         self._tls = tls
         self._server: asyncio.Server | None = None
         self._port = 0
@@ -120,10 +124,14 @@ class ApiServer:
         self.requests.append(f"{method} {path}")
         if self.hangs:
             await reader.read()  # until the client has enough
-        if headers.get("authorization") != f"Bearer {self.token}":
+        if self.page:
+            self._say(writer, 200, self.page)
+        elif headers.get("authorization") != f"Bearer {self.token}":
             self._answer(writer, 401, {"message": "Unauthorized"})
         elif method in self.refuses:
             self._answer(writer, self.refuses[method], {"message": f"{NODE} is forbidden to {method}"})
+        elif path.endswith("?dryRun=All"):
+            self._answer(writer, *((422, {"message": "denied request"}) if self.has_policies else (200, {})))
         elif "watch=true" in path:
             writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
             self._watches.add(writer)
@@ -152,7 +160,9 @@ class ApiServer:
         return 404, {"message": f"there is no {path}"}
 
     def _answer(self, writer: asyncio.StreamWriter, status: int, body: Object) -> None:
-        data = json.dumps(body).encode()
+        self._say(writer, status, json.dumps(body).encode())
+
+    def _say(self, writer: asyncio.StreamWriter, status: int, data: bytes) -> None:
         writer.write(f"HTTP/1.1 {status} Said\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
 
     def _tell(self, kind: str, writer: asyncio.StreamWriter) -> None:

@@ -20,9 +20,12 @@ from agent.console.doctor.daemon import daemon
 from agent.console.doctor.findings import Finding, Level, Patient, failure, fine, named
 from agent.console.doctor.hardware import hardware
 from agent.console.doctor.node_links import node_links
+from agent.console.doctor.process_rights import policies
+from agent.console.node_name import node_name
 from agent.console.views import Status
 from agent.discovery.backend_factory import make_backends
 from agent.inventory.survey import PATIENCE, survey
+from agent.kubernetes.runner import excess_rights
 from agent.runtime import logs
 from agent.runtime.errors import FairleadError
 
@@ -65,10 +68,21 @@ async def _findings(config: Path | None) -> list[Finding]:
     found += examine(Patient(loaded))
     said, different = await _compared(loaded, await _status(connection.admin_socket(config)))
     found += named("daemon", daemon(said))
+    found += named("policies", await _policies(loaded))
     found += named("other-plugins", other_plugins.findings(different))
     seen = await survey(loaded.resources, make_backends(loaded.host, loaded.resources), PATIENCE)
     found += named("node-links", node_links(loaded.host, seen.inventory))
     return [*found, *named("hardware", hardware(seen, None if isinstance(said, str) else said))]
+
+
+async def _policies(config: Config) -> list[Finding]:
+    """What binds the token of the pod, where it has one: a kubeconfig names somebody else."""
+    if config.kubernetes.kubeconfig.path or not (config.kubernetes.events or config.kubernetes.condition):
+        return []
+    try:
+        return [*policies(await excess_rights(config.kubernetes, node_name()))]
+    except FairleadError as error:
+        return [*policies(error.sentence.rstrip("."))]
 
 
 async def _compared(config: Config, said: Status | str) -> tuple[Status | str, Mapping[str, str]]:

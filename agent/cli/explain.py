@@ -116,7 +116,7 @@ def _verdict(it: Explanation) -> Iterator[str]:
         since = f" since {output.moment(it.since)}" if it.since else ""
         yield wrapped(f"{it.reason}{since}: {it.message}", 2, 2)
     for held in it.held:
-        who = ", ".join(f"{one.namespace}/{one.pod} ({one.container})" for one in held.holders)
+        who = ", ".join(map(str, held.holders))
         yield wrapped(
             f"{held.id} is held by {who or 'a pod that the kubelet does not name: it starts, or has ended'}", 2, 4
         )

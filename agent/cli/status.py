@@ -194,7 +194,7 @@ def _pods(shown: Status) -> Iterator[str]:
     rows, unknown = list[tuple[str, ...]](), list[tuple[str, ...]]()
     for resource in shown.resources:
         for held in (held for device in resource.devices for held in device.held):
-            rows += [(f"{who.namespace}/{who.pod}", who.container, resource.name, held.id) for who in held.holders]
+            rows += [(who.name, who.container, resource.name, held.id) for who in held.holders]
             if not held.holders:
                 unknown.append(("(not named)", "", resource.name, held.id))
     if not rows and not unknown:

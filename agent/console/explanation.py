@@ -123,7 +123,7 @@ def _read(kind: str, device: Device) -> views.Explanation:
 
 def _device(known: Knowledge, found: Found, others: Iterable[Found]) -> views.Explanation:
     device, kind = found.device, found.backend
-    resource, ids = (found.placed.resource, found.placed.ids) if found.placed else ("", ())
+    resource, ids = (found.placed.resource, found.placed.ids) if found.placed else _listed(known, device.hardware)
     slot = known.inventory.slot(resource, ids[0]) if ids else None
     gift, refusal = _gift(known, resource, ids) if ids else (None, "")
     decisions = [*_decisions(found)]
@@ -141,6 +141,15 @@ def _device(known: Knowledge, found: Found, others: Iterable[Found]) -> views.Ex
         gift=gift,
         refusal=refusal,
     )
+
+
+def _listed(known: Knowledge, hardware: frozenset[str]) -> tuple[str, tuple[str, ...]]:
+    """The IDs under which hardware is listed, Unhealthy, while a pod has it and it can be offered to none; with their resource."""
+    names = ((name, known.inventory.claims(name)) for name in known.inventory.names())
+    gone = [it for name, claims in names for it in claims.values() if known.inventory.device((name, it.id)) is None]
+    claims = [it for it in gone if not hardware.isdisjoint(it.hardware)]
+    resource = claims[0].resource if claims else ""
+    return resource, tuple(it.id for it in claims if it.resource == resource)
 
 
 def _unselected(known: Knowledge, kind: str, device: Device) -> views.Explanation:
@@ -276,8 +285,10 @@ def _problems(known: Knowledge, found: Found) -> Iterator[views.Problem]:
 def _gift(known: Knowledge, name: str, ids: Sequence[str]) -> tuple[views.Gift | None, str]:
     """What a container with the first of these IDs would get, and why it would not."""
     slot, resource = known.inventory.slot(name, ids[0]), known.inventory.resource(name)
-    if slot is None or slot.device is None or resource is None:
+    if slot is None or resource is None:
         return None, f"{name} is no longer configured"
+    if slot.device is None:
+        return None, unfit(name, slot)
     gift, refusal = _edits(known.backends[resource.spec.backend], resource, Grant(slot.id, slot.device))
     return gift, refusal if slot.health.offered else unfit(name, slot)
 

@@ -19,7 +19,19 @@ class Holder(msgspec.Struct, frozen=True, gc=False):
 
     namespace: str
     pod: str
+    """Empty where the kubelet does not name the pod; then it has a `uid`."""
     container: str
+    """Empty if it is not known."""
+    uid: str = ""
+
+    @property
+    def name(self) -> str:
+        """The pod, as a person reads it."""
+        return f"{self.namespace}/{self.pod}" if self.pod else f"the pod with the UID {self.uid}"
+
+    def __str__(self) -> str:
+        """The pod and the container."""
+        return f"{self.name} ({self.container})" if self.container else self.name
 
 
 class Held(msgspec.Struct, frozen=True, gc=False):
@@ -28,7 +40,10 @@ class Held(msgspec.Struct, frozen=True, gc=False):
     id: str
     """One of the device's `ids`; else RESOURCE/ID, where the pod holds the hardware through another resource."""
     holders: tuple[Holder, ...] = ()
-    """Who, as the kubelet said last; none while a pod starts, and from its end until the kubelet's checkpoint shows that."""
+    """Who, as the kubelet said last; none while a pod starts, and from its end until the kubelet's checkpoint shows that.
+
+    Those whom podresources does not name have what the checkpoint, or a cgroup, tells of them.
+    """
 
 
 class Device(msgspec.Struct, frozen=True, gc=False):

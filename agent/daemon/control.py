@@ -233,9 +233,9 @@ class AgentControl:
         return discoverer.unseen() if discoverer is not None else ""
 
     def _holders(self, slot: SlotKey) -> tuple[views.Holder, ...]:
-        return tuple(
-            views.Holder(it.namespace, it.pod, it.container) for it in self._parts.node.pod_claims.holders.get(slot, ())
-        )
+        known = self._parts.node.pod_claims
+        named = (views.Holder(it.namespace, it.pod, it.container) for it in known.holders.get(slot, ()))
+        return (*named, *(views.Holder("", "", container, uid) for uid, container in known.unnamed(slot).items()))
 
     def _wall(self, monotonic: float) -> float:
         return monotonic + self._wall_clock() - self._clock()
@@ -341,6 +341,7 @@ class AgentControl:
         hardware = find(self._parts.node.inventory, device)
         try:
             ended = await self._parts.node.undrain(hardware)
+            ended += self._parts.node.believe(hardware)
         except FairleadError as error:
             raise self._refusal(error) from error
         log.info("undrained", device=device, hardware=sorted(hardware), ended=list(ended) or "nothing")

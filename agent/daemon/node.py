@@ -24,8 +24,8 @@ from agent.health import HealthBook
 from agent.history.recorder import Recorder
 from agent.inventory.inventory import Inventory
 from agent.kubelet.pods.pod_claims import PodClaims
-from agent.model import Health, Held
-from agent.runtime.chunked_work import BATCH
+from agent.model import FORGOTTEN, Health, Held
+from agent.runtime.chunked_work import BATCH, in_batches
 from backends.base import Clears, Record, Signal, Verdict
 
 if TYPE_CHECKING:
@@ -140,8 +140,11 @@ class Node:
 
     async def allocated(self, given: Sequence[Held]) -> None:
         """An Allocate is about to give these; returns when they are kept."""
-        is_new, changes_lists = self.ledger.allocate(given, self._clock()), self.inventory.claim(given)
+        is_new = changes_lists = False
         try:
+            async for batch in in_batches(given):
+                is_new |= self.ledger.allocate(batch, self._clock())
+                changes_lists |= self.inventory.claim(batch)
             if is_new:
                 await self.keeper.write_claims()
         finally:  # also where the kubelet does not wait for the reply
@@ -166,7 +169,8 @@ class Node:
         self.keep_claims()
 
     def claims_asked(self) -> None:
-        """The kubelet has answered who has what."""
+        """The kubelet was asked who has what, as it is every minute: names that nobody needs may go."""
+        self._commit()
         self.history.claims_changed()
 
     def keep_claims(self) -> None:
@@ -193,6 +197,14 @@ class Node:
         await self.keeper.write_health()
         return ended
 
+    def believe(self, hardware: Iterable[str]) -> tuple[str, ...]:
+        """A person says that no pod has this hardware that the kubelet has forgotten; the reason that ended, if it was one."""
+        believed = self.ledger.believe(frozenset(hardware))
+        if believed:
+            self.adopted(believed)
+            self.claims_settled()
+        return (FORGOTTEN,) if believed else ()
+
     # --- starts, and other configurations ---
 
     async def restore(self) -> None:
@@ -204,6 +216,11 @@ class Node:
         """These backends have scanned, or had their time: list what is known of them."""
         for kind in kinds:
             self.inventory.ready(kind)
+        self._commit()
+
+    def looked(self, looking: Set[str]) -> None:
+        """Every backend but these has looked at all its units."""
+        self.inventory.set_health(self.health.looked(looking, self._clock()))
         self._commit()
 
     def resend(self, resource: str) -> None:

@@ -25,6 +25,7 @@ from agent.kubelet.lock import Lock, exclusive, identity, remove_leftovers
 from agent.kubelet.lost_resources import LostResources
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.plugin_factory import PluginFactory
+from agent.kubelet.pods import checkpoint
 from agent.kubelet.registration import Kubelet, Registrar
 from agent.model import Snapshot
 from agent.runtime import limits
@@ -89,6 +90,14 @@ class Serving:
         self._names_changed = asyncio.Event()
         self._lists: dict[str, Snapshot] = {}
         self._keep_running = partial(supervise, problems=problems)
+        self._unusable = problems.trouble(
+            "plugin directory", "nothing can be served", "plugin-directory-unusable",
+            directory=str(self._ours), then="trying again until it is usable",
+        )  # fmt: skip
+        self._full = problems.trouble(
+            "kubelet disk", "the kubelet refuses each pod that asks for devices, for good", "kubelet-disk-full",
+            "kubelet-disk-has-room", level="error", directory=str(plugin_dir), then="make room there",
+        )  # fmt: skip
         self._leaving: set[str] = set()
         self._awaited = self._owner = ""
         self.standbys = Standbys()
@@ -158,13 +167,17 @@ class Serving:
             await tasks.start(self._directory.run)
             while True:
                 self.kubelet.look()
+                self._look_for_room()
                 await anyio.sleep(POLL)
 
     async def run(self) -> None:
         """Serve every resource, as the only agent; start over where the plugin directory was replaced."""
         while True:
+            self._directory_news.clear()
             try:
                 await self._run()
+            except* OSError as errors:
+                await self._wait_until_usable(errors)
             except* _ReplacedError:
                 log.warning(
                     "plugin-directory-replaced",
@@ -173,7 +186,7 @@ class Serving:
                 )
 
     async def _run(self) -> None:
-        ours = await self._make_directory()
+        ours = self._make_directory()
         async with self._alone(ours / "lock") as lock:
             file = identity(ours / "lock")
             await self.predecessor.decided()
@@ -187,6 +200,7 @@ class Serving:
             self._report()
             try:
                 async with self.standbys.listening(ours), anyio.create_task_group() as tasks:
+                    self._unusable.healed()
                     self._scope, self._lock = tasks.cancel_scope, lock
                     self._is_giving = False
                     self._starts_over.set()
@@ -276,19 +290,16 @@ class Serving:
         def wait(pid: str) -> None:
             log.warning("another-agent-runs", file=str(lock), pid=pid, then="waiting until it is gone")
             self._owner = pid
+            self._unusable.healed()
             self.wait_for(f"{lock}, which process {pid} has: another Fairlead runs")
             self.predecessor.ready()
 
         self.wait_for(str(lock))
-        try:
-            async with exclusive(lock, wait, self.predecessor.wait) as ours:
-                self._awaited = ""
-                if ours.waited:
-                    log.info("took-over", file=str(lock))
-                yield ours
-        except OSError as error:
-            self.wait_for(f"{lock}: {reason_of(error)}")
-            raise
+        async with exclusive(lock, wait, self.predecessor.wait) as ours:
+            self._awaited = ""
+            if ours.waited:
+                log.info("took-over", file=str(lock))
+            yield ours
 
     def _directory_changed(self, path: Path, change: Change) -> None:
         if path in (self._plugin_dir, self._ours, self._ours / "lock", self.kubelet.socket):
@@ -298,29 +309,37 @@ class Serving:
         if path == self.kubelet.socket and change is Change.CREATED:
             self.kubelet.look()
 
-    async def _make_directory(self) -> Path:
-        """Wait for the plugin directory and make ours in it."""
-        ours, complaint = self._ours, ""
-        while True:
-            self._directory_news.clear()
-            try:
-                ours.mkdir(mode=0o750, exist_ok=True)
-                if ours.is_symlink():
-                    raise OSError(errno.ELOOP, "It is a symbolic link", str(ours))
-            except OSError as error:
-                if words(error) != complaint:
-                    complaint = words(error)
-                    self.wait_for(f"{ours.parent}: {reason_of(error)}")
-                    log.warning(
-                        "plugin-directory-unusable",
-                        directory=str(ours),
-                        reason=complaint,
-                        then="trying again until it is usable",
-                    )
-            else:
-                return ours
-            with anyio.move_on_after(_DIRECTORY_RETRY):
-                await self._directory_news.wait()
+    def _make_directory(self) -> Path:
+        """Make our directory in the kubelet's.
+
+        Raises:
+            OSError: it cannot be made, or is a link.
+        """
+        try:
+            self._ours.mkdir(mode=0o750, exist_ok=True)
+        except FileNotFoundError as error:
+            error.filename = str(self._plugin_dir)  # is not there, or is a link to what is not
+            raise
+        if self._ours.is_symlink():
+            raise OSError(errno.ELOOP, "It is a symbolic link", str(self._ours))
+        return self._ours
+
+    async def _wait_until_usable(self, error: BaseException) -> None:
+        """Report why our directory, or a file in it, cannot be made, and wait for news of it or `_DIRECTORY_RETRY` seconds."""
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        assert isinstance(error, OSError)
+        self.wait_for(f"{error.filename or self._ours}: {reason_of(error)}")
+        self._unusable.report_once(words(error))
+        with anyio.move_on_after(_DIRECTORY_RETRY):
+            await self._directory_news.wait()
+
+    def _look_for_room(self) -> None:
+        """Report a disk on which the kubelet cannot write its record: it refuses every pod for good then (kubelet contract: A11.3)."""
+        if lack := checkpoint.lack_of_room(self._plugin_dir):
+            self._full.report_once(lack)
+        else:
+            self._full.healed()
 
     # --- the servers ---
 
@@ -331,6 +350,7 @@ class Serving:
             self._leaving.add(name)
             del self.registrars[name], self.plugins[name]
             self._lists.pop(name, None)
+            self._counts.forget(name)
             log.info("resource-retired", resource=name)
         for name in self._names:
             if name not in self.registrars and name not in self._leaving:

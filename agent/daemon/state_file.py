@@ -18,13 +18,14 @@ import threading
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import anyio
 import msgspec
 import structlog
 from msgspec import structs
 
+from agent.claims.ledger import Holdings
 from agent.health import KeptHealth
 from agent.history.timeline import Record
 from agent.inventory.shortfall import Offered
@@ -51,8 +52,8 @@ log = structlog.get_logger()
 class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
     """The file's content; of a line, what the others do not say is None."""
 
-    claims: tuple[Held, ...] | None = None
-    releasing: tuple[Held, ...] | None = None
+    claims: Collection[Held] | None = None
+    releasing: Collection[Held] | None = None
     """Claims that are over and whose backend has not undone them yet."""
     health: KeptHealth | None = None
     offered: tuple[Offered, ...] | None = None
@@ -67,9 +68,9 @@ _OF_CLAIMS: Final = ("claims", "releasing")
 
 class _Line(Kept, frozen=True, omit_defaults=True):
     version: int = 0
-    less: dict[str, tuple[Held, ...]] = {}
+    less: dict[str, Sequence[Held]] = {}
     """Of the parts of claims, what is over."""
-    more: dict[str, tuple[Held, ...]] = {}
+    more: dict[str, Sequence[Held]] = {}
     """And what began after that."""
 
 
@@ -132,8 +133,8 @@ class StateFile:
 
     async def write(
         self,
-        claims: Sequence[Held] | None = None,
-        releasing: Sequence[Held] | None = None,
+        claims: Collection[Held] | None = None,
+        releasing: Collection[Held] | None = None,
         health: KeptHealth | None = None,
         offered: Collection[Offered] | None = None,
         history: Record | None = None,
@@ -143,7 +144,7 @@ class StateFile:
         """Have these parts written; returns when they are, or when the disk takes too long (they are all the same).
 
         Args:
-            claims: what pods hold.
+            claims: what pods hold, which must not change: what began since the last time costs no look at the others.
             releasing: what is to be undone of ended claims.
             health: what is kept of health.
             offered: what was offered last, and what of it is gone.
@@ -154,9 +155,9 @@ class StateFile:
             are they on the disk?
         """
         if claims is not None:
-            self._content = structs.replace(self._content, claims=tuple(claims))
+            self._content = structs.replace(self._content, claims=claims)
         if releasing is not None:
-            self._content = structs.replace(self._content, releasing=tuple(releasing))
+            self._content = structs.replace(self._content, releasing=releasing)
         if health is not None:
             self._content = structs.replace(self._content, health=health)
         if offered is not None:
@@ -299,14 +300,20 @@ def _difference(before: Kept, after: Kept) -> bytes:
         if old is not None and name == "history":
             new = new.since(old)
         if old is None or name not in _OF_CLAIMS:
-            lines += _line(Kept(**{name: new}))
+            whole: Any = tuple(new) if name in _OF_CLAIMS else new
+            lines += _line(Kept(**{name: whole}))
             continue
-        olds, news = set(map(id, old)), set(map(id, new))  # 5,000 are compared in a millisecond, by their values in ten
-        less = tuple(held for held in old if id(held) not in news)
-        more = tuple(held for held in new if id(held) not in olds)
+        less, more = _ended_and_begun(old, new)
         if less or more:
             lines += msgspec.json.encode(_Line(version=_FORMAT, less={name: less}, more={name: more})) + b"\n"
     return lines
+
+
+def _ended_and_begun(old: Collection[Held], new: Collection[Held]) -> tuple[Sequence[Held], Sequence[Held]]:
+    if isinstance(new, Holdings) and (begun := new.begun_since(old)) is not None:
+        return (), begun
+    olds, news = set(map(id, old)), set(map(id, new))  # 5,000 are compared in a millisecond, by their values in ten
+    return [held for held in old if id(held) not in news], [held for held in new if id(held) not in olds]
 
 
 def _contents(data: bytes) -> tuple[Kept, BaseException | None]:

@@ -235,6 +235,11 @@ class Shortfall:
         """The device that was offered, had any of this, and has gone, also if a pod holds it; as it was seen last."""
         return next((self._behind[name] for name in hardware if name in self._behind), None)
 
+    def awaits(self, backend: str) -> bool:
+        """Is there a device of this backend that an earlier run offered last, and that is not there?"""
+        kept = (it for it in self._offered.values() if it.backend == backend and not it.went)
+        return any(not self._inventory.on(it.hardware) for it in kept if self._inventory.kind(it.resource) == backend)
+
     async def look(self, looked: Container[str]) -> tuple[list[Missing], list[Missing]]:
         """Look at what is missing now; what was not before, or for another reason, and what is offered again.
 

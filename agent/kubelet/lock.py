@@ -56,7 +56,11 @@ async def exclusive(
                 waits_for(_owner(fd))
             await released(_RETRY)
         os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
+        try:
+            os.pwrite(fd, str(os.getpid()).encode(), 0)
+        except OSError as error:  # of a full disk: it does not say which file
+            error.filename = str(path)
+            raise
         yield Lock(fd, waits)
     finally:
         os.close(fd)

@@ -38,6 +38,8 @@ from agent.runtime.errors import words
 if TYPE_CHECKING:
     from grpclib.server import Stream
 
+    from agent.kubelet.transport.connection import Connection
+
 API_VERSION: Final = "v1beta1"  # the only one a kubelet accepts (A1)
 
 _REGISTER: Final = "/v1beta1.Registration/Register"
@@ -208,6 +210,8 @@ class _Socket(SocketServer):
         """The kubelet answered that registration, so that it takes it up no more."""
         self.is_former = False
         """Another one is registered, and a stream that comes here now is refused."""
+        self.is_left = False
+        """The last connection was closed."""
         super().__init__([self], path)
 
     def __mapping__(self) -> dict[str, Handler]:
@@ -215,6 +219,12 @@ class _Socket(SocketServer):
         watch = wire.PLUGIN_SERVICE + "ListAndWatch"
         handlers = self._plugin.__mapping__()
         return handlers | {watch: handlers[watch]._replace(func=self._list_and_watch)}
+
+    def disconnected(self, connection: Connection) -> None:
+        """Also tell the registrar, which may wait for a stream that comes no more."""
+        super().disconnected(connection)
+        self.is_left = not self._connections
+        self._plugin.on_call()
 
     async def _list_and_watch(self, stream: Stream[wire.EmptyCall, wire.DeviceList]) -> None:
         await self._plugin.list_and_watch(stream, is_late=self.is_former)
@@ -314,6 +324,8 @@ class Registrar:
                     most = _UNREACHABLE_DELAY  # the kubelet's own complaint, said once for all resources
                 except (RegistrationError, OSError) as error:
                     self._count("refused")
+                    if isinstance(error, OSError):
+                        most = _UNREACHABLE_DELAY  # of a full disk, say: no event tells of room
                     if (complaint := words(error)) != self.complaint:  # said once, not at every try
                         self.complaint = complaint
                         log.warning("not-registered", resource=self.plugin.resource, reason=complaint)
@@ -399,7 +411,11 @@ class Registrar:
         ours.mkdir(mode=0o750, exist_ok=True)
         if ours.is_symlink():
             raise OSError(errno.ELOOP, "It is a symbolic link", str(ours))
-        await self._server.open()
+        try:
+            await self._server.open()
+        except OSError as error:
+            error.filename = str(ours)  # the socket has another name each time
+            raise
 
     def _make_server(self) -> _Socket:
         return _Socket(self.plugin, _unused_path(self._directory, self.plugin.resource))
@@ -425,7 +441,9 @@ class Registrar:
             server.is_answered = True
             raise
         server.is_answered = True
-        if not await self._until(lambda: plugin.streams > before, _STREAM_WITHIN):
+        # a connection that the kubelet has closed meanwhile (A2) brings no stream
+        await self._until(lambda: plugin.streams > before or server.is_left, _STREAM_WITHIN)
+        if plugin.streams <= before:
             raise RegistrationError(f"the kubelet accepted {plugin.resource} but opened no ListAndWatch")
         self._serving = server
 
@@ -436,6 +454,7 @@ class Registrar:
         await self._detach()
         if not await end():
             return End.UNKNOWN
+        await server.wait_read(_STREAM_WITHIN)  # a busy one closes later, and has not kept it
         return End.CLOSED if await server.wait_disconnected(_KEPT_AFTER) else End.KEPT
 
     async def _end_earlier(self) -> bool:
@@ -492,8 +511,12 @@ class Registrar:
             await server.shut_down(_STOP_PATIENCE)
 
     async def _register_alone(self) -> None:
-        """End our stream, which the kubelet does not miss, and register for good: it knows no client by now."""
+        """End our stream, which the kubelet does not miss, and register for good: it knows no client by now.
+
+        It must have dealt with that end before. Nothing shows that; but where the machine is busy it may not even have read it.
+        """
         await self.end_stream()
+        await self._server.wait_read(_STREAM_WITHIN)
         await asyncio.sleep(_SEEN_BY_KUBELET)
         await self._listen()
         await self._announce()

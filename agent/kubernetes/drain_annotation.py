@@ -21,7 +21,7 @@ from agent.health import HealthBook
 from agent.health.drains import Drain
 from agent.inventory.inventory import Inventory
 from agent.kubernetes import notices
-from agent.kubernetes.api import WATCH, Api, ApiError, pause
+from agent.kubernetes.api import WATCH, Api, ApiError, pause, read
 from agent.kubernetes.notices import Notice
 from agent.runtime.errors import FairleadError, brief, some
 from agent.runtime.supervision.problems import Problems
@@ -176,10 +176,7 @@ class DrainAnnotation:
         Raises:
             ApiError: it tells of an error.
         """
-        try:
-            change = msgspec.json.decode(line, type=_Change)
-        except msgspec.MsgspecError as error:
-            raise ApiError(f"the API server's watch makes no sense: {error}", 500) from error
+        change = read(line, _Change)
         if change.type == "ERROR":
             raise ApiError(f"the API server ends the watch: {change.object.message}", 500)
         self._unread.healed()

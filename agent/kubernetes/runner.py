@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
+from http import HTTPStatus
 from types import ModuleType
 from typing import Any, Final
 
@@ -16,12 +17,13 @@ import anyio
 from agent.config.model import KubernetesConfig
 from agent.inventory.shortfall import Missing, Shortfall
 from agent.kubernetes import notices
-from agent.kubernetes.api import Api
+from agent.kubernetes.api import STRATEGIC, Api, ApiError
 from agent.kubernetes.condition import ConditionKeeper
 from agent.kubernetes.drain_annotation import Devices, DrainAnnotation
 from agent.kubernetes.event_sender import EventSender
 from agent.kubernetes.notices import Notice, Subject
 from agent.model import Transition
+from agent.runtime.errors import FairleadError
 from agent.runtime.supervision.problems import Problems
 from agent.runtime.supervision.restarts import supervise
 from agent.runtime.workers import Workers
@@ -150,6 +152,47 @@ class KubernetesParts:
                     tasks.start_soon(partial(supervise, name, connected, problems=self._problems))
             if config.drain_annotation:
                 tasks.start_soon(partial(supervise, "annotated drains", self._annotation.run, problems=self._problems))
+
+
+async def excess_rights(config: KubernetesConfig, node: str) -> tuple[str, ...]:
+    """What the API server lets a thief of this pod's token write, beyond what Fairlead writes.
+
+    It is asked to do what the policies of deploy/kubernetes/api-access refuse, in dry runs, which pass them, too.
+
+    Raises:
+        FairleadError: this is no pod, httpx is not installed, or the API server does not answer.
+    """
+    about = Subject("Namespace", "default", "", "default")
+    event = notices.event(notices.omitted(about, 1), "fairlead-doctor", 0.0, 0.0, 1, node)
+    label = {"metadata": {"labels": {"fairlead.dev/doctor": ""}}}
+    asked = (
+        (config.events, "Events about any object", "POST", "namespaces/default/events", event),
+        (config.condition, "all of this Node's status and its labels", "PATCH", f"nodes/{node}/status", label),
+    )
+    found = []
+
+    async def ask(api: Api) -> None:
+        for is_on, what, method, path, body in asked:
+            if is_on:
+                content = STRATEGIC if method == "PATCH" else "application/json"
+                try:
+                    await api.call(method, f"/api/v1/{path}?dryRun=All", body, content)
+                except ApiError as error:
+                    if error.status not in (HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY):
+                        raise
+                else:
+                    found.append(what)
+
+    workers = Workers("kubernetes", limit=1)
+    away = Problems().trouble("kubernetes", "the API server cannot be reached", "kubernetes-away")
+    try:
+        client, identity = _load_client()
+        await _connected(lambda: client.ApiClient(partial(identity.read, None), workers, away), ask)
+    except ImportError as error:
+        raise FairleadError(_LACKING) from error
+    finally:
+        workers.close()
+    return tuple(found)
 
 
 async def _connected(connect: Callable[[], Any], run: Callable[[Api], Awaitable[None]]) -> None:

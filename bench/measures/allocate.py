@@ -1,7 +1,7 @@
-"""Allocate of four nodes and two variables: `allocate`, `allocate_concurrent`.
+"""Allocate of four nodes and two variables: `allocate`, `allocate_concurrent`, `allocate_growth`.
 
-Every ID is asked for once, as a kubelet does, and an agent gives out no more of them than a node has pods: the
-state that it keeps grows with its claims. Then another agent takes its place.
+Every ID is asked for once, as a kubelet does, and an agent gives out no more of them than a node has pods; then another
+agent takes its place. How the time grows with what is held is measured by itself, and must not.
 """
 
 from __future__ import annotations
@@ -11,17 +11,24 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 from bench import messages
-from bench.figures import Figure, figure
+from bench.figures import Figure, figure, percentile, slope
+from bench.four_nodes import DEVICES
 from bench.kubelet import Kubelet
 from bench.names import device_names, resource_names
 from bench.processes import Agent, Bare, Baseline, Offer, Process
 
 _PODS: Final = 110  # of a node, at most, as the kubelet comes (maxPods)
 AT_ONCE: Final = 32
+HELD: Final = (8, 200, 2_000, 5_000)
+"""Claims that there are while calls are measured."""
+
+_REPLICAS: Final = 48  # of each device, so that there are IDs enough
+_FILLED_AT_ONCE: Final = 100  # containers of one call
 _WARM_UP: Final = 10  # calls that are not counted
 _PAUSE: Final = 0.005  # seconds between calls
 _SETTLE: Final = 0.3  # seconds after the first list, for a start to be over
@@ -41,6 +48,46 @@ def allocate_concurrent(agents: int) -> Figure:
     samples = round_trips(_processes, agents, AT_ONCE)
     how = f"{_HOW}; {AT_ONCE} at a time"
     return figure("allocate_concurrent", f"{AT_ONCE}", "ms", samples[0], samples[1], how, samples[2])
+
+
+def allocate_held(calls: int) -> Iterator[Figure]:
+    """One after the other, while ever more is held; and how much longer each 1,000 claims make it."""
+    sides = held_round_trips(
+        lambda home: [shared(home / "a"), Baseline(home / "b", 1, 1), Bare(home / "c", 1, 1)], calls
+    )
+    for number, held in enumerate(HELD):
+        yield figure("allocate", f"1, {held:,} held", "ms", *_beside([side[number] for side in sides], _HOW))
+    how = (
+        "what a round trip takes longer by its p50 for each 1,000 claims, the line of least squares through those sizes"
+    )
+    slopes = [[slope([held / 1_000 for held in HELD], [percentile(one, 0.5) for one in side])] for side in sides]
+    yield figure("allocate_growth", "1,000 held more", "ms", *_beside(slopes, how))
+
+
+def _beside(samples: Sequence[list[float]], how: str) -> tuple[list[float], list[float], str, list[float]]:
+    agent, baseline, bare = samples
+    return agent, baseline, how, bare
+
+
+def held_round_trips(make: Callable[[Path], Sequence[Process]], calls: int) -> list[list[list[float]]]:
+    """The milliseconds of so many calls of each process, with as much held as `HELD` says."""
+    ids = iter([f"{name}::{replica}" for replica in range(_REPLICAS) for name in device_names(DEVICES)])
+    with tempfile.TemporaryDirectory() as home, ExitStack() as running:
+        sides = [running.enter_context(_connection(process)) for process in make(Path(home))]
+        samples: list[list[list[float]]] = [[[] for _ in HELD] for _ in sides]
+        there = 0
+        for number, held in enumerate(HELD):
+            while there < held:
+                some = list(islice(ids, min(_FILLED_AT_ONCE, held - there)))
+                there += len(some)
+                for channel in sides:
+                    channel.unary_unary(_METHOD)(request(*some))
+            for device_id in islice(ids, calls):
+                there += 1
+                for channel, taken in zip(sides, samples, strict=True):
+                    taken[number] += [seconds * 1e3 for seconds in _one_by_one(channel, [request(device_id)])]
+                time.sleep(_PAUSE)
+    return samples
 
 
 def round_trips(make: Callable[[Path], Sequence[Process]], agents: int, batch: int = 1) -> list[list[float]]:
@@ -70,10 +117,16 @@ def one_resource(home: Path, code: Path = messages.ROOT) -> Agent:
     return Agent(home, [Offer(resource_names(1)[0])], code=code)
 
 
-def request(device_id: str) -> bytes:
+def shared(home: Path, code: Path = messages.ROOT) -> Agent:
+    """An agent with as many IDs as `HELD` needs."""
+    return Agent(home, [Offer(resource_names(1)[0], replicas=_REPLICAS)], code=code)
+
+
+def request(*device_ids: str) -> bytes:
+    """For containers with one of these IDs each."""
     pb: Any = messages.load()
-    container = pb.ContainerAllocateRequest(device_ids=[device_id])
-    data: bytes = pb.AllocateRequest(container_requests=[container]).SerializeToString()
+    containers = [pb.ContainerAllocateRequest(device_ids=[it]) for it in device_ids]
+    data: bytes = pb.AllocateRequest(container_requests=containers).SerializeToString()
     return data
 
 

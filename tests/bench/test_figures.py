@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.figures import Figure, _is_met, document, figure, percentile, table
+from bench.figures import Figure, _is_met, document, figure, percentile, slope, table
 from bench.limits import LIMITS, Limit
 
 HOW = "in a test"
@@ -32,6 +32,16 @@ def test_a_percentile_is_reached_by_its_share_of_the_samples(samples: list[float
     assert found in samples
     assert sum(sample <= found for sample in samples) >= share * len(samples)
     assert sum(sample < found for sample in samples) < share * len(samples)
+
+
+def test_the_slope_is_what_each_size_more_costs() -> None:
+    assert slope([1, 2, 5], [3.0, 5.0, 11.0]) == 2.0
+    assert slope([1, 2, 5], [3.0, 3.0, 3.0]) == 0.0
+
+
+def test_an_allocate_that_takes_longer_the_more_is_held_is_missed() -> None:
+    grown = figure("allocate_growth", "1,000 held more", "ms", [0.7], [0.0], HOW)
+    assert (grown.met, figure("allocate_growth", "1,000 held more", "ms", [-0.01], [0.0], HOW).met) == (False, True)
 
 
 def test_a_limit_in_milliseconds_is_compared_with_the_p50() -> None:

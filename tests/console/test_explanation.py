@@ -217,3 +217,14 @@ def test_a_backend_that_gives_nothing_is_a_refusal(given: Callable[[], Any], sen
     it = world.explain("d")
     assert it.gift is None
     assert sentence in it.refusal
+
+
+def test_what_is_unusable_and_held_is_explained_as_it_is_listed() -> None:
+    """As a GPU whose node is gone."""
+    world = World(device("d", A))
+    world.inventory.claim([held(A, "d", device("d", A))])
+    world.inventory.update(KIND, by_unit([replace(device("d", A), unusable="/dev/d is missing")]))
+    it = world.explain("d")
+    assert (it.resource, it.ids, it.state, it.reason) == (A, ("d",), "Unhealthy", "unusable")
+    assert it.held == (Held("d", (Holder("team", "pod-of-d", "main"),)),)
+    assert "cannot be used now: /dev/d is missing" in it.refusal

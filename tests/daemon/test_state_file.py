@@ -17,6 +17,7 @@ import pytest
 from msgspec import structs
 from structlog.testing import capture_logs
 
+from agent.claims.ledger import Holdings, Ledger
 from agent.daemon import state_file
 from agent.daemon.state_file import Kept, StateFile
 from agent.health import Drain, Handled, KeptHealth
@@ -40,6 +41,22 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_what_one_run_wrote_the_next_one_reads(tmp_path: Path) -> None:
     await StateFile(tmp_path / "made" / "here").write([X, Y])
     assert StateFile(tmp_path / "made" / "here").read() == Kept(claims=(X, Y))
+
+
+async def test_a_new_claim_is_written_without_a_look_at_the_others(tmp_path: Path) -> None:
+    ledger, state = Ledger(), StateFile(tmp_path)
+    ledger.allocate([X], 0.0)
+    await state.write(ledger.holdings())
+    with pytest.MonkeyPatch.context() as unlooked:
+        unlooked.setattr(Holdings, "__iter__", None)
+        ledger.allocate([Y], 1.0)
+        assert await state.write(ledger.holdings())
+    (line,) = (tmp_path / "state.json").read_text().splitlines()[1:]
+    assert '"id":"x"' not in line
+    assert StateFile(tmp_path).read() == Kept(claims=(X, Y))
+    ledger.allocate([held("a.example/one", "x")], 2.0)
+    await state.write(ledger.holdings())
+    assert set(StateFile(tmp_path).read().claims or ()) == {held("a.example/one", "x"), Y}
 
 
 async def test_what_was_not_undone_is_kept_and_a_state_from_before_that_is_read(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from agent.daemon import discovery_runner, serving
+from agent.daemon import boot, discovery_runner, serving
 from agent.daemon.serving import Serving
 from agent.daemon.state_file import StateFile
 from agent.daemon.supervisor import Agent
@@ -503,6 +503,65 @@ async def test_a_backend_that_hangs_costs_the_others_nothing_and_does_not_hold_u
     assert [line["backend"] for line in lines if line["event"] == "backend-slow"].count("bad") == 1
 
 
+@pytest.mark.parametrize("restarts", [False, True], ids=["the kubelet goes on", "the kubelet restarts"])
+async def test_a_first_list_waits_for_what_was_offered_before_as_long_as_the_kubelet_goes_on(
+    node: Node, monkeypatch: pytest.MonkeyPatch, restarts: bool
+) -> None:
+    monkeypatch.setattr(discovery_runner, "SETTLE", 0.0)
+    let_go = threading.Event()
+
+    def late(unit: str) -> Discovery:
+        if unit == "v":
+            let_go.wait()
+        return Discovery((Device(unit, unit, frozenset({f"bad:{unit}"})),))
+
+    def backend() -> Bad:
+        return Bad(units=lambda: ["u", "v"], discover=late)
+
+    await node.kubelet.start()
+    let_go.set()
+    async with node.running(bad(), backends={"bad": backend()}):
+        await node.has(BAD, healthy=2)
+        await until(lambda: len(StateFile(node.state).read().offered or ()) == 2)
+    let_go.clear()
+    with node.kubelet.changes() as changes:
+        async with node.running(bad(), backends={"bad": backend()}) as agent:
+            await until(lambda: any("wait for devices" in it.sentence for it in agent.problems.lasting()))
+            if restarts:
+                await node.kubelet.restart()
+                await node.has(BAD, healthy=1)
+                assert any("what it has found so far" in it.sentence for it in agent.problems.lasting())
+            let_go.set()
+            await node.has(BAD, healthy=2)
+            await until(lambda: not any("first look" in it.sentence for it in agent.problems.lasting()))
+        lists = []
+        while not changes.empty():
+            change = changes.get_nowait()
+            if change.kind is Kind.LIST and change.after:
+                lists.append(len(change.after.healthy))
+    assert restarts or lists[0] == 2
+
+
+async def test_a_first_list_does_not_wait_for_ever_for_what_was_offered_before(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(discovery_runner, "SETTLE", 0.0)
+    monkeypatch.setattr(boot, "HELD_BACK", 0.0)
+    let_go = threading.Event()
+    await node.kubelet.start()
+    async with node.running(bad(), backends={"bad": Bad()}):
+        await node.has(BAD, healthy=1)
+        await until(lambda: len(StateFile(node.state).read().offered or ()) == 1)
+
+    def hang(_: str) -> Discovery:
+        let_go.wait()
+        return Discovery()
+
+    async with node.running(bad(), backends={"bad": Bad(discover=hang)}):
+        await node.has(BAD, healthy=0)
+    let_go.set()
+
+
 @pytest.mark.parametrize("does", [oh_no, lambda: None, lambda: ContainerEdits(env={"A": 1})])  # type: ignore[dict-item]
 async def test_a_backend_whose_edits_are_nonsense_refuses_with_a_sentence(node: Node, does: Callable[[], Any]) -> None:
     await node.kubelet.start()
@@ -593,15 +652,20 @@ async def test_something_in_the_way_is_said_once_and_tried_again(
     assert len([line for line in lines if line["log_level"] != "info"]) == 1
 
 
-async def test_leftovers_of_a_killed_agent_are_removed_and_foreign_files_kept(node: Node) -> None:
+async def test_leftovers_of_a_killed_agent_are_removed_and_foreign_files_and_sockets_of_the_living_kept(
+    node: Node,
+) -> None:
     node.ours.mkdir()
     for name in ("example.com_gone.sock", ".1a2b"):
         with socket.socket(socket.AF_UNIX) as left:
             left.bind(str(node.ours / name))
     (node.ours / "notes.txt").write_text("mine")
-    async with node.running(toys()):
-        await until(lambda: node.sockets() == ["example.com_toy.sock"])
-    assert sorted(path.name for path in node.ours.iterdir()) == ["lock", "notes.txt"]
+    with socket.socket(socket.AF_UNIX) as lives:  # an agent that hands over, and may have to serve on
+        lives.bind(str(node.ours / "example.com_lives.sock"))
+        lives.listen()
+        async with node.running(toys()):
+            await until(lambda: node.sockets() == ["example.com_lives.sock", "example.com_toy.sock"])
+        assert sorted(path.name for path in node.ours.iterdir()) == ["example.com_lives.sock", "lock", "notes.txt"]
 
 
 async def test_a_second_agent_waits_and_takes_over(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

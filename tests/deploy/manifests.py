@@ -68,11 +68,14 @@ def rendered(*arguments: str | Path, release: str = "fairlead") -> tuple[dict[st
     return tuple(one for one in yaml.safe_load_all(done.stdout) if one)
 
 
-def built(directory: Path, beneath: str, components: Sequence[str], namespace: str = "fairlead") -> Manifests:
+def built(
+    directory: Path, beneath: str, components: Sequence[str], namespace: str = "fairlead", prefix: str = ""
+) -> Manifests:
     """A kustomization of one's own, written into a directory that is empty: components on top of another kustomization."""
     shutil.copytree(KUBERNETES, directory / "kubernetes")
     named = ", ".join(f"kubernetes/{it}" for it in components)
     text = f"namespace: {namespace}\nresources: [kubernetes/{beneath}]\ncomponents: [{named}]\n"
+    text += f"namePrefix: {prefix}\n" * bool(prefix)
     (directory / "kustomization.yaml").write_text(text)
     return Manifests.of(directory, kustomize() or ())
 

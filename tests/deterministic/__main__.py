@@ -90,7 +90,8 @@ def _many(given: argparse.Namespace, points: list[str]) -> int:
                 waiting.remove(case)
                 child = Child(case.seed, case.steps)
             elif not waiting and machine.REAL_TIME() - began < given.seconds:
-                child = Child(seed := next(fresh), steps_of(seed, given.steps, points))
+                seed = next(it for it in fresh if it not in running)
+                child = Child(seed, steps_of(seed, given.steps, points))
             else:
                 break
             children[child.reading] = child

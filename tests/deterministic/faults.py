@@ -206,7 +206,7 @@ async def the_checkpoint_is_damaged(w: World, rng: random.Random) -> AsyncIterat
         aside.rename(path)
 
 
-@fault(2, "kubelet", "checkpoint", open_point="B1")
+@fault(2, "kubelet", "checkpoint")
 async def the_checkpoint_is_touched(w: World, rng: random.Random) -> AsyncIterator[None]:
     """Its time is another, and what it says is what it was."""
     path = w.node.plugin_dir / FILE_NAME
@@ -216,7 +216,7 @@ async def the_checkpoint_is_touched(w: World, rng: random.Random) -> AsyncIterat
     yield
 
 
-@fault(3, "checkpoint", open_point="B1")
+@fault(3, "checkpoint")
 async def records_are_written_late_or_in_the_wrong_order(w: World, rng: random.Random) -> AsyncIterator[None]:
     """The kubelet takes its snapshot under a lock and writes after it."""
     w.record_delays = rng.choice([(0.0, 0.02), (0.0, 1.5), (0.5, 0.5)])
@@ -224,7 +224,7 @@ async def records_are_written_late_or_in_the_wrong_order(w: World, rng: random.R
     w.record_delays = None
 
 
-@fault(2, "kubelet", "checkpoint", open_point="B1")
+@fault(2, "kubelet", "checkpoint")
 async def the_kubelets_disk_is_slow(w: World, rng: random.Random) -> AsyncIterator[None]:
     """It waits for the checkpoint at each list and each pod; until 1.36, ends of streams that it sees late drop later clients (A2)."""
     with w.model.unseen():
@@ -335,7 +335,7 @@ async def the_agents_disk_fails(w: World, rng: random.Random) -> AsyncIterator[N
     agent.process.faults.discard(what)
 
 
-@fault(2, "disk", "agent", "kubelet", "checkpoint", open_point="B5")
+@fault(2, "disk", "agent", "kubelet", "checkpoint")
 async def the_plugin_directory_cannot_be_written(w: World, rng: random.Random) -> AsyncIterator[None]:
     """A kubelet that restarts meanwhile is registered with once it can; that it cannot is said once."""
     process, what = w.agent.process, rng.choice(["disk-full", "read-only"])
@@ -411,7 +411,7 @@ async def it_is_reloaded(w: World, rng: random.Random) -> AsyncIterator[None]:
 # --- others on the node ---
 
 
-@fault(2, "kubelet", "agent", "checkpoint", open_point="B1")
+@fault(2, "kubelet", "agent", "checkpoint")
 async def another_plugin_overtakes_us(w: World, rng: random.Random) -> AsyncIterator[None]:
     """Its name is ours, and so the kubelet asks it alone; once it has ended, ours is registered again."""
     plugin = ToyPlugin(w.node.plugin_dir, WIDGET, devices("theirs-0", "theirs-1"), "rival.sock")

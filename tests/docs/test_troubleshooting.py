@@ -15,7 +15,7 @@ from tests.docs.pages import REPOSITORY, text
 
 _PAGE: Final = text("docs/troubleshooting.md")
 _DOCTOR: Final = sorted((REPOSITORY / "agent/console/doctor").glob("*.py"))
-_ASKS: Final = {"configuration", "daemon", "hardware", "state", "node-links", "witnesses", *CHECKS}
+_ASKS: Final = {"configuration", "daemon", "hardware", "state", "node-links", "policies", "witnesses", *CHECKS}
 _TELLING: Final = 8  # letters; a sentence with fewer of its own is made by whoever it quotes
 
 

@@ -36,6 +36,8 @@ paths = [{{ path = "/dev/null" }}]
 count = {COUNT}
 edits = "cdi"
 """
+COMPILED: Final = ("/usr/bin/python3", "-m", "compileall", "-q", "-f", "--invalidation-mode", "unchecked-hash")
+"""As deploy/install.sh does it."""
 LISTED: Final = "find /run -xdev; find /etc /var -xdev -path '*fairlead*'"
 """All else is this machine's own root, where files come and go."""
 OF_OTHERS: Final = re.compile(r"/run/(systemd|log)/|/run/cdi$")
@@ -51,8 +53,9 @@ def release(version: str) -> Path:
     control.write_text(re.sub(r"(?m)^Version: .*", f"Version: {version}", control.read_text()))
     (program,) = tree.glob("usr/lib/fairlead/lib/python3*/site-packages/agent/__init__.py")
     program.write_text(program.read_text().replace(f'"{__version__}"', f'"{version}"'))
-    for compiled in program.parent.glob("__pycache__/__init__.*"):  # Python takes it for the source's, without a look
-        compiled.unlink()
+    # Python takes the package's compiled file for the source's, without a look; without one it would write one, which is
+    # no file of the package.
+    subprocess.run([*COMPILED, program], check=True)
     unit = tree / "usr/lib/systemd/system/fairlead.service"
     unit.write_text(unit.read_text().replace("[Service]\n", f"[Service]\nEnvironment=RELEASE={version}\n"))
     done = NEXT / f"fairlead_{version}.deb"

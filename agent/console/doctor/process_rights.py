@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from agent.console.doctor.findings import Finding, Patient, failure, fine, warning
@@ -40,6 +40,19 @@ def capabilities(patient: Patient) -> Iterator[Finding]:
         yield warning(found_missing, "Add it (docs/systemd.md, docs/installing.md), or run privileged.")
     else:
         yield fine("This process may do all that the configuration needs.")
+
+
+def policies(excess: Sequence[str] | str) -> Iterator[Finding]:
+    """Do admission policies bind this pod's token? `excess` is what it may write that it should not, or why that is unknown."""
+    if isinstance(excess, str):
+        yield fine(f"What this pod's token may write is not known: {excess}.")
+    elif excess:
+        yield warning(
+            f"No admission policy keeps this pod's token to what Fairlead writes: {' and '.join(excess)} can be written with it.",
+            "Apply the policies and roles of deploy/kubernetes/api-access, or the chart, of this version, with Kubernetes 1.30.",
+        )
+    else:
+        yield fine("Admission policies bind this pod's token to what Fairlead writes.")
 
 
 def selinux(patient: Patient) -> Iterator[Finding]:

@@ -125,7 +125,7 @@ def _device_assigned(resources: Iterable[Resource]) -> Iterator[str]:
         number = Counter[tuple[str, str, str, str]]()
         for device in resource.devices:
             for held in device.held:
-                number.update((device.key, who.namespace, who.pod, who.container) for who in held.holders)
+                number.update((device.key, who.namespace, who.pod, who.container) for who in held.holders if who.pod)
             yield ""  # a device may have thousands of holders
         for (key, namespace, pod, container), ids in number.items():
             yield sample(

@@ -213,6 +213,12 @@ class SocketServer(Server):
         for connection in list(self._connections):
             connection.transport.abort()
 
+    async def wait_read(self, patience: float) -> None:
+        """Wait until each client has read all that was sent to it, so many seconds at most."""
+        with anyio.move_on_after(patience):
+            for connection in list(self._connections):
+                await connection.read_by_client()
+
     async def wait_disconnected(self, patience: float = 0.5) -> bool:
         """After a stream ended: wait until the kubelet has closed its connection. Only then register.
 

@@ -15,7 +15,7 @@ import pytest
 from agent.cli.demo import PAUSE, STUBS, TURNS
 from agent.health.flapping import FAILURES, WINDOW
 from tests.backends import machines, rdma_trees
-from tests.backends.trees import planted_host
+from tests.backends.trees import HOST, planted_host
 from tests.e2e.node import WIDGET, Node, chardev
 from tests.e2e.process import MAIN, Process, finish
 from tests.wait import limit
@@ -153,10 +153,8 @@ async def test_discover_says_of_hardware_what_a_person_knows_it_by(tmp_path: Pat
     down = rdma_trees.adapter("mlx5_0", "0000:23:00.0", [rdma_trees.DOWN], numa_node=1)
     planted_host(tmp_path / "host", machines.CONTROLS + machines.nvidia_gpu("0000:3b:00.0", 0) + down)
     config = tmp_path / "config.toml"
-    trees = "".join(f'{tree} = "{tmp_path}/host/{tree}"\n' for tree in ("sys", "dev", "proc", "run"))
     config.write_text(
-        f'[host]\nroot = "{tmp_path}/host"\n{trees}'
-        '[[resource]]\nname = "nvidia.com/gpu"\nbackend = "gpu"\nreplicas = 2\n'
+        HOST.format(root=tmp_path / "host") + '[[resource]]\nname = "nvidia.com/gpu"\nbackend = "gpu"\nreplicas = 2\n'
         '[[resource]]\nname = "rdma/hca"\nbackend = "infiniband"\n'
     )
     code, out, err = await finish("discover", "--config", str(config))

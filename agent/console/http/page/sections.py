@@ -72,7 +72,7 @@ def _trouble(trouble: Trouble) -> Html:
     links = [_link(tile) for tile in trouble.tiles[len(each) : _TILES_NAMED]]
     rest = len(trouble.tiles) - _TILES_NAMED
     pods = Counter(
-        f"{who.namespace}/{who.pod}"
+        who.name
         for tile in trouble.tiles for device in tile.views for held in device.held for who in held.holders
     )  # fmt: skip
     return h(

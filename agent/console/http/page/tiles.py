@@ -78,7 +78,7 @@ def _use(tile: Tile) -> Html | None:
     if not held:
         return h("span", "free", class_="use") if tile.worst.state in ("Healthy", "Degraded") else None
     holders = held[0].holders
-    named = (h("span", "in use by ", class_="unseen"), holders[0].pod) if holders else ("in use",)
+    named = (h("span", "in use by ", class_="unseen"), holders[0].pod or holders[0].name) if holders else ("in use",)
     return h("span", *named, class_="use")
 
 
@@ -130,8 +130,8 @@ def _holders(device: Device) -> Html:
     lines: list[Html] = [
         h(
             "li",
-            f"{who.namespace}/{who.pod}",
-            h("span", f" ({who.container})"),
+            who.name,
+            h("span", f" ({who.container})") if who.container else None,
             f", {many(ids, 'ID')}" if ids > 1 else None,
         )
         for who, ids in sorted(number.items(), key=lambda item: (-item[1], item[0].namespace, item[0].pod))[
