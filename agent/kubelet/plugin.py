@@ -108,13 +108,13 @@ class Plugin:
         self.allocating = 0
         """How many Allocates are under way."""
         self.awaited = 0
-        """How many parts of the daemon wait until one is answered."""
+        """How many parts of the daemon wait until one is answered, or the first list is sent."""
         self.asked = 0
         """How many Allocates have come for IDs of our lists: for others only somebody else than the kubelet asks."""
         self.relay: Relay | None = None
         """Passes calls on to the standby while the resource is handed over."""
         self.on_call: Callable[[], None] = lambda: None
-        """Called when a stream has opened or ended, or was refused, and when an Allocate that is awaited was answered."""
+        """Called when a stream has opened or ended, or was refused, and when an awaited Allocate or first list has gone out."""
         self._counts = counts or Counts()
         self._allocate_ids = allocate
         self._prefer_ids = prefer
@@ -299,7 +299,10 @@ class Plugin:
                 self._counts.updates += 1
                 if since is not None:
                     self._counts.hotplug.observe(self.sent_at - since)
-                self.began = self.began or self.sent_at
+                if not self.began:
+                    self.began = self.sent_at
+                    if self.awaited:
+                        self.on_call()
                 credit.spend(self.sent_at)
                 sent = snapshot
 

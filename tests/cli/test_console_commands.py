@@ -14,9 +14,10 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
-from agent import cli
-from agent.cli import connection, fairlead, output
+from agent.cli import commands, output
+from agent.cli.commands import fairlead
 from agent.cli.explain import lines
+from agent.console import sockets
 from agent.console.client import NoDaemonError, WrongNameError
 from agent.console.views import (
     Configuration,
@@ -199,7 +200,7 @@ def test_without_a_daemon_a_sentence_says_so(tmp_path: Path) -> None:
 def test_a_file_that_cannot_say_where_the_daemon_is_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes | None, why: str
 ) -> None:
-    monkeypatch.setattr(connection, "_DEFAULT", tmp_path / "nobody.sock")
+    monkeypatch.setattr(sockets, "_DEFAULT", tmp_path / "nobody.sock")
     config = tmp_path / "config.toml"
     if text is not None:
         config.write_bytes(text)
@@ -318,7 +319,7 @@ def test_a_reload_says_what_it_changed(daemon: FakeDaemon, run: Run) -> None:
 
 def test_the_commands_import_little_and_so_start_fast() -> None:
     looking = ("discover", "doctor", "validate", "import", "migrate", "demo")  # by themselves, with backends
-    names = [f"agent.cli.{name}" for name in cli._COMMANDS if name not in looking]
+    names = [f"agent.cli.{name}" for name in commands._COMMANDS if name not in looking]
     heavy = ("anyio", "betterproto", "structlog", "backends.registry", "agent.config")
     code = (
         "import sys; sys.argv = ['fairlead', 'status', '--config', '/nowhere']\n"

@@ -16,12 +16,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.kubelet import lost_resources, other_plugins
+from agent.kubelet.kubelet_socket import Kubelet
 from agent.kubelet.lost_resources import INTERVAL, SETTLED, LostResources
 from agent.kubelet.other_plugins import Observation
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.pods.checkpoint import FILE_NAME, record
 from agent.kubelet.pods.podresources import PodResourcesError
-from agent.kubelet.registration import Kubelet
 from agent.kubelet.transport.server import SocketServer
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
 from agent.simulation.sockets import Version
