@@ -740,7 +740,40 @@ async def test_an_id_that_leaves_again_while_an_allocate_waits_for_it_is_not_giv
             await comes_back()
             clock.now += 8 * COALESCE
             pass_time(10 * COALESCE)
+            await settled()
+            assert not waits.done(), "it is remembered from its second leaving"
+            lists.drop("a")
+            await listed(stream)
+            pass_time(10 * COALESCE)
             assert await waits == {"a": False}
+
+
+async def test_an_id_that_is_back_is_given_a_second_after_the_last_record_of_a_kubelet_whose_disk_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It writes a record at each list that it reads, and may only now be on its way to the one that lacked the ID."""
+    clock, told, written = Clock(monkeypatch), Told(), itertools.count()
+    number = next(written)
+    plugin = Plugin(TOY, told.allocate, record=lambda: number)
+    lists = Lists(plugin)
+    async with served(tmp_path / "s", plugin), connected(tmp_path / "s") as client:
+        lists.put("a", "b")
+        async with client.watch() as stream:
+            await listed(stream)
+            for change in (lists.drop, lists.put):
+                clock.now += COALESCE
+                change("a")
+                await listed(stream)
+            waits = await asking(client, plugin, told, "a")
+            for _ in range(3):
+                clock.now += 8 * COALESCE
+                number = next(written)
+                pass_time(10 * COALESCE)
+                await settled()
+                assert not waits.done()
+            clock.now += 11 * COALESCE
+            pass_time(10 * COALESCE)
+            assert await waits == {"a": True}
 
 
 async def test_an_id_that_left_in_a_list_that_says_nothing_of_changes_is_remembered_too(
