@@ -29,7 +29,6 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="for how long to run fresh seeds (%(default)g)")
     parser.add_argument("--from", dest="first", type=int, help="the first fresh seed; by default another each time")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs side by side (%(default)s)")
-    parser.add_argument("--with", dest="points", default="", help="also what runs into these open points: B1,B3")
     parser.add_argument("--whole", action="store_true", help="do not look for the shortest sequence that fails")
     parser.add_argument("--trace", action="store_true", help="with --seed: show all that happened, also if all is well")
     parser.add_argument("--sabotage", choices=sorted(SABOTAGES), help="put this fault into the agent, to see it found")
@@ -45,11 +44,10 @@ def main() -> int:
     gc.disable()
     if given.sabotage:
         SABOTAGES[given.sabotage]()
-    points = given.points.split(",")
     if given.seed is not None:
         if given.trace:
             os.environ["FULL"] = "1"
-        steps = steps_of(given.seed, given.steps, points)
+        steps = steps_of(given.seed, given.steps)
         result = try_out(given.seed, steps)
         if given.trace:
             print("\n".join(result.trace))
@@ -57,7 +55,7 @@ def main() -> int:
             f"seed {given.seed}: {result.steps} steps, {result.seconds:.0f} s simulated, {result.turns} turns, in the order {result.order & 0xFFFFFFFF:08x}"
         )
         return 0 if not result.violations else _tell(given.seed, steps, given, result)
-    return _many(given, points)
+    return _many(given)
 
 
 def _tell(seed: int, steps: Sequence[Step], given: argparse.Namespace, result: Result) -> int:
@@ -74,7 +72,7 @@ def _tell(seed: int, steps: Sequence[Step], given: argparse.Namespace, result: R
     return 1
 
 
-def _many(given: argparse.Namespace, points: list[str]) -> int:
+def _many(given: argparse.Namespace) -> int:
     """Fresh seeds until the time is over, after those that ever failed."""
     first = given.first if given.first is not None else random.SystemRandom().randrange(1 << 32)
     known = [it for it in known_cases() if given.sabotage in (None, it.sabotage)]
@@ -91,7 +89,7 @@ def _many(given: argparse.Namespace, points: list[str]) -> int:
                 child = Child(case.seed, case.steps)
             elif not waiting and machine.REAL_TIME() - began < given.seconds:
                 seed = next(it for it in fresh if it not in running)
-                child = Child(seed, steps_of(seed, given.steps, points))
+                child = Child(seed, steps_of(seed, given.steps))
             else:
                 break
             children[child.reading] = child

@@ -11,7 +11,7 @@ import random
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -82,10 +82,9 @@ class Result(Struct):
     cpu: float = 0.0
 
 
-def steps_of(seed: int, number: int = STEPS, open_points: Collection[str] = ()) -> list[Step]:
-    """What happens in the run of a seed; without what runs into open points of the issue, but for these."""
-    rng = random.Random(seed)
-    rows = [it for it in FAULTS.values() if not it.open_point or it.open_point in open_points]
+def steps_of(seed: int, number: int = STEPS) -> list[Step]:
+    """What happens in the run of a seed."""
+    rng, rows = random.Random(seed), list(FAULTS.values())
     weights = [it.weight for it in rows]
     return [
         Step(

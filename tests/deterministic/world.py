@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, MutableMapping
@@ -43,6 +44,7 @@ _UNITS: Final[dict[str, Units]] = {
     SHARED: {f"s{n}": tuple(f"s{n}::{m}" for m in range(_REPLICAS)) for n in range(2)},
     STUB: {f"stub-{n}": (f"stub-{n}",) for n in range(4)},
 }
+_OWN_POD: Final = "5f0e7b4c-1f7d-4d3f-9b1e-2a6c8d9e0f11"
 KUBELETS: Final[tuple[Version, ...]] = ("1.36", "1.37")
 
 
@@ -121,6 +123,8 @@ class World:
         if change.kind is Kind.CHECKPOINT and not change.text:
             return
         self.note(f"kubelet {change.kind} {change.resource} {change.text} {change.devices() or ''}")
+        if change.kind is Kind.POD:
+            self._make_cgroups()
         if change.kind is Kind.PANIC:
             self.violate(f"the kubelet panicked: {change.text}")
         is_ours = self.model.is_served(change.resource) and change.resource != self.rival
@@ -207,6 +211,17 @@ class World:
         if pods := [status for status in self.running() if status.phase is Phase.RUNNING]:
             self.kubelet.end(rng.choice(sorted(pods, key=lambda status: status.pod.name)).pod)
 
+    def _make_cgroups(self) -> None:
+        """Make the cgroups of the pods that run, as far as the agent looks: with those of the node's own pod there are always some."""
+        group = self.root / "sys/fs/cgroup/kubepods"
+        uids = {status.uid for status in self.running() if status.phase is Phase.RUNNING} | {_OWN_POD}
+        there = {path.name.removeprefix("pod") for path in group.iterdir()}
+        for uid in there - uids:
+            shutil.rmtree(group / f"pod{uid}")
+        for uid in sorted(uids - there):
+            (group / f"pod{uid}").mkdir()
+            (group / f"pod{uid}/cgroup.events").write_text("populated 1\n")
+
     # --- hardware ---
 
     def free_units(self, resource: str) -> list[str]:
@@ -273,8 +288,9 @@ class World:
         _write_records_late(self)
         for resource in (WIDGET, SHARED):
             self.node.mknod(*self.model.hardware[resource])
-        for name in ("sys", "proc"):
-            (self.root / name).mkdir()
+        for name in ("sys/fs/cgroup/kubepods", "proc"):
+            (self.root / name).mkdir(parents=True)
+        self._make_cgroups()
         self.say_states()
         self.configure()
         await self.on_kubelet(self.kubelet.start)
@@ -330,13 +346,15 @@ class AgentProcess:
         self._task = world.loop.spawn(self.process, self._main)
 
     async def is_ready(self) -> None:
-        """Wait until it is, or dead, and the kubelet may have its lists."""
+        """Wait until it is, or dead, and the kubelet may have its lists: they wait for a read until that counts as hanging."""
         for _ in range(600):
             if self.ready or self.process.is_dead:
                 break
             await asyncio.sleep(0.1)
         else:
             self.world.violate(f"{self.process} is not ready after a minute")
+        if self.world.hanging:
+            await asyncio.sleep(6.0)
 
     async def ask(self, what: Callable[[AgentControl], Coroutine[Any, Any, Any]]) -> Any:
         """Ask it in its own process, as an operator does; a minute at most."""
@@ -375,6 +393,11 @@ class AgentProcess:
         await asyncio.sleep(0.1)
         if left := self.world.loop.tasks_of(self.process):
             self.world.violate(f"{self.process} left tasks: {left}")
+        if any(
+            it.process.is_stopped for it in self.world.agents
+        ):  # a socket whose other end reads nothing closes later
+            self.world.loop.kill(self.process)
+            return
         names = [str(Path(f"/proc/self/fd/{fd}").readlink()) for fd in self.world.machine.descriptors(self.process)]
         # the thread that writes the state lives as long as the process
         if names := [name for name in names if not name.rpartition("/")[2].startswith("state.json")]:
