@@ -182,8 +182,9 @@ async def the_plugin_directory_is_made_again(w: World, rng: random.Random) -> As
         await asyncio.sleep(6.0)
 
 
-@fault(2, "kubelet", "checkpoint")
+@fault(2, "kubelet", "checkpoint", "agent")
 async def the_checkpoint_is_damaged(w: World, rng: random.Random) -> AsyncIterator[None]:
+    """An agent that is started meanwhile keeps back what it cannot tell whether the kubelet has forgotten."""
     path = w.node.plugin_dir / FILE_NAME
     kept, aside = path.read_bytes(), path.with_name(".odd")
     match rng.choice(["FIFO", "link", "zeros", "half"]):

@@ -161,6 +161,11 @@ _open, _write, _rename, _replace, _mkdir = os.open, os.write, os.rename, os.repl
 _fsync, _fdatasync, _utime, _chmod = os.fsync, os.fdatasync, os.utime, os.chmod
 
 
+_SLOW: Final = ((0.01, 0.2, 2.0), (0.01, 0.2, 0.5))
+"""Seconds of one access to a slow disk: an agent's, a kubelet's. An ID that came back is given to a kubelet that takes longer than
+a second for a record before it has heard of it (`agent.kubelet.plugin.REMEMBERED`)."""
+
+
 class Status:
     """What the kernel says of a file, with the times of the run's clock."""
 
@@ -254,7 +259,7 @@ def _checked(*faults: str, path: Any = None) -> None:
     if fault := _fails(*faults, path=path):
         raise OSError(numbers[fault], os.strerror(numbers[fault]))
     if MACHINE is not None and MACHINE.block is not None and _fails("disk-slow", path=path):
-        MACHINE.block(MACHINE.rng.choice([0.01, 0.2, 2.0]))
+        MACHINE.block(MACHINE.rng.choice(_SLOW[PROCESS.get().name == "kubelet"]))
 
 
 def _opening(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
