@@ -125,7 +125,8 @@ class Agent:
         adopter = Adopter(backends, inventory, reconciler, self._discovery)
 
         # what outlives this process
-        self._shortfall = Shortfall(inventory, clock, wall)
+        self._shortfall = node.shortfall = Shortfall(inventory, clock, wall)
+        node.selectable = lambda: ((kind, it) for kind, of in self.discoverers.items() for it in of.selectable())
         lists = inventory, self._list_of, self._pod_claims.pods, self._shortfall
         node.history = Recorder(*lists, uids=self._pod_claims.uids_of, proc=config.host.proc, clock=clock, wall=wall)
         kept = ledger, node.releaser, inventory, health, self._shortfall, node.history
