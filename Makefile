@@ -26,7 +26,7 @@ TOOLS = $(if $(wildcard $(VENV)/.ready),$(VENV),$(DEMO))
 SUITES ?= bookworm trixie # Debian 12 and 13
 AS ?= root user
 .DEFAULT_GOAL := help
-.PHONY: help demo test pauses test-versions test-debian12 trees e2e lint types floors check-proto check soak bench proto rules chart wheel wheel-test container-test lock clean site generated release audit install uninstall deb image pin-base
+.PHONY: help demo test pauses test-versions test-debian12 trees e2e lint types floors check-proto check simulate soak bench proto rules chart wheel wheel-test container-test lock clean site generated release audit install uninstall deb image pin-base
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,6 +89,9 @@ check-proto: $(VENV)/.ready ## do the generated modules match proto/?
 	$(BIN)/python proto/generate.py --check
 
 check: lint types floors check-proto test ## everything but packaging and benchmarks
+
+simulate: $(VENV)/.ready ## a minute of runs in which a seed decides all that goes wrong, and when; ARGS="--seed 7" for that run again
+	$(BIN)/python -m tests.deterministic $(ARGS)
 
 soak: $(VENV)/.ready ## break everything at random for 30 minutes, and compare with a model; ARGS="--minutes 5 --seed 7"
 	$(BIN)/python -m tests.soak $(ARGS)

@@ -58,12 +58,15 @@ async def serve(control: Control, health: Health, admin_socket: Path) -> None:
         for left in path.parent.glob("probe-*.sock"):  # by containers that were killed
             if not listens(left):
                 left.unlink(missing_ok=True)
-        server = await asyncio.start_unix_server(meet, sock=listen(path))
+        server = await asyncio.start_unix_server(meet, sock=listen(path), start_serving=False)
         made = identity(path)
         try:
+            await server.start_serving()  # which may be cancelled
             while identity(path) == made:  # noqa: ASYNC110  # the file system sets no event of ours
                 await asyncio.sleep(_LOOK_AGAIN)
         finally:
             if identity(path) == made:
                 path.unlink(missing_ok=True)
             server.close()
+        while listens(path):  # noqa: ASYNC110  # an agent that was started beside us in this namespace has it, until it ends
+            await asyncio.sleep(_LOOK_AGAIN)

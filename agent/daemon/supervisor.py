@@ -134,7 +134,8 @@ class Agent:
 
         # what the kubelet is told
         node.cdi = Cdi(config.host, settings.state_dir, inventory, backends, problems)
-        admission = Admission(partial(checkpoint.version, settings.plugin_dir), clock)
+        record = partial(checkpoint.version, settings.plugin_dir)
+        admission = Admission(record, clock)
         giving = inventory, backends, self._jobs, node.allocated
         lost_resources = LostResources(settings.pod_resources, settings.plugin_dir)
         allocator = Allocator(*giving, cdi=node.cdi, admission=admission, holder=self._pod_claims.holder)
@@ -146,6 +147,7 @@ class Agent:
             self._pod_claims,
             lost_resources,
             counts,
+            record,
         )
         kubernetes = KubernetesParts(
             config.kubernetes, node_name(), node, self._shortfall, problems, clock=clock, wall=wall

@@ -192,7 +192,8 @@ class Standbys:
         sock = listen(directory / SOCKET)
         self._stop_listening()
         self._made = identity(directory / SOCKET)
-        self._server = await asyncio.start_unix_server(self._meet, sock=sock)
+        self._server = await asyncio.start_unix_server(self._meet, sock=sock, start_serving=False)
+        await self._server.start_serving()  # which may be cancelled
 
     def _is_listening(self, directory: Path) -> bool:
         return self._server is not None and identity(directory / SOCKET) == self._made

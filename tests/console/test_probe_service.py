@@ -37,6 +37,25 @@ async def asked(what: str, root: Path) -> tuple[bool, str]:
         return await asyncio.to_thread(sockets.probe, what, config(root))
 
 
+async def test_of_two_agents_in_one_namespace_the_later_answers_and_the_earlier_once_that_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.console.probe_service._LOOK_AGAIN", 0.0)
+    path, earlier, later = tmp_path / "admin.sock", Watchdog(), Watchdog()
+    earlier.ailment, later.ailment = "the earlier", "the later"
+    async with background(lambda: serve(FakeDaemon(), earlier, path)):
+        await until(sockets.probe_socket(path).exists)
+        async with background(lambda: serve(FakeDaemon(), later, path)):
+            for _ in range(20):
+                if (await asked("live", tmp_path))[1] == "the later":
+                    break
+            for _ in range(20):
+                assert await asked("live", tmp_path) == (False, "the later")
+        async with limit():
+            while await asked("live", tmp_path) != (False, "the earlier"):
+                pass
+
+
 async def test_each_probe_has_the_daemons_verdict_and_a_socket_that_went_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

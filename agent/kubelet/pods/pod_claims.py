@@ -347,7 +347,13 @@ class PodClaims:
         """Find the claims that the kubelet has forgotten, and those of two pods; with a List's answer also those that run."""
         await self._index(checkpoint)
         self._note_record(checkpoint)
-        self._compared, lost, self._is_lost = checkpoint, checkpoint is None or self._is_lost, False
+        self._compared, lost, self._is_lost = checkpoint, self._is_lost, False
+        if checkpoint is None:  # a kubelet that has run all the while, or has just listed, still knows what it says
+            kubelet, (before, had) = self._kubelet(), self._record
+            if present is not None:
+                self._record = kubelet, had
+            if not (lost := kubelet not in (None, before)):
+                return
         shown = {slot: Pods(self.pods(slot)) for slot in present or ()}
         slots = [held.slot for held in self._ledger.held()]
         looks = bool(slots) and (present is not None or self._ledger.misses(self._given))
