@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
-from agent.cli import _COMMANDS, fairlead
+from agent.cli.commands import _COMMANDS, fairlead
 from agent.cli.manual import EXAMPLES
 from agent.console.views import Device, Resource, Unclaimed
 from tests.cli.daemon import running

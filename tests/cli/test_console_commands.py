@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
-from agent import cli
-from agent.cli import connection, fairlead, output
+from agent.cli import connection, output
+from agent.cli.commands import _COMMANDS, fairlead
 from agent.cli.explain import lines
 from agent.console.client import NoDaemonError, WrongNameError
 from agent.console.views import (
@@ -318,7 +318,7 @@ def test_a_reload_says_what_it_changed(daemon: FakeDaemon, run: Run) -> None:
 
 def test_the_commands_import_little_and_so_start_fast() -> None:
     looking = ("discover", "doctor", "validate", "import", "migrate", "demo")  # by themselves, with backends
-    names = [f"agent.cli.{name}" for name in cli._COMMANDS if name not in looking]
+    names = [f"agent.cli.{name}" for name in _COMMANDS if name not in looking]
     heavy = ("anyio", "betterproto", "structlog", "backends.registry", "agent.config")
     code = (
         "import sys; sys.argv = ['fairlead', 'status', '--config', '/nowhere']\n"

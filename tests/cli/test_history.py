@@ -12,7 +12,8 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.cli import fairlead, output
+from agent.cli import output
+from agent.cli.commands import fairlead
 from agent.cli.device_history import _cells, _hours, lines
 from agent.console.views import History, Period
 from tests.cli.daemon import running
