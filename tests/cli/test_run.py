@@ -10,7 +10,12 @@ from agent import cli
 from agent.cli import daemon
 from agent.cli.commands import fairlead
 
-PLAIN: tuple[list[str], ...] = ([], ["--config", "a.toml"], ["--config=a.toml", "--log-level", "debug"], ["--config", "a", "--config=b"])
+PLAIN: tuple[list[str], ...] = (
+    [],
+    ["--config", "a.toml"],
+    ["--config=a.toml", "--log-level", "debug"],
+    ["--config", "a", "--config=b"],
+)
 OTHER = (
     ["--config", ""],
     ["--config"],
